@@ -1,0 +1,62 @@
+"""The base of every custom resource: one API group, one spelling, nothing unknown accepted."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+GROUP = "shoal.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+
+class Strict(BaseModel):
+    """A part of a spec: camelCase outside, snake_case inside; an unknown field is an error."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class Status(BaseModel):
+    """A part of a status: as `Strict`, but what a newer version wrote is ignored."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class ObjectMeta(Status):
+    """The parts of metav1.ObjectMeta that Shoal reads."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Resource(Strict):
+    """A custom resource: subclasses add `spec` and `status`, and say their names."""
+
+    PLURAL: ClassVar[str]
+    SHORT_NAMES: ClassVar[tuple[str, ...]] = ()
+    NAMESPACED: ClassVar[bool] = True
+
+    api_version: str = API_VERSION
+    kind: str
+    metadata: ObjectMeta

@@ -1,0 +1,1 @@
+"""The trainer of Shoal: asynchronous parameter servers and the workers that come and go around them."""
