@@ -1,1 +1,50 @@
-"""TODO"""
+"""The command line `shoal …`. Its root imports no subcommand before it is called: `shoal --help` stays instant."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from shoal.errors import UsageError
+
+__all__ = ["main"]
+
+# name -> (module, attribute, the line in the list of commands)
+_COMMANDS = {
+    "plan": ("shoal.cli.plan", "plan", "The cheapest node pools that meet a deadline, and why."),
+    "predict": ("shoal.cli.predict", "predict", "Test the speed predictor on measurements."),
+    "simulate": ("shoal.cli.plan", "simulate", "Replay revocation traces against a plan."),
+}
+
+
+class _Lazy(click.Group):
+    """A group that imports a command's module when the command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in sorted(_COMMANDS.items())])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            # Same channel and exit code (2) as click's own usage errors, and no traceback.
+            raise click.UsageError(str(error)) from error
+
+
+@click.command(cls=_Lazy)
+@click.version_option(package_name="shoal")
+def main() -> None:
+    """Shoal: elastic TensorFlow training on spot nodes."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Sizing: predict the speed, plan the pools. A library that needs no cluster."""

@@ -1,0 +1,1 @@
+"""The predictor: from measurements to speeds and times, each with a 90 % prediction interval."""

@@ -1,0 +1,67 @@
+"""The speed of unequal workers that share parameter servers.
+
+Asynchronous workers add up, 1/T = sum of 1/T_i (spotDNN, CM-DARE), until the parameter servers are busy all the
+time. One pure function over arrays of counts, since the planner asks it for millions of combinations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shoal.sizing.types import PsModel
+
+__all__ = ["cluster_samples", "cluster_throughput", "soft_min"]
+
+Floats = NDArray[np.float64]
+
+
+def soft_min(demand: Floats, cap: Floats | float, sharpness: float) -> Floats:
+    """A smooth minimum (demand^-p + cap^-p)^(-1/p) of two speeds: 0 where demand is 0, never above either."""
+    ratio = demand / cap
+    if np.isinf(sharpness):
+        return np.asarray(np.minimum(demand, cap))
+    # Factor the smaller one out, so that no power overflows.
+    small = np.minimum(ratio, 1.0)
+    other = np.minimum(1.0, 1.0 / np.maximum(ratio, 1.0))
+    worst = np.where(ratio <= 1.0, small, other)
+    return np.asarray(np.minimum(demand, cap) * (1.0 + worst**sharpness) ** (-1.0 / sharpness))
+
+
+def cluster_throughput(
+    counts: ArrayLike,
+    step_seconds: ArrayLike,
+    batch: ArrayLike,  # noqa: ARG001 - a batch changes what a step is worth, not how many there are
+    ps: PsModel,
+    n_ps: ArrayLike = 1,
+) -> Floats:
+    """Steps per second of the whole cluster, one step being one worker's mini-batch.
+
+    Args:
+        counts: (m, k) workers of each of k groups in m combinations.
+        step_seconds: (k,) a worker's step time when it is alone, in s.
+        batch: (k,) samples in a step (here for symmetry with `cluster_samples`).
+        ps: what one update costs the parameter servers.
+        n_ps: (m,) or one number, the parameter servers.
+
+    Returns:
+        (m,) steps/s: soft minimum of the sum of the workers' speeds and of the servers' capacity.
+
+    """
+    alone = np.asarray(counts) @ (1.0 / np.asarray(step_seconds, dtype=np.float64))
+    if ps.update_seconds == 0:
+        return np.asarray(alone, dtype=np.float64)
+    return soft_min(alone, np.asarray(n_ps, dtype=np.float64) / ps.update_seconds, ps.sharpness)
+
+
+def cluster_samples(
+    counts: ArrayLike, step_seconds: ArrayLike, batch: ArrayLike, ps: PsModel, n_ps: ArrayLike = 1
+) -> Floats:
+    """Samples per second of the whole cluster; contention slows every worker by the same factor. Shapes as above."""
+    n = np.asarray(counts)
+    speed = 1.0 / np.asarray(step_seconds, dtype=np.float64)
+    steps_alone = n @ speed
+    samples_alone = n @ (speed * np.asarray(batch, dtype=np.float64))
+    steps = cluster_throughput(n, step_seconds, batch, ps, n_ps)
+    factor = np.divide(steps, steps_alone, out=np.zeros_like(steps), where=steps_alone > 0)
+    return np.asarray(samples_alone * factor)

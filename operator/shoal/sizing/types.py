@@ -1,0 +1,105 @@
+"""The few words that the predictor and the planner share.
+
+They are plain frozen values, so that the planner can be used with numbers from a file, and the predictor
+without a plan.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shoal.errors import UsageError
+
+__all__ = ["Interval", "ModelFeatures", "PsModel", "WorkerGroup"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A prediction and its 90 % prediction interval, in the unit of whatever is predicted."""
+
+    low: float
+    mean: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.mean <= self.high:
+            raise UsageError(
+                f"an interval needs low <= mean <= high, not {self.low}, {self.mean}, {self.high}"
+            )
+
+    def scaled(self, factor: float) -> Interval:
+        """The interval of the quantity times `factor` > 0."""
+        return Interval(self.low * factor, self.mean * factor, self.high * factor)
+
+    def inverse(self) -> Interval:
+        """The interval of one over the quantity (seconds per step <-> steps per second); all must be > 0."""
+        return Interval(1.0 / self.high, 1.0 / self.mean, 1.0 / self.low)
+
+
+@dataclass(frozen=True)
+class ModelFeatures:
+    """What a speed depends on in a model.
+
+    `flops_per_sample` counts two operations for a multiply-add, forward pass only; `tensors` is the number of
+    variables that are exchanged with the parameter servers.
+    """
+
+    flops_per_sample: float
+    parameters: int
+    tensors: int
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_sample", "parameters", "tensors"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise UsageError(f"{name} of a model must be a positive number, not {value}")
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """`count` equal workers; `step_seconds` is one worker's step when it has the parameter servers alone."""
+
+    accelerator: str
+    count: int
+    batch_size: int
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class PsModel:
+    """What one update (a push and a pull) of one model costs a parameter server.
+
+    `update_seconds`: how long one server is busy with the whole model, so n servers can do at most
+    n / update_seconds updates a second; 0 means no contention. `sharpness` >= 1: how sharply the cluster's speed
+    bends from the sum of its workers to that cap (infinite: min of both), see `cluster_throughput`.
+    """
+
+    update_seconds: float
+    sharpness: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.update_seconds) and self.update_seconds >= 0):
+            raise UsageError(f"update_seconds must be a finite number >= 0, not {self.update_seconds}")
+        if not self.sharpness >= 1:
+            raise UsageError(f"sharpness must be at least 1, not {self.sharpness}")
+
+    @classmethod
+    def of(
+        cls,
+        features: ModelFeatures,
+        *,
+        bandwidth: float,
+        seconds_per_tensor: float = 0.0,
+        bytes_per_parameter: float = 4.0,
+        sharpness: float = 4.0,
+    ) -> PsModel:
+        """Derive it from a server's bandwidth (bytes/s, both ways together) and its cost per tensor (s).
+
+        `bytes_per_parameter` is one way, 4 for fp32 and 2 for bf16; a push-pull moves it twice.
+        """
+        if not bandwidth > 0:
+            raise UsageError(f"bandwidth of a parameter server must be positive bytes/s, not {bandwidth}")
+        moved = 2.0 * bytes_per_parameter * features.parameters
+        return cls(seconds_per_tensor * features.tensors + moved / bandwidth, sharpness)
