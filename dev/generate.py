@@ -1,0 +1,48 @@
+"""Writes what is generated from code: the CRDs, in `crds/` and in the chart. `--check` only compares.
+
+One place decides what a resource looks like (the pydantic models of `shoal.api`); everything else is a copy.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shoal.api.crd import manifests
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = (ROOT / "crds", ROOT / "charts" / "shoal" / "files" / "crds")
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file with the text it must have."""
+    return {folder / name: text for folder in FOLDERS for name, text in manifests().items()}
+
+
+def stale() -> list[Path]:
+    """The generated files that differ from what the code says, and those that nothing generates."""
+    expected = generated()
+    differing = [path for path, text in expected.items() if not path.exists() or path.read_text() != text]
+    extra = [path for folder in FOLDERS for path in folder.glob("*.yaml") if path not in expected]
+    return differing + extra
+
+
+def main() -> None:
+    """Write the files, or with `--check` name those that are stale and exit 1."""
+    if "--check" in sys.argv[1:]:
+        if found := stale():
+            print("stale, run `make generate`:", *(str(p.relative_to(ROOT)) for p in found), file=sys.stderr)
+            sys.exit(1)
+        return
+    for path in stale():
+        if path in generated():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(generated()[path])
+            print("wrote", path.relative_to(ROOT))
+        else:
+            path.unlink()
+            print("removed", path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
