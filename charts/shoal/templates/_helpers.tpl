@@ -1,0 +1,13 @@
+{{- define "shoal.name" -}}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{- end }}
+{{- define "shoal.serviceAccount" -}}{{ .Values.serviceAccount.name | default (include "shoal.name" .) }}{{- end }}
+{{- define "shoal.installKey" -}}{{ .Values.installKey.existingSecret | default (printf "%s-install-key" (include "shoal.name" .)) }}{{- end }}
+{{- define "shoal.selector" -}}
+app.kubernetes.io/name: shoal
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+{{- define "shoal.labels" -}}
+{{ include "shoal.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
