@@ -1,0 +1,106 @@
+"""The chart as `helm` renders it: what is installed, with how much right, and what values are refused."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+CHART = Path(__file__).parents[2] / "charts" / "shoal"
+
+
+def helm(tools: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(tools / "helm"), *arguments], capture_output=True, text=True, check=False)
+
+
+def render(tools: Path, *sets: str) -> list[dict]:
+    flags = [flag for value in sets for flag in ("--set", value)]
+    done = helm(tools, "template", "shoal", str(CHART), "--namespace", "shoal-system", *flags)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def of_kind(documents: list[dict], kind: str) -> list[dict]:
+    return [d for d in documents if d["kind"] == kind]
+
+
+def granted(documents: list[dict], kind: str) -> set[tuple[str, str]]:
+    return {
+        (resource, verb)
+        for role in of_kind(documents, kind)
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_lint(tools: Path) -> None:
+    done = helm(tools, "lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_crds_are_kept_on_uninstall_and_part_of_the_release(tools: Path) -> None:
+    crds = of_kind(render(tools), "CustomResourceDefinition")
+    assert [c["metadata"]["name"] for c in crds] == ["trainingjobs.shoal.dev"]
+    assert all(c["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for c in crds)
+    assert of_kind(render(tools, "crds.install=false"), "CustomResourceDefinition") == []
+
+
+def test_secrets_are_never_read(tools: Path) -> None:
+    for kind in ("ClusterRole", "Role"):
+        verbs = {verb for resource, verb in granted(render(tools), kind) if resource == "secrets"}
+        assert not verbs & {"get", "list", "watch", "*"}
+
+
+def test_no_rule_has_a_wildcard(tools: Path) -> None:
+    rules = [r for role in of_kind(render(tools), "ClusterRole") for r in role["rules"]]
+    assert rules
+    assert not [r for r in rules if "*" in r["verbs"] + r["resources"] + r["apiGroups"]]
+
+
+def test_one_namespace_needs_only_a_role_and_the_reading_of_nodes(tools: Path) -> None:
+    documents = render(tools, "scope.namespace=team-a")
+    assert granted(documents, "ClusterRole") == {("nodes", "get"), ("nodes", "list"), ("nodes", "watch")}
+    assert ("pods", "create") in granted(documents, "Role")
+    role = next(r for r in of_kind(documents, "Role") if r["metadata"]["name"] == "shoal")
+    assert role["metadata"]["namespace"] == "team-a"
+
+
+def test_without_the_right_to_read_nodes_nothing_is_cluster_wide(tools: Path) -> None:
+    documents = render(tools, "scope.namespace=team-a", "scope.nodes=false")
+    assert of_kind(documents, "ClusterRole") == []
+    assert of_kind(documents, "ClusterRoleBinding") == []
+    environment = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "SHOAL_NODE_SIGNALS", "value": "false"} in environment
+
+
+def test_the_operator_runs_under_the_restricted_standard(tools: Path) -> None:
+    (deployment,) = of_kind(render(tools), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert deployment["spec"]["replicas"] == 2
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["livenessProbe"]["httpGet"]["port"] == "health"
+
+
+def test_your_own_install_key_replaces_the_made_one(tools: Path) -> None:
+    documents = render(tools, "installKey.existingSecret=mine")
+    assert of_kind(documents, "Secret") == []
+    volumes = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["volumes"]
+    assert volumes[0]["secret"]["secretName"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["replica=3", "replicas=0", "image.repo=x", "logLevel=loud", "scope.namespace=Team_A", "metrics.port=80"],
+)
+def test_a_value_that_does_not_exist_is_refused(tools: Path, setting: str) -> None:
+    done = helm(tools, "template", "shoal", str(CHART), "--set", setting)
+    assert done.returncode != 0
+    assert setting.split("=")[0].split(".")[-1] in done.stderr
