@@ -1,0 +1,45 @@
+"""`make bench`: runs the benchmarks, prints their tables, writes `build/bench.json`.
+
+`python -m benchmarks kernels wire` runs some of them; `--quick` measures less, to see that they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.harness import Measurement, show, write
+
+ORDER = ("kernels", "wire", "simulated_device", "real_compute", "strategy", "join", "scale")
+
+
+def main() -> None:
+    """Run the named benchmarks, or all."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*ORDER, []], help="default: all")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path("build/bench.json"))
+    options = parser.parse_args()
+    console = Console(width=140)
+    everything: list[Measurement] = []
+    names = options.names or ORDER
+    for number, name in enumerate(names, start=1):
+        console.print(f"[bold]{number}/{len(names)} {name}[/]", highlight=False)
+        module = importlib.import_module(f"benchmarks.{name}")
+        measured = list(module.measure(quick=options.quick))
+        show((module.__doc__ or name).splitlines()[0], measured, console)
+        everything += measured
+        write(options.output, everything)
+    missed = [m.name for m in everything if m.met is False]
+    console.print(
+        f"{len(everything)} figures in {options.output}; goals missed: {', '.join(missed) or 'none'}"
+    )
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What every benchmark shares: how a figure is repeated, judged, shown and kept.
+
+Machines are shared and noisy, so a figure is a ratio against something measured in the same run, repeated, with the
+median and the spread. A benchmark is a module with `def measure(quick: bool) -> Iterator[Measurement]`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One figure. `value` is the median of the repeats, `low` and `high` their extremes.
+
+    `against` says in words what the ratio is relative to; `goal` is the least (or, with `at_most`, the greatest)
+    value that will do, None where none is named.
+    """
+
+    name: str
+    value: float
+    unit: str
+    against: str
+    goal: float | None = None
+    at_most: bool = False
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached; None without a goal."""
+        if self.goal is None:
+            return None
+        return self.value <= self.goal if self.at_most else self.value >= self.goal
+
+
+def summary(
+    name: str,
+    values: Iterable[float],
+    unit: str,
+    against: str,
+    goal: float | None = None,
+    *,
+    at_most: bool = False,
+) -> Measurement:
+    """A measurement from repeats."""
+    repeats = sorted(values)
+    return Measurement(
+        name, statistics.median(repeats), unit, against, goal, at_most, repeats[0], repeats[-1]
+    )
+
+
+def seconds(function: Callable[[], object], *, repeats: int = 7) -> float:
+    """The shortest time of a call: what the code costs when nobody else takes the core."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def show(title: str, measurements: Iterable[Measurement], console: Console) -> None:
+    """Print one benchmark's table."""
+    table = Table(title=title, title_justify="left")
+    for column in ("what", "value", "spread", "against", "goal", ""):
+        table.add_column(column, justify="right" if column in {"value", "goal"} else "left")
+    for m in measurements:
+        spread = "" if m.low is None or m.high is None else f"{m.low:.4g} to {m.high:.4g}"
+        goal = "" if m.goal is None else f"{'≤' if m.at_most else '≥'} {m.goal:g}"
+        mark = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[m.met]
+        table.add_row(m.name, f"{m.value:.4g} {m.unit}", spread, m.against, goal, mark)
+    console.print(table)
+
+
+def write(path: Path, measurements: Iterable[Measurement]) -> None:
+    """Write `build/bench.json`: a list of {name, value, unit, against, goal, met, …}."""
+    rows = [
+        {**{k: v for k, v in asdict(m).items() if v is not None}, "goal": m.goal, "met": m.met}
+        for m in measurements
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=1) + "\n")
