@@ -1,0 +1,119 @@
+"""Batches of one fixed shape.
+
+A worker traces its step function once; a batch of another size would trace it again (11 s for a ResNet-110). So the
+short batch at the end of a range is filled up by repeating its own samples, which carry weight 0. The weights of
+the true samples are scaled by `size / samples`, so that a loss which divides by the batch size is the mean over
+the true samples, and the parameter server can weight each push by its true number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of `len(weights)` rows, of which the first `samples` count.
+
+    `x`, `y`: (nested structures of) arrays or tensors with the batch on axis 0; `y` may be None.
+    `weights`: float32, shape (size,), the user's sample weights times the filling described above.
+    `end`: the position in the range (or file) after the last sample.
+    """
+
+    x: Any
+    y: Any
+    weights: npt.NDArray[np.float32]
+    samples: int
+    end: int
+
+
+def split(element: Any) -> tuple[Any, Any, Any]:
+    """What a data set yields, as Keras reads it: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+    if not isinstance(element, tuple):
+        return element, None, None
+    if not 1 <= len(element) <= 3:
+        raise UserError(
+            f"The data function yields tuples of {len(element)} parts. Yield x, (x, y) or (x, y, sample_weight)."
+        )
+    x, y, weight = (*element, None, None)[:3]
+    return x, y, weight
+
+
+def fill(element: Any, size: int, end: int) -> Batch:
+    """Make a `Batch` of `size` rows from a batched element with 1 to `size` rows.
+
+    Raises `UserError` where the parts of the element have different numbers of rows.
+    """
+    x, y, user_weight = split(element)
+    counts = {_rows(leaf) for leaf in leaves((x, y, user_weight))}
+    if len(counts) != 1:
+        raise UserError(
+            f"The parts of a sample (x, y, sample_weight) have different numbers of rows: {sorted(counts)}."
+        )
+    samples = counts.pop()
+    weights = np.zeros(size, np.float32)
+    weights[:samples] = size / samples
+    if user_weight is not None:
+        given = np.asarray(user_weight, np.float32)
+        if given.ndim != 1:
+            raise UserError(f"sample_weight must be one number a sample; it has the shape {given.shape[1:]} a sample.")
+        weights[:samples] *= given
+    if samples < size:
+        rows = np.arange(size) % samples
+        x, y = (map_leaves(lambda leaf: np.asarray(leaf)[rows], part) for part in (x, y))
+    return Batch(x, y, weights, samples, end)
+
+
+def batches(rows: Iterator[Any], size: int, start: int, stop: int | None, where: str) -> Iterator[Batch]:
+    """Turn batched elements (of at most `size` rows) of the range [start, stop) into `Batch`es.
+
+    `stop` None: to the end, whatever its length. Raises `UserError` where there are fewer or more samples than promised.
+    """
+    position = start
+    for element in rows:
+        count = _rows(next(leaves(split(element)[0])))
+        position += count
+        if stop is not None and position > stop:
+            raise UserError(f"{where} yields more than {stop - start} samples. Yield exactly that many, unbatched.")
+        yield fill(element, size, position)
+    if stop is not None and position < stop:
+        raise UserError(
+            f"{where} yields only {position - start} samples, but {stop - start} were promised. "
+            "Yield exactly stop - start single samples (do not batch, do not drop), or give the true size."
+        )
+
+
+def leaves(structure: Any) -> Iterator[Any]:
+    """The arrays of a nested structure of tuples, lists and dicts; None is no array."""
+    if isinstance(structure, dict):
+        for key in sorted(structure):
+            yield from leaves(structure[key])
+    elif isinstance(structure, tuple | list):
+        for part in structure:
+            yield from leaves(part)
+    elif structure is not None:
+        yield structure
+
+
+def map_leaves(function: Any, structure: Any) -> Any:
+    """The same structure with `function` applied to its arrays."""
+    if isinstance(structure, dict):
+        return {key: map_leaves(function, value) for key, value in structure.items()}
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(map_leaves(function, part) for part in structure))
+    if isinstance(structure, tuple | list):
+        return type(structure)(map_leaves(function, part) for part in structure)
+    return None if structure is None else function(structure)
+
+
+def _rows(leaf: Any) -> int:
+    if not len(leaf.shape):
+        raise UserError("A sample's parts must be arrays or tensors; after batching one has no axis for the batch.")
+    return int(leaf.shape[0])

@@ -1,0 +1,95 @@
+"""Data with a known number of samples, of which any range can be read: arrays in memory, an index, a table."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves
+from shoal_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """`size` samples; `fn(start, stop)` gives the `tf.data.Dataset` of the samples [start, stop).
+
+    The data set yields single samples, `(x, y)` or `(x, y, sample_weight)`, exactly `stop - start` of them and in the
+    same order whenever and wherever it is called: a range that one worker leaves is finished by another.
+    Shoal batches, visits the ranges in another seeded order in every epoch, and reads ahead.
+    """
+
+    size: int
+    fn: Callable[[int, int], tf.data.Dataset]
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UserError(f"Indexed(size={self.size}): the training data must have at least one sample.")
+
+    @staticmethod
+    def from_arrays(x: Any, y: Any = None, sample_weight: Any = None, *, seed: int = 0) -> Arrays:
+        """Data that fits into memory: (nested structures of) NumPy arrays with the samples on axis 0.
+
+        Single samples, not only ranges, are shuffled, in another seeded order in every epoch.
+        """
+        return Arrays(x, y, sample_weight, seed)
+
+    def example(self, batch_size: int) -> Batch:
+        """One batch to build and trace a model with."""
+        return next(self.batches(0, 0, min(batch_size, self.size), batch_size))
+
+    def batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:  # noqa: ARG002
+        """The samples [start, stop) as batches of `batch_size` rows."""
+        dataset = self.fn(start, stop)
+        _require_dataset(dataset, "Indexed(fn=…)")
+        rows = iter(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2))
+        return batches(rows, batch_size, start, stop, f"The data function, called with ({start}, {stop}),")
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """`Indexed.from_arrays`: position p of epoch e is sample permutation_e[p]."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    seed: int
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = {len(leaf) for leaf in leaves((self.x, self.y, self.sample_weight))}
+        if len(sizes) != 1:
+            raise UserError(f"The arrays have different numbers of samples: {sorted(sizes)}. Give one row a sample.")
+        object.__setattr__(self, "size", sizes.pop())
+        if self.size < 1:
+            raise UserError("The training data must have at least one sample; the arrays are empty.")
+
+    def example(self, batch_size: int) -> Batch:
+        """One batch to build and trace a model with."""
+        return next(self.batches(0, 0, min(batch_size, self.size), batch_size))
+
+    def batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
+        """The samples at the positions [start, stop) of this epoch as batches of `batch_size` rows."""
+        order = _permutation(self.size, self.seed, epoch)
+        for begin in range(start, stop, batch_size):
+            end = min(begin + batch_size, stop)
+            rows = order[begin:end]
+            element = map_leaves(lambda leaf: leaf[rows], (self.x, self.y, self.sample_weight))  # noqa: B023
+            yield fill(element, batch_size, end)
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(size)
+
+
+def _require_dataset(dataset: Any, where: str) -> None:
+    if not hasattr(dataset, "element_spec"):
+        raise UserError(f"{where} must return a tf.data.Dataset; it returned {type(dataset).__name__}.")

@@ -1,0 +1,1 @@
+"""The worker: a Keras model on one side, parameter servers and coordinator on the other."""

@@ -1,0 +1,106 @@
+"""Where each variable of a model lies in the flat vector that worker and parameter servers exchange.
+
+    [ trainable variables, in Keras' order | statistics ]
+
+Statistics are the float state that layers keep while they train (BatchNormalization's moving mean and variance). They
+travel in the same vector, but their "gradient" is (old - new) and no optimizer touches them, so that one round trip
+carries all, one copy is in every snapshot, and every worker's batches move them as they would in one process.
+State of seeds and metrics stays with the worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One variable: `size` floats from `offset`, of this shape and dtype in the model."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The entries of the flat vector: `trainable` floats for the optimizer, then the statistics; `size` in all."""
+
+    entries: tuple[Entry, ...]
+    trainable: int
+
+    @property
+    def size(self) -> int:
+        """Floats in the flat vector."""
+        return sum(entry.size for entry in self.entries)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of (path, shape, dtype) of every entry: two models that agree in it can share parameters."""
+        described = [[e.path, list(e.shape), e.dtype] for e in self.entries] + [self.trainable]
+        return hashlib.sha256(json.dumps(described, separators=(",", ":")).encode()).hexdigest()
+
+    def pieces(self, flat: Any) -> Iterator[Any]:
+        """The slices of a flat vector (array or tensor), one for each entry, still one-dimensional."""
+        for entry in self.entries:
+            yield flat[entry.offset : entry.offset + entry.size]
+
+
+def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
+    """The trainable variables of a built Keras model, and its statistics.
+
+    Statistics are float variables that a layer which trains made as not trainable: frozen weights are none.
+    """
+    seen = {id(v) for v in model.trainable_variables}
+    statistics = []
+    for layer in model._flatten_layers():
+        if not layer.trainable:
+            continue
+        for variable in layer._non_trainable_variables:
+            if id(variable) not in seen and str(variable.dtype) in {"float32", "float16", "bfloat16", "float64"}:
+                seen.add(id(variable))
+                statistics.append(variable)
+    return list(model.trainable_variables), statistics
+
+
+def layout_of(model: Any) -> Layout:
+    """The layout of a built Keras model. Raises `UserError` where there is nothing to train."""
+    trainable, statistics = variables_of(model)
+    if not trainable:
+        raise UserError("The model has no trainable variable. Give it a layer with weights, or unfreeze one.")
+    entries: list[Entry] = []
+    offset = 0
+    for variable in trainable + statistics:
+        shape = tuple(int(n) for n in variable.shape)
+        size = int(np.prod(shape, dtype=np.int64))
+        entries.append(Entry(variable.path, shape, str(variable.dtype), offset, size))
+        offset += size
+    return Layout(tuple(entries), sum(e.size for e in entries[: len(trainable)]))
+
+
+def flatten(model: Any, layout: Layout) -> npt.NDArray[np.float32]:
+    """The model's present values as one fp32 vector of `layout.size`."""
+    flat = np.empty(layout.size, np.float32)
+    trainable, statistics = variables_of(model)
+    for variable, piece in zip(trainable + statistics, layout.pieces(flat), strict=True):
+        piece[:] = np.asarray(variable.numpy(), np.float32).ravel()
+    return flat
+
+
+def unflatten(model: Any, layout: Layout, flat: npt.NDArray[np.float32]) -> None:
+    """Set the model's variables from a flat fp32 vector."""
+    trainable, statistics = variables_of(model)
+    for variable, entry, piece in zip(trainable + statistics, layout.entries, layout.pieces(flat), strict=True):
+        variable.assign(piece.reshape(entry.shape))
