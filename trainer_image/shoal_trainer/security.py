@@ -1,0 +1,151 @@
+"""The job's credentials, and what both sides derive from them.
+
+A job has one 32-byte key and one self-signed certificate, in a directory (the mounted Secret, or a temporary one on a
+laptop). The key itself never travels: peers prove that they hold it (`wire.handshake`) or send a token derived from it
+over TLS. Two keys are valid while one is rotated. Clients trust exactly the certificate in the directory.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal_trainer.errors import Unauthorized, UserError
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A job's keys by id (the current one first) and where its certificate lies. Its repr shows no key."""
+
+    directory: Path
+    keys: Mapping[str, bytes] = field(repr=False)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Credentials:
+        """Read `key`, `key-id` and, during a rotation, `previous-key`, `previous-key-id`."""
+        root = Path(directory)
+        keys: dict[str, bytes] = {}
+        for prefix in ("", "previous-"):
+            try:
+                key = (root / f"{prefix}key").read_bytes()
+                key_id = (root / f"{prefix}key-id").read_text().strip()
+            except FileNotFoundError:
+                if prefix:
+                    continue
+                raise UserError(f"{root} holds no key: mount the job's Secret there") from None
+            if len(key) != KEY_BYTES:
+                raise UserError(f"{root / (prefix + 'key')} has {len(key)} bytes, a key has {KEY_BYTES}")
+            keys.setdefault(key_id, key)
+        return cls(root, keys)
+
+    @property
+    def key_id(self) -> str:
+        """The current key's id."""
+        return next(iter(self.keys))
+
+    @property
+    def key(self) -> bytes:
+        """The current key."""
+        return self.keys[self.key_id]
+
+    def key_for(self, digest: bytes) -> bytes:
+        """The key whose id has this digest; `Unauthorized` if there is none."""
+        for key_id, key in self.keys.items():
+            if hmac.compare_digest(key_digest(key_id), digest):
+                return key
+        raise Unauthorized("the peer uses a key that this job does not have")
+
+    def token(self, purpose: str) -> str:
+        """A bearer token for one purpose, hex; to be sent over TLS only."""
+        return derive(self.key, purpose).hex()
+
+    def token_matches(self, purpose: str, token: str) -> bool:
+        """Whether `token` is that of any valid key, in constant time."""
+        given = token.encode()
+        return any([hmac.compare_digest(derive(key, purpose).hex().encode(), given) for key in self.keys.values()])
+
+    def server_context(self) -> ssl.SSLContext:
+        """TLS 1.3 with the job's certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.directory / "tls.crt", self.directory / "tls.key")
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """TLS 1.3 that trusts the job's certificate and no other; names are not looked at, the certificate is."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(self.directory / "tls.crt")
+        return context
+
+    def certificate_digest(self) -> bytes:
+        """SHA-256 of the certificate (DER), which ties a proof to the TLS connection below it."""
+        pem = (self.directory / "tls.crt").read_text()
+        first = pem[: pem.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----\n")]
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first.strip() + "\n")).digest()
+
+
+def derive(key: bytes, purpose: str) -> bytes:
+    """32 bytes for one purpose from the job's key (HMAC-SHA256); what is derived tells nothing of the key."""
+    return hmac.new(key, f"shoal/v1/{purpose}".encode(), hashlib.sha256).digest()
+
+
+def key_digest(key_id: str) -> bytes:
+    """A key's id at a fixed length, as the handshake carries it."""
+    return hashlib.sha256(b"shoal/v1/key-id\0" + key_id.encode()).digest()
+
+
+def create_secret_dir(directory: str | os.PathLike[str], *, key: bytes | None = None, key_id: str = "1") -> Credentials:
+    """Make a key and a self-signed certificate, as the operator does for a job: for local runs and tests."""
+    from cryptography import x509  # noqa: PLC0415  needed by local runs only; a pod's Secret has it all
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+    from cryptography.x509.oid import NameOID  # noqa: PLC0415
+
+    root = Path(directory)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal-job")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=3650))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            ),
+            critical=False,
+        )
+        .sign(private, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    files = {
+        "key": key or secrets.token_bytes(KEY_BYTES),
+        "key-id": key_id.encode(),
+        "tls.crt": certificate.public_bytes(pem),
+        "tls.key": private.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+    }
+    for file, content in files.items():
+        path = root / file
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:
+            handle.write(content)
+    return Credentials.load(root)

@@ -1,0 +1,1 @@
+"""What travels between a worker and a parameter server: header, messages, handshake, transport."""

@@ -1,0 +1,134 @@
+"""One TCP connection that moves whole messages: the only place of the data plane that touches a socket.
+
+Plain sockets stay blocking with kernel timeouts and MSG_WAITALL, so that a megabyte costs one system call and Python
+holds the interpreter lock for none of it. Python's own timeouts would make the socket non-blocking and cost a poll for
+every 64 KiB; TLS has to use them.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+
+from shoal_trainer.errors import ProtocolError, Unreachable
+
+CHUNK = 4 << 20
+_TIMEVAL = struct.Struct("ll")
+MIN_RATE = 1 << 20
+"""Bytes a second below which a peer that has begun a message is given up, after its allowance of seconds."""
+
+
+class Channel:
+    """A connected socket, plain or TLS. Not for two threads at once, except `close`."""
+
+    def __init__(self, sock: socket.socket, *, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sock = sock
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._clock = clock
+        self._flags = 0 if self._tls else socket.MSG_WAITALL
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
+        self.set_timeout(timeout)
+
+    def set_timeout(self, seconds: float) -> None:
+        """How long one read or write may make no progress at all."""
+        self._timeout = seconds
+        if self._tls:
+            self._sock.settimeout(seconds)
+            return
+        self._sock.settimeout(None)
+        value = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send all parts in order. Small ones go together in one segment."""
+        try:
+            if self._tls or not parts[1:]:
+                for part in parts:
+                    self._sock.sendall(part)
+                return
+            total = sum(len(part) for part in parts)
+            sent = self._sock.sendmsg(parts)
+            if sent < total:
+                for part in parts:
+                    if sent < len(part):
+                        self._sock.sendall(memoryview(part)[sent:])
+                        sent = 0
+                    else:
+                        sent -= len(part)
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"the peer does not take what is sent: {error or type(error).__name__}") from None
+
+    def receive(self, view: memoryview, *, deadline: float | None = None) -> None:
+        """Fill `view`. `Unreachable` when the peer has gone, is silent, or too slow (`deadline` on the clock)."""
+        done, total = 0, len(view)
+        limit = deadline if deadline is not None else self._clock() + self._timeout + total / MIN_RATE
+        try:
+            while done < total:
+                want = min(total - done, CHUNK)
+                count = self._sock.recv_into(view[done : done + want], want, self._flags)
+                if count == 0:
+                    raise Unreachable("the peer closed the connection")
+                done += count
+                if done < total and self._clock() > limit:
+                    raise Unreachable("the peer sends too slowly")
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            raise Unreachable(f"the peer was silent for {self._timeout:g} s") from None
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"the connection broke: {error or type(error).__name__}") from None
+
+    def wait(self) -> None:
+        """Return when the peer begins a message, however long that takes; `Unreachable` when it goes away."""
+        while True:
+            try:
+                if self._tls:
+                    if self._sock.pending():  # type: ignore[attr-defined]
+                        return
+                    self._sock.settimeout(None)
+                    try:
+                        empty = not self._peek_tls()
+                    finally:
+                        self._sock.settimeout(self._timeout)
+                else:
+                    empty = not self._sock.recv(1, socket.MSG_PEEK)
+            except (TimeoutError, BlockingIOError):
+                continue
+            except (OSError, ValueError) as error:
+                raise Unreachable(f"the connection broke: {error or type(error).__name__}") from None
+            if empty:
+                raise Unreachable("the peer closed the connection")
+            return
+
+    def _peek_tls(self) -> bool:
+        # TLS cannot peek, but the raw socket below can.
+        raw = socket.socket(fileno=self._sock.fileno())
+        try:
+            return bool(raw.recv(1, socket.MSG_PEEK))
+        finally:
+            raw.detach()
+
+    def receive_bytes(self, count: int, *, limit: int) -> bytearray:
+        """`count` bytes, refused before any room is made if they are more than `limit`."""
+        if count > limit:
+            raise ProtocolError(f"the peer announces {count} bytes where at most {limit} are allowed")
+        data = bytearray(count)
+        if count:
+            self.receive(memoryview(data))
+        return data
+
+    def close(self) -> None:
+        """Close, and wake a thread that waits in it."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
