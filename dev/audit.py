@@ -1,0 +1,68 @@
+"""Reads the API server's audit log: the one clock that says when something was asked of the cluster.
+
+Times of creation in Kubernetes have a resolution of a second; a reaction is measured here, in microseconds.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write request that the API server answered. `received` and `answered` are UTC with microseconds."""
+
+    verb: str
+    resource: str
+    subresource: str
+    namespace: str
+    name: str
+    user: str
+    code: int
+    received: dt.datetime
+    answered: dt.datetime
+
+    @classmethod
+    def parse(cls, event: dict[str, Any]) -> Write:
+        """From one audit event."""
+        target = event.get("objectRef") or {}
+        return cls(
+            verb=event["verb"],
+            resource=target.get("resource", ""),
+            subresource=target.get("subresource", ""),
+            namespace=target.get("namespace", ""),
+            name=target.get("name", ""),
+            user=event["user"]["username"],
+            code=event.get("responseStatus", {}).get("code", 0),
+            received=dt.datetime.fromisoformat(event["requestReceivedTimestamp"]),
+            answered=dt.datetime.fromisoformat(event["stageTimestamp"]),
+        )
+
+
+def writes(log: Path) -> Iterator[Write]:
+    """Every write so far, in the order of the answers. A line still being written is left out."""
+    try:
+        text = log.read_text()
+    except FileNotFoundError:
+        return
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield Write.parse(json.loads(line))
+
+
+def creates(log: Path, resource: str, *, namespace: str | None = None) -> list[Write]:
+    """The accepted creations of one resource, such as `pods`."""
+    return [
+        write
+        for write in writes(log)
+        if write.verb == "create"
+        and write.resource == resource
+        and not write.subresource
+        and write.code < 300
+        and namespace in (None, write.namespace)
+    ]

@@ -1,0 +1,364 @@
+"""The control plane as plain processes (etcd, apiserver, controller-manager, scheduler): anybody can run it.
+
+On loopback it takes free ports, so that several can run at once; with real nodes it lives in a network
+namespace. What is in etcd is thrown away with the cluster, so nothing is synced to disk and nothing is shut
+down gently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dev.cluster.pki import Pki
+from dev.cluster.processes import ProcessTable
+from dev.errors import DevError
+from dev.paths import clusters
+from dev.tools import CONTROL_PLANE, Tools, ensure
+
+PROCESSES = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
+SERVICE_CIDR = "10.96.0.0/16"
+POD_CIDR = "10.244.0.0/16"
+
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    # A record at RequestReceived has no name of the object yet; the one at ResponseComplete carries both
+    # instants.
+    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "rules": [
+        {"level": "None", "verbs": ["get", "list", "watch"]},
+        {"level": "None", "resources": [{"group": "coordination.k8s.io"}]},
+        {"level": "Metadata"},
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where the control plane listens. Without a namespace: loopback, on free ports."""
+
+    address: str = "127.0.0.1"
+    netns: str | None = None
+    apiserver_port: int = 0
+    etcd_port: int = 0
+    etcd_peer_port: int = 0
+    controller_manager_port: int = 0
+    scheduler_port: int = 0
+
+    def with_ports(self) -> Network:
+        """The same with a free port wherever none is set."""
+        names = (
+            "apiserver_port",
+            "etcd_port",
+            "etcd_peer_port",
+            "controller_manager_port",
+            "scheduler_port",
+        )
+        free = _free_ports(len(names))
+        values = {n: getattr(self, n) or port for n, port in zip(names, free, strict=True)}
+        return Network(self.address, self.netns, **values)
+
+
+@dataclass
+class ControlPlane:
+    """A running control plane: from `start` it ends with the block, from `launch` it outlives the process."""
+
+    folder: Path
+    tools: Tools
+    network: Network = field(default_factory=Network)
+
+    def __post_init__(self) -> None:
+        self.processes = ProcessTable(self.folder / "processes", self.folder / "logs")
+        self.pki = Pki(self.folder / "pki")
+
+    @property
+    def server(self) -> str:
+        """The URL of the API server."""
+        return f"https://{self.network.address}:{self.network.apiserver_port}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Cluster administrator's credentials; complete in one file."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def audit_log(self) -> Path:
+        """One JSON event a line for every write request (none for reads and leases), stage ResponseComplete.
+
+        `requestReceivedTimestamp` and `stageTimestamp` have microseconds; `objectRef.name` is set also for
+        creates. `dev.audit` reads it.
+        """
+        return self.folder / "logs" / "audit.log"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment for commands: KUBECONFIG, and the built tools first on PATH."""
+        path = f"{self.tools.folder}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
+
+    @classmethod
+    @contextlib.contextmanager
+    def start(
+        cls,
+        folder: Path | None = None,
+        *,
+        apiserver_args: Sequence[str] = (),
+        controller_manager_args: Sequence[str] = (),
+        scheduler_args: Sequence[str] = (),
+    ) -> Iterator[ControlPlane]:
+        """A control plane on loopback for the length of a block; its folder is removed afterwards.
+
+        Builds the tools if they are lacking. `folder` defaults to one of its own in the cache, so many can
+        run at once. Five to eight seconds on two cores.
+        """
+        tools = ensure(CONTROL_PLANE)
+        folder = folder or clusters() / f"control-plane-{os.getpid()}-{time.monotonic_ns():x}"
+        plane = cls(folder, tools)
+        try:
+            plane.launch(apiserver_args, controller_manager_args, scheduler_args)
+            yield plane
+        finally:
+            plane.stop()
+
+    def launch(
+        self,
+        apiserver_args: Sequence[str] = (),
+        controller_manager_args: Sequence[str] = (),
+        scheduler_args: Sequence[str] = (),
+    ) -> None:
+        """Start everything and wait until it serves.
+
+        Raises:
+            DevError: a process ended or did not become ready; the message holds the end of its log.
+        """
+        for attempt in (1, 2, 3):
+            self.network = self.network.with_ports()
+            try:
+                self._launch_apiserver(apiserver_args)
+                break
+            except _PortTaken:
+                if attempt == 3 or self.network.netns is not None:
+                    raise
+                self.network = Network(self.network.address)  # somebody took a port meanwhile: others
+        self._launch_controllers(controller_manager_args, scheduler_args)
+
+    def stop(self) -> None:
+        """End the processes and remove the folder with everything in it."""
+        self.processes.stop(*PROCESSES, number=signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kubectl(self, *args: str, stdin: str | None = None, timeout: float = 60) -> str:
+        """Run kubectl and return what it prints.
+
+        Raises:
+            subprocess.CalledProcessError: with kubectl's words in `stderr`.
+        """
+        done = subprocess.run(
+            [self.tools["kubectl"], f"--kubeconfig={self.kubeconfig}", *args],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=timeout,
+        )
+        return done.stdout
+
+    def get(self, path: str) -> bytes:
+        """GET a path of the API server as the administrator.
+
+        Raises:
+            OSError: not reachable, or an HTTP error.
+        """
+        context = ssl.create_default_context(cafile=self.pki.path("ca.crt"))
+        context.load_cert_chain(self.pki.path("admin.crt"), self.pki.path("admin.key"))
+        with urllib.request.urlopen(self.server + path, context=context, timeout=5) as answer:
+            return bytes(answer.read())
+
+    def _launch_apiserver(self, args: Sequence[str]) -> None:
+        network, pki = self.network, self.pki
+        for old in ("etcd", "pki"):
+            shutil.rmtree(self.folder / old, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        pki.create(network.address)
+        for name, server in (("admin", self.server), ("kcm", self.server), ("scheduler", self.server)):
+            pki.kubeconfig(name, server)
+        pki.kubeconfig("proxy", self.server)
+        shutil.copy(pki.path("admin.kubeconfig"), self.kubeconfig)
+        (self.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY))
+        (self.folder / "network.json").write_text(json.dumps(vars(network)))
+        self.processes.start(
+            "etcd", [self.tools["etcd"], *etcd_args(self.folder / "etcd", network)], netns=network.netns
+        )
+        self.processes.start(
+            "kube-apiserver",
+            [self.tools["kube-apiserver"], *self._apiserver_args(), *args],
+            netns=network.netns,
+        )
+        self._wait("kube-apiserver", lambda: self.get("/readyz") == b"ok", 120)
+
+    def _launch_controllers(
+        self, controller_manager_args: Sequence[str], scheduler_args: Sequence[str]
+    ) -> None:
+        netns = self.network.netns
+        manager = [self.tools["kube-controller-manager"], *self._controller_manager_args()]
+        self.processes.start("kube-controller-manager", [*manager, *controller_manager_args], netns=netns)
+        scheduler = [self.tools["kube-scheduler"], *self._scheduler_args()]
+        self.processes.start("kube-scheduler", [*scheduler, *scheduler_args], netns=netns)
+        # The default service account is the last thing a pod needs; the scheduler's word is on its own port.
+        self._wait(
+            "kube-controller-manager",
+            lambda: bool(self.get("/api/v1/namespaces/default/serviceaccounts/default")),
+            60,
+        )
+
+    def _wait(self, name: str, ready: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(OSError):
+                if ready():
+                    return
+            for process in self.processes.names():
+                if not self.processes.running(process):
+                    tail = self.processes.tail(process)
+                    self.processes.stop(*PROCESSES, number=signal.SIGKILL)
+                    kind = _PortTaken if "address already in use" in tail else DevError
+                    raise kind(f"{process} ended while the control plane was starting:\n{tail}")
+            if time.monotonic() > deadline:
+                raise DevError(
+                    f"{name} was not ready in {seconds:.0f} s:\n{self.processes.tail(name)}\n"
+                    f"The whole log is {self.processes.log(name)}."
+                )
+            time.sleep(0.05)
+
+    def _apiserver_args(self) -> list[str]:
+        network, path = self.network, self.pki.path
+        on_loopback = network.netns is None
+        return [
+            f"--etcd-servers=http://127.0.0.1:{network.etcd_port}",
+            f"--bind-address={network.address}",
+            f"--advertise-address={network.address}",
+            f"--secure-port={network.apiserver_port}",
+            *(["--endpoint-reconciler-type=none"] if on_loopback else ["--enable-aggregator-routing=true"]),
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            f"--client-ca-file={path('ca.crt')}",
+            f"--tls-cert-file={path('apiserver.crt')}",
+            f"--tls-private-key-file={path('apiserver.key')}",
+            f"--kubelet-client-certificate={path('apiserver-kubelet-client.crt')}",
+            f"--kubelet-client-key={path('apiserver-kubelet-client.key')}",
+            f"--kubelet-certificate-authority={path('ca.crt')}",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--requestheader-client-ca-file={path('front-ca.crt')}",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={path('front-proxy-client.crt')}",
+            f"--proxy-client-key-file={path('front-proxy-client.key')}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={path('sa.pub')}",
+            f"--service-account-signing-key-file={path('sa.key')}",
+            "--api-audiences=https://kubernetes.default.svc,api",
+            "--profiling=false",
+            f"--audit-policy-file={self.folder / 'audit-policy.yaml'}",
+            f"--audit-log-path={self.audit_log}",
+        ]
+
+    def _controller_manager_args(self) -> list[str]:
+        path, network = self.pki.path, self.network
+        # Fake nodes need no pod addresses, and there may be more of them than the range has room for.
+        pods = (
+            ["--allocate-node-cidrs=false"]
+            if network.netns is None
+            else [
+                "--allocate-node-cidrs=true",
+                f"--cluster-cidr={POD_CIDR}",
+                f"--service-cluster-ip-range={SERVICE_CIDR}",
+                "--node-cidr-mask-size=24",
+            ]
+        )
+        return [
+            *_kubeconfigs(path("kcm.kubeconfig")),
+            f"--secure-port={network.controller_manager_port}",
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={path('sa.key')}",
+            f"--root-ca-file={path('ca.crt')}",
+            f"--cluster-signing-cert-file={path('ca.crt')}",
+            f"--cluster-signing-key-file={path('ca.key')}",
+            f"--requestheader-client-ca-file={path('front-ca.crt')}",
+            f"--client-ca-file={path('ca.crt')}",
+            *pods,
+        ]
+
+    def _scheduler_args(self) -> list[str]:
+        return [
+            *_kubeconfigs(self.pki.path("scheduler.kubeconfig")),
+            f"--secure-port={self.network.scheduler_port}",
+        ]
+
+
+class _PortTaken(DevError):
+    """A free port was free no longer."""
+
+
+def load(folder: Path) -> ControlPlane | None:
+    """The control plane that an earlier command launched in `folder`; None where there is none."""
+    try:
+        network = Network(**json.loads((folder / "network.json").read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return ControlPlane(folder, ensure(CONTROL_PLANE), network)
+
+
+def etcd_args(data: Path, network: Network) -> list[str]:
+    """A single etcd that keeps nothing over a crash, which is all a throw-away cluster wants."""
+    client, peer = (f"http://127.0.0.1:{port}" for port in (network.etcd_port, network.etcd_peer_port))
+    return [
+        f"--data-dir={data}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--unsafe-no-fsync",
+        "--log-level=warn",
+    ]
+
+
+def _kubeconfigs(kubeconfig: str) -> list[str]:
+    return [
+        f"--kubeconfig={kubeconfig}",
+        f"--authentication-kubeconfig={kubeconfig}",
+        f"--authorization-kubeconfig={kubeconfig}",
+        "--bind-address=127.0.0.1",
+        "--leader-elect=false",
+        # The defaults (20 a second) make the first service account 5 s late and bind pods slowly.
+        "--kube-api-qps=300",
+        "--kube-api-burst=500",
+    ]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,62 @@
+"""How the commands of `dev` show what they do: what, how far, how long. On stderr: stdout can be piped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    console.print(f"[bold]==>[/bold] {text}")
+
+
+class Step:
+    """A long step. `progress` may be set from within; it is shown while the step runs."""
+
+    def __init__(self) -> None:
+        self.progress = ""
+
+
+@contextmanager
+def step(what: str, *, every: float = 10.0, clock: Callable[[], float] = time.monotonic) -> Iterator[Step]:
+    """Says what begins, how long it has been going on, and how long it took.
+
+    On a terminal one live line; else (a log, CI) a line every `every` seconds, so that a log shows it is
+    alive.
+    """
+    start = clock()
+    state = Step()
+    if console.is_terminal:
+        with (
+            console.status(f"{what} …") as status,
+            _ticker(1.0, lambda: status.update(f"{what} … {state.progress} {clock() - start:.0f} s")),
+        ):
+            yield state
+    else:
+        with _ticker(every, lambda: say(f"{what} … {state.progress} {clock() - start:.0f} s")):
+            yield state
+    say(f"{what}: {clock() - start:.1f} s")
+
+
+@contextmanager
+def _ticker(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(seconds):
+            tick()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

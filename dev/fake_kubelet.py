@@ -1,0 +1,502 @@
+"""Nodes without machines: what kubelets say to the API server, and nothing behind it.
+
+For tests of the operator without containers. It speaks as a kubelet does in what a controller can see:
+leases, node conditions, pods from Pending over Running to their end, container statuses, graceful deletion,
+refusals. Everything that a machine would decide by itself is a method here, so that a test says what happens
+and when.
+
+```python
+async with FakeKubelet(control_plane.kubeconfig) as kubelet:
+    await kubelet.add_node("spot-1", labels=SPOT, capacity={"nvidia.com/gpu": "8"})
+    await kubelet.notice("spot-1")            # Ready=False, "node is shutting down"; pods go on running
+    await kubelet.end_shutdown("spot-1")      # its pods have stopped (143), then the machine is gone
+    await kubelet.vanish("spot-2")            # not a word any more; its pods stay as they were
+    await kubelet.fail_pod("default", "digits-worker-0-0", exit_code=1)
+```
+What a pod's node would not do here: probes (a running pod is Ready), volumes, init containers (skipped).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import itertools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from dev.kube import ApiError, Json, Kube
+
+SPOT = {"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-provisioning": "spot"}
+ON_DEMAND = {"cloud.google.com/gke-provisioning": "standard"}
+CAPACITY = {"cpu": "32", "memory": "256Gi", "pods": "110", "ephemeral-storage": "100Gi"}
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_ENDED = ("Succeeded", "Failed")
+
+
+class FakeNode:
+    """What the kubelet of one node knows. `alive`: it beats and serves its pods; `shutting_down`: after a
+    notice.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.shutting_down = False
+
+
+class FakeKubelet:
+    """The kubelets of all fake nodes, as an asynchronous context manager.
+
+    `start_seconds`: from bound to Running and Ready. `stop_seconds`: from SIGTERM to the end, at most the
+    pod's grace period. `exit_on_term`: what containers exit with when told to stop. `pod_ip`: an address for
+    a pod (default: made up). `image_errors`: images that cannot be pulled, with the message; a pod with one
+    waits in ImagePullBackOff. `hold`: pods for which it answers True stay Pending although bound. The last
+    two may be changed at any time and hold
+    for pods that are bound afterwards.
+    """
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        *,
+        start_seconds: float = 0.0,
+        stop_seconds: float = 0.0,
+        heartbeat_seconds: float = 5.0,
+        exit_on_term: int = 143,
+        pod_ip: Callable[[Json], str] | None = None,
+    ) -> None:
+        self.kube = Kube(kubeconfig)
+        self.start_seconds = start_seconds
+        self.stop_seconds = stop_seconds
+        self.heartbeat_seconds = heartbeat_seconds
+        self.exit_on_term = exit_on_term
+        self.image_errors: dict[str, str] = {}
+        self.hold: Callable[[Json], bool] = lambda pod: False
+        self.nodes: dict[str, FakeNode] = {}
+        self.pods: dict[str, Json] = {}
+        """Every pod of a fake node as last seen, by uid."""
+        self._pod_ip = pod_ip or _addresses()
+        self._handled: set[tuple[str, str]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self.kube.__aenter__()
+        self._spawn(self._follow_pods())
+        self._spawn(self._beat())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.kube.__aexit__(kind, error, trace)
+
+    # --- nodes
+    # ------------------------------------------------------------------------------------------------------
+
+    async def add_node(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        taints: Sequence[Json] = (),
+        capacity: Mapping[str, str] | None = None,
+        spot: bool = False,
+        zone: str = "zone-a",
+    ) -> None:
+        """A node that is Ready when this returns. `spot=True` adds GKE's spot labels, else its on-demand
+        label.
+
+        After `remove_node` or a machine's end the same name may be used again: another uid, another boot id.
+        """
+        node = FakeNode(name)
+        all_labels = {
+            "kubernetes.io/hostname": name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
+            "topology.kubernetes.io/zone": zone,
+            **(SPOT if spot else ON_DEMAND),
+            **(labels or {}),
+        }
+        if labels is not None and not spot:
+            for key in ON_DEMAND.keys() - labels.keys():
+                all_labels.pop(key)
+        body = {"metadata": {"name": name, "labels": all_labels}, "spec": {"taints": list(taints)}}
+        with _tolerant(409):
+            await self.kube.create("/api/v1/nodes", body)
+        lease = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _micro()}
+        with _tolerant(409):
+            await self.kube.create(LEASES, {"metadata": {"name": name}, "spec": lease})
+        resources = {**CAPACITY, **(capacity or {})}
+        info = {"bootID": str(uuid.uuid4()), "kubeletVersion": "v1.36.2", "architecture": "amd64"}
+        info |= {"machineID": name, "systemUUID": name, "kernelVersion": "fake", "osImage": "fake"}
+        info |= {
+            "containerRuntimeVersion": "fake://1",
+            "kubeProxyVersion": "v1.36.2",
+            "operatingSystem": "linux",
+        }
+        status = {"capacity": resources, "allocatable": resources, "nodeInfo": info}
+        status["conditions"] = [
+            _condition("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+        ]
+        await self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": status})
+        self.nodes[name] = node
+
+    async def notice(self, name: str, *, drain_seconds: float | None = None) -> None:
+        """What a kubelet says when its machine is told to shut down: Ready=False, "node is shutting down".
+
+        Pods have got their SIGTERM but go on; new ones are refused (reason NodeShutdown). They end with
+        `end_shutdown`, which follows by itself after `drain_seconds` where that is given.
+        """
+        self._node(name).shutting_down = True
+        await self._set_ready(name, "False", "KubeletNotReady", "node is shutting down")
+        if drain_seconds is not None:
+            self._spawn(self._end_later(name, drain_seconds))
+
+    async def end_shutdown(self, name: str, *, exit_code: int | None = None) -> None:
+        """The end of a graceful shutdown: its pods are Failed (TerminationByKubelet), then the machine is
+        gone.
+        """
+        for pod in self.pods_on(name):
+            await self._end(
+                pod,
+                exit_code=self.exit_on_term if exit_code is None else exit_code,
+                pod_reason="Terminated",
+                pod_message="Pod was terminated in response to imminent node shutdown.",
+                condition=_condition(
+                    "DisruptionTarget",
+                    "True",
+                    "TerminationByKubelet",
+                    "Pod was terminated in response to imminent node shutdown.",
+                ),
+            )
+        await self.vanish(name)
+
+    async def vanish(self, name: str, *, unknown_after: float | None = None) -> None:
+        """The machine is gone without a word: no heartbeat, its pods stay as they were and are not even
+        deleted.
+
+        The control plane marks the node Ready=Unknown after its grace period (40 s by default). With
+        `unknown_after` that is done here, so many seconds from now, as the node controller does it.
+        """
+        self._node(name).alive = False
+        if unknown_after is not None:
+            self._spawn(self._unknown_later(name, unknown_after))
+
+    async def remove_node(self, name: str) -> None:
+        """The machine and its Node object are gone, as when a cloud's controller has noticed."""
+        if node := self.nodes.pop(name, None):
+            node.alive = False
+        with _tolerant(404):
+            await self.kube.delete(f"/api/v1/nodes/{name}")
+        with _tolerant(404):
+            await self.kube.delete(f"{LEASES}/{name}")
+
+    async def set_taints(self, name: str, taints: Sequence[Json], *, unschedulable: bool = False) -> None:
+        """Replace the node's taints, and cordon it or not."""
+        body = {"spec": {"taints": list(taints), "unschedulable": unschedulable or None}}
+        await self.kube.patch(f"/api/v1/nodes/{name}", body)
+
+    # --- pods
+    # -------------------------------------------------------------------------------------------------------
+
+    def pods_on(self, node: str) -> list[Json]:
+        """The pods of a node that have not ended, as last seen."""
+        return [
+            pod
+            for pod in self.pods.values()
+            if pod["spec"].get("nodeName") == node and pod["status"].get("phase") not in _ENDED
+        ]
+
+    async def fail_pod(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        exit_code: int = 1,
+        reason: str = "Error",
+        message: str = "",
+        pod_reason: str = "",
+    ) -> None:
+        """End the pod as Failed. `reason` and `message` are the container's (`OOMKilled`, its termination
+        message).
+
+        `pod_reason` is the pod's own, such as `Evicted` or `OutOfnvidia.com/gpu`.
+        """
+        pod = await self._read(namespace, name)
+        await self._end(
+            pod, exit_code=exit_code, reason=reason, message=message, pod_reason=pod_reason, failed=True
+        )
+
+    async def succeed_pod(self, namespace: str, name: str, *, message: str = "") -> None:
+        """End the pod as Succeeded, exit code 0; `message` is the container's termination message."""
+        await self.terminate_pod(namespace, name, exit_code=0, message=message)
+
+    async def terminate_pod(
+        self, namespace: str, name: str, *, exit_code: int = 0, message: str = "", reason: str | None = None
+    ) -> None:
+        """End all containers with an exit code and a termination message; 0 is Succeeded, else Failed."""
+        pod = await self._read(namespace, name)
+        reason = reason or ("Error" if exit_code else "Completed")
+        await self._end(pod, exit_code=exit_code, reason=reason, message=message)
+
+    async def restart_container(
+        self, namespace: str, name: str, *, exit_code: int = 1, reason: str = "Error", message: str = ""
+    ) -> None:
+        """What restartPolicy OnFailure does: the end is in `lastState`, the count grows, the pod runs on."""
+        pod = await self._read(namespace, name)
+        end = _terminated(pod, exit_code, reason, message)
+        statuses = [
+            {**running, "restartCount": before.get("restartCount", 0) + 1, "lastState": {"terminated": end}}
+            for running, before in zip(_running(pod), _statuses(pod), strict=True)
+        ]
+        await self._patch_status(pod, {"containerStatuses": statuses})
+
+    async def set_waiting(self, namespace: str, name: str, reason: str, message: str = "") -> None:
+        """Containers that cannot start: CrashLoopBackOff, CreateContainerConfigError, …"""
+        pod = await self._read(namespace, name)
+        await self._patch_status(pod, _waiting(pod, reason, message))
+
+    # --- what kubelets do by themselves
+    # -----------------------------------------------------------------------------
+
+    def _node(self, name: str) -> FakeNode:
+        if name not in self.nodes:
+            raise KeyError(f"{name} is no fake node; there are {sorted(self.nodes)}")
+        return self.nodes[name]
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _beat(self) -> None:
+        while True:
+            names = [node.name for node in self.nodes.values() if node.alive]
+            for chunk in _chunks(names):
+                await asyncio.gather(*(self._renew(name) for name in chunk))
+            await asyncio.sleep(self.heartbeat_seconds)
+
+    async def _renew(self, name: str) -> None:
+        with contextlib.suppress(ApiError, aiohttp.ClientError, TimeoutError):
+            await self.kube.patch(f"{LEASES}/{name}", {"spec": {"renewTime": _micro()}})
+
+    async def _follow_pods(self) -> None:
+        while True:
+            try:
+                listed = await self.kube.get("/api/v1/pods")
+                self.pods = {}
+                for pod in listed["items"]:
+                    self._see(pod)
+                version = listed["metadata"]["resourceVersion"]
+                async for kind, pod in self.kube.watch("/api/v1/pods", resourceVersion=version):
+                    if kind == "DELETED":
+                        self.pods.pop(pod["metadata"]["uid"], None)
+                    elif kind in ("ADDED", "MODIFIED"):
+                        self._see(pod)
+            except (ApiError, aiohttp.ClientError, TimeoutError, ValueError):
+                await asyncio.sleep(0.2)
+
+    def _see(self, pod: Json) -> None:
+        node = self.nodes.get(pod["spec"].get("nodeName") or "")
+        if node is None:
+            return
+        meta = pod["metadata"]
+        self.pods[meta["uid"]] = pod
+        if not node.alive:
+            return
+        if meta.get("deletionTimestamp"):
+            work, todo = "stop", self._stop
+        elif pod["status"].get("phase") == "Pending" and not _statuses_set(pod):
+            work, todo = "start", self._start
+        else:
+            return
+        if (meta["uid"], work) not in self._handled:
+            self._handled.add((meta["uid"], work))
+            self._spawn(self._quietly(todo(pod, node)))
+
+    async def _quietly(self, work: Any) -> None:
+        """A pod that is gone meanwhile (404), another one of that name (409): a kubelet shrugs, too."""
+        with contextlib.suppress(ApiError, aiohttp.ClientError, TimeoutError):
+            await work
+
+    async def _start(self, pod: Json, node: FakeNode) -> None:
+        if node.shutting_down:
+            message = "Pod was rejected as the node is shutting down."
+            await self._patch_status(
+                pod, {"phase": "Failed", "reason": "NodeShutdown", "message": message, "startTime": _now()}
+            )
+            return
+        images = [container["image"] for container in pod["spec"]["containers"]]
+        if bad := next((image for image in images if image in self.image_errors), None):
+            await self._patch_status(pod, _waiting(pod, "ImagePullBackOff", self.image_errors[bad]))
+            return
+        if self.hold(pod):
+            return
+        if self.start_seconds:
+            await asyncio.sleep(self.start_seconds)
+        if not node.alive:
+            return
+        address = self._pod_ip(pod)
+        conditions = [
+            _condition(kind, "True")
+            for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
+        ]
+        await self._patch_status(
+            pod,
+            {
+                "phase": "Running",
+                "podIP": address,
+                "podIPs": [{"ip": address}],
+                "hostIP": "10.249.0.1",
+                "startTime": _now(),
+                "conditions": [*_kept(pod, conditions), *conditions],
+                "containerStatuses": _running(pod),
+            },
+        )
+
+    async def _stop(self, pod: Json, node: FakeNode) -> None:
+        meta = pod["metadata"]
+        await asyncio.sleep(min(self.stop_seconds, meta.get("deletionGracePeriodSeconds") or 0))
+        if not node.alive:
+            return
+        if pod["status"].get("phase") not in _ENDED:
+            with contextlib.suppress(ApiError):
+                await self._end(pod, exit_code=self.exit_on_term)
+        await self.kube.delete(_path(pod), grace_seconds=0, uid=meta["uid"])
+
+    async def _end_later(self, name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self._quietly(self.end_shutdown(name))
+
+    async def _unknown_later(self, name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        message = "Kubelet stopped posting node status."
+        await self._quietly(self._set_ready(name, "Unknown", "NodeStatusUnknown", message))
+
+    async def _set_ready(self, name: str, status: str, reason: str, message: str) -> None:
+        ready = _condition("Ready", status, reason, message)
+        await self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}})
+
+    async def _read(self, namespace: str, name: str) -> Json:
+        return await self.kube.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    async def _end(
+        self,
+        pod: Json,
+        *,
+        exit_code: int,
+        reason: str | None = None,
+        message: str = "",
+        pod_reason: str = "",
+        pod_message: str = "",
+        condition: Json | None = None,
+        failed: bool = False,
+    ) -> None:
+        end = _terminated(pod, exit_code, reason or ("Error" if exit_code else "Completed"), message)
+        statuses = [
+            {**status, "ready": False, "started": False, "state": {"terminated": end}}
+            for status in _statuses(pod)
+        ]
+        not_ready = [_condition(kind, "False", "PodFailed") for kind in ("Ready", "ContainersReady")]
+        conditions = [*not_ready, *([condition] if condition else [])]
+        status: Json = {
+            "phase": "Failed" if failed or exit_code else "Succeeded",
+            "containerStatuses": statuses,
+            "conditions": [*_kept(pod, conditions), *conditions],
+        }
+        if pod_reason:
+            status |= {"reason": pod_reason, "message": pod_message}
+        await self._patch_status(pod, status)
+
+    async def _patch_status(self, pod: Json, status: Json) -> None:
+        # The uid makes it a 409 where another pod has taken the name.
+        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
+        await self.kube.patch(f"{_path(pod)}/status", body)
+
+
+def _path(pod: Json) -> str:
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+
+
+def _statuses_set(pod: Json) -> bool:
+    return bool(pod["status"].get("containerStatuses"))
+
+
+def _status(container: Json, state: Json, *, ready: bool) -> Json:
+    image = container["image"]
+    return {
+        "name": container["name"],
+        "image": image,
+        "imageID": f"fake/{image}",
+        "containerID": f"fake://{uuid.uuid4()}",
+        "ready": ready,
+        "started": ready,
+        "restartCount": 0,
+        "state": state,
+    }
+
+
+def _running(pod: Json) -> list[Json]:
+    state = {"running": {"startedAt": _now()}}
+    return [_status(container, state, ready=True) for container in pod["spec"]["containers"]]
+
+
+def _waiting(pod: Json, reason: str, message: str) -> Json:
+    state = {"waiting": {"reason": reason, "message": message}}
+    statuses = [_status(container, state, ready=False) for container in pod["spec"]["containers"]]
+    return {"phase": "Pending", "containerStatuses": statuses, "startTime": _now()}
+
+
+def _statuses(pod: Json) -> list[Json]:
+    return list(pod["status"].get("containerStatuses") or _running(pod))
+
+
+def _terminated(pod: Json, exit_code: int, reason: str, message: str) -> Json:
+    started = pod["status"].get("startTime") or _now()
+    end: Json = {"exitCode": exit_code, "reason": reason, "startedAt": started, "finishedAt": _now()}
+    return end | ({"message": message} if message else {})
+
+
+def _kept(pod: Json, replaced: list[Json]) -> list[Json]:
+    names = {condition["type"] for condition in replaced}
+    return [c for c in pod["status"].get("conditions", []) if c["type"] not in names]
+
+
+def _condition(kind: str, status: str, reason: str = "", message: str = "") -> Json:
+    condition = {"type": kind, "status": status, "lastTransitionTime": _now()}
+    return condition | ({"reason": reason} if reason else {}) | ({"message": message} if message else {})
+
+
+def _addresses() -> Callable[[Json], str]:
+    numbers = itertools.count(256)
+    return lambda pod: (lambda n: f"10.{250 + n // 65536}.{n // 256 % 256}.{n % 256}")(next(numbers))
+
+
+def _chunks(names: Sequence[str]) -> list[Sequence[str]]:
+    return [names[i : i + 16] for i in range(0, len(names), 16)]
+
+
+@contextlib.contextmanager
+def _tolerant(*statuses: int) -> Any:
+    try:
+        yield
+    except ApiError as error:
+        if error.status not in statuses:
+            raise
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _micro() -> str:
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,20 @@
+"""Where things lie: what is slow to build outlives the checkout, what runs has a folder of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout."""
+
+
+def cache() -> Path:
+    """The cache of this user: `${XDG_CACHE_HOME:-~/.cache}/shoal`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shoal"
+
+
+def clusters() -> Path:
+    """A folder for each cluster that runs: its processes, certificates, logs and databases."""
+    return cache() / "clusters"

@@ -1,0 +1,140 @@
+"""Builds the Go tools that are lacking, one after another, and never leaves half a binary behind.
+
+Go compiles packages in parallel by itself and keeps what it compiled, so the builds run in turn: the big one
+first, after which the others take seconds. A lock file lets two commands that need the tools at once share
+one build.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dev.console import say, step
+from dev.errors import DevError
+from dev.paths import cache
+
+MODULE = Path(__file__).resolve().parent
+KUBERNETES = "v1.36.2"
+
+PACKAGES = {
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+    "helm": "helm.sh/helm/v4/cmd/helm",
+    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+    "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+    "coredns": "shoal.dev/tools/coredns",
+}
+CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
+NODES = tuple(PACKAGES)
+
+_VERSION = "k8s.io/component-base/version"
+LDFLAGS = (
+    f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 "
+    f"-X {_VERSION}.gitMinor={KUBERNETES.split('.')[1]} -X {_VERSION}.gitTreeState=clean"
+)
+NO_GO = (
+    "Go is needed to build Kubernetes' own commands, and no `go` of version 1.24 or newer is on the PATH. "
+    "Install it from https://go.dev/dl (Debian's `golang` package is too old), then run the command again."
+)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The folder that holds the built commands."""
+
+    folder: Path
+
+    def __getitem__(self, name: str) -> str:
+        """The path of one command."""
+        return str(self.folder / name)
+
+
+def pinned() -> str:
+    """A short digest of everything that the commands are built from, Go itself apart."""
+    digest = hashlib.sha256()
+    for path in (MODULE / "go.mod", MODULE / "go.sum", *sorted(MODULE.glob("*/*.go"))):
+        digest.update(path.read_bytes())
+    digest.update(LDFLAGS.encode())
+    return digest.hexdigest()[:16]
+
+
+def go_version() -> str | None:
+    """Such as `go1.26.8`; None where no usable Go is on the PATH. A Go of 1.21 or newer may fetch a newer
+    one.
+    """
+    if shutil.which("go") is None:
+        return None
+    answer = subprocess.run(
+        ["go", "env", "GOVERSION"], cwd=MODULE, env=_go_env(), capture_output=True, text=True, check=False
+    )
+    version = answer.stdout.strip()
+    number = re.match(r"go1\.(\d+)", version)
+    return version if answer.returncode == 0 and number and int(number[1]) >= 24 else None
+
+
+def ensure(names: tuple[str, ...] = NODES) -> Tools:
+    """The commands named, built if they are lacking.
+
+    Raises:
+        DevError: no Go is there and something must be built, or the build failed.
+    """
+    ready = sorted((cache() / "tools").glob(f"{pinned()}-*"))
+    for folder in ready:
+        if all((folder / name).exists() for name in names):
+            return Tools(folder)
+    version = go_version()
+    if version is None:
+        raise DevError(NO_GO)
+    folder = cache() / "tools" / f"{pinned()}-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder / ".lock"):
+        lacking = [name for name in PACKAGES if name in names and not (folder / name).exists()]
+        if lacking:
+            say(f"building {len(lacking)} Go tools into {folder}: about 10 minutes on 2 cores the first time")
+        for number, name in enumerate(lacking, 1):
+            with step(f"building {name} ({number} of {len(lacking)})", every=20):
+                _build(name, folder)
+    return Tools(folder)
+
+
+def _go_env() -> dict[str, str]:
+    # GOTOOLCHAIN=auto lets a Go of 1.21 or newer fetch the one that go.mod asks for, through the module
+    # proxy.
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOTOOLCHAIN": "auto",
+        "GOFLAGS": "-buildvcs=false -mod=readonly",
+    }
+
+
+def _build(name: str, folder: Path) -> None:
+    unfinished = folder / f".{name}.new"
+    command = ["go", "build", "-trimpath", "-ldflags", LDFLAGS, "-o", str(unfinished), PACKAGES[name]]
+    done = subprocess.run(command, cwd=MODULE, env=_go_env(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DevError(f"`{' '.join(command)}` in {MODULE} failed:\n{done.stderr[-2000:]}")
+    unfinished.rename(folder / name)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another command is building the tools; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,170 @@
+"""The fake kubelet against the real control plane: a test of the tests' own ground."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dev.audit import creates
+from dev.cluster import ControlPlane
+from dev.fake_kubelet import FakeKubelet
+from dev.kube import ApiError, Kube
+
+
+async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:
+    """The first truthy answer."""
+    deadline = time.monotonic() + seconds
+    while not (answer := await read()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.05)
+    return answer
+
+
+def pod(name: str, **spec: Any) -> dict[str, Any]:
+    # The default service account of a namespace is there a moment after it.
+    container = {"name": "worker", "image": "fake", "resources": spec.pop("resources", {})}
+    return {
+        "metadata": {"name": name},
+        "spec": {
+            "containers": [container],
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            **spec,
+        },
+    }
+
+
+async def create(kube: Kube, namespace: str, body: dict[str, Any]) -> None:
+    async def once() -> bool:
+        try:
+            await kube.create(f"/api/v1/namespaces/{namespace}/pods", body)
+        except ApiError as error:
+            assert error.status == 403, error
+            return False
+        return True
+
+    await eventually(once)
+
+
+async def phase(kube: Kube, namespace: str, name: str) -> str:
+    return (await kube.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))["status"].get("phase", "")
+
+
+async def running(kube: Kube, namespace: str, name: str) -> None:
+    async def is_running() -> bool:
+        return await phase(kube, namespace, name) == "Running"
+
+    await eventually(is_running)
+
+
+async def test_a_pod_is_scheduled_runs_and_is_in_the_audit_log(
+    control_plane: ControlPlane, kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+) -> None:
+    await fake_kubelet.add_node("gpu-1", spot=True, capacity={"nvidia.com/gpu": "8"})
+    await create(kube, namespace, pod("a", resources={"limits": {"nvidia.com/gpu": "8"}}))
+    await running(kube, namespace, "a")
+    seen = await kube.get(f"/api/v1/namespaces/{namespace}/pods/a")
+    assert seen["status"]["podIP"]
+    assert {"type": "Ready", "status": "True"}.items() <= next(
+        c for c in seen["status"]["conditions"] if c["type"] == "Ready"
+    ).items()
+    [written] = creates(control_plane.audit_log, "pods", namespace=namespace)
+    assert (written.name, written.user) == ("a", "kubernetes-admin")
+    assert written.received <= written.answered
+
+
+async def test_a_deleted_pod_ends_and_goes(kube: Kube, namespace: str, fake_kubelet: FakeKubelet) -> None:
+    await fake_kubelet.add_node("n1")
+    await create(kube, namespace, pod("a"))
+    await running(kube, namespace, "a")
+    await kube.delete(f"/api/v1/namespaces/{namespace}/pods/a", grace_seconds=30)
+
+    async def gone() -> bool:
+        return not (await kube.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]
+
+    await eventually(gone)
+
+
+async def test_a_notice_is_said_by_the_node_and_its_pods_end_later(
+    kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+) -> None:
+    await fake_kubelet.add_node("s1", spot=True)
+    await create(kube, namespace, pod("a"))
+    await running(kube, namespace, "a")
+    await fake_kubelet.notice("s1")
+    ready = next(
+        c for c in (await kube.get("/api/v1/nodes/s1"))["status"]["conditions"] if c["type"] == "Ready"
+    )
+    assert (ready["status"], ready["reason"]) == ("False", "KubeletNotReady")
+    assert ready["message"] == "node is shutting down"
+    assert await phase(kube, namespace, "a") == "Running"
+    await create(kube, namespace, pod("late", nodeName="s1"))
+
+    async def refused() -> bool:
+        status = (await kube.get(f"/api/v1/namespaces/{namespace}/pods/late"))["status"]
+        return status.get("reason") == "NodeShutdown"
+
+    await eventually(refused)
+    await fake_kubelet.end_shutdown("s1")
+    status = (await kube.get(f"/api/v1/namespaces/{namespace}/pods/a"))["status"]
+    assert status["phase"] == "Failed"
+    assert status["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 143
+    assert any(c["type"] == "DisruptionTarget" for c in status["conditions"])
+
+
+async def test_a_vanished_node_says_nothing_and_serves_nothing(
+    kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+) -> None:
+    await fake_kubelet.add_node("v1")
+    await create(kube, namespace, pod("a"))
+    await running(kube, namespace, "a")
+    await fake_kubelet.vanish("v1", unknown_after=0)
+
+    async def unreachable() -> bool:
+        node = await kube.get("/api/v1/nodes/v1")
+        return any(t["key"] == "node.kubernetes.io/unreachable" for t in node["spec"].get("taints", []))
+
+    await eventually(unreachable)
+    await kube.delete(f"/api/v1/namespaces/{namespace}/pods/a", grace_seconds=1)
+    assert (await kube.get(f"/api/v1/namespaces/{namespace}/pods/a"))["metadata"]["deletionTimestamp"]
+    await kube.delete(f"/api/v1/namespaces/{namespace}/pods/a", grace_seconds=0)
+
+
+async def test_how_containers_end(kube: Kube, namespace: str, fake_kubelet: FakeKubelet) -> None:
+    await fake_kubelet.add_node("n2")
+    for name in ("oom", "done", "again"):
+        await create(kube, namespace, pod(name))
+    for name in ("oom", "done", "again"):
+        await running(kube, namespace, name)
+    await fake_kubelet.fail_pod(namespace, "oom", exit_code=137, reason="OOMKilled")
+    await fake_kubelet.succeed_pod(namespace, "done", message='{"outcome":"Succeeded"}')
+    await fake_kubelet.restart_container(namespace, "again", exit_code=3)
+
+    async def status(name: str) -> dict[str, Any]:
+        whole = (await kube.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))["status"]
+        return {**whole["containerStatuses"][0], "phase": whole["phase"]}
+
+    oom, done, again = [await status(name) for name in ("oom", "done", "again")]
+    assert (oom["phase"], oom["state"]["terminated"]["reason"]) == ("Failed", "OOMKilled")
+    assert (done["phase"], done["state"]["terminated"]["message"]) == (
+        "Succeeded",
+        '{"outcome":"Succeeded"}',
+    )
+    assert (again["phase"], again["restartCount"]) == ("Running", 1)
+    assert again["lastState"]["terminated"]["exitCode"] == 3
+
+
+async def test_an_image_that_cannot_be_pulled(kube: Kube, namespace: str, fake_kubelet: FakeKubelet) -> None:
+    fake_kubelet.image_errors["fake"] = 'Back-off pulling image "fake"'
+    await fake_kubelet.add_node("n3")
+    await create(kube, namespace, pod("a"))
+
+    async def waiting() -> str:
+        status = (await kube.get(f"/api/v1/namespaces/{namespace}/pods/a"))["status"]
+        return str(
+            (status.get("containerStatuses") or [{}])[0].get("state", {}).get("waiting", {}).get("reason", "")
+        )
+
+    assert await eventually(waiting) == "ImagePullBackOff"
