@@ -44,7 +44,9 @@ class Training:
 
     def __post_init__(self) -> None:
         if not callable(self.model):
-            raise UserError("Training(model=…) must be a function that returns a compiled Keras model, not the model.")
+            raise UserError(
+                "Training(model=…) must be a function that returns a compiled Keras model, not the model."
+            )
         if not isinstance(self.data, Indexed | Arrays | Files):
             raise UserError(
                 f"Training(data=…) must be Indexed(size, fn), Indexed.from_arrays(x, y) or Files(pattern, fn), "
@@ -58,7 +60,9 @@ class Training:
                 f"not {type(self.validation).__name__}."
             )
         if self.callbacks is not None and not callable(self.callbacks):
-            raise UserError("Training(callbacks=…) must be a function that returns a list of Keras callbacks.")
+            raise UserError(
+                "Training(callbacks=…) must be a function that returns a list of Keras callbacks."
+            )
         if self.wire not in {"bf16", "fp32"}:
             raise UserError(f'Training(wire=…) must be "bf16" or "fp32", not {self.wire!r}.')
         if self.on_nan not in {"stop", "skip"}:
@@ -81,7 +85,9 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
             )
         return found
     if not callable(found):
-        raise UserError(f"{where} is a {type(found).__name__}. It must be a shoal_trainer.Training or return one.")
+        raise UserError(
+            f"{where} is a {type(found).__name__}. It must be a shoal_trainer.Training or return one."
+        )
     try:
         made = found(**args)
     except TypeError as error:

@@ -63,7 +63,9 @@ def fill(element: Any, size: int, end: int) -> Batch:
     if user_weight is not None:
         given = np.asarray(user_weight, np.float32)
         if given.ndim != 1:
-            raise UserError(f"sample_weight must be one number a sample; it has the shape {given.shape[1:]} a sample.")
+            raise UserError(
+                f"sample_weight must be one number a sample; it has the shape {given.shape[1:]} a sample."
+            )
         weights[:samples] *= given
     if samples < size:
         rows = np.arange(size) % samples
@@ -81,7 +83,9 @@ def batches(rows: Iterator[Any], size: int, start: int, stop: int | None, where:
         count = _rows(next(leaves(split(element)[0])))
         position += count
         if stop is not None and position > stop:
-            raise UserError(f"{where} yields more than {stop - start} samples. Yield exactly that many, unbatched.")
+            raise UserError(
+                f"{where} yields more than {stop - start} samples. Yield exactly that many, unbatched."
+            )
         yield fill(element, size, position)
     if stop is not None and position < stop:
         raise UserError(
@@ -115,5 +119,7 @@ def map_leaves(function: Any, structure: Any) -> Any:
 
 def _rows(leaf: Any) -> int:
     if not len(leaf.shape):
-        raise UserError("A sample's parts must be arrays or tensors; after batching one has no axis for the batch.")
+        raise UserError(
+            "A sample's parts must be arrays or tensors; after batching one has no axis for the batch."
+        )
     return int(leaf.shape[0])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal_trainer.data.batch import Batch, batches
+from shoal_trainer.data.indexed import require_dataset
 from shoal_trainer.errors import Unreachable, UserError
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ class Files:
         return Files(pattern, read)
 
     @staticmethod
-    def parquet(pattern: str, parse: Callable[[dict[str, Any]], Any], *, columns: list[str] | None = None) -> Files:
+    def parquet(
+        pattern: str, parse: Callable[[dict[str, Any]], Any], *, columns: list[str] | None = None
+    ) -> Files:
         """Parquet files; `parse` maps one row (column name -> scalar or vector tensor) to a sample.
 
         Columns are numbers, strings or fixed-size lists of numbers.
@@ -86,11 +89,15 @@ class Files:
             filesystem, path = fsspec.core.url_to_fs(self.pattern)
             names = sorted(filesystem.glob(path))
         except (ValueError, ImportError) as error:
-            raise UserError(f"Files({self.pattern!r}): {error}. Use a path, file://, s3:// or gs://.") from error
+            raise UserError(
+                f"Files({self.pattern!r}): {error}. Use a path, file://, s3:// or gs://."
+            ) from error
         except OSError as error:
             raise Unreachable(f"Files({self.pattern!r}): {error}") from error
         if not names:
-            raise UserError(f"No file matches {self.pattern!r}. Give a pattern that the worker's pod can see.")
+            raise UserError(
+                f"No file matches {self.pattern!r}. Give a pattern that the worker's pod can see."
+            )
         return tuple(filesystem.unstrip_protocol(name) for name in names)
 
     def example(self, batch_size: int) -> Batch:
@@ -110,9 +117,10 @@ class Files:
             try:
                 dataset = self.fn(path)
             except READ_ERRORS as error:
-                raise UserError(f"The data function cannot open {name}: {error}. Mend or remove the file.") from error
-            if not hasattr(dataset, "element_spec"):
-                raise UserError(f"Files(fn=…) must return a tf.data.Dataset; it returned {type(dataset).__name__}.")
+                raise UserError(
+                    f"The data function cannot open {name}: {error}. Mend or remove the file."
+                ) from error
+            require_dataset(dataset, "Files(fn=…)")
             dataset = dataset.skip(start)
             if stop is not None:
                 dataset = dataset.take(stop - start)
@@ -152,7 +160,9 @@ class _Local:
         filesystem, path = fsspec.core.url_to_fs(self._name)
         if "file" in filesystem.protocol or filesystem.protocol == "file":
             if not Path(path).is_file():
-                raise UserError(f"{self._name} does not exist (any more). The training data must not change in a run.")
+                raise UserError(
+                    f"{self._name} does not exist (any more). The training data must not change in a run."
+                )
             return str(path)
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-data-")
         target = Path(self._folder.name) / Path(path).name
@@ -160,7 +170,9 @@ class _Local:
             filesystem.get_file(path, str(target))
         except FileNotFoundError as error:
             self._folder.cleanup()
-            raise UserError(f"{self._name} does not exist (any more). The training data must not change in a run.") from error
+            raise UserError(
+                f"{self._name} does not exist (any more). The training data must not change in a run."
+            ) from error
         except OSError as error:
             self._folder.cleanup()
             raise Unreachable(f"{self._name}: {error}") from error
@@ -171,7 +183,9 @@ class _Local:
             self._folder.cleanup()
 
 
-def _parquet_groups(path: str, columns: list[str] | None) -> tuple[Callable[[], Iterator[Any]], dict[str, Any]]:
+def _parquet_groups(
+    path: str, columns: list[str] | None
+) -> tuple[Callable[[], Iterator[Any]], dict[str, Any]]:
     """A generator of record batches as dicts of arrays, and their tensor signature."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -209,5 +223,3 @@ def _column(values: Any) -> Any:
         size = values.type.list_size
         return values.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
     return values.to_numpy(zero_copy_only=False)
-
-

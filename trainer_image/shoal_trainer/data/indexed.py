@@ -48,7 +48,7 @@ class Indexed:
     def batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:  # noqa: ARG002
         """The samples [start, stop) as batches of `batch_size` rows."""
         dataset = self.fn(start, stop)
-        _require_dataset(dataset, "Indexed(fn=…)")
+        require_dataset(dataset, "Indexed(fn=…)")
         rows = iter(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2))
         return batches(rows, batch_size, start, stop, f"The data function, called with ({start}, {stop}),")
 
@@ -66,7 +66,9 @@ class Arrays:
     def __post_init__(self) -> None:
         sizes = {len(leaf) for leaf in leaves((self.x, self.y, self.sample_weight))}
         if len(sizes) != 1:
-            raise UserError(f"The arrays have different numbers of samples: {sorted(sizes)}. Give one row a sample.")
+            raise UserError(
+                f"The arrays have different numbers of samples: {sorted(sizes)}. Give one row a sample."
+            )
         object.__setattr__(self, "size", sizes.pop())
         if self.size < 1:
             raise UserError("The training data must have at least one sample; the arrays are empty.")
@@ -90,6 +92,7 @@ def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
-def _require_dataset(dataset: Any, where: str) -> None:
+def require_dataset(dataset: Any, where: str) -> None:
+    """Raise `UserError` for anything that is no `tf.data.Dataset`."""
     if not hasattr(dataset, "element_spec"):
         raise UserError(f"{where} must return a tf.data.Dataset; it returned {type(dataset).__name__}.")

@@ -115,7 +115,7 @@ class Glue:
             return tf.identity(flat), tf.identity(loss), tf.identity(finite)
 
     def _gradient_body(self) -> Callable[..., Any]:
-        """(flat, x, y, weights) -> gradients of the trainable part, old - new of the statistics."""
+        """(flat, x, y, weights) -> gradients of the trainable part, new - old of the statistics."""
         model, optimizer = self.model, unwrap(self.model.optimizer)
         trainable, statistics = variables_of(model)
         scaler = _Scaler(model.optimizer)
@@ -137,7 +137,7 @@ class Glue:
                 if id(variable) not in given and new is not None and new is not old:
                     variable.assign(new)
             differences = [
-                tf.zeros_like(old) if moved.get(id(v)) is None else old - tf.cast(moved[id(v)], old.dtype)
+                tf.zeros_like(old) if moved.get(id(v)) is None else tf.cast(moved[id(v)], old.dtype) - old
                 for v, old in zip(statistics, before, strict=True)
             ]
             return gradients, differences, loss
@@ -153,7 +153,7 @@ class Glue:
         return body
 
     def _difference_body(self) -> Callable[..., Any]:
-        """(flat, x, y, weights) -> old - new of everything, after the model's own `train_step`."""
+        """(flat, x, y, weights) -> new - old of everything, after the model's own `train_step`."""
         model = self.model
         trainable, statistics = variables_of(model)
         variables = trainable + statistics
@@ -165,7 +165,7 @@ class Glue:
             logs = model.train_step((x, weights) if y is None else (x, y, weights))
             loss = _loss_of(logs)
             after = [tf.convert_to_tensor(v.value) for v in variables]
-            return self._encode([old - new for old, new in zip(before, after, strict=True)], loss)
+            return self._encode([new - old for old, new in zip(before, after, strict=True)], loss)
 
         return body
 
@@ -200,7 +200,9 @@ class _Scaler:
         return [tf.where(finite, g, tf.zeros_like(g)) for g in gradients], loss
 
 
-def _forward(model: Any, trainable: list[Any], held: list[Any], x: Any, y: Any, weights: Any) -> tuple[Any, Any, Any]:
+def _forward(
+    model: Any, trainable: list[Any], held: list[Any], x: Any, y: Any, weights: Any
+) -> tuple[Any, Any, Any]:
     """Loss, prediction and the new values of the non-trainable variables, as Keras computes them, without its variables."""
     kwargs = {"training": True} if model._call_has_training_arg else {}
     predicted, after, losses = model.stateless_call(trainable, held, x, return_losses=True, **kwargs)
@@ -224,7 +226,9 @@ def _update_metrics(model: Any, loss: Any, x: Any, y: Any, predicted: Any, weigh
 def _loss_of(logs: Any) -> Any:
     if isinstance(logs, dict) and "loss" in logs:
         return logs["loss"]
-    raise UserError('The model\'s train_step must return a dict with the key "loss", so that Shoal can report it.')
+    raise UserError(
+        'The model\'s train_step must return a dict with the key "loss", so that Shoal can report it.'
+    )
 
 
 def _build(model: Any, example: Batch) -> None:

@@ -3,7 +3,7 @@
     [ trainable variables, in Keras' order | statistics ]
 
 Statistics are the float state that layers keep while they train (BatchNormalization's moving mean and variance). They
-travel in the same vector, but their "gradient" is (old - new) and no optimizer touches them, so that one round trip
+travel in the same vector, but their "gradient" is (new - old) and no optimizer touches them, so that one round trip
 carries all, one copy is in every snapshot, and every worker's batches move them as they would in one process.
 State of seeds and metrics stays with the worker.
 """
@@ -69,7 +69,12 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
         if not layer.trainable:
             continue
         for variable in layer._non_trainable_variables:
-            if id(variable) not in seen and str(variable.dtype) in {"float32", "float16", "bfloat16", "float64"}:
+            if id(variable) not in seen and str(variable.dtype) in {
+                "float32",
+                "float16",
+                "bfloat16",
+                "float64",
+            }:
                 seen.add(id(variable))
                 statistics.append(variable)
     return list(model.trainable_variables), statistics
@@ -102,5 +107,7 @@ def flatten(model: Any, layout: Layout) -> npt.NDArray[np.float32]:
 def unflatten(model: Any, layout: Layout, flat: npt.NDArray[np.float32]) -> None:
     """Set the model's variables from a flat fp32 vector."""
     trainable, statistics = variables_of(model)
-    for variable, entry, piece in zip(trainable + statistics, layout.entries, layout.pieces(flat), strict=True):
+    for variable, entry, piece in zip(
+        trainable + statistics, layout.entries, layout.pieces(flat), strict=True
+    ):
         variable.assign(piece.reshape(entry.shape))

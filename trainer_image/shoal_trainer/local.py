@@ -1,0 +1,262 @@
+"""A job as processes of this machine: what the operator does with pods, in small. `shoal-trainer run` is its face.
+
+Parameter servers and workers are the very processes that run in a cluster, told what to do by the same `RuntimeConfig`.
+A process that dies is replaced by its next incarnation, as a pod would be; the job ends with the termination message of
+parameter server 0, or with that of a worker which says that the user's code is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shoal_trainer.contract import (
+    CONFIG_ENV,
+    EXIT_OK,
+    EXIT_USER,
+    STATUS_PATH,
+    JobIdentity,
+    Outcome,
+    Role,
+    RuntimeConfig,
+    Shard,
+    SnapshotPolicy,
+    Staleness,
+    StatusReport,
+    StopAfter,
+    TerminationMessage,
+    status_token,
+)
+from shoal_trainer.security import Credentials, create_secret_dir
+
+TERMINATION_LOG_ENV = "SHOAL_TERMINATION_LOG"
+MAX_FAILURES = 10
+"""Replacements for processes that died by themselves (not killed by us) before the run is given up."""
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """What `shoal-trainer run` was told."""
+
+    entrypoint: str
+    workers: int = 1
+    parameter_servers: int = 1
+    batch_size: int = 32
+    stop_after: StopAfter = StopAfter(epochs=1)
+    args: dict[str, Any] = field(default_factory=dict)
+    storage_uri: str = "file:///tmp/shoal-runs"
+    snapshot_seconds: int = 10
+    staleness: Staleness = Staleness()
+    data_tls: bool = False
+    kill_every: float | None = None
+    kill: str = "any"
+    seed: int | None = None
+
+
+@dataclass
+class Process:
+    """One (role, index) and the process that fills it now."""
+
+    role: Role
+    index: int
+    incarnation: int
+    popen: subprocess.Popen[bytes]
+    log: Path
+    termination: Path
+    killed: bool = False
+
+    @property
+    def name(self) -> str:
+        """As a pod of it would be called."""
+        return f"{self.role.value}-{self.index}-{self.incarnation}"
+
+
+class LocalRun:
+    """The processes of one job; use it in a `with`, which ends them all."""
+
+    def __init__(self, job: LocalJob, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.job = job
+        self.processes: list[Process] = []
+        self.kills = 0
+        self.failures = 0
+        self.outcome: TerminationMessage | None = None
+        self.uid = uuid.uuid4().hex[:12]
+        self._clock = clock
+        self._random = random.Random(job.seed)  # noqa: S311  picks whom to kill
+        self._folder = Path(tempfile.mkdtemp(prefix="shoal-run-"))
+        self._credentials: Credentials | None = None
+        self._shards: tuple[Shard, ...] = ()
+        self._next_kill = float("inf")
+
+    def __enter__(self) -> LocalRun:
+        self._credentials = create_secret_dir(self._folder / "secret")
+        with _free_ports(2 * self.job.parameter_servers) as ports:
+            pairs = zip(ports[::2], ports[1::2], strict=True)
+            self._shards = tuple(Shard(host="127.0.0.1", data_port=a, control_port=b) for a, b in pairs)
+        for index in range(self.job.parameter_servers):
+            self._start(Role.PS, index, 0)
+        for index in range(self.job.workers):
+            self._start(Role.WORKER, index, 0)
+        if self.job.kill_every is not None:
+            self._next_kill = self._clock() + self.job.kill_every
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.popen.poll() is None:
+                process.popen.kill()
+        for process in self.processes:
+            process.popen.wait()
+
+    @property
+    def logs(self) -> Path:
+        """The folder with one log for each process."""
+        return self._folder
+
+    def poll(self) -> TerminationMessage | None:
+        """Look after the processes once; the message that ends the job, when there is one."""
+        for process in list(self.processes):
+            code = process.popen.poll()
+            if code is None or self.outcome is not None:
+                continue
+            self._ended(process, code)
+        if self.outcome is None and self._clock() >= self._next_kill:
+            self._next_kill = self._clock() + float(self.job.kill_every or 0)
+            self.kill()
+        return self.outcome
+
+    def kill(self, role: Role | None = None, how: int = signal.SIGKILL) -> Process | None:
+        """Kill one running process (of this role), picked at random, as a spot market does."""
+        wanted = role or {"worker": Role.WORKER, "ps": Role.PS}.get(self.job.kill)
+        running = [p for p in self.processes if p.popen.poll() is None and wanted in {None, p.role}]
+        if not running:
+            return None
+        victim = self._random.choice(running)
+        victim.killed = True
+        self.kills += 1
+        victim.popen.send_signal(how)
+        return victim
+
+    def status(self) -> StatusReport | None:
+        """What the coordinator says now; None while it does not answer."""
+        assert self._credentials is not None
+        shard = self._shards[0]
+        connection = http.client.HTTPSConnection(
+            shard.host, shard.control_port, timeout=2, context=self._credentials.client_context()
+        )
+        try:
+            token = status_token(self._credentials.key)
+            connection.request("GET", STATUS_PATH, headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            return StatusReport.model_validate_json(answer.read()) if answer.status == 200 else None
+        except (OSError, http.client.HTTPException, ValidationError):
+            return None
+        finally:
+            connection.close()
+
+    def _ended(self, process: Process, code: int) -> None:
+        message = _read(process.termination)
+        if process.role is Role.PS and process.index == 0 and code == EXIT_OK and message is not None:
+            self.outcome = message
+        elif code == EXIT_USER:
+            reason = message or TerminationMessage(outcome=Outcome.FAILED, message=tail(process.log))
+            self.outcome = reason.model_copy(update={"outcome": Outcome.FAILED})
+        elif code == EXIT_OK:
+            self.processes.remove(process)
+        else:
+            if not process.killed:
+                self.failures += 1
+            if self.failures > MAX_FAILURES:
+                text = (
+                    f"{process.name} ended with {code} again and again. Its last words: {tail(process.log)}"
+                )
+                self.outcome = TerminationMessage(outcome=Outcome.FAILED, reason="BackoffLimit", message=text)
+                return
+            self.processes.remove(process)
+            self._start(process.role, process.index, process.incarnation + 1)
+
+    def _start(self, role: Role, index: int, incarnation: int) -> None:
+        name = f"{role.value}-{index}-{incarnation}"
+        log, termination = self._folder / f"{name}.log", self._folder / f"{name}.termination"
+        config = self._config(role, index, incarnation)
+        command = {Role.PS: "serve", Role.WORKER: "work"}[role]
+        environment = os.environ | {
+            CONFIG_ENV: config.to_json(),
+            TERMINATION_LOG_ENV: str(termination),
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
+            "PYTHONUNBUFFERED": "1",
+        }
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "shoal_trainer.cli", command],
+                env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.processes.append(Process(role, index, incarnation, popen, log, termination))
+
+    def _config(self, role: Role, index: int, incarnation: int) -> RuntimeConfig:
+        job = self.job
+        return RuntimeConfig(
+            job=JobIdentity(
+                namespace="local", name=job.entrypoint.partition(":")[0].replace(".", "-"), uid=self.uid
+            ),
+            role=role,
+            index=index,
+            incarnation=incarnation,
+            parameter_servers=self._shards,
+            entrypoint=job.entrypoint,
+            args=job.args,
+            batch_size=job.batch_size,
+            stop_after=job.stop_after,
+            staleness=job.staleness,
+            snapshot=SnapshotPolicy(every_seconds=job.snapshot_seconds),
+            storage_uri=job.storage_uri,
+            secret_dir=str(self._folder / "secret"),
+            bind_host="127.0.0.1",
+            data_tls=job.data_tls,
+            node_name="local",
+            pool="local",
+        )
+
+
+def tail(log: Path, lines: int = 3) -> str:
+    """The last lines of a log that say something."""
+    try:
+        text = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return " | ".join([line.strip() for line in text if line.strip()][-lines:])[:1000]
+
+
+def _read(path: Path) -> TerminationMessage | None:
+    try:
+        return TerminationMessage.model_validate_json(path.read_text())
+    except (OSError, ValidationError):
+        return None
+
+
+@contextlib.contextmanager
+def _free_ports(count: int) -> Iterator[list[int]]:
+    """Ports that nobody listens on now; held open inside the `with`, so that they are all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        yield [held.getsockname()[1] for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()

@@ -1,0 +1,95 @@
+"""A job as one live table: the same picture in `shoal-trainer run`, in the demo, wherever a `StatusReport` is at hand."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from shoal_trainer.contract import StatusReport, WorkerState
+
+STYLES = {
+    WorkerState.ACTIVE: "green",
+    WorkerState.SILENT: "yellow",
+    WorkerState.DRAINED: "blue",
+    WorkerState.LEFT: "dim",
+    WorkerState.FENCED: "red",
+}
+
+
+def render(
+    status: StatusReport | None, *, title: str, note: str = "", all_workers: bool = False
+) -> RenderableType:
+    """The job in about 12 lines; `note` is a last line of the caller's own."""
+    if status is None:
+        return Group(
+            Text(title, style="bold"), Text("waiting for the coordinator …", style="dim"), Text(note)
+        )
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(title, style="bold"),
+        f"[b]{status.phase.value}[/b]",
+        f"epoch {status.epoch + 1}{f'/{status.epochs_total}' if status.epochs_total else ''}",
+        f"step {status.step:,}",
+        f"loss {number(status.loss, 4)}",
+        f"{number(status.samples_per_second, 0)} samples/s",
+        f"left {duration(status.remaining_seconds)}",
+    )
+    data = status.data
+    counts = f"data done {data.done:,}  leased {data.leased:,}  of {'?' if data.total is None else f'{data.total:,}'}"
+    if data.repeated or data.partial or data.lost:
+        counts += (
+            f"  [yellow]repeated {data.repeated:,}  partial {data.partial:,}  lost {data.lost:,}[/yellow]"
+        )
+    bar = ProgressBar(total=100, completed=status.progress_percent or 0, width=60)
+    workers = Table(box=None, padding=(0, 2), header_style="bold")
+    for column in ("worker", "state", "node", "steps", "samples", "ms/step", "compute", "input", "staleness"):
+        workers.add_column(column, justify="left" if column in {"worker", "state", "node"} else "right")
+    for worker in status.workers:
+        if not all_workers and worker.state not in {WorkerState.ACTIVE, WorkerState.SILENT}:
+            continue
+        workers.add_row(
+            f"{worker.slot}-{worker.incarnation}", f"[{STYLES[worker.state]}]{worker.state.value}[/]", worker.node,
+            f"{worker.steps:,}", f"{worker.samples:,}", milliseconds(worker.step_seconds),
+            milliseconds(worker.compute_seconds), milliseconds(worker.input_seconds), number(worker.staleness, 1),
+        )  # fmt: skip
+    shards = "  ".join(
+        f"ps-{s.index}-{s.epoch} {'ready' if s.ready else '[yellow]away[/yellow]'} version {s.version:,}"
+        for s in status.shards
+    )
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(status.metrics.items()))
+    lines: list[RenderableType] = [head, bar, Text.from_markup(counts), Text.from_markup(shards), workers]
+    lines += [Text(line) for line in (metrics, status.message, note) if line]
+    return Group(*lines)
+
+
+def line(status: StatusReport | None) -> str:
+    """The job in one line, for output that is no terminal."""
+    if status is None:
+        return "waiting for the coordinator"
+    active = sum(1 for worker in status.workers if worker.state is WorkerState.ACTIVE)
+    return (
+        f"{status.phase.value} epoch {status.epoch + 1} step {status.step} loss {number(status.loss, 4)} "
+        f"{number(status.samples_per_second, 0)} samples/s, {active} workers, "
+        f"{number(status.progress_percent, 0)} %, left {duration(status.remaining_seconds)}"
+    )
+
+
+def number(value: float | None, digits: int) -> str:
+    """A number, or a dash."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as milliseconds, or a dash."""
+    return "-" if seconds is None else f"{seconds * 1000:.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 1h02m, 3m05s or 12s, or a dash."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

@@ -1,0 +1,66 @@
+"""`Training.fit`: the user's script alone in one process, with Keras' own `fit` and nothing of Shoal between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from shoal_trainer.data.batch import Batch, batches, map_leaves
+from shoal_trainer.data.files import Files
+from shoal_trainer.data.indexed import Arrays, Indexed, require_dataset
+from shoal_trainer.training import Training
+
+
+def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> keras.Model:
+    """The trained model. The data are visited as workers would visit them, in another order in every epoch."""
+    keras.utils.set_random_seed(job.seed)
+    model = job.model()
+    example = job.data.example(batch_size)
+    source = iter(range(10**9))
+    training = _dataset(lambda: whole(job.data, next(source), batch_size), example)
+    validation = None
+    if job.validation is not None:
+        validation = _dataset(lambda: validation_batches(job.validation, batch_size), example)
+    callbacks = list(job.callbacks()) if job.callbacks else []
+    model.fit(training, epochs=epochs, validation_data=validation, callbacks=callbacks, verbose=verbose)
+    return model
+
+
+def whole(data: Indexed | Arrays | Files, epoch: int, batch_size: int) -> Iterator[Batch]:
+    """One pass over the data."""
+    if isinstance(data, Files):
+        for name in data.list():
+            yield from data.batches(name, 0, None, batch_size)
+    else:
+        yield from data.batches(epoch, 0, data.size, batch_size)
+
+
+def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
+    """One pass over `Training.validation`, in whichever of its forms it was given."""
+    if isinstance(source, Indexed | Arrays | Files):
+        yield from whole(source, 0, batch_size)
+        return
+    dataset = source()
+    require_dataset(dataset, "Training(validation=…)")
+    yield from batches(
+        iter(dataset.batch(batch_size).prefetch(2)), batch_size, 0, None, "Training(validation=…)"
+    )
+
+
+def _dataset(passes: Callable[[], Iterator[Batch]], example: Batch) -> tf.data.Dataset:
+    def rows() -> Iterator[Any]:
+        for batch in passes():
+            n = batch.samples  # Keras itself takes short batches: nothing is filled up here
+            x, y = (map_leaves(lambda leaf: leaf[:n], part) for part in (batch.x, batch.y))  # noqa: B023
+            yield (x,) if y is None else (x, y, batch.weights[:n] * (n / len(batch.weights)))
+
+    def spec(leaf: Any) -> tf.TensorSpec:
+        tensor = tf.convert_to_tensor(leaf)
+        return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+
+    x, y = (map_leaves(spec, part) for part in (example.x, example.y))
+    signature = (x,) if y is None else (x, y, tf.TensorSpec((None,), tf.float32))
+    return tf.data.Dataset.from_generator(rows, output_signature=signature).prefetch(2)
