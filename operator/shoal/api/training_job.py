@@ -31,15 +31,22 @@ class VolumeClaim(Strict):
     """A PersistentVolumeClaim in the job's namespace."""
 
     name: str = Field(min_length=1, max_length=253)
-    """Name of a PersistentVolumeClaim that exists. With more than one parameter server it must be ReadWriteMany, or all of them must fit on one node."""
+    """Name of a PersistentVolumeClaim that exists. With more than one parameter server it must be
+    ReadWriteMany, or all of them must fit on one node."""
 
 
 class Ephemeral(Strict):
-    """No storage: for trying things out. When a parameter-server pod is lost, so are its snapshots, and the trained model is lost with the job's pods."""
+    """No storage, for trying things out.
+
+    When a parameter-server pod is lost, so are its snapshots; the trained model is lost with the job's pods.
+    """
 
 
 class Storage(Strict):
-    """Where snapshots, the trained model and the logs of a run go: under `<namespace>/<job>/<uid>/`. Set exactly one field."""
+    """Where snapshots, the trained model and the logs of a run go. Set exactly one field.
+
+    Everything of a run lies under `<namespace>/<job>/<uid>/`.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -51,7 +58,8 @@ class Storage(Strict):
     )
 
     uri: str | None = Field(None, max_length=1024, pattern=r"^(s3|gs|file)://.+")
-    """An object store or a folder: `s3://bucket/path`, `gs://bucket/path`, or `file:///path` that the template of the parameter servers mounts. Credentials come from their service account or template."""
+    """An object store or a folder: `s3://bucket/path`, `gs://bucket/path`, or `file:///path` that the
+    template of the parameter servers mounts. Credentials come from their service account or template."""
     volume_claim: VolumeClaim | None = None
     """A PersistentVolumeClaim, mounted by the parameter servers only."""
     ephemeral: Ephemeral | None = None
@@ -64,7 +72,8 @@ class FailureRule(Strict):
     on_exit_codes: list[Annotated[int, Field(ge=1, le=255)]] = Field(min_length=1, max_length=32)
     """Exit codes, 1 to 255."""
     action: Literal["FailJob", "Restart", "Ignore", "CountAsDisruption"]
-    """FailJob: the job fails at once. Restart: a failure, which counts against backoffLimit. Ignore: replaced, and counted nowhere. CountAsDisruption: replaced, counted as the platform's doing."""
+    """FailJob: the job fails at once. Restart: a failure, which counts against backoffLimit. Ignore:
+    replaced, and counted nowhere. CountAsDisruption: replaced, counted as the platform's doing."""
 
 
 class RunPolicy(Strict):
@@ -85,7 +94,8 @@ class RunPolicy(Strict):
     force_delete_after_seconds: int = Field(60, ge=0)
     """A pod that is Terminating on a node that is gone is deleted by force after so many seconds."""
     failure_rules: list[FailureRule] = Field(default=[], max_length=16)
-    """What exit codes mean, first match first. Unset: any code is a failure, unless the platform took the pod."""
+    """What exit codes mean, first match first. Unset: any code is a failure, unless the platform took the
+    pod."""
 
 
 class StopAfter(Strict):
@@ -134,8 +144,9 @@ class TrainingSpec(Strict):
 
     entrypoint: str = Field(max_length=253, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
-    args: dict[str, int | str] = Field(default={}, max_length=64)
-    """Arguments of the entrypoint function. Whole numbers, or strings: write `"0.1"` and `"true"` in quotes."""
+    args: dict[str, int | str] = Field(default_factory=dict, max_length=64)
+    """Arguments of the entrypoint function. Whole numbers, or strings: write `"0.1"` and `"true"` in
+    quotes."""
     batch_size: int = Field(128, ge=1)
     """Samples in one step of one worker."""
     stop_after: StopAfter
@@ -162,12 +173,16 @@ class ParameterServers(Strict):
     """How many shards the parameters are cut into. May change while the job is suspended."""
     snapshot: SnapshotSpec = SnapshotSpec()
     """How often the model is saved."""
-    template: PsTemplate = {}
-    """What to add to the pods: a PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The container is `ps`. A change holds for pods that are created after it."""
+    template: PsTemplate = Field(default_factory=dict)
+    """What to add to the pods: a PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The
+    container is `ps`. A change holds for pods that are created after it."""
 
 
 class Workers(Strict):
-    """The processes that compute gradients. They run on spot nodes, unless the template's nodeAffinity says otherwise."""
+    """The processes that compute gradients.
+
+    They run on spot nodes, unless the template's nodeAffinity says otherwise.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -201,9 +216,11 @@ class Workers(Strict):
             ),
         },
     )
-    """How many replacements may run beside pods that are still on their way out: a number, or a percentage of replicas, rounded up."""
-    template: WorkerTemplate = {}
-    """What to add to the pods: a PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The container is `worker`. A change holds for pods that are created after it."""
+    """How many replacements may run beside pods that are still on their way out: a number, or a percentage
+    of replicas, rounded up."""
+    template: WorkerTemplate = Field(default_factory=dict)
+    """What to add to the pods: a PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The
+    container is `worker`. A change holds for pods that are created after it."""
 
 
 class TrainingJobSpec(Strict):
@@ -212,7 +229,8 @@ class TrainingJobSpec(Strict):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+                "has(self.managedBy) == has(oldSelf.managedBy)"
+                " && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
                 "managedBy cannot change: delete the job and apply it again",
             ),
             (
@@ -224,7 +242,8 @@ class TrainingJobSpec(Strict):
                 "training cannot change: make a new TrainingJob and begin it with training.initialFrom",
             ),
             (
-                "self.parameterServers.replicas == oldSelf.parameterServers.replicas || (self.suspend && oldSelf.suspend)",
+                "self.parameterServers.replicas == oldSelf.parameterServers.replicas"
+                " || (self.suspend && oldSelf.suspend)",
                 "parameterServers.replicas can change only while the job is suspended: set suspend to true first",
             ),
         )
@@ -247,7 +266,10 @@ class TrainingJobSpec(Strict):
 
 
 class TrainingJob(Resource):
-    """A TensorFlow training that keeps going while its spot workers come and go: parameter servers on safe nodes, workers on spot nodes."""
+    """A TensorFlow training that keeps going while its spot workers come and go.
+
+    Parameter servers, on safe nodes, own the model; workers, on spot nodes, compute gradients.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -257,7 +279,8 @@ class TrainingJob(Resource):
             ),
             (
                 "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                "metadata.name must begin with a letter and hold only a-z, 0-9 and '-': the names of Services are made from it",
+                "metadata.name must begin with a letter and hold only a-z, 0-9 and '-':"
+                " the names of Services are made from it",
             ),
         )
     )

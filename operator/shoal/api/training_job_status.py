@@ -107,7 +107,7 @@ class Restarts(Status):
     """The job's own fault: these count against backoffLimit."""
     disruptions: int = 0
     """Workers that the platform took."""
-    by_reason: dict[str, int] = {}
+    by_reason: dict[str, int] = Field(default_factory=dict)
     """The same by reason: failures and disruptions of workers."""
 
 
@@ -168,7 +168,7 @@ class TrainingProgress(Status):
     """Share of computed samples that count, 0 to 1, a decimal."""
     last_progress_time: datetime | None = None
     """When `step` last grew."""
-    metrics: dict[str, str] = {}
+    metrics: dict[str, str] = Field(default_factory=dict)
     """Metrics, as Keras names them, decimals."""
 
 

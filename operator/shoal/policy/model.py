@@ -14,6 +14,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
+from pydantic import Field
+
 from shoal.api.base import Status
 from shoal.api.kube import Node, OwnedMeta, Pod
 from shoal.api.training_job import TrainingJob
@@ -27,7 +29,7 @@ Manifest = dict[str, Any]
 class ServiceSpec(Status):
     """The parts of a Service's spec that are read."""
 
-    selector: dict[str, str] = {}
+    selector: dict[str, str] = Field(default_factory=dict)
 
 
 class Service(Status):
@@ -55,7 +57,10 @@ class RefusalKind(StrEnum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A create that the API server refused. The controller keeps the last one for each name, until it succeeds."""
+    """A create that the API server refused.
+
+    The controller keeps the last one for each name, until that succeeds.
+    """
 
     kind: RefusalKind
     name: str
@@ -80,7 +85,8 @@ class Observation:
     services: Mapping[str, Service] = field(default_factory=dict)
     """Services whose controller uid is the job's, by name."""
     existing: frozenset[str] = frozenset()
-    """Names of Secrets and PodDisruptionBudgets of the job known to exist: created, or answered 409, by this process."""
+    """Names of Secrets and PodDisruptionBudgets of the job known to exist: created, or answered 409, by
+    this process."""
     foreign: Mapping[str, bool] = field(default_factory=dict)
     """Names that we would use and that are taken by an object of somebody else -> whether it is going away (it has a
     deletionTimestamp, or it belonged to an earlier TrainingJob of this name). Pods and Services share the map: their
@@ -126,7 +132,7 @@ class CreateService:
 
 @dataclass(frozen=True)
 class UpdateService:
-    """PATCH (JSON merge) `spec.selector`, so that the shard's name leads to its current incarnation only."""
+    """PATCH (JSON merge) `spec.selector`: the shard's name leads to its current incarnation only."""
 
     name: str
     selector: dict[str, str]
@@ -142,7 +148,10 @@ class DeleteService:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """POST `shoal.policy.manifests.secret(job, data)`: the controller makes the data. Its name carries the job's uid, so a 409 means that it is there."""
+    """POST `shoal.policy.manifests.secret(job, data)`: the controller makes the data.
+
+    Its name carries the job's uid, so a 409 means that it is there.
+    """
 
     name: str
 
@@ -157,7 +166,7 @@ class CreateDisruptionBudget:
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """DELETE the TrainingJob itself (ttlSecondsAfterFinished), with its uid as precondition and Background propagation."""
+    """DELETE the TrainingJob (ttlSecondsAfterFinished): uid as precondition, Background propagation."""
 
     name: str
     uid: str
@@ -186,7 +195,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer. Actions may run concurrently within a kind; kinds in the order given (Secret, Services, pods)."""
+    """The answer. Actions are to be done in this order; pods may be made concurrently."""
 
     actions: tuple[Action, ...]
     status: TrainingJobStatus

@@ -1,0 +1,198 @@
+"""The CRDs, generated from the pydantic models: `python -m shoal.api.crd FOLDER…` writes them.
+
+A CRD's schema is *structural*: OpenAPI v3.0 without references, nulls, `const` or `additionalProperties: false`
+(Kubernetes' documentation, "Specifying a structural schema"). The models are the only source; a test compares what is
+checked in with what this module makes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from shoal.api.base import GROUP, VERSION, Resource
+from shoal.api.training_job import TrainingJob
+
+Schema = dict[str, Any]
+
+_NO_MEANING_IN_A_CRD = {"title", "examples", "discriminator", "$defs"}
+_VERBATIM = {"default", "enum", "required", "x-kubernetes-validations"}
+
+
+class _Structural(GenerateJsonSchema):
+    """What pydantic says, in the dialect of CRDs."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        """An optional field is one that may be absent: Kubernetes drops nulls."""
+        return self.generate_inner(schema["schema"])
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        """One value is an enum of one."""
+        made = super().literal_schema(schema)
+        return {"type": "string", "enum": [made["const"]]} if "const" in made else made
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """No null and no empty defaults; an object's is `{}`, since its fields bring their own."""
+        made = super().default_schema(schema)
+        if isinstance(made.get("default"), dict):
+            made["default"] = {}
+        elif made.get("default", ...) in (None, []):
+            made.pop("default")
+        return made
+
+
+def structural(model: type[BaseModel]) -> Schema:
+    """The structural schema of a model: references resolved, nothing in it that the API server refuses."""
+    root = model.model_json_schema(by_alias=True, schema_generator=_Structural, ref_template="{model}")
+    definitions: Mapping[str, Schema] = root.get("$defs", {})
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, list):
+            return [walk(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            node = definitions[node["$ref"]] | {k: v for k, v in node.items() if k != "$ref"}
+        made: Schema = {}
+        for key, value in node.items():
+            if key in _NO_MEANING_IN_A_CRD or (key == "additionalProperties" and value is False):
+                continue
+            if key == "properties":
+                made[key] = {name: walk(field) for name, field in value.items()}
+            elif key == "description":
+                made[key] = _flow(value)
+            else:
+                made[key] = value if key in _VERBATIM else walk(value)
+        if made.get("x-kubernetes-int-or-string"):
+            made.pop("type", None)
+        elif _is_int_or_string(made):
+            made = {**made, "x-kubernetes-int-or-string": True}
+        if made.get("type") == "object" and "properties" in made:
+            made.pop("additionalProperties", None)
+        return made
+
+    schema: Schema = walk(root)
+    return schema
+
+
+def _flow(text: str) -> str:
+    """A docstring as running text: line breaks within a paragraph are not the reader's."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
+
+
+def _is_int_or_string(schema: Schema) -> bool:
+    return [choice.get("type") for choice in schema.get("anyOf", [])] == ["integer", "string"]
+
+
+def _without_defaults(schema: Schema) -> Schema:
+    """A status has none: what the operator did not write is not there."""
+    kept: Schema = {}
+    for key, value in schema.items():
+        if key == "properties":
+            kept[key] = {name: _without_defaults(field) for name, field in value.items()}
+        elif key != "default":
+            kept[key] = _without_defaults(value) if isinstance(value, dict) else value
+    return kept
+
+
+def _column(name: str, path: str, of: str = "string", *, wide: bool = False, description: str = "") -> Schema:
+    column: Schema = {"name": name, "type": of, "jsonPath": path}
+    if description:
+        column["description"] = description
+    return column | ({"priority": 1} if wide else {})
+
+
+COLUMNS = [
+    _column("Phase", ".status.phase"),
+    _column("PS", ".status.parameterServers.ready", "integer", description="Parameter servers ready"),
+    _column("Workers", ".status.workers.ready", "integer", description="Workers ready"),
+    _column("Desired", ".spec.workers.replicas", "integer", description="Workers wanted"),
+    _column("Speed", ".status.training.samplesPerSecond", description="Samples per second of the job"),
+    _column("Progress", ".status.training.progressPercent", "integer", description="Percent done"),
+    _column(
+        "Disruptions", ".status.restarts.disruptions", "integer", description="Workers the platform took"
+    ),
+    _column("Age", ".metadata.creationTimestamp", "date"),
+    _column(
+        "ETA", ".status.training.remainingSeconds", "integer", wide=True, description="Seconds to the end"
+    ),
+    _column(
+        "Failures", ".status.restarts.failures", "integer", wide=True, description="The job's own faults"
+    ),
+    _column("Reason", ".status.reason", wide=True, description="Why the job is not simply running"),
+]
+
+
+def custom_resource_definition(model: type[Resource], columns: list[Schema]) -> Schema:
+    """The CustomResourceDefinition of a resource whose workers can be scaled."""
+    schema = structural(model)
+    properties = schema["properties"]
+    properties |= {
+        "apiVersion": {"type": "string", "description": f"Always {GROUP}/{VERSION}."},
+        "kind": {"type": "string", "description": f"Always {model.__name__}."},
+        "metadata": {"type": "object"},
+        "status": _without_defaults(properties["status"]),
+    }
+    schema["required"] = ["spec"]
+    kind = model.__name__
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{model.PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced" if model.NAMESPACED else "Cluster",
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": model.PLURAL,
+                "singular": kind.lower(),
+                "shortNames": list(model.SHORT_NAMES),
+                "categories": ["training"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.workers.replicas",
+                            "statusReplicasPath": ".status.workers.active",
+                            "labelSelectorPath": ".status.workers.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": columns,
+                }
+            ],
+        },
+    }
+
+
+def files() -> dict[str, str]:
+    """File name -> content of every CRD."""
+    crd = custom_resource_definition(TrainingJob, COLUMNS)
+    head = "# Generated by `python -m shoal.api.crd` from operator/shoal/api. Do not edit.\n"
+    return {f"{GROUP}_{TrainingJob.PLURAL}.yaml": head + yaml.safe_dump(crd, sort_keys=False, width=110)}
+
+
+def main(folders: list[str]) -> None:
+    """Write the CRDs into each of the folders."""
+    for folder in folders:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, content in files().items():
+            (Path(folder) / name).write_text(content)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["crds"])

@@ -1,0 +1,109 @@
+"""Every name and label that Shoal gives: deterministic, so that doing a thing twice is a 409 and not a duplicate."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.api.base import GROUP
+from shoal.api.kube import Pod
+from shoal.api.training_job import TrainingJob
+
+RoleName = Literal["ps", "worker"]
+
+JOB = f"{GROUP}/job"
+JOB_UID = f"{GROUP}/job-uid"
+ROLE = f"{GROUP}/role"
+INDEX = f"{GROUP}/index"
+INCARNATION = f"{GROUP}/incarnation"
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A worker's slot or a server's shard, and which of the pods that filled it."""
+
+    role: RoleName
+    index: int
+    incarnation: int
+
+    @property
+    def seat(self) -> tuple[RoleName, int]:
+        """The place without the incarnation."""
+        return self.role, self.index
+
+
+def pod_name(job: str, place: Place) -> str:
+    """`<job>-worker-<slot>-<incarnation>` or `<job>-ps-<shard>-<incarnation>`."""
+    return f"{job}-{place.role}-{place.index}-{place.incarnation}"
+
+
+def place_of(pod: Pod) -> Place | None:
+    """Which place a pod fills, by its labels; None if they do not say."""
+    labels = pod.metadata.labels
+    role, index, incarnation = labels.get(ROLE), labels.get(INDEX, ""), labels.get(INCARNATION, "")
+    if not (index.isdigit() and incarnation.isdigit()):
+        return None
+    if role == "ps":
+        return Place("ps", int(index), int(incarnation))
+    if role == "worker":
+        return Place("worker", int(index), int(incarnation))
+    return None
+
+
+def place_of_name(name: str) -> Place | None:
+    """Which place a pod of this name fills."""
+    if not (found := re.search(r"-(ps|worker)-(\d+)-(\d+)$", name)):
+        return None
+    return Place("ps" if found[1] == "ps" else "worker", int(found[2]), int(found[3]))
+
+
+def service_name(job: str, shard: int) -> str:
+    """The Service of a shard: what its clients know it by, whichever pod it is."""
+    return f"{job}-ps-{shard}"
+
+
+def service_host(job: TrainingJob, shard: int) -> str:
+    """The DNS name of a shard's Service."""
+    return f"{service_name(job.metadata.name, shard)}.{job.metadata.namespace}.svc"
+
+
+def secret_name(job: TrainingJob) -> str:
+    """The job's Secret. The uid is in it, so that one left by an earlier job of this name is never taken for ours."""
+    return f"{job.metadata.name}-shoal-{job.metadata.uid[:8]}"
+
+
+def budget_name(job: TrainingJob) -> str:
+    """The PodDisruptionBudget of the parameter servers."""
+    return f"{job.metadata.name}-ps-{job.metadata.uid[:8]}"
+
+
+def job_labels(job: TrainingJob) -> dict[str, str]:
+    """Labels of everything that belongs to a job."""
+    return {
+        JOB: job.metadata.name,
+        JOB_UID: job.metadata.uid,
+        "app.kubernetes.io/managed-by": "shoal",
+        "app.kubernetes.io/instance": job.metadata.name,
+    }
+
+
+def place_labels(job: TrainingJob, place: Place) -> dict[str, str]:
+    """Labels of a pod."""
+    return {
+        **job_labels(job),
+        "app.kubernetes.io/component": "parameter-server" if place.role == "ps" else "worker",
+        ROLE: place.role,
+        INDEX: str(place.index),
+        INCARNATION: str(place.incarnation),
+    }
+
+
+def service_selector(job: TrainingJob, shard: int, incarnation: int) -> dict[str, str]:
+    """Selects one incarnation of one shard of one run, and nothing else."""
+    return {JOB_UID: job.metadata.uid, ROLE: "ps", INDEX: str(shard), INCARNATION: str(incarnation)}
+
+
+def worker_selector(job: TrainingJob) -> str:
+    """The workers of a job, in the form of `kubectl get -l`."""
+    return f"{JOB_UID}={job.metadata.uid},{ROLE}=worker"

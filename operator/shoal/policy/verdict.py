@@ -1,0 +1,149 @@
+"""What has become of a pod: the one place where the platform's doing is told from the job's own fault.
+
+First match wins: refused by the kubelet, taken by the platform by the pod's word, by the node's word, deleted, out of
+memory, the user's rules for exit codes, killed without a word, ended too early, the job's own fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import ValidationError
+
+from shoal.api.kube import Node, Pod, Terminated
+from shoal.api.training_job import FailureRule
+from shoal.api.training_job_status import Slot
+from shoal.policy.disruption import (
+    Meaning,
+    exceeded_its_own_limit,
+    node_signal,
+    pod_disruption,
+    rejection,
+)
+from shoal_trainer.contract import EXIT_FENCED, EXIT_USER, Outcome, TerminationMessage
+
+
+class Fate(StrEnum):
+    """What has become of a pod."""
+
+    FINE = "Fine"  # starting or running
+    LEAVING = "Leaving"  # runs, but was told to go or its node is going
+    LOST = "Lost"  # its node is gone, whatever the API shows
+    REJECTED = "Rejected"  # its node would not take it
+    DISRUPTED = "Disrupted"  # ended, the platform's doing
+    KILLED = "Killed"  # ended by a signal, nobody says why
+    DONE = "Done"  # exit 0
+    FAILED = "Failed"  # ended, the job's own fault
+    IGNORED = "Ignored"  # ended, and the user's rules say not to count it
+
+
+ENDED = frozenset({Fate.REJECTED, Fate.DISRUPTED, Fate.KILLED, Fate.DONE, Fate.FAILED, Fate.IGNORED})
+"""Its process is no more."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A fate, with the reason in one word, in a sentence, and whether starting again is pointless."""
+
+    fate: Fate
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    fatal: bool = False
+
+
+FINE = Verdict(Fate.FINE)
+
+
+def termination_message(terminated: Terminated | None) -> TerminationMessage | None:
+    """What the trainer wrote before it ended, if it is one of its messages."""
+    if terminated is None or not terminated.message:
+        return None
+    try:
+        return TerminationMessage.model_validate_json(terminated.message)
+    except ValidationError:
+        return None
+
+
+def terminated(pod: Pod, container: str) -> Terminated | None:
+    """How the training container ended, if it has and is not being started again."""
+    found = next((c for c in pod.status.container_statuses if c.name == container), None)
+    return found.state.terminated if found else None
+
+
+def judge(pod: Pod, slot: Slot, node: Node | None, rules: list[FailureRule]) -> Verdict:
+    """The verdict on a pod.
+
+    `node` is the node it is bound to as it is now, None when there is none of that name; `slot` says which machine it
+    was when the pod was bound.
+    """
+    end = terminated(pod, slot.role)
+    restarts_in_place = slot.role == "ps" and end is not None and end.exit_code != 0
+    ended = pod.status.phase in {"Failed", "Succeeded"} or (end is not None and not restarts_in_place)
+    signal = node_signal(node, slot) if pod.spec.node_name else None
+    if not ended:
+        return _alive(pod, signal.reason if signal else "", signal.meaning if signal else None)
+    code = end.exit_code if end else None
+    if refused := rejection(pod):
+        return Verdict(Fate.REJECTED, refused, pod.status.message, code)
+    if exceeded_its_own_limit(pod):
+        return Verdict(Fate.FAILED, "Evicted", pod.status.message, code)
+    if taken := pod_disruption(pod):
+        return Verdict(Fate.DISRUPTED, taken, pod.status.message, code)
+    if signal is not None and signal.meaning >= Meaning.LEAVING:
+        return Verdict(Fate.DISRUPTED, signal.reason, pod.status.message, code)
+    if pod.metadata.deletion_timestamp:
+        return Verdict(Fate.DISRUPTED, "Deleted", pod.status.message, code)
+    if end is None:
+        return Verdict(Fate.DISRUPTED, "Unknown", pod.status.message)
+    return judge_exit(end, slot, rules)
+
+
+def _alive(pod: Pod, reason: str, meaning: Meaning | None) -> Verdict:
+    if meaning is Meaning.LOST:
+        return Verdict(Fate.LOST, reason)
+    if taken := pod_disruption(pod):
+        return Verdict(Fate.LEAVING, taken, pod.status.message)
+    if meaning is Meaning.LEAVING:
+        return Verdict(Fate.LEAVING, reason)
+    if pod.metadata.deletion_timestamp:
+        return Verdict(Fate.LEAVING, "Deleted")
+    return FINE
+
+
+def judge_exit(end: Terminated, slot: Slot, rules: list[FailureRule]) -> Verdict:
+    """The verdict on an exit that nothing outside the container explains."""
+    code = end.exit_code
+    if end.reason == "OOMKilled":
+        words = f"out of memory: raise resources.limits.memory of container {slot.role}, or lower training.batchSize"
+        return Verdict(Fate.FAILED, "OOMKilled", words, code)
+    for rule in rules:
+        if code in rule.on_exit_codes:
+            return _by_rule(rule, code)
+    if code in {137, 143}:
+        return Verdict(Fate.KILLED, "Killed", f"ended with exit code {code} and nobody says why", code)
+    if code == EXIT_FENCED:
+        return Verdict(Fate.KILLED, "Fenced", "a newer incarnation holds its place", code)
+    if code == 0:
+        return Verdict(Fate.DONE, "Done", "", code)
+    said = termination_message(end)
+    if said is not None and said.outcome is Outcome.FAILED:
+        return Verdict(Fate.FAILED, said.reason or "Error", said.message, code, fatal=code == EXIT_USER)
+    words = (
+        end.message.strip() or f"container {slot.role} ended with exit code {code}: see the logs of the pod"
+    )
+    return Verdict(Fate.FAILED, "Error", words, code)
+
+
+def _by_rule(rule: FailureRule, code: int) -> Verdict:
+    words = f"exit code {code}, by runPolicy.failureRules"
+    match rule.action:
+        case "FailJob":
+            return Verdict(Fate.FAILED, "FailJob", words, code, fatal=True)
+        case "Restart":
+            return Verdict(Fate.FAILED, "Error", words, code)
+        case "Ignore":
+            return Verdict(Fate.IGNORED, "Ignored", words, code)
+        case "CountAsDisruption":
+            return Verdict(Fate.DISRUPTED, "FailureRule", words, code)
