@@ -40,9 +40,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class FakeNode:
-    """What the kubelet of one node knows. `alive`: it beats and serves its pods; `shutting_down`: after a
-    notice.
-    """
+    """What one kubelet knows. `alive`: it beats and serves pods; `shutting_down`: it got a notice."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -77,7 +75,7 @@ class FakeKubelet:
         self.heartbeat_seconds = heartbeat_seconds
         self.exit_on_term = exit_on_term
         self.image_errors: dict[str, str] = {}
-        self.hold: Callable[[Json], bool] = lambda pod: False
+        self.hold: Callable[[Json], bool] = lambda _pod: False
         self.nodes: dict[str, FakeNode] = {}
         self.pods: dict[str, Json] = {}
         """Every pod of a fake node as last seen, by uid."""
@@ -112,8 +110,7 @@ class FakeKubelet:
         spot: bool = False,
         zone: str = "zone-a",
     ) -> None:
-        """A node that is Ready when this returns. `spot=True` adds GKE's spot labels, else its on-demand
-        label.
+        """A node that is Ready when this returns. `spot=True` adds GKE's spot labels, else the on-demand label.
 
         After `remove_node` or a machine's end the same name may be used again: another uid, another boot id.
         """
@@ -143,7 +140,7 @@ class FakeKubelet:
             "kubeProxyVersion": "v1.36.2",
             "operatingSystem": "linux",
         }
-        status = {"capacity": resources, "allocatable": resources, "nodeInfo": info}
+        status: Json = {"capacity": resources, "allocatable": resources, "nodeInfo": info}
         status["conditions"] = [
             _condition("Ready", "True", "KubeletReady", "kubelet is posting ready status")
         ]
@@ -162,9 +159,7 @@ class FakeKubelet:
             self._spawn(self._end_later(name, drain_seconds))
 
     async def end_shutdown(self, name: str, *, exit_code: int | None = None) -> None:
-        """The end of a graceful shutdown: its pods are Failed (TerminationByKubelet), then the machine is
-        gone.
-        """
+        """The end of a shutdown: its pods are Failed (TerminationByKubelet), then the machine is gone."""
         for pod in self.pods_on(name):
             await self._end(
                 pod,
@@ -181,8 +176,7 @@ class FakeKubelet:
         await self.vanish(name)
 
     async def vanish(self, name: str, *, unknown_after: float | None = None) -> None:
-        """The machine is gone without a word: no heartbeat, its pods stay as they were and are not even
-        deleted.
+        """The machine is gone without a word: no heartbeat, and its pods stay as they were, deleted or not.
 
         The control plane marks the node Ready=Unknown after its grace period (40 s by default). With
         `unknown_after` that is done here, so many seconds from now, as the node controller does it.
@@ -226,8 +220,7 @@ class FakeKubelet:
         message: str = "",
         pod_reason: str = "",
     ) -> None:
-        """End the pod as Failed. `reason` and `message` are the container's (`OOMKilled`, its termination
-        message).
+        """End the pod as Failed. `reason` and `message` are the container's (`OOMKilled`, …).
 
         `pod_reason` is the pod's own, such as `Evicted` or `OutOfnvidia.com/gpu`.
         """
@@ -478,7 +471,12 @@ def _condition(kind: str, status: str, reason: str = "", message: str = "") -> J
 
 def _addresses() -> Callable[[Json], str]:
     numbers = itertools.count(256)
-    return lambda pod: (lambda n: f"10.{250 + n // 65536}.{n // 256 % 256}.{n % 256}")(next(numbers))
+
+    def next_address(_pod: Json) -> str:
+        number = next(numbers)
+        return f"10.{250 + number // 65536}.{number // 256 % 256}.{number % 256}"
+
+    return next_address
 
 
 def _chunks(names: Sequence[str]) -> list[Sequence[str]]:

@@ -1,5 +1,4 @@
-"""A small asynchronous client of the Kubernetes API for what `dev` plays: kubelets, storage, a demo's
-audience.
+"""A small asynchronous client of the Kubernetes API for what `dev` plays: kubelets, a demo's audience.
 
 It speaks plain JSON over aiohttp: the fake kubelet answers for hundreds of nodes, and typed models would cost
 more than everything else it does.
@@ -25,7 +24,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
-    """The API server answered with an error; `status` is the HTTP status, `body` its Status object."""
+    """The API server answered with an error: `status` is HTTP's, `body` the Status object."""
 
     def __init__(self, status: int, body: Json) -> None:
         super().__init__(f"{status} {body.get('reason', '')}: {body.get('message', '')}")

@@ -35,6 +35,7 @@ PACKAGES = {
     "kubelet": "k8s.io/kubernetes/cmd/kubelet",
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
     "coredns": "shoal.dev/tools/coredns",
+    "pause": "shoal.dev/tools/pause",
 }
 CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
 NODES = tuple(PACKAGES)
@@ -71,9 +72,7 @@ def pinned() -> str:
 
 
 def go_version() -> str | None:
-    """Such as `go1.26.8`; None where no usable Go is on the PATH. A Go of 1.21 or newer may fetch a newer
-    one.
-    """
+    """Such as `go1.26.8`, or None where no usable Go is on the PATH."""
     if shutil.which("go") is None:
         return None
     answer = subprocess.run(

@@ -14,6 +14,7 @@ tool (
 	k8s.io/kubernetes/cmd/kubectl
 	k8s.io/kubernetes/cmd/kubelet
 	shoal.dev/tools/coredns
+	shoal.dev/tools/pause
 )
 
 require github.com/coredns/coredns v1.14.7
