@@ -72,7 +72,10 @@ class Credentials:
     def token_matches(self, purpose: str, token: str) -> bool:
         """Whether `token` is that of any valid key, in constant time."""
         given = token.encode()
-        return any([hmac.compare_digest(derive(key, purpose).hex().encode(), given) for key in self.keys.values()])
+        matches = [
+            hmac.compare_digest(derive(key, purpose).hex().encode(), given) for key in self.keys.values()
+        ]
+        return any(matches)
 
     def server_context(self) -> ssl.SSLContext:
         """TLS 1.3 with the job's certificate."""
@@ -107,12 +110,14 @@ def key_digest(key_id: str) -> bytes:
     return hashlib.sha256(b"shoal/v1/key-id\0" + key_id.encode()).digest()
 
 
-def create_secret_dir(directory: str | os.PathLike[str], *, key: bytes | None = None, key_id: str = "1") -> Credentials:
+def create_secret_dir(
+    directory: str | os.PathLike[str], *, key: bytes | None = None, key_id: str = "1"
+) -> Credentials:
     """Make a key and a self-signed certificate, as the operator does for a job: for local runs and tests."""
-    from cryptography import x509  # noqa: PLC0415  needed by local runs only; a pod's Secret has it all
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-    from cryptography.x509.oid import NameOID  # noqa: PLC0415
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
 
     root = Path(directory)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)

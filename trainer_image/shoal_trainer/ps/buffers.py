@@ -6,7 +6,7 @@ nothing to catch), and numpy's own large arrays are not. So parameters, gradient
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -20,3 +20,8 @@ def aligned(n: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
     raw = np.zeros(n * kind.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + n * kind.itemsize].view(kind)
+
+
+def octets(array: NDArray[Any]) -> memoryview:
+    """The array's memory as bytes, without a copy."""
+    return memoryview(cast(Any, array)).cast("B") if array.size else memoryview(b"")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shoal_trainer.contract import Role, Shard
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.buffers import aligned, octets
 from shoal_trainer.ps.layout import Bounds, bounds
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
@@ -107,7 +107,9 @@ class ShardClient:
             self._role, self.index, self._identity.slot, self._identity.incarnation, self.minimum_epoch
         )
         try:
-            server = handshake.connect(channel, self._credentials, self._identity.job_uid, peer, binding=binding)
+            server = handshake.connect(
+                channel, self._credentials, self._identity.job_uid, peer, binding=binding
+            )
         except BaseException:
             channel.close()
             raise
@@ -117,7 +119,7 @@ class ShardClient:
     def send(self, request: Header, meta: bytes = b"", payload: NDArray[Any] | None = None) -> None:
         """Send one request; its answer is due to `receive`."""
         link = self._connected()
-        body = memoryview(b"") if payload is None else memoryview(payload).cast("B")
+        body = memoryview(b"") if payload is None else octets(payload)
         whole = replace(
             request,
             shard=self.index,
@@ -144,7 +146,7 @@ class ShardClient:
                 f"expected {expected.name} with {size}"
             )
         if out is not None and size:
-            channel.receive(memoryview(out).cast("B"))
+            channel.receive(octets(out))
         return answer, meta
 
     def close(self) -> None:
@@ -222,9 +224,7 @@ class PSClient:
                 shard.connect()
                 version = None if copy is None else copy.pulled.versions[shard.index]
                 shard.send(Header(Op.HELLO), Hello(model=model, copy_version=version).to_json().encode())
-            welcomes = [
-                decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards
-            ]
+            welcomes = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
             if copy is not None:
                 welcomes = [self._offer(welcome, copy) for welcome in welcomes]
         except BaseException:
@@ -251,7 +251,7 @@ class PSClient:
     def push_delta(
         self, delta: NDArray[Any], out: NDArray[Any], push: Push, *, scale: float = 1.0, merge: bool = False
     ) -> Pulled:
-        """parameters += scale * delta, and fill `out` with the parameters after it.
+        """Parameters += scale * delta, and fill `out` with the parameters after it.
 
         `merge=True`: with what other workers brought since the shard came back, by Adasum (arXiv 2006.02924).
         """
@@ -346,5 +346,3 @@ class PSClient:
 def _push_meta(push: Push, scale: float) -> PushMeta:
     rate = math.nan if push.learning_rate is None else push.learning_rate
     return PushMeta(push.samples, push.steps, push.loss, rate, scale, push.timings, push.progress)
-
-

@@ -11,15 +11,16 @@ numba compiles them for `NUMBA_CPU_NAME` and keeps the result beside this file (
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.extending import intrinsic
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,5 +34,223 @@ def kernel(function: F) -> F:
     return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
-def _inline(function: F) -> F:
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")(function))
+# --- bf16: the upper half of fp32 --------------------------------------------------------------------------------
+
+
+def _widen(typingctx: Any, value: Any) -> Any:  # noqa: ARG001  numba's signature
+    """fp32 of a value in a buffer."""
+    if value == types.float32:
+        return types.float32(types.float32), lambda context, builder, sig, args: args[0]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:  # noqa: ARG001
+        bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+def _narrow(typingctx: Any, value: Any, like: Any) -> Any:  # noqa: ARG001
+    """`value` as the buffer that holds `like` has it: rounded to nearest even, NaN stays NaN."""
+    if like == types.float32:
+        return types.float32(types.float32, types.float32), lambda context, builder, sig, args: args[0]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:  # noqa: ARG001
+        word = ir.IntType(32)
+        bits = builder.bitcast(args[0], word)
+        odd = builder.and_(builder.lshr(bits, word(16)), word(1))
+        rounded = builder.add(bits, builder.add(odd, word(0x7FFF)))
+        quiet = builder.or_(bits, word(0x400000))
+        chosen = builder.select(builder.fcmp_unordered("uno", args[0], args[0]), quiet, rounded)
+        return builder.trunc(builder.lshr(chosen, word(16)), ir.IntType(16))
+
+    return types.uint16(types.float32, types.uint16), codegen
+
+
+widen = intrinsic(_widen)
+narrow = intrinsic(_narrow)
+
+
+@kernel
+def encode_bf16(source: Vector, out: Buffer) -> None:
+    """`out` (uint16) := bf16 of `source`."""
+    for i in range(source.size):
+        out[i] = narrow(source[i], np.uint16(0))
+
+
+@kernel
+def decode_bf16(source: Buffer, out: Vector) -> None:
+    """`out` := fp32 of `source` (uint16)."""
+    for i in range(source.size):
+        out[i] = widen(source[i])
+
+
+@kernel
+def read(w: Vector, io: Buffer) -> None:
+    """`io` := w: the answer to a pull."""
+    for i in range(w.size):
+        io[i] = narrow(w[i], io[i])
+
+
+@kernel
+def adopt(w: Vector, io: Buffer) -> None:
+    """W := io, except where w already reads as io does: there its fp32 value is the better one."""
+    for i in range(w.size):
+        if narrow(w[i], io[i]) != io[i]:
+            w[i] = widen(io[i])
+
+
+# --- updates ------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def add(w: Vector, io: Buffer, scale: np.float32) -> None:
+    """W += scale * d: differences, and the statistics of BatchNorm."""
+    for i in range(w.size):
+        x = w[i] + scale * widen(io[i])
+        w[i] = x
+        io[i] = narrow(x, io[i])
+
+
+@kernel
+def sgd(w: Vector, io: Buffer, lr: np.float32, decay: np.float32) -> None:
+    """W -= lr g (Keras SGD without momentum). `decay` = lr * weight decay, applied before as Keras does."""
+    for i in range(w.size):
+        x = w[i]
+        x = x - x * decay
+        x = x - lr * widen(io[i])
+        w[i] = x
+        io[i] = narrow(x, io[i])
+
+
+@kernel
+def momentum(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32, mu: np.float32) -> None:
+    """M := mu m - lr g; w += m (Keras SGD, momentum > 0)."""
+    for i in range(w.size):
+        v = mu * m[i] - lr * widen(io[i])
+        m[i] = v
+        x = w[i]
+        x = x - x * decay
+        x = x + v
+        w[i] = x
+        io[i] = narrow(x, io[i])
+
+
+@kernel
+def nesterov(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32, mu: np.float32) -> None:
+    """M := mu m - lr g; w += mu m - lr g (Keras SGD, nesterov=True)."""
+    for i in range(w.size):
+        step = lr * widen(io[i])
+        v = mu * m[i] - step
+        m[i] = v
+        x = w[i]
+        x = x - x * decay
+        x = x + (mu * v - step)
+        w[i] = x
+        io[i] = narrow(x, io[i])
+
+
+@kernel
+def adam(
+    w: Vector,
+    m: Vector,
+    v: Vector,
+    io: Buffer,
+    alpha: np.float32,
+    decay: np.float32,
+    one_less_b1: np.float32,
+    one_less_b2: np.float32,
+    epsilon: np.float32,
+) -> None:
+    """M += (g - m)(1 - b1); v += (g² - v)(1 - b2); w -= alpha m / (√v + eps) (Keras Adam and AdamW)."""
+    for i in range(w.size):
+        g = widen(io[i])
+        first = m[i] + (g - m[i]) * one_less_b1
+        second = v[i] + (g * g - v[i]) * one_less_b2
+        m[i] = first
+        v[i] = second
+        x = w[i]
+        x = x - x * decay
+        x = x - (first * alpha) / (np.sqrt(second) + epsilon)
+        w[i] = x
+        io[i] = narrow(x, io[i])
+
+
+@kernel
+def adagrad(w: Vector, a: Vector, io: Buffer, lr: np.float32, decay: np.float32, epsilon: np.float32) -> None:
+    """A += g²; w -= lr g / √(a + eps) (Keras Adagrad)."""
+    for i in range(w.size):
+        g = widen(io[i])
+        total = a[i] + g * g
+        a[i] = total
+        x = w[i]
+        x = x - x * decay
+        x = x - (lr * g) / np.sqrt(total + epsilon)
+        w[i] = x
+        io[i] = narrow(x, io[i])
+
+
+# --- Adasum -------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def products(a: Vector, io: Buffer) -> tuple[float, float, float]:
+    """(a·a, a·d, d·d) in double precision."""
+    aa = 0.0
+    ad = 0.0
+    dd = 0.0
+    for i in range(a.size):
+        x = np.float64(a[i])
+        y = np.float64(widen(io[i]))
+        aa += x * x
+        ad += x * y
+        dd += y * y
+    return aa, ad, dd
+
+
+@kernel
+def merge(w: Vector, a: Vector, io: Buffer, of_a: np.float32, of_d: np.float32) -> None:
+    """A' := of_a a + of_d d; w += a' - a: replace what was merged so far by the merger with one more."""
+    for i in range(w.size):
+        old = a[i]
+        new = of_a * old + of_d * widen(io[i])
+        a[i] = new
+        x = w[i] + (new - old)
+        w[i] = x
+        io[i] = narrow(x, io[i])
+
+
+# --- ahead of time ------------------------------------------------------------------------------------------------
+
+
+def compile_all() -> Iterator[tuple[str, float]]:
+    """Call every kernel once for both encodings; yields (name, seconds). Later processes find them in the cache."""
+    w, m, v = (np.zeros(1, np.float32) for _ in range(3))
+    s = np.float32(0.5)
+    for dtype in (np.float32, np.uint16):
+        io = np.zeros(1, dtype)
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+            (read, (w, io)),
+            (adopt, (w, io)),
+            (add, (w, io, s)),
+            (sgd, (w, io, s, s)),
+            (momentum, (w, m, io, s, s, s)),
+            (nesterov, (w, m, io, s, s, s)),
+            (adam, (w, m, v, io, s, s, s, s, s)),
+            (adagrad, (w, m, io, s, s, s)),
+            (products, (w, io)),
+            (merge, (w, m, io, s, s)),
+        ]
+        if dtype is np.uint16:
+            calls += [(encode_bf16, (w, io)), (decode_bf16, (io, w))]
+        for function, arguments in calls:
+            begin = time.perf_counter()
+            function(*arguments)
+            yield f"{function.__name__}/{np.dtype(dtype).name}", time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    # Run as a script this file is `__main__`; what must be in the cache are the kernels of the module.
+    from shoal_trainer.ps import kernels as module
+
+    total = sum(seconds for _, seconds in module.compile_all())
+    sys.stdout.write(f"update kernels compiled for {numba.config.CPU_NAME or 'this CPU'} in {total:.1f} s\n")

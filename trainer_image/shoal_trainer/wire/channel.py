@@ -7,6 +7,7 @@ every 64 KiB; TLS has to use them.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -24,7 +25,9 @@ MIN_RATE = 1 << 20
 class Channel:
     """A connected socket, plain or TLS. Not for two threads at once, except `close`."""
 
-    def __init__(self, sock: socket.socket, *, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, sock: socket.socket, *, timeout: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._clock = clock
@@ -66,7 +69,9 @@ class Channel:
                     else:
                         sent -= len(part)
         except (OSError, ValueError) as error:
-            raise Unreachable(f"the peer does not take what is sent: {error or type(error).__name__}") from None
+            raise Unreachable(
+                f"the peer does not take what is sent: {error or type(error).__name__}"
+            ) from None
 
     def receive(self, view: memoryview, *, deadline: float | None = None) -> None:
         """Fill `view`. `Unreachable` when the peer has gone, is silent, or too slow (`deadline` on the clock)."""
@@ -127,8 +132,6 @@ class Channel:
 
     def close(self) -> None:
         """Close, and wake a thread that waits in it."""
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._sock.close()

@@ -74,7 +74,13 @@ def _proof(key: bytes, side: str, binding: bytes, *frames: bytes) -> bytes:
 
 
 def connect(
-    channel: Channel, credentials: Credentials, job_uid: str, peer: Peer, *, binding: bytes = b"", key_id: str | None = None
+    channel: Channel,
+    credentials: Credentials,
+    job_uid: str,
+    peer: Peer,
+    *,
+    binding: bytes = b"",
+    key_id: str | None = None,
 ) -> Server:
     """The client's side. `Unauthorized` if either side cannot prove the key, `Fenced` if `peer` has been replaced."""
     name = key_id or credentials.key_id

@@ -116,7 +116,9 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     """The header in `data` (64 bytes); `ProtocolError` if there is none, or one that this version cannot serve."""
     if len(data) != SIZE:
         raise ProtocolError(f"a header has {SIZE} bytes, not {len(data)}")
-    magic, version, op, codec, flags, shard, _, slot, inc, epoch, meta, boot, seq, base, length = _LAYOUT.unpack(data)
+    magic, version, op, codec, flags, shard, _, slot, inc, epoch, meta, boot, seq, base, length = (
+        _LAYOUT.unpack(data)
+    )
     if magic != MAGIC:
         raise ProtocolError("not a message of Shoal's data plane")
     if version != VERSION:
@@ -127,6 +129,6 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
         raise ProtocolError(f"unknown operation {op} or codec {codec}") from None
     if meta > (MAX_META_HELLO if kind in {Op.HELLO, Op.WELCOME} else MAX_META):
         raise ProtocolError(f"{kind.name} states {meta} bytes of description")
-    if coding is Codec.NONE and length or coding is not Codec.NONE and length % coding.itemsize:
+    if (coding is Codec.NONE and length) or (coding is not Codec.NONE and length % coding.itemsize):
         raise ProtocolError(f"{kind.name} states {length} bytes of payload in codec {coding.name}")
     return Header(kind, coding, shard, slot, inc, epoch, meta, boot, seq, base, length, flags)

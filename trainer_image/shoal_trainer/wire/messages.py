@@ -40,7 +40,7 @@ class Schedule(Message):
     """One of Keras' learning-rate schedules: its class name and `get_config()`, evaluated by the parameter server."""
 
     name: str
-    config: dict[str, float | int | bool | str | None | list[float] | list[int]] = Field(default_factory=dict)
+    config: dict[str, float | int | bool | str | list[float] | list[int] | None] = Field(default_factory=dict)
 
 
 class OptimizerConfig(Message):
@@ -142,7 +142,7 @@ class Push:
     base_versions: tuple[int, ...]
     progress: tuple[Progress, ...] = ()
     loss: float = math.nan
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)
     learning_rate: float | None = None
     steps: int = 1
 
@@ -208,7 +208,7 @@ class PushMeta:
     learning_rate: float = math.nan
     scale: float = 1.0
     """Of a difference: parameters += scale * difference."""
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)
     progress: tuple[Progress, ...] = ()
 
 
@@ -254,7 +254,9 @@ def encode_answer(meta: AnswerMeta) -> bytes:
 def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
     """The answer that `encode_answer` wrote; `ProtocolError` for anything else."""
     if len(data) < _ANSWER.size:
-        raise ProtocolError(f"an answer's description has {len(data)} bytes, at least {_ANSWER.size} are needed")
+        raise ProtocolError(
+            f"an answer's description has {len(data)} bytes, at least {_ANSWER.size} are needed"
+        )
     samples, updates, live, count = _ANSWER.unpack_from(data)
     if count > MAX_APPLIED or len(data) != _ANSWER.size + count * _APPLIED.size:
         raise ProtocolError("an answer's description does not have the length that it states")

@@ -1,0 +1,107 @@
+"""An optimizer on one shard: its state, and which kernel runs on which part of the shard.
+
+Only what Keras' formulas need is kept: momentum has one vector beside the parameters, Adam two. The learning rate is
+multiplied by a push's weight (samples, staleness), so that momentum and adaptive moments stay comparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.kernels import Buffer, Vector
+from shoal_trainer.wire.messages import OptimizerConfig
+
+STATE = {
+    "sgd": (),
+    "momentum": ("momentum",),
+    "adam": ("m", "v"),
+    "adamw": ("m", "v"),
+    "adagrad": ("a",),
+    "delta": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one push is worth. `step` counts from 1, `live` workers share the parameters."""
+
+    rate: float
+    step: int
+    live: int
+
+
+class Optimizer:
+    """The state of `config` for `size` trainable values that begin at `offset` of the flat vector."""
+
+    def __init__(self, config: OptimizerConfig, offset: int, size: int) -> None:
+        self.config = config
+        self.size = size
+        kind = "momentum" if config.name == "sgd" and config.momentum else config.name
+        self.state: dict[str, Vector] = {name: aligned(size) for name in STATE[kind]}
+        if kind == "adagrad":
+            self.state["a"].fill(config.initial_accumulator_value)
+        self._segments = tuple(_segments(config, offset, size))
+
+    def apply(self, w: Vector, io: Buffer, update: Update) -> None:
+        """Take the gradient in `io` into `w`, and leave the new parameters in `io`."""
+        for low, high, decays in self._segments:
+            self._apply(slice(low, high), w[low:high], io[low:high], update, decays)
+
+    def _apply(self, part: slice, w: Vector, io: Buffer, update: Update, decays: bool) -> None:
+        c, f = self.config, np.float32
+        rate = f(update.rate)
+        decay = f(update.rate * c.weight_decay if decays else 0.0)
+        state = {name: values[part] for name, values in self.state.items()}
+        if c.name in {"adam", "adamw"}:
+            power_1, power_2 = f(c.beta_1) ** f(update.step), f(c.beta_2) ** f(update.step)
+            alpha = rate * np.sqrt(f(1) - power_2) / (f(1) - power_1)
+            low, high = f(1 - c.beta_1), f(1 - c.beta_2)
+            kernels.adam(w, state["m"], state["v"], io, f(alpha), decay, low, high, f(c.epsilon))
+        elif c.name == "adagrad":
+            kernels.adagrad(w, state["a"], io, rate, decay, f(c.epsilon))
+        elif "momentum" not in state:
+            kernels.sgd(w, io, rate, decay)
+        else:
+            mu = f(explicit_momentum(c, update.live))
+            rule = kernels.nesterov if c.nesterov else kernels.momentum
+            rule(w, state["momentum"], io, rate, decay, mu)
+
+
+def explicit_momentum(config: OptimizerConfig, live: int) -> float:
+    """Asynchrony of W workers acts like momentum 1 - 1/W (arXiv 1605.09774); what is missing to mu is made explicit."""
+    if not config.momentum_correction:
+        return config.momentum
+    return max(0.0, config.momentum - (1 - 1 / max(1, live)))
+
+
+def _segments(config: OptimizerConfig, offset: int, size: int) -> Iterator[tuple[int, int, bool]]:
+    """(low, high, whether weight decay applies) over the local range, in order."""
+    position = 0
+    if config.weight_decay:
+        for start, stop in sorted(config.no_decay):
+            low, high = max(position, start - offset), min(size, stop - offset)
+            if low < high:
+                if position < low:
+                    yield position, low, True
+                yield low, high, False
+                position = high
+    if position < size:
+        yield position, size, True
+
+
+def compile_for(config: OptimizerConfig) -> None:
+    """Load (or compile) the kernels that `config` uses, before the first push has to wait for it."""
+    w = aligned(1)
+    for dtype in (np.float32, np.uint16):
+        io = aligned(1, dtype)
+        kernels.read(w, io)
+        kernels.adopt(w, io)
+        kernels.add(w, io, np.float32(0))
+        if config.name != "delta":
+            plain = config.model_copy(update={"no_decay": ()})
+            Optimizer(plain, 0, 1).apply(w, io, Update(0.0, 1, 1))

@@ -1,0 +1,514 @@
+"""The state of one shard: parameters, optimizer, and which pushes are in them.
+
+It is the part of the parameter server that knows no socket. All calls are short and safe from any thread; one lock
+makes them one after the other, and `on_applied` runs inside it, so that what the coordinator counts and what the
+parameters hold never differ. A shard is EMPTY until a worker gives it first values, RECOVERING for a bounded moment
+after a restart (the newest of its snapshot and the workers' copies wins), and READY from then on.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from shoal_trainer.contract import Staleness
+from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.ps import kernels, schedules
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.kernels import Buffer, Vector
+from shoal_trainer.ps.layout import bounds
+from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
+from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
+
+EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
+KEPT_INCARNATIONS = 4
+"""Of each slot: how many incarnations the vector of applied pushes remembers."""
+
+
+class State(StrEnum):
+    """Whether a shard can be read and written."""
+
+    EMPTY = "Empty"
+    RECOVERING = "Recovering"
+    READY = "Ready"
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPush:
+    """One update, as it was just applied. `version` is the one that it made, `staleness` in versions."""
+
+    slot: int
+    incarnation: int
+    seq: int
+    version: int
+    staleness: int
+    weight: float
+    meta: PushMeta
+    delta: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes back with parameters."""
+
+    version: int
+    meta: AnswerMeta
+
+
+@dataclass(frozen=True)
+class ShardCopy:
+    """A shard at one moment: what a snapshot holds. `arrays`: `parameters` (all) and the optimizer's (trainable)."""
+
+    index: int
+    shards: int
+    epoch: int
+    version: int
+    samples: int
+    updates: int
+    low: int
+    high: int
+    model: ModelSpec
+    applied: Applied
+    arrays: dict[str, Vector]
+
+
+class ShardStore:
+    """Shard `index` of `shards`, at `epoch` (the incarnation of its pod); `boot` tells restarts in place apart.
+
+    `recovery_seconds` counts from the first worker's hello. `on_applied` and `on_ready` run under the lock: cheap,
+    and not calling back.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        shards: int,
+        epoch: int,
+        *,
+        boot: int | None = None,
+        staleness: Staleness | None = None,
+        recovery_seconds: float = 0.75,
+        clock: Callable[[], float] = time.monotonic,
+        on_applied: Callable[[AppliedPush], None] | None = None,
+        on_ready: Callable[[int, Applied], None] | None = None,
+    ) -> None:
+        self.index = index
+        self.shards = shards
+        self.epoch = epoch
+        self.boot = secrets.randbits(63) if boot is None else boot
+        self.staleness = staleness or Staleness()
+        self.on_applied = on_applied
+        self.on_ready = on_ready
+        self.version = 0
+        self.samples = 0
+        self.updates = 0
+        self.model: ModelSpec | None = None
+        self.applied: Applied = {}
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._clock = clock
+        self._recovery_seconds = recovery_seconds
+        self._state = State.RECOVERING if epoch > 0 else State.EMPTY
+        self._deadline: float | None = None
+        self._waiting_for: set[int] = set()
+        self._parameters: Vector = aligned(0)
+        self._optimizer: Optimizer | None = None
+        self._merged: Vector | None = None
+        self._minimum: dict[int, int] = {}
+        self._connected: dict[int, int] = {}
+        self._live: int | None = None
+        self._bases: dict[int, deque[int]] = {}
+        self._pending: dict[int, int] = {}
+
+    # --- who is there ---------------------------------------------------------------------------------------------
+
+    @property
+    def live_workers(self) -> int:
+        """Workers with a connection, or as many as `set_live_workers` said; at least 1."""
+        return max(1, len(self._connected) if self._live is None else self._live)
+
+    def set_live_workers(self, count: int | None) -> None:
+        """Let the coordinator say how many workers there are; None: count connections."""
+        with self.lock:
+            self._live = count
+            self.changed.notify_all()
+
+    def connect(self, slot: int, incarnation: int) -> None:
+        """A proven worker opened a connection; `Fenced` if a newer incarnation of its slot has been here."""
+        with self.lock:
+            self._check_fence(slot, incarnation)
+            self._minimum[slot] = incarnation
+            self._connected[slot] = self._connected.get(slot, 0) + 1
+
+    def disconnect(self, slot: int) -> None:
+        """A worker's connection ended."""
+        with self.lock:
+            left = self._connected.get(slot, 0) - 1
+            if left > 0:
+                self._connected[slot] = left
+            else:
+                self._connected.pop(slot, None)
+                self._bases.pop(slot, None)
+            self._waiting_for.discard(slot)
+            self.changed.notify_all()
+
+    def fence(self, slot: int, minimum_incarnation: int) -> None:
+        """Refuse all older incarnations of a slot from now on."""
+        with self.lock:
+            self._minimum[slot] = max(minimum_incarnation, self._minimum.get(slot, 0))
+
+    # --- the model ------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """EMPTY, RECOVERING or READY now."""
+        with self.lock:
+            self._settle()
+            return self._state
+
+    @property
+    def size(self) -> int:
+        """How many values the shard holds; 0 before a model is known."""
+        return int(self._parameters.size)
+
+    def hello(
+        self, slot: int, incarnation: int, model: ModelSpec, copy_version: int | None = None
+    ) -> ShardWelcome:
+        """Agree on the model; `UserError` if this shard holds another one."""
+        with self.lock:
+            self._check_fence(slot, incarnation)
+            if self.model is None:
+                self._allocate(model)
+            elif self.model != model:
+                raise UserError(_difference(self.model, model))
+            if self._deadline is None:
+                self._deadline = self._clock() + self._recovery_seconds
+            wants = copy_version is not None and self._wants(copy_version)
+            if not wants:
+                self._waiting_for.discard(slot)
+            self._settle()
+            return self._welcome(slot, incarnation, wants)
+
+    def initialize(self, values: Vector) -> None:
+        """Take first values, unless there are some: the first writer wins."""
+        with self.lock:
+            self._check_size(values)
+            self._settle()
+            if self._state is State.EMPTY:
+                self._parameters[:] = values
+                self._become_ready()
+
+    def offer(self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Buffer) -> ShardWelcome:
+        """A worker's copy of the parameters: adopted if it is newer than what this recovering shard has."""
+        with self.lock:
+            self._check_fence(slot, incarnation)
+            self._check_size(io)
+            if self._wants(version):
+                if self.updates == 0 and self.version == 0:
+                    self._parameters[:] = 0
+                kernels.adopt(self._parameters, io)
+                self.version, self.samples, self.updates = (
+                    version,
+                    meta.samples,
+                    max(self.updates, meta.updates),
+                )
+                self.applied = dict(meta.applied)
+            self._waiting_for.discard(slot)
+            self._settle()
+            return self._welcome(slot, incarnation, False)
+
+    # --- reading and writing --------------------------------------------------------------------------------------
+
+    def pull(self, slot: int, io: Buffer) -> Answer:
+        """Fill `io` with the parameters."""
+        with self.lock:
+            self._check_ready(io)
+            kernels.read(self._parameters, io)
+            return self._answer(slot)
+
+    def push(
+        self,
+        slot: int,
+        incarnation: int,
+        seq: int,
+        base: int,
+        meta: PushMeta,
+        io: Buffer,
+        *,
+        boot: int | None = None,
+    ) -> Answer:
+        """Apply the mean gradient in `io`, computed on version `base`, and leave the parameters in `io`."""
+        with self.lock:
+            if self._repeated(slot, incarnation, seq, io, boot):
+                return self._answer(slot)
+            optimizer, w = self._optimizer, self._parameters
+            if self.model is None or optimizer is None:
+                raise Unreachable("the shard has no model yet")
+            config = self.model.optimizer
+            if config.name == "delta":
+                raise UserError("this model's optimizer runs on the workers: push differences, not gradients")
+            tau = max(0, self.version - base)
+            weight = meta.samples / config.batch_size / max(1, tau) ** EXPONENTS[self.staleness.policy]
+            rate = meta.learning_rate
+            if not math.isfinite(rate):
+                rate = schedules.learning_rate(config.learning_rate, self.samples // config.batch_size)
+            trainable = optimizer.size
+            optimizer.apply(
+                w[:trainable], io[:trainable], Update(rate * weight, self.updates + 1, self.live_workers)
+            )
+            # Statistics move by themselves towards what each worker sees: a delayed correction is taken in part.
+            kernels.add(w[trainable:], io[trainable:], np.float32(1 / max(1, tau)))
+            self.updates += 1
+            return self._applied(slot, incarnation, seq, base, tau, weight, meta, False)
+
+    def delta(
+        self,
+        slot: int,
+        incarnation: int,
+        seq: int,
+        base: int,
+        meta: PushMeta,
+        io: Buffer,
+        *,
+        merge: bool = False,
+        boot: int | None = None,
+    ) -> Answer:
+        """Parameters += scale * the difference in `io`; `merge`: by Adasum with those that came before it."""
+        with self.lock:
+            if self._repeated(slot, incarnation, seq, io, boot):
+                return self._answer(slot)
+            if merge:
+                self._merge(io)
+            else:
+                kernels.add(self._parameters, io, np.float32(meta.scale))
+            tau = max(0, self.version - base)
+            return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
+
+    def end_merging(self) -> None:
+        """The outage is over: forget what `merge` combined."""
+        with self.lock:
+            self._merged = None
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Wait until the shard can be read; False if it cannot after `timeout` seconds."""
+        with self.changed:
+            deadline = self._clock() + timeout
+            while self.state is State.RECOVERING:
+                left = deadline - self._clock()
+                if left <= 0:
+                    return False
+                until = (
+                    left if self._deadline is None else min(left, max(0.001, self._deadline - self._clock()))
+                )
+                self.changed.wait(until)
+            return self._state is State.READY
+
+    def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
+        """Bounded staleness: wait while applying this push would leave a live worker's gradient too old.
+
+        The oldest one never waits, so no two wait for each other; a worker without a connection counts for nothing.
+        """
+        bound = self.staleness.max
+        if bound is None:
+            return
+        with self.changed:
+            deadline = self._clock() + timeout
+            self._pending[slot] = base
+            try:
+                while (left := deadline - self._clock()) > 0:
+                    others = [bases[0] for other, bases in self._bases.items() if other != slot and bases]
+                    others += [value for other, value in self._pending.items() if other != slot]
+                    oldest = min(others, default=base)
+                    if base <= oldest or self.version + 1 - oldest <= bound:
+                        return
+                    self.changed.wait(left)
+            finally:
+                del self._pending[slot]
+
+    # --- snapshots ------------------------------------------------------------------------------------------------
+
+    def copy(self) -> ShardCopy | None:
+        """The shard at this moment (copied under the lock); None while it cannot be read."""
+        with self.lock:
+            self._settle()
+            if self._state is not State.READY or self.model is None or self._optimizer is None:
+                return None
+            low, high = bounds(self.model.size, self.shards)[self.index]
+            arrays = {"parameters": self._parameters.copy()}
+            arrays |= {name: values.copy() for name, values in self._optimizer.state.items()}
+            return ShardCopy(
+                index=self.index,
+                shards=self.shards,
+                epoch=self.epoch,
+                version=self.version,
+                samples=self.samples,
+                updates=self.updates,
+                low=low,
+                high=high,
+                model=self.model,
+                applied=dict(self.applied),
+                arrays=arrays,
+            )
+
+    def restore(self, copy: ShardCopy, *, weights_only: bool = False) -> None:
+        """Begin from a snapshot, before any worker is here; then RECOVERING until the workers' copies are seen.
+
+        `weights_only` (another run's weights): no optimizer state, no counters, and nothing to recover.
+        """
+        with self.lock:
+            self._allocate(copy.model)
+            self._check_size(copy.arrays["parameters"])
+            self._parameters[:] = copy.arrays["parameters"]
+            if weights_only:
+                self._become_ready()
+                return
+            if self._optimizer is not None:
+                for name, values in self._optimizer.state.items():
+                    values[:] = copy.arrays[name]
+            self.version, self.samples, self.updates = copy.version, copy.samples, copy.updates
+            self.applied = dict(copy.applied)
+            newest: dict[int, int] = {}
+            for slot, incarnation in copy.applied:
+                newest[slot] = max(incarnation, newest.get(slot, 0))
+            self._waiting_for = set(newest)
+            self._state = State.RECOVERING
+
+    # --- inside the lock ------------------------------------------------------------------------------------------
+
+    def _allocate(self, model: ModelSpec) -> None:
+        low, high = bounds(model.size, self.shards)[self.index]
+        compile_for(model.optimizer)
+        self._parameters = aligned(high - low)
+        self._optimizer = Optimizer(model.optimizer, low, max(0, min(high, model.parameters) - low))
+        self.model = model
+
+    def _settle(self) -> None:
+        """Leave RECOVERING when everyone who is expected has been heard, or time is up."""
+        if self._state is not State.RECOVERING or self._deadline is None:
+            return
+        known = self.version > 0
+        if (known and not self._waiting_for) or self._clock() >= self._deadline:
+            if known or self.updates > 0:
+                self._become_ready()
+            else:
+                self._state = State.EMPTY
+                self.changed.notify_all()
+
+    def _become_ready(self) -> None:
+        self._state = State.READY
+        if self.on_ready is not None:
+            self.on_ready(self.version, dict(self.applied))
+        self.changed.notify_all()
+
+    def _wants(self, version: int) -> bool:
+        self._settle()
+        return self._state is State.RECOVERING and version > self.version
+
+    def _welcome(self, slot: int, incarnation: int, wants: bool) -> ShardWelcome:
+        return ShardWelcome(
+            index=self.index,
+            epoch=self.epoch,
+            boot=self.boot,
+            version=self.version,
+            samples=self.samples,
+            initialized=self._state is State.READY or self.version > 0,
+            recovering=self._state is State.RECOVERING,
+            wants_copy=wants,
+            last_seq=self.applied.get((slot, incarnation), 0),
+            live_workers=self.live_workers,
+        )
+
+    def _repeated(self, slot: int, incarnation: int, seq: int, io: Buffer, boot: int | None) -> bool:
+        """Whether this push is in the parameters already; then `io` is filled and nothing else changes."""
+        self._check_fence(slot, incarnation)
+        self._check_ready(io)
+        if boot is not None and boot != self.boot:
+            raise Unreachable("the push was meant for the shard before its restart")
+        if seq < 1:
+            raise ProtocolError("sequence numbers begin at 1")
+        if seq > self.applied.get((slot, incarnation), 0):
+            return False
+        kernels.read(self._parameters, io)
+        return True
+
+    def _applied(
+        self,
+        slot: int,
+        incarnation: int,
+        seq: int,
+        base: int,
+        tau: int,
+        weight: float,
+        meta: PushMeta,
+        delta: bool,
+    ) -> Answer:
+        self.version += 1
+        self.samples += meta.samples
+        self._remember(slot, incarnation, seq)
+        bases = self._bases.get(slot)
+        while bases and bases[0] <= base:
+            bases.popleft()
+        if self.on_applied is not None:
+            self.on_applied(AppliedPush(slot, incarnation, seq, self.version, tau, weight, meta, delta))
+        self.changed.notify_all()
+        return self._answer(slot)
+
+    def _remember(self, slot: int, incarnation: int, seq: int) -> None:
+        if (slot, incarnation) not in self.applied:
+            older = sorted(key for key in self.applied if key[0] == slot)
+            for key in older[: max(0, len(older) + 1 - KEPT_INCARNATIONS)]:
+                del self.applied[key]
+        self.applied[slot, incarnation] = seq
+
+    def _merge(self, io: Buffer) -> None:
+        if self._merged is None:
+            self._merged = aligned(self.size)
+        aa, ad, dd = kernels.products(self._merged, io)
+        of_a = 1 - ad / (2 * aa) if aa > 0 else 1.0
+        of_d = 1 - ad / (2 * dd) if dd > 0 else 1.0
+        kernels.merge(self._parameters, self._merged, io, np.float32(of_a), np.float32(of_d))
+
+    def _answer(self, slot: int) -> Answer:
+        if self.staleness.max is not None and slot in self._connected:
+            self._bases.setdefault(slot, deque(maxlen=8)).append(self.version)
+        return Answer(
+            self.version, AnswerMeta(self.samples, self.updates, self.live_workers, dict(self.applied))
+        )
+
+    def _check_fence(self, slot: int, incarnation: int) -> None:
+        newest = self._minimum.get(slot, 0)
+        if incarnation < newest:
+            raise Fenced(
+                f"slot {slot} has incarnation {newest}; incarnation {incarnation} may not write any more"
+            )
+
+    def _check_size(self, values: Buffer) -> None:
+        if values.shape != self._parameters.shape:
+            raise ProtocolError(f"shard {self.index} holds {self.size} values, the message {values.size}")
+
+    def _check_ready(self, io: Buffer) -> None:
+        self._settle()
+        if self._state is not State.READY:
+            raise Unreachable(f"shard {self.index} is {self._state.value.lower()}")
+        self._check_size(io)
+
+
+def _difference(held: ModelSpec, given: ModelSpec) -> str:
+    if held.parameters != given.parameters or held.statistics != given.statistics:
+        what = (
+            f"the job's model has {held.parameters} trainable and {held.statistics} other values, "
+            f"this worker's {given.parameters} and {given.statistics}"
+        )
+    elif held.fingerprint != given.fingerprint:
+        what = "the names, shapes or types of this worker's variables differ from the job's model"
+    else:
+        what = "this worker's optimizer is configured otherwise than the job's"
+    return f"{what}: build the same model in every worker, or start a new run"
