@@ -1,0 +1,70 @@
+"""Deleting pods: those that Shoal wants gone, those that have ended and are written down, those stuck on lost machines."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from shoal.api.kube import Pod
+from shoal.policy.model import Action, DeletePod, Observation
+from shoal.policy.slots import OURS, Holder, Seats
+from shoal.policy.telling import parse_time
+from shoal.policy.verdict import ENDED, Fate
+
+
+def clean(seen: Observation, roles: list[Seats], wake_after: list[float]) -> list[Action]:
+    """Deletions that are due while the job goes on."""
+    actions: list[Action] = []
+    for role in roles:
+        for of in role.values():
+            for holder in of:
+                if holder.pod is None:
+                    continue
+                if holder.pod.metadata.deletion_timestamp:
+                    actions += force(seen, holder, holder.pod, wake_after)
+                elif _is_due(seen, holder, of):
+                    actions.append(_delete(holder.pod))
+    return actions
+
+
+def _is_due(seen: Observation, holder: Holder, of: tuple[Holder, ...]) -> bool:
+    last_failure = seen.job.status.last_failure
+    assert holder.pod is not None
+    if holder.verdict.fate in ENDED:
+        kept_for_its_logs = last_failure is not None and last_failure.pod == holder.pod.metadata.name
+        return holder.settled and not kept_for_its_logs
+    if not holder.slot.cause:
+        return False
+    if holder.verdict.fate is Fate.LOST or holder.slot.cause in OURS or holder.place.role == "ps":
+        return True
+    return of[-1].running  # it works on until its replacement does
+
+
+def force(seen: Observation, holder: Holder, pod: Pod, wake_after: list[float]) -> list[Action]:
+    """Delete by force what is Terminating on a machine that is gone: nobody there will ever confirm it."""
+    deadline = parse_time(pod.metadata.deletion_timestamp)
+    if deadline is None or holder.verdict.fate is not Fate.LOST:
+        return []
+    asked = deadline - timedelta(seconds=pod.metadata.deletion_grace_period_seconds or 0)
+    due = asked + timedelta(seconds=seen.job.spec.run_policy.force_delete_after_seconds)
+    left = (due - seen.now).total_seconds()
+    if left > 0:
+        wake_after.append(left)
+        return []
+    return [DeletePod(pod.metadata.name, pod.metadata.uid, grace_seconds=0)]
+
+
+def _delete(pod: Pod) -> DeletePod:
+    return DeletePod(pod.metadata.name, pod.metadata.uid)
+
+
+def at_the_end(seen: Observation) -> list[Action]:
+    """Deletions when the job has ended, as cleanPodPolicy says."""
+    policy = seen.job.spec.run_policy.clean_pod_policy
+    if policy == "None":
+        return []
+    return [
+        _delete(pod)
+        for pod in seen.pods
+        if not pod.metadata.deletion_timestamp
+        and (policy == "All" or pod.status.phase not in {"Failed", "Succeeded"})
+    ]

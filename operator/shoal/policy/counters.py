@@ -1,0 +1,68 @@
+"""What is counted: failures and disruptions, each once, and the last of each for people to see.
+
+Counting and the record that it was counted (`slot.cause`) go into one status update, so a crash can do neither or
+both. Counters only grow.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from shoal.api.training_job_status import LastDisruption, LastFailure, Slot, TrainingJobStatus
+from shoal.policy.model import Event
+from shoal.policy.telling import role_word, short, whole
+from shoal.policy.verdict import Fate, Verdict
+
+
+class Counters:
+    """The counters of one plan: begun from the status, read back into the next."""
+
+    def __init__(self, before: TrainingJobStatus, now: datetime) -> None:
+        self._now = whole(now)
+        self.failures = before.restarts.failures
+        self.disruptions = before.restarts.disruptions
+        self.by_reason = dict(before.restarts.by_reason)
+        self.server_restarts = before.parameter_servers.restarts
+        self.last_disruption = before.last_disruption
+        self.last_failure = before.last_failure
+        self.fatal: Verdict | None = None
+        self.events: list[Event] = []
+
+    def lost(self, slot: Slot, pod: str, verdict: Verdict) -> None:
+        """A pod has left or is leaving, and that was not Shoal's wish."""
+        if slot.role == "ps":
+            self.server_restarts += 1
+        if verdict.fate is Fate.FAILED:
+            self.failed(slot, pod, verdict)
+        elif verdict.fate is not Fate.IGNORED:
+            self._disrupted(slot, pod, verdict)
+
+    def failed(self, slot: Slot, pod: str, verdict: Verdict, times: int = 1) -> None:
+        """The job's own fault."""
+        self.failures += times
+        self._reason(verdict.reason, times)
+        self.last_failure = LastFailure(
+            pod=pod,
+            node=slot.node,
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            message=short(verdict.message),
+            time=self._now,
+        )
+        if verdict.fatal:
+            self.fatal = verdict
+        kind = "WorkerFailed" if slot.role == "worker" else "ParameterServerFailed"
+        self.events.append(Event("Warning", kind, f"{pod}: {verdict.reason}: {short(verdict.message, 500)}"))
+
+    def _disrupted(self, slot: Slot, pod: str, verdict: Verdict) -> None:
+        if slot.role == "worker":
+            self.disruptions += 1
+            self._reason(verdict.reason, 1)
+        self.last_disruption = LastDisruption(pod=pod, node=slot.node, reason=verdict.reason, time=self._now)
+        kind = "WorkerDisrupted" if slot.role == "worker" else "ParameterServerLost"
+        where = f" on {slot.node}" if slot.node else ""
+        words = f"{role_word(slot.role)} {pod}{where} is taken: {verdict.reason}"
+        self.events.append(Event("Warning", kind, words))
+
+    def _reason(self, reason: str, times: int) -> None:
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + times

@@ -1,0 +1,205 @@
+"""The objects of a job as they are POSTed: pods, Services, the Secret, the disruption budget.
+
+Pods meet the restricted Pod Security Standard and carry no API token. The user's template is merged over the defaults;
+what the operator must be able to rely on is put on top of both.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shoal.api.base import API_VERSION
+from shoal.api.training_job import TrainingJob
+from shoal.policy import names
+from shoal.policy.merge import merge
+from shoal.policy.model import Images, Manifest
+from shoal.policy.placement import affinity, tolerations
+from shoal.policy.runtime_config import NODE_NAME_ENV, POD_IP_ENV, as_environment, runtime_config
+from shoal_trainer.contract import CONFIG_ENV, CONTROL_PORT, DATA_PORT, METRICS_PORT, SECRET_DIR, STORAGE_DIR
+
+USER = 65532
+GRACE_SECONDS = {"worker": 20, "ps": 60}
+"""A worker: a step, a push and a good-bye, within what a spot node leaves it. A server: a last snapshot."""
+
+_COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
+_REQUESTS = {"worker": {"cpu": "500m", "memory": "1Gi"}, "ps": {"cpu": "250m", "memory": "256Mi"}}
+_PS_ANNOTATIONS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+_WORKER_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+_PORTS = {"data": DATA_PORT, "control": CONTROL_PORT, "metrics": METRICS_PORT}
+
+
+def owner(job: TrainingJob) -> dict[str, Any]:
+    """The owner reference of everything: when the job is deleted, Kubernetes deletes the rest."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": job.kind,
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def pod(job: TrainingJob, place: names.Place, images: Images, avoid: Iterable[str] = ()) -> Manifest:
+    """The pod of a place. `avoid`: names of nodes that are on their way out."""
+    template = (job.spec.parameter_servers if place.role == "ps" else job.spec.workers).template
+    merged = merge(_defaults(job, place, images, avoid), {k: v for k, v in template.items() if v is not None})
+    metadata, spec = merged["metadata"], merged["spec"]
+    config = as_environment(runtime_config(job, place))
+    for container in spec["containers"]:
+        if container["name"] == place.role:
+            container["env"] = _environment(container.get("env") or [], config)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.pod_name(job.metadata.name, place),
+            "namespace": job.metadata.namespace,
+            "labels": {**(metadata.get("labels") or {}), **names.place_labels(job, place)},
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": [owner(job)],
+        },
+        "spec": {**spec, "restartPolicy": "OnFailure" if place.role == "ps" else "Never"},
+    }
+
+
+def _defaults(
+    job: TrainingJob, place: names.Place, images: Images, avoid: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    role = place.role
+    volumes, mounts = _volumes(job, role)
+    container: dict[str, Any] = {
+        "name": role,
+        "image": images.ps if role == "ps" else images.worker,
+        "command": _COMMAND[role],
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  the container's only writable folder
+        "resources": {"requests": _REQUESTS[role]},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    if role == "ps":
+        container["ports"] = [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in _PORTS.items()
+        ]
+        container["readinessProbe"] = {
+            "tcpSocket": {"port": DATA_PORT},
+            "periodSeconds": 1,
+            "failureThreshold": 2,
+        }
+    spec: dict[str, Any] = {
+        "containers": [container],
+        "volumes": volumes,
+        "affinity": affinity(role, avoid),
+        "tolerations": tolerations(role),
+        "terminationGracePeriodSeconds": GRACE_SECONDS[role],
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    annotations = _PS_ANNOTATIONS if role == "ps" else _WORKER_ANNOTATIONS
+    return {"metadata": {"labels": {}, "annotations": dict(annotations)}, "spec": spec}
+
+
+def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    secret = {"secretName": names.secret_name(job), "defaultMode": 0o440}
+    volumes: list[dict[str, Any]] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shoal-secret", "secret": secret},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        {"name": "shoal-secret", "mountPath": SECRET_DIR, "readOnly": True},
+    ]
+    storage = job.spec.storage
+    if role == "ps" and storage.uri is None:
+        claim = storage.volume_claim
+        source = {"persistentVolumeClaim": {"claimName": claim.name}} if claim else {"emptyDir": {}}
+        volumes.append({"name": "shoal-storage", **source})
+        mounts.append({"name": "shoal-storage", "mountPath": STORAGE_DIR})
+    return volumes, mounts
+
+
+def _environment(env: list[dict[str, Any]], config: str) -> list[dict[str, Any]]:
+    """Shoal's variables after the user's: the configuration refers to the two before it."""
+    ours: list[dict[str, Any]] = [
+        {"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": NODE_NAME_ENV, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": CONFIG_ENV, "value": config},
+    ]
+    taken = {variable["name"] for variable in ours}
+    return [*(variable for variable in env if variable["name"] not in taken), *ours]
+
+
+def service(job: TrainingJob, shard: int, incarnation: int) -> Manifest:
+    """The Service of a shard. Not-ready pods are reachable too: a server that recovers talks to the workers."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": names.service_name(job.metadata.name, shard),
+            "namespace": job.metadata.namespace,
+            "labels": {**names.job_labels(job), names.ROLE: "ps", names.INDEX: str(shard)},
+            "ownerReferences": [owner(job)],
+        },
+        "spec": {
+            "type": "ClusterIP",
+            "publishNotReadyAddresses": True,
+            "selector": names.service_selector(job, shard, incarnation),
+            "ports": [
+                {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
+                for name, port in _PORTS.items()
+            ],
+        },
+    }
+
+
+def secret(job: TrainingJob, data: Mapping[str, bytes]) -> Manifest:
+    """The job's Secret. It is never read back and never changed."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "immutable": True,
+        "metadata": {
+            "name": names.secret_name(job),
+            "namespace": job.metadata.namespace,
+            "labels": names.job_labels(job),
+            "ownerReferences": [owner(job)],
+        },
+        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+    }
+
+
+def disruption_budget(job: TrainingJob) -> Manifest:
+    """No voluntary eviction of a parameter server. An absolute number, since only those need no controller's scale."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": names.budget_name(job),
+            "namespace": job.metadata.namespace,
+            "labels": names.job_labels(job),
+            "ownerReferences": [owner(job)],
+        },
+        "spec": {
+            "minAvailable": job.spec.parameter_servers.replicas,
+            "selector": {"matchLabels": {names.JOB_UID: job.metadata.uid, names.ROLE: "ps"}},
+        },
+    }

@@ -1,0 +1,65 @@
+"""What a pod is told: the trainer's runtime configuration, as the value of one environment variable."""
+
+from __future__ import annotations
+
+from shoal.api.training_job import TrainingJob
+from shoal.policy import names
+from shoal_trainer.contract import (
+    STORAGE_DIR,
+    InitialFrom,
+    JobIdentity,
+    Role,
+    RuntimeConfig,
+    Shard,
+    SnapshotPolicy,
+    Staleness,
+    StopAfter,
+)
+
+POD_IP_ENV = "SHOAL_POD_IP"
+NODE_NAME_ENV = "SHOAL_NODE_NAME"
+
+
+def storage_uri(job: TrainingJob) -> str:
+    """Where the job's runs lie, as its pods see it."""
+    return job.spec.storage.uri or f"file://{STORAGE_DIR}"
+
+
+def runtime_config(job: TrainingJob, place: names.Place) -> RuntimeConfig:
+    """The configuration of one pod. The kubelet fills in the pod's address and node (`$(NAME)`)."""
+    training, servers = job.spec.training, job.spec.parameter_servers
+    stop, begin = training.stop_after, training.initial_from
+    return RuntimeConfig(
+        job=JobIdentity(namespace=job.metadata.namespace, name=job.metadata.name, uid=job.metadata.uid),
+        role=Role(place.role),
+        index=place.index,
+        incarnation=place.incarnation,
+        parameter_servers=tuple(
+            Shard(host=names.service_host(job, shard)) for shard in range(servers.replicas)
+        ),
+        entrypoint=training.entrypoint,
+        args=dict(training.args),
+        batch_size=training.batch_size,
+        stop_after=StopAfter(
+            epochs=stop.epochs,
+            steps=stop.steps,
+            metric=stop.metric,
+            value=float(stop.value) if stop.value is not None else None,
+        ),
+        staleness=Staleness(max=training.staleness.max, policy=training.staleness.policy),
+        snapshot=SnapshotPolicy(every_seconds=servers.snapshot.every_seconds, retain=servers.snapshot.retain),
+        storage_uri=storage_uri(job),
+        initial_from=InitialFrom(uri=begin.uri, weights_only=begin.weights_only) if begin else None,
+        bind_host=f"$({POD_IP_ENV})",
+        node_name=f"$({NODE_NAME_ENV})",
+    )
+
+
+def as_environment(config: RuntimeConfig) -> str:
+    """JSON in which the kubelet expands the pod's address and node, and nothing that a user wrote."""
+    filled_by_kubelet = {"bind_host": config.bind_host, "node_name": config.node_name}
+    blank = {name: f"\x00{name}\x00" for name in filled_by_kubelet}
+    text = config.model_copy(update=blank).to_json().replace("$", "$$")
+    for name, value in filled_by_kubelet.items():
+        text = text.replace(f"\\u0000{name}\\u0000", value)
+    return text

@@ -1,0 +1,265 @@
+"""The record of every pod, brought up to date: who is there, who is leaving, who left, each counted once.
+
+`status.slots` is what the operator remembers. A place and incarnation that is in it and nowhere else was taken while
+nobody looked: it is counted once, reason Gone. The newest record of a place stays for ever, since it says which
+incarnation comes next (a parameter server's is the epoch that fences its predecessors).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from shoal.api.kube import Node, Pod
+from shoal.api.training_job_status import Slot
+from shoal.policy.counters import Counters
+from shoal.policy.disruption import pool_of
+from shoal.policy.in_place import restarted_in_place
+from shoal.policy.model import Observation
+from shoal.policy.names import Place, RoleName, place_of, pod_name
+from shoal.policy.telling import is_running, parse_time, whole
+from shoal.policy.verdict import ENDED, FINE, Fate, Verdict, judge
+from shoal_trainer.contract import Phase, WorkerState
+
+UNWANTED = "Unwanted"  # scaled down or suspended
+TAKEN_BACK = "TakenBack"  # a replacement whose predecessor spoke again
+SILENT = "Silent"  # its replacement runs
+OURS = frozenset({UNWANTED, TAKEN_BACK, SILENT})
+"""Causes that are Shoal's own decision: Shoal deletes the pod."""
+
+FRESH_REPORT_SECONDS = 15.0
+DONE_PATIENCE = timedelta(seconds=30)
+"""Between a worker's exit 0 and the end of the job."""
+STEADY = timedelta(minutes=10)
+"""A pod that ran for so long forgives its place's earlier attempts."""
+KILLS_FORGIVEN = 3
+"""How many times in a row a pod of one place may be killed soon after its start before it is called a failure."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One incarnation of a place: its record, the pod if there is one, and what has become of it."""
+
+    place: Place
+    slot: Slot
+    pod: Pod | None
+    verdict: Verdict
+    settled: bool
+    """Its cause had been written down before this plan: the pod itself is needed no more."""
+
+    @property
+    def alive(self) -> bool:
+        """A process of it may still run and use resources."""
+        return self.pod is not None and self.verdict.fate in {Fate.FINE, Fate.LEAVING}
+
+    @property
+    def staying(self) -> bool:
+        """It holds its place."""
+        return self.pod is not None and self.verdict.fate is Fate.FINE and not self.slot.cause
+
+    @property
+    def running(self) -> bool:
+        """It holds its place and its process runs."""
+        return self.staying and self.slot.state in {"Running", "Silent"}
+
+    @property
+    def awaiting_the_end(self) -> bool:
+        """A worker that was told that the work is done."""
+        return self.verdict.fate is Fate.DONE and not self.slot.cause
+
+    @property
+    def node(self) -> str:
+        """Where it is bound."""
+        return self.slot.node
+
+
+Seats = dict[int, tuple[Holder, ...]]
+"""Index of a slot or shard -> its incarnations, oldest first."""
+
+
+def seats(holders: Iterable[Holder]) -> Seats:
+    """Holders of one role by index."""
+    found: dict[int, list[Holder]] = defaultdict(list)
+    for holder in holders:
+        found[holder.place.index].append(holder)
+    return {index: tuple(sorted(of, key=lambda h: h.place)) for index, of in sorted(found.items())}
+
+
+def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], counters: Counters) -> Seats:
+    """Bring the records of one role up to date. What is newly lost is counted in `counters`."""
+    pods = {place: pod for pod in seen.pods if (place := place_of(pod)) is not None and place.role == role}
+    records = {Place(s.role, s.index, s.incarnation): s for s in seen.job.status.slots if s.role == role}
+    attempts: dict[int, int] = {}
+    holders = []
+    for place in sorted(pods.keys() | records.keys()):
+        holder = _Accountant(seen, counters, wanted(place), attempts.get(place.index, 0)).holder(
+            place, records.get(place), pods.get(place)
+        )
+        attempts[place.index] = holder.slot.attempts
+        holders.append(holder)
+    return {index: _settle_rivals(of, seen, counters) for index, of in seats(holders).items()}
+
+
+def records(*roles: Seats) -> tuple[Slot, ...]:
+    """What to write down: all that have a pod, and the newest of each place."""
+    kept = []
+    for role in roles:
+        for of in role.values():
+            kept += [h.slot for h in of if h.pod is not None or h is of[-1] or h.awaiting_the_end]
+    return tuple(kept)
+
+
+class _Accountant:
+    """Brings one record up to date."""
+
+    def __init__(self, seen: Observation, counters: Counters, wanted: bool, attempts: int) -> None:
+        self._seen, self._counters, self._wanted, self._attempts = seen, counters, wanted, attempts
+        self._now = whole(seen.now)
+
+    def holder(self, place: Place, record: Slot | None, pod: Pod | None) -> Holder:
+        slot = record or Slot(
+            role=place.role,
+            index=place.index,
+            incarnation=place.incarnation,
+            state="Starting",
+            attempts=self._attempts,
+            created_at=parse_time(pod.metadata.creation_timestamp) if pod else None,
+        )
+        if pod is None:
+            verdict = _vanished(slot)
+        else:
+            node = self._seen.nodes.get(pod.spec.node_name or "")
+            slot = _bound(slot, pod, node)
+            verdict = judge(pod, slot, node, self._seen.job.spec.run_policy.failure_rules)
+            if place.role == "ps":
+                slot = restarted_in_place(
+                    slot, pod, self._seen.job.spec.run_policy.failure_rules, self._counters
+                )
+        slot, verdict = self._advance(slot, verdict, pod)
+        return Holder(place, slot, pod, verdict, settled=bool(record and record.cause))
+
+    def _advance(self, slot: Slot, verdict: Verdict, pod: Pod | None) -> tuple[Slot, Verdict]:
+        change: dict[str, object] = {}
+        if pod is not None and slot.running_at is None and is_running(pod):
+            change["running_at"] = self._now
+        if verdict.fate is Fate.FINE:
+            change["state"] = self._state_when_fine(slot, pod)
+            if not self._wanted and not slot.cause:
+                change |= {"cause": UNWANTED, "state": "Draining", "ended_at": self._now}
+        else:
+            change["state"] = "Ended" if verdict.fate in ENDED else "Draining"
+            if slot.ended_at is None:
+                change["ended_at"] = self._now
+            if not slot.cause:
+                slot = slot.model_copy(update=change)
+                return self._count(slot, verdict, pod)
+        return slot.model_copy(update=change), verdict
+
+    def _state_when_fine(self, slot: Slot, pod: Pod | None) -> str:
+        if slot.cause:
+            return "Draining"
+        if pod is None or not is_running(pod):
+            return "Starting"
+        return "Silent" if self._is_silent(slot) else "Running"
+
+    def _is_silent(self, slot: Slot) -> bool:
+        report = self._seen.report
+        if slot.role != "worker" or report is None or self._seen.report_age > FRESH_REPORT_SECONDS:
+            return False
+        return any(
+            w.slot == slot.index and w.incarnation == slot.incarnation and w.state is WorkerState.SILENT
+            for w in report.workers
+        )
+
+    def _count(self, slot: Slot, verdict: Verdict, pod: Pod | None) -> tuple[Slot, Verdict]:
+        """It left or is leaving, and nothing was written down about it so far."""
+        if not self._wanted:
+            return slot.model_copy(update={"cause": UNWANTED}), verdict
+        if verdict.fate is Fate.DONE:
+            if self._may_be_done(slot):
+                return slot, verdict
+            words = "ended with exit code 0 before the end of the job"
+            verdict = Verdict(Fate.FAILED, "ExitedEarly", words, 0)
+        attempts = _attempts_after(slot, verdict)
+        if verdict.fate is Fate.KILLED and attempts > KILLS_FORGIVEN:
+            words = f"killed {attempts} times in a row soon after its start: see the logs of the pod"
+            verdict = Verdict(Fate.FAILED, "KilledRepeatedly", words, verdict.exit_code)
+        name = pod.metadata.name if pod else pod_name(self._seen.job.metadata.name, _place(slot))
+        self._counters.lost(slot, name, verdict)
+        return slot.model_copy(update={"cause": verdict.reason, "attempts": attempts}), verdict
+
+    def _may_be_done(self, slot: Slot) -> bool:
+        report = self._seen.report
+        finishing = (
+            report is not None
+            and self._seen.report_age <= FRESH_REPORT_SECONDS
+            and report.phase in {Phase.FINISHING, Phase.SUCCEEDED}
+        )
+        return finishing or slot.ended_at is None or self._now - slot.ended_at < DONE_PATIENCE
+
+
+def _settle_rivals(of: tuple[Holder, ...], seen: Observation, counters: Counters) -> tuple[Holder, ...]:
+    """Two incarnations hold one place: a silent worker and its replacement. One of them goes.
+
+    The replacement goes if the silent one speaks before the replacement runs; else the silent one.
+    """
+    holding = [h for h in of if h.staying]
+    if len(holding) < 2:
+        return of
+    *older, newest = holding
+    gone: dict[Place, Slot] = {}
+    if newest.running:
+        for old in older:
+            verdict = Verdict(Fate.LEAVING, SILENT)
+            assert old.pod is not None
+            counters.lost(old.slot, old.pod.metadata.name, verdict)
+            gone[old.place] = _leaving(old.slot, SILENT, seen)
+    elif older[-1].slot.state != "Silent":
+        gone[newest.place] = _leaving(newest.slot, TAKEN_BACK, seen)
+    return tuple(
+        Holder(h.place, gone[h.place], h.pod, h.verdict, settled=False) if h.place in gone else h for h in of
+    )
+
+
+def _leaving(slot: Slot, cause: str, seen: Observation) -> Slot:
+    return slot.model_copy(update={"cause": cause, "state": "Draining", "ended_at": whole(seen.now)})
+
+
+def _vanished(slot: Slot) -> Verdict:
+    """There is a record and no pod."""
+    if slot.cause:
+        return Verdict(Fate.IGNORED, slot.cause)
+    if slot.state == "Ended":
+        return Verdict(Fate.DONE, "Done", "", 0)
+    return Verdict(Fate.DISRUPTED, "Gone")
+
+
+def _bound(slot: Slot, pod: Pod, node: Node | None) -> Slot:
+    """Remember the machine when the pod is first seen on it; never afterwards: a name is used again."""
+    if not pod.spec.node_name or (slot.node and slot.node_uid):
+        return slot
+    change: dict[str, object] = {"node": pod.spec.node_name}
+    if node is not None:
+        change |= {
+            "node_uid": node.metadata.uid,
+            "boot_id": node.status.node_info.boot_id,
+            "pool": pool_of(node),
+        }
+    return slot.model_copy(update=change)
+
+
+def _attempts_after(slot: Slot, verdict: Verdict) -> int:
+    """How many bad ends in a row the place has now had. What ran, and then was taken, is not a bad end."""
+    if verdict.fate in {Fate.LEAVING, Fate.LOST, Fate.DISRUPTED} and slot.running_at is not None:
+        return 0
+    steady = slot.running_at and slot.ended_at and slot.ended_at - slot.running_at >= STEADY
+    return 1 if steady else slot.attempts + 1
+
+
+def _place(slot: Slot) -> Place:
+    return Place(slot.role, slot.index, slot.incarnation)
+
+
+__all__ = ["FINE", "OURS", "Holder", "Seats", "account", "records", "seats"]
