@@ -37,10 +37,14 @@ def kernel(function: F) -> F:
 # --- bf16: the upper half of fp32 --------------------------------------------------------------------------------
 
 
+def _same(_context: Any, _builder: Any, _sig: Any, args: Any) -> Any:
+    return args[0]
+
+
 def _widen(typingctx: Any, value: Any) -> Any:  # noqa: ARG001  numba's signature
     """fp32 of a value in a buffer."""
     if value == types.float32:
-        return types.float32(types.float32), lambda context, builder, sig, args: args[0]
+        return types.float32(types.float32), _same
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:  # noqa: ARG001
         bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
@@ -52,7 +56,7 @@ def _widen(typingctx: Any, value: Any) -> Any:  # noqa: ARG001  numba's signatur
 def _narrow(typingctx: Any, value: Any, like: Any) -> Any:  # noqa: ARG001
     """`value` as the buffer that holds `like` has it: rounded to nearest even, NaN stays NaN."""
     if like == types.float32:
-        return types.float32(types.float32, types.float32), lambda context, builder, sig, args: args[0]
+        return types.float32(types.float32, types.float32), _same
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:  # noqa: ARG001
         word = ir.IntType(32)
@@ -250,7 +254,7 @@ def compile_all() -> Iterator[tuple[str, float]]:
 
 if __name__ == "__main__":
     # Run as a script this file is `__main__`; what must be in the cache are the kernels of the module.
-    from shoal_trainer.ps import kernels as module
+    from shoal_trainer.ps import kernels as module  # noqa: PLW0406
 
     total = sum(seconds for _, seconds in module.compile_all())
     sys.stdout.write(f"update kernels compiled for {numba.config.CPU_NAME or 'this CPU'} in {total:.1f} s\n")

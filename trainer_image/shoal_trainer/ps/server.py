@@ -101,7 +101,11 @@ class RefusalLog:
 
 
 class DataServer:
-    """Serves `shard` on `host`:`port` (0: any free one; then see `port`). `snapshot`: what SNAPSHOT asks of a shard."""
+    """Serves `shard` on `host`:`port` (0: any free one; then see `port`).
+
+    `snapshot(number, epoch)`: write this shard's part of a snapshot of PS 0 at that epoch, and describe it.
+    `on_superseded(epoch)`: a client has met a newer incarnation of this shard.
+    """
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class DataServer:
         host: str,
         port: int = 0,
         tls: bool = False,
-        snapshot: Callable[[int], Message] | None = None,
+        snapshot: Callable[[int, int], Message] | None = None,
         on_superseded: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         handshake_seconds: float = HANDSHAKE_SECONDS,
@@ -270,7 +274,7 @@ class DataServer:
                 welcome = self._shard.hello(peer.slot, peer.incarnation, hello.model, hello.copy_version)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             elif request.op is Op.SNAPSHOT and not request.length and peer.role is Role.PS and self._snapshot:
-                self._send(channel, Op.OK, self._snapshot(request.seq).to_json().encode())
+                self._send(channel, Op.OK, self._snapshot(request.seq, peer.incarnation).to_json().encode())
             elif peer.role is Role.WORKER:
                 self._exchange(channel, peer, request, meta)
             else:

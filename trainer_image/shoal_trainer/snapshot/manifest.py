@@ -1,0 +1,53 @@
+"""What a snapshot consists of. Everything that is not named by a manifest does not exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from shoal_trainer.contract import Message
+from shoal_trainer.wire.messages import Applied, ModelSpec, applied_from_list
+
+
+class ShardFile(Message):
+    """One shard's file: where it lies (relative to `snapshots/`), its length and SHA-256, and what is in it."""
+
+    index: int
+    shards: int
+    epoch: int
+    version: int
+    samples: int = 0
+    updates: int = 0
+    low: int
+    high: int
+    file: str
+    size: int
+    sha256: str
+    applied: list[tuple[int, int, int]] = Field(default_factory=list)
+    """[slot, incarnation, seq]: the last push of each that is in the parameters."""
+
+    @property
+    def vector(self) -> Applied:
+        """`applied` as a mapping."""
+        return applied_from_list(self.applied)
+
+
+class Manifest(Message):
+    """One snapshot of a run. `epoch` is PS 0's; `ledger` is the coordinator's own, opaque here."""
+
+    version: int = 1
+    number: int
+    epoch: int
+    job_uid: str
+    shards: tuple[ShardFile, ...]
+    model: ModelSpec
+    ledger: dict[str, Any] = Field(default_factory=dict)
+    wall_time: float = 0.0
+
+    @property
+    def applied(self) -> Applied:
+        """The pushes that are on every shard: the minimum over them."""
+        vectors = [shard.vector for shard in self.shards]
+        keys = {key for vector in vectors for key in vector}
+        return {key: min(vector.get(key, 0) for vector in vectors) for key in sorted(keys)}

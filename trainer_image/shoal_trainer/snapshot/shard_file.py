@@ -1,0 +1,160 @@
+"""One shard's file: a line of JSON that says what follows, then the arrays as they lie in memory.
+
+```
+"SHOALSF1"  u64 length of the JSON   JSON, padded to 64   parameters, padded to 64   state, padded to 64   …
+```
+
+Little endian fp32. The SHA-256 of the whole file is in the manifest; a reader streams the file once, checks it, and takes
+the range that it needs, so that a snapshot of three shards restores into two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from shoal_trainer.errors import SnapshotError
+from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.kernels import Vector
+from shoal_trainer.ps.shard import ShardCopy
+from shoal_trainer.wire.messages import applied_to_list
+
+MAGIC = b"SHOALSF1"
+_LENGTH = struct.Struct("<Q")
+MAX_HEADER = 16 << 20
+CHUNK = 4 << 20
+GRAIN = 64
+
+
+def _padding(length: int) -> bytes:
+    return bytes(-length % GRAIN)
+
+
+def chunks(copy: ShardCopy) -> Iterator[bytes | memoryview]:
+    """The file of `copy`, in pieces."""
+    header = json.dumps(
+        {
+            "index": copy.index,
+            "shards": copy.shards,
+            "epoch": copy.epoch,
+            "version": copy.version,
+            "samples": copy.samples,
+            "updates": copy.updates,
+            "low": copy.low,
+            "high": copy.high,
+            "fingerprint": copy.model.fingerprint,
+            "applied": applied_to_list(copy.applied),
+            "arrays": [[name, int(values.size)] for name, values in copy.arrays.items()],
+        }
+    ).encode()
+    head = MAGIC + _LENGTH.pack(len(header)) + header
+    yield head + _padding(len(head))
+    for values in copy.arrays.values():
+        data = octets(values)
+        for start in range(0, len(data), CHUNK):
+            yield data[start : start + CHUNK]
+        yield _padding(len(data))
+
+
+class Digest:
+    """Passes chunks on and keeps their length and SHA-256."""
+
+    def __init__(self, source: Iterable[bytes | memoryview]) -> None:
+        self._source = source
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        for chunk in self._source:
+            self._hash.update(chunk)
+            self.size += len(chunk)
+            yield chunk
+
+    @property
+    def hex(self) -> str:
+        """SHA-256 of what has passed."""
+        return self._hash.hexdigest()
+
+
+class _Reader:
+    """Reads a stream to its end, hashing everything."""
+
+    def __init__(self, handle: IO[bytes], size: int) -> None:
+        self._handle = handle
+        self._hash = hashlib.sha256()
+        self.left = size
+
+    def take(self, count: int) -> bytes:
+        if count > self.left:
+            raise SnapshotError("the file is shorter than it says")
+        data = self._handle.read(count)
+        while len(data) < count:
+            more = self._handle.read(count - len(data))
+            if not more:
+                raise SnapshotError("the file ends early")
+            data += more
+        self._hash.update(data)
+        self.left -= count
+        return data
+
+    def fill(self, view: memoryview) -> None:
+        for start in range(0, len(view), CHUNK):
+            part = view[start : start + CHUNK]
+            part[:] = self.take(len(part))
+
+    def skip(self, count: int) -> None:
+        while count > 0:
+            count -= len(self.take(min(count, CHUNK)))
+
+    @property
+    def hex(self) -> str:
+        return self._hash.hexdigest()
+
+
+def read_into(
+    handle: IO[bytes], size: int, sha256: str, low: int, high: int, arrays: dict[str, Vector]
+) -> dict[str, Any]:
+    """Stream one file and copy its part of [low, high) into `arrays` (made or extended by the caller's bounds).
+
+    `arrays` values cover [low, …) of the flat vector. Returns the file's header; `SnapshotError` if anything is wrong:
+    nothing of a file whose checksum does not match may be used.
+    """
+    reader = _Reader(handle, size)
+    if reader.take(len(MAGIC)) != MAGIC:
+        raise SnapshotError("not a shard file")
+    (length,) = _LENGTH.unpack(reader.take(_LENGTH.size))
+    if length > min(MAX_HEADER, reader.left):
+        raise SnapshotError("the header states an impossible length")
+    try:
+        header = json.loads(reader.take(length))
+        begin, stop = int(header["low"]), int(header["high"])
+        listed = [(str(name), int(values)) for name, values in header["arrays"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotError(f"the header cannot be read: {error!r}") from None
+    reader.skip(-(len(MAGIC) + _LENGTH.size + length) % GRAIN)
+    for name, values in listed:
+        if values < 0 or values > stop - begin or values * 4 > reader.left:
+            raise SnapshotError(f"array {name} states an impossible length")
+        target = arrays.get(name)
+        first, last = max(low, begin), min(high, begin + values, low + (0 if target is None else target.size))
+        if target is None or first >= last:
+            reader.skip(values * 4)
+        else:
+            reader.skip((first - begin) * 4)
+            reader.fill(octets(target[first - low : last - low]))
+            reader.skip((begin + values - last) * 4)
+        reader.skip(-values * 4 % GRAIN)
+    reader.skip(reader.left)
+    if handle.read(1) or reader.hex != sha256:
+        raise SnapshotError("the checksum does not match")
+    return dict(header)
+
+
+def empty(size: int) -> Vector:
+    """An array to read into."""
+    return aligned(size, np.float32)

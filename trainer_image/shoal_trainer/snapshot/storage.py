@@ -1,0 +1,230 @@
+"""Files of a run, on a volume or in an object store, behind the few operations that Shoal needs.
+
+`create` is the one that matters: it makes a small file only if there is none of that name, in one step that the storage
+itself decides (`link` on a file system, a conditional put in an object store). Everything else is built on it. What the
+storage cannot do now is `Unreachable`; that a file is not there is `FileNotFoundError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Protocol, cast
+from urllib.parse import unquote, urlsplit
+
+from shoal_trainer.errors import Unreachable, UserError
+
+
+class Storage(Protocol):
+    """A folder, local or remote. Names are relative, with slashes."""
+
+    uri: str
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write a file; it is visible only when complete, and durable on return."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Make a file unless there is one; False if there is."""
+
+    def open(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """Read a file from its beginning."""
+
+    def read(self, name: str) -> bytes:
+        """A small file's content."""
+
+    def size(self, name: str) -> int:
+        """A file's length in bytes."""
+
+    def names(self, folder: str) -> list[str]:
+        """What lies directly in a folder (last parts of the names); nothing if there is no such folder."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder with all that is in it; nothing happens if it is not there."""
+
+
+def open_storage(uri: str, prefix: str = "") -> Storage:
+    """The folder `prefix` under `uri`: `file://…` or a path, or any URI that fsspec knows (`s3://`, `gs://`, …)."""
+    parts = urlsplit(uri)
+    if parts.scheme in {"", "file"}:
+        path = unquote(parts.path) if parts.scheme else uri
+        return LocalStorage(Path(path) / prefix)
+    return RemoteStorage(
+        "/".join(part.strip("/") if i else part.rstrip("/") for i, part in enumerate([uri, prefix]) if part)
+    )
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, Unreachable, GeneratorExit):
+        raise
+    except Exception as error:  # every object store has its own tree
+        raise Unreachable(f"{what}: {error or type(error).__name__}") from error
+
+
+class LocalStorage:
+    """A folder of this machine, or a volume mounted on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.uri = self.root.as_uri()
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write beside, flush to the disk, rename."""
+        path = self.root / name
+        with _translated(f"cannot write {path}"):
+            part = self._write_beside(path, chunks)
+            try:
+                part.replace(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+            self._sync_folder(path.parent)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write beside and link: a link never replaces."""
+        path = self.root / name
+        with _translated(f"cannot write {path}"):
+            part = self._write_beside(path, [data])
+            try:
+                os.link(part, path)
+            except FileExistsError:
+                return False
+            finally:
+                part.unlink(missing_ok=True)
+            self._sync_folder(path.parent)
+            return True
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """Read from the disk."""
+        with _translated(f"cannot read {self.root / name}"), (self.root / name).open("rb") as handle:
+            yield handle
+
+    def read(self, name: str) -> bytes:
+        """All of a file."""
+        with self.open(name) as handle:
+            return handle.read()
+
+    def size(self, name: str) -> int:
+        """From the folder's entry."""
+        with _translated(f"cannot read {self.root / name}"):
+            return (self.root / name).stat().st_size
+
+    def names(self, folder: str) -> list[str]:
+        """The folder's entries, in order."""
+        with _translated(f"cannot read {self.root / folder}"):
+            try:
+                return sorted(os.listdir(self.root / folder))
+            except FileNotFoundError:
+                return []
+
+    def remove(self, name: str) -> None:
+        """Unlink, or remove the tree."""
+        path = self.root / name
+        with _translated(f"cannot remove {path}"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _write_beside(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            with part.open("xb", buffering=0) as handle:
+                for chunk in chunks:
+                    view = memoryview(chunk)
+                    while view:
+                        view = view[handle.write(view) :]
+                os.fsync(handle.fileno())
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return part
+
+    @staticmethod
+    def _sync_folder(folder: Path) -> None:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class RemoteStorage:
+    """A prefix of an object store, through fsspec. An upload is visible only once it is closed."""
+
+    def __init__(self, uri: str, **options: Any) -> None:
+        import fsspec
+
+        self.uri = uri
+        try:
+            self._fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"storage {uri}: {error}") from None
+        self._root = str(root).rstrip("/")
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Upload in parts; a failure leaves nothing behind."""
+        with _translated(f"cannot write {self.uri}/{name}"):
+            handle = self._fs.open(self._path(name), "wb", block_size=16 << 20)
+            try:
+                for chunk in chunks:
+                    handle.write(chunk)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    handle.discard()
+                handle.closed = True
+                raise
+            handle.close()
+
+    def create(self, name: str, data: bytes) -> bool:
+        """A conditional put."""
+        with _translated(f"cannot write {self.uri}/{name}"):
+            try:
+                self._fs.pipe_file(self._path(name), data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """Read ahead in blocks."""
+        with _translated(f"cannot read {self.uri}/{name}"):
+            with self._fs.open(self._path(name), "rb", block_size=16 << 20) as handle:
+                yield handle
+
+    def read(self, name: str) -> bytes:
+        """All of an object."""
+        with _translated(f"cannot read {self.uri}/{name}"):
+            return cast(bytes, self._fs.cat_file(self._path(name)))
+
+    def size(self, name: str) -> int:
+        """As the store says."""
+        with _translated(f"cannot read {self.uri}/{name}"):
+            return int(self._fs.info(self._path(name))["size"])
+
+    def names(self, folder: str) -> list[str]:
+        """The last parts of the names under a prefix, in order."""
+        with _translated(f"cannot list {self.uri}/{folder}"):
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(self._path(folder), detail=False, refresh=True)
+            except FileNotFoundError:
+                return []
+            return sorted(PurePosixPath(entry).name for entry in entries)
+
+    def remove(self, name: str) -> None:
+        """Delete all objects under a name."""
+        with _translated(f"cannot remove {self.uri}/{name}"), contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._path(name), recursive=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root

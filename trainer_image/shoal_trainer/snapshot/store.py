@@ -1,0 +1,207 @@
+"""The snapshots of a run: written by all shards, made visible at once, read by whoever comes next.
+
+```
+snapshots/manifest-0000000007.json          numbers only grow; the file is created, never replaced
+snapshots/0000000007-2/shard-0-of-3         written before, named by number and epoch of PS 0
+```
+
+Two parameter servers of different incarnations may be alive at once. Whoever publishes looks at the newest manifest
+first: a higher epoch there means `Fenced`. Between the look and the write the other one may have published, but then the
+number is taken, the storage refuses the second file, and the loser looks again. So an old epoch never covers a newer one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+
+from shoal_trainer.errors import Fenced, SnapshotError
+from shoal_trainer.ps.layout import bounds
+from shoal_trainer.ps.optimizers import Optimizer
+from shoal_trainer.ps.shard import ShardCopy
+from shoal_trainer.snapshot import shard_file
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile
+from shoal_trainer.snapshot.storage import Storage
+from shoal_trainer.wire.messages import Applied, applied_to_list
+
+log = logging.getLogger(__name__)
+
+FOLDER = "snapshots"
+_MANIFEST = re.compile(r"manifest-(\d{10})\.json")
+_FILES = re.compile(r"(\d{10})-\d+")
+MAX_MANIFEST = 256 << 20
+
+
+class SnapshotStore:
+    """Snapshots under `storage` (the folder of one run). Safe to use from one thread at a time."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        """A number that no snapshot has yet."""
+        return max(self._numbers(), default=0) + 1
+
+    def write_shard(self, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
+        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Nobody sees it before `publish`."""
+        name = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}"
+        pieces = shard_file.Digest(shard_file.chunks(copy))
+        self._storage.write(f"{FOLDER}/{name}", pieces)
+        return ShardFile(
+            index=copy.index,
+            shards=copy.shards,
+            epoch=copy.epoch,
+            version=copy.version,
+            samples=copy.samples,
+            updates=copy.updates,
+            low=copy.low,
+            high=copy.high,
+            file=name,
+            size=pieces.size,
+            sha256=pieces.hex,
+            applied=applied_to_list(copy.applied),
+        )
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        """Make a snapshot the newest one; returns it with the number that it got. `Fenced` under a newer epoch."""
+        if sorted(shard.index for shard in manifest.shards) != list(range(len(manifest.shards))):
+            raise SnapshotError("a manifest names every shard once")
+        while True:
+            newest = max(self._numbers(), default=0)
+            if newest:
+                try:
+                    held = self._read(newest)
+                except SnapshotError as error:
+                    log.warning("%s: it is left alone, the next one takes a higher number", error)
+                else:
+                    if held.epoch > manifest.epoch:
+                        raise Fenced(
+                            f"the storage holds a snapshot of epoch {held.epoch}, this is {manifest.epoch}"
+                        )
+            manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
+            if self._storage.create(self._name(manifest.number), manifest.to_json().encode()):
+                return manifest
+
+    def prune(self, retain: int) -> None:
+        """Keep the newest `retain` snapshots; what is older goes, also what was never published."""
+        numbers = self._numbers()
+        keep, drop = numbers[-max(1, retain) :], numbers[: -max(1, retain)]
+        if not drop:
+            return
+        used = set()
+        for number in keep:
+            try:
+                used |= {shard.file.split("/")[0] for shard in self._read(number).shards}
+            except SnapshotError:
+                continue
+        for number in drop:
+            self._storage.remove(self._name(number))
+        for name in self._storage.names(FOLDER):
+            match = _FILES.fullmatch(name)
+            if match and int(match[1]) < keep[0] and name not in used:
+                self._storage.remove(f"{FOLDER}/{name}")
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Newest first; one that cannot be read is skipped, with a message."""
+        for number in reversed(self._numbers()):
+            try:
+                yield self._read(number)
+            except SnapshotError as error:
+                log.warning("%s: skipped", error)
+
+    def latest(self) -> Manifest | None:
+        """The newest snapshot all of whose files are there in full length."""
+        for manifest in self.manifests():
+            try:
+                self._check_files(manifest)
+            except SnapshotError as error:
+                log.warning("snapshot %d: %s: skipped", manifest.number, error)
+            else:
+                return manifest
+        return None
+
+    def load_newest(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
+        """The newest snapshot whose files are right, and shard `index` of `shards` from it."""
+        for manifest in self.manifests():
+            try:
+                self._check_files(manifest)
+                return manifest, self.load_shard(manifest, index, shards)
+            except SnapshotError as error:
+                log.warning("snapshot %d: %s: skipped", manifest.number, error)
+        return None
+
+    def load_shard(self, manifest: Manifest, index: int, shards: int) -> ShardCopy:
+        """Shard `index` of `shards`, whatever number of shards the snapshot has. `SnapshotError` if a file is bad."""
+        model = manifest.model
+        low, high = bounds(model.size, shards)[index]
+        trainable = max(0, min(high, model.parameters) - low)
+        arrays = {"parameters": shard_file.empty(high - low)}
+        arrays |= Optimizer(model.optimizer, low, trainable).state
+        for part in manifest.shards:
+            overlaps = part.low < high and low < part.high
+            if overlaps or (len(manifest.shards) == shards and part.index == index):
+                self._read_part(part, low, high, arrays)
+        parts = (
+            [part for part in manifest.shards if part.index == index]
+            if len(manifest.shards) == shards
+            else []
+        )
+        parts = parts or list(manifest.shards)
+        applied: Applied = parts[0].vector if len(parts) == 1 else manifest.applied
+        return ShardCopy(
+            index=index,
+            shards=shards,
+            epoch=manifest.epoch,
+            version=min(part.version for part in parts),
+            samples=min(part.samples for part in parts),
+            updates=min(part.updates for part in parts),
+            low=low,
+            high=high,
+            model=model,
+            applied=applied,
+            arrays=arrays,
+        )
+
+    # ---
+
+    def _read_part(self, part: ShardFile, low: int, high: int, arrays: dict[str, shard_file.Vector]) -> None:
+        try:
+            with self._storage.open(f"{FOLDER}/{part.file}") as handle:
+                shard_file.read_into(handle, part.size, part.sha256, low, high, arrays)
+        except FileNotFoundError:
+            raise SnapshotError(f"{part.file} is not there") from None
+        except SnapshotError as error:
+            raise SnapshotError(f"{part.file}: {error}") from None
+
+    def _check_files(self, manifest: Manifest) -> None:
+        for part in manifest.shards:
+            try:
+                size = self._storage.size(f"{FOLDER}/{part.file}")
+            except FileNotFoundError:
+                raise SnapshotError(f"{part.file} is not there") from None
+            if size != part.size:
+                raise SnapshotError(f"{part.file} has {size} bytes, the manifest says {part.size}")
+
+    def _numbers(self) -> list[int]:
+        names = (_MANIFEST.fullmatch(name) for name in self._storage.names(FOLDER))
+        return sorted(int(match[1]) for match in names if match)
+
+    def _read(self, number: int) -> Manifest:
+        name = self._name(number)
+        try:
+            if self._storage.size(name) > MAX_MANIFEST:
+                raise SnapshotError(f"{name} is too long to be a manifest")
+            return Manifest.model_validate_json(self._storage.read(name))
+        except FileNotFoundError:
+            raise SnapshotError(f"{name} is not there any more") from None
+        except ValueError as error:
+            raise SnapshotError(f"{name} is no manifest: {str(error).splitlines()[0]}") from None
+
+    @staticmethod
+    def _name(number: int) -> str:
+        return f"{FOLDER}/manifest-{number:010d}.json"
