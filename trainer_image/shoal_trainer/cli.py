@@ -25,7 +25,7 @@ def main() -> None:
 @main.command()
 def serve() -> None:
     """Be a parameter server (shard 0 is the coordinator too), as $SHOAL_CONFIG says."""
-    from shoal_trainer import serve as server  # noqa: PLC0415
+    from shoal_trainer import serve as server
 
     sys.exit(server.main())
 
@@ -33,7 +33,7 @@ def serve() -> None:
 @main.command()
 def work() -> None:
     """Be a worker, as $SHOAL_CONFIG says."""
-    from shoal_trainer.worker import process  # noqa: PLC0415
+    from shoal_trainer.worker import process
 
     sys.exit(process.main())
 
@@ -74,7 +74,7 @@ def run(
     tls: bool, kill_every: float | None, kill: str,
 ) -> None:  # fmt: skip
     """Run MODULE:OBJECT as local processes: parameter servers and workers, with a live table."""
-    from shoal_trainer.local import LocalJob  # noqa: PLC0415
+    from shoal_trainer.local import LocalJob
 
     metric, _, value = (until or "").partition("=")
     job = LocalJob(
@@ -100,11 +100,11 @@ def run(
 
 
 def _watch(job: Any) -> int:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.live import Live  # noqa: PLC0415
+    from rich.console import Console
+    from rich.live import Live
 
-    from shoal_trainer.local import LocalRun  # noqa: PLC0415
-    from shoal_trainer.table import line, render  # noqa: PLC0415
+    from shoal_trainer.local import LocalRun
+    from shoal_trainer.table import line, render
 
     console = Console()
     started = time.monotonic()

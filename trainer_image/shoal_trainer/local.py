@@ -97,7 +97,7 @@ class LocalRun:
         self.outcome: TerminationMessage | None = None
         self.uid = uuid.uuid4().hex[:12]
         self._clock = clock
-        self._random = random.Random(job.seed)  # noqa: S311  picks whom to kill
+        self._random = random.Random(job.seed)
         self._folder = Path(tempfile.mkdtemp(prefix="shoal-run-"))
         self._credentials: Credentials | None = None
         self._shards: tuple[Shard, ...] = ()

@@ -70,7 +70,7 @@ class Training:
 
     def fit(self, *, epochs: int = 1, batch_size: int = 128, verbose: int | str = "auto") -> keras.Model:
         """Train alone in this process with Keras' own `fit`: the same script on a laptop, no parameter server."""
-        from shoal_trainer.worker.alone import fit  # noqa: PLC0415  imports TensorFlow
+        from shoal_trainer.worker.alone import fit
 
         return fit(self, epochs=epochs, batch_size=batch_size, verbose=verbose)
 

@@ -40,7 +40,7 @@ class Files:
         """TFRecord files; `parse` maps one serialized example (a scalar string tensor) to a sample."""
 
         def read(path: str) -> tf.data.Dataset:
-            import tensorflow as tf  # noqa: PLC0415  a parameter server imports this module too, and has none
+            import tensorflow as tf
 
             return tf.data.TFRecordDataset(path, compression_type=compression).map(
                 parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -58,7 +58,7 @@ class Files:
         """
 
         def read(path: str) -> tf.data.Dataset:
-            import tensorflow as tf  # noqa: PLC0415
+            import tensorflow as tf
 
             groups, signature = _parquet_groups(path, columns)
             rows = tf.data.Dataset.from_generator(groups, output_signature=signature).unbatch()
@@ -74,7 +74,7 @@ class Files:
         """
 
         def read(path: str) -> tf.data.Dataset:
-            import tensorflow as tf  # noqa: PLC0415
+            import tensorflow as tf
 
             rows = tf.data.experimental.CsvDataset(path, defaults, header=header)
             return rows.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -83,7 +83,7 @@ class Files:
 
     def list(self) -> tuple[str, ...]:
         """The matching files, sorted, each with its protocol. Raises `UserError` where none matches."""
-        import fsspec  # noqa: PLC0415
+        import fsspec
 
         try:
             filesystem, path = fsspec.core.url_to_fs(self.pattern)
@@ -130,7 +130,7 @@ class Files:
 
 def _guard(rows: Iterator[Any], name: str) -> Iterator[Any]:
     """Name the file in what TensorFlow says about it."""
-    import tensorflow as tf  # noqa: PLC0415
+    import tensorflow as tf
 
     while True:
         try:
@@ -155,7 +155,7 @@ class _Local:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> str:
-        import fsspec  # noqa: PLC0415
+        import fsspec
 
         filesystem, path = fsspec.core.url_to_fs(self._name)
         if "file" in filesystem.protocol or filesystem.protocol == "file":
@@ -187,9 +187,9 @@ def _parquet_groups(
     path: str, columns: list[str] | None
 ) -> tuple[Callable[[], Iterator[Any]], dict[str, Any]]:
     """A generator of record batches as dicts of arrays, and their tensor signature."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-    import tensorflow as tf  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import tensorflow as tf
 
     try:
         schema = pq.read_schema(path)
@@ -217,7 +217,7 @@ def _parquet_groups(
 
 
 def _column(values: Any) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     if pa.types.is_fixed_size_list(values.type):
         size = values.type.list_size

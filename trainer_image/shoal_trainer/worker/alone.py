@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, batches, map_leaves
 from shoal_trainer.data.files import Files
-from shoal_trainer.data.indexed import Arrays, Indexed, require_dataset
+from shoal_trainer.data.indexed import Arrays, Indexed
 from shoal_trainer.training import Training
 
 
@@ -20,10 +20,10 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     model = job.model()
     example = job.data.example(batch_size)
     source = iter(range(10**9))
-    training = _dataset(lambda: whole(job.data, next(source), batch_size), example)
+    training = dataset_of(lambda: whole(job.data, next(source), batch_size), example)
     validation = None
     if job.validation is not None:
-        validation = _dataset(lambda: validation_batches(job.validation, batch_size), example)
+        validation = dataset_of(lambda: validation_batches(job.validation, batch_size), example)
     callbacks = list(job.callbacks()) if job.callbacks else []
     model.fit(training, epochs=epochs, validation_data=validation, callbacks=callbacks, verbose=verbose)
     return model
@@ -44,13 +44,15 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
         yield from whole(source, 0, batch_size)
         return
     dataset = source()
-    require_dataset(dataset, "Training(validation=…)")
+    requiredataset_of(dataset, "Training(validation=…)")
     yield from batches(
         iter(dataset.batch(batch_size).prefetch(2)), batch_size, 0, None, "Training(validation=…)"
     )
 
 
-def _dataset(passes: Callable[[], Iterator[Batch]], example: Batch) -> tf.data.Dataset:
+def dataset_of(passes: Callable[[], Iterator[Batch]], example: Batch) -> tf.data.Dataset:
+    """What `fit` and `evaluate` read: each pass of it calls `passes` once. `example` gives shapes and types."""
+
     def rows() -> Iterator[Any]:
         for batch in passes():
             n = batch.samples  # Keras itself takes short batches: nothing is filled up here

@@ -23,7 +23,7 @@ import tensorflow as tf
 from shoal_trainer.data.batch import Batch, map_leaves
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten, variables_of
-from shoal_trainer.worker.optimizers import ServerSide, WorkerSide, place, schedule_of, unwrap
+from shoal_trainer.worker.optimizers import unwrap, why_worker
 
 Wire = Literal["bf16", "fp32"]
 
@@ -46,19 +46,18 @@ class Glue:
     def __init__(self, model: Any, example: Batch, wire: Wire, worker: tuple[int, int] = (0, 0)) -> None:
         self.model = model
         self.wire: Wire = wire
-        self._example = example
+        self.example = example
         _build(model, example)
         _vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
-        self.placement: ServerSide | WorkerSide = place(model)
+        self.on_server = not why_worker(model)
         self.dtype: npt.DTypeLike = np.uint16 if wire == "bf16" else np.float32
-        self._schedule = schedule_of(model.optimizer)
         self._function: Callable[..., Any] | None = None
 
     def trace(self) -> None:
         """Trace the step function now. Raises `UserError` with Keras' or TensorFlow's words where it cannot be."""
-        example = self._example
-        body = self._gradient_body() if isinstance(self.placement, ServerSide) else self._difference_body()
+        example = self.example
+        body = self._gradient_body() if self.on_server else self._difference_body()
         flat = tf.TensorSpec((self.layout.size,), tf.uint16 if self.wire == "bf16" else tf.float32)
         x, y = (map_leaves(_spec, part) for part in (example.x, example.y))
         weights = tf.TensorSpec((len(example.weights),), tf.float32)
@@ -82,14 +81,6 @@ class Glue:
         if buffer.ctypes.data % 64:
             raise ValueError("the buffer is not 64-byte aligned; TensorFlow would abort the process")
         return tf.experimental.dlpack.from_dlpack(buffer.__dlpack__())
-
-    def learning_rate(self, samples: int, batch_size: int) -> float | None:
-        """The rate of a schedule after so many samples of the whole job; None where the rate is a constant."""
-        if self._schedule is None:
-            return None
-        if isinstance(self._schedule, keras.optimizers.schedules.LearningRateSchedule):
-            return float(self._schedule(samples // batch_size))
-        return float(self._schedule())
 
     def initial(self) -> npt.NDArray[np.float32]:
         """The model's present parameters, fp32, shape (layout.size,)."""

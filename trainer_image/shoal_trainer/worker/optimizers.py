@@ -1,83 +1,109 @@
-"""Which way an optimizer runs: on the parameter server, where its state is shared and survives workers, or on the worker.
+"""Which way an optimizer runs: on the parameter server, where its state is shared and outlives workers, or here.
 
 The parameter server knows SGD (with momentum, Nesterov), Adam (AMSGrad not), AdamW and Adagrad exactly as Keras
-computes them. Clipping happens on the worker, before the push, as Keras clips before it updates. A learning-rate
-schedule is evaluated on the samples that the parameter server has seen. What the server cannot do exactly runs on the
-worker with Keras' own code, and what travels is the difference that its step made.
+computes them, and Keras' learning-rate schedules, keyed on the samples that it has seen. Clipping happens on the
+worker before the push, as Keras clips before it updates. What the server cannot do exactly runs on the worker with
+Keras' own code, and what travels is the difference that its step made.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["sgd", "adam", "adamw", "adagrad"]
+import keras
 
-EXACT: dict[str, Kind] = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad"}
+from shoal_trainer.ps.schedules import KNOWN as KNOWN_SCHEDULES
+from shoal_trainer.wire.messages import OptimizerConfig, Schedule
+from shoal_trainer.worker.layout import Layout
 
-
-@dataclass(frozen=True)
-class ServerSide:
-    """An optimizer that the parameter server runs: its kind and hyperparameters under Keras' names."""
-
-    kind: Kind
-    learning_rate: float
-    momentum: float = 0.0
-    nesterov: bool = False
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
-    initial_accumulator_value: float = 0.1
-    weight_decay: float = 0.0
-    scheduled: bool = False
+NAMES: dict[type, Literal["sgd", "adam", "adamw", "adagrad"]] = {
+    keras.optimizers.SGD: "sgd",
+    keras.optimizers.Adam: "adam",
+    keras.optimizers.AdamW: "adamw",
+    keras.optimizers.Adagrad: "adagrad",
+}
 
 
 @dataclass(frozen=True)
-class WorkerSide:
-    """An optimizer (or `train_step`) that runs on the worker, and why."""
+class Placement:
+    """Where the optimizer runs. `reason` is empty where the server runs it, else why the worker does.
 
-    reason: str
+    `rate(samples)` is the learning rate to send with a push, where only the worker can evaluate it.
+    """
+
+    config: OptimizerConfig
+    reason: str = ""
+    rate: Callable[[int], float] | None = None
+
+    @property
+    def on_server(self) -> bool:
+        """Whether gradients travel (else differences)."""
+        return not self.reason
 
 
-def place(model: Any) -> ServerSide | WorkerSide:
-    """Decide for a compiled Keras model."""
-    import keras  # noqa: PLC0415  this module is also read where there is no Keras
-
-    if type(model).train_step is not keras.Model.train_step:
-        return WorkerSide("the model has its own train_step")
+def place(model: Any, layout: Layout, batch_size: int) -> Placement:
+    """Decide for a built and compiled Keras model; `batch_size` is the one whose pushes have weight 1."""
+    if reason := why_worker(model):
+        return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
     optimizer = unwrap(model.optimizer)
-    name = type(optimizer).__name__
-    if type(optimizer) not in {getattr(keras.optimizers, known) for known in EXACT}:
-        return WorkerSide(f"the parameter server has no {name}")
-    if getattr(optimizer, "amsgrad", False):
-        return WorkerSide(f"{name}(amsgrad=True)")
-    if optimizer.use_ema:
-        return WorkerSide(f"{name}(use_ema=True)")
-    if optimizer.gradient_accumulation_steps:
-        return WorkerSide(f"{name}(gradient_accumulation_steps={optimizer.gradient_accumulation_steps})")
-    if any(getattr(v, "constraint", None) is not None for v in model.trainable_variables):
-        return WorkerSide("a variable has a constraint")
-    if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
-        return WorkerSide("float8 variables are overwritten by their gradients")
-    excludes = getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
-        optimizer, "_exclude_from_weight_decay_pattern", None
-    )
-    if optimizer.weight_decay and excludes:
-        return WorkerSide("some variables are excluded from weight decay")
-    return ServerSide(
-        kind=EXACT[name],
-        learning_rate=float(optimizer.learning_rate.numpy())
-        if hasattr(optimizer.learning_rate, "numpy")
-        else float(optimizer.learning_rate),
+    rate = optimizer._learning_rate
+    own: Callable[[int], float] | None = None
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        schedule = rate
+        name = type(schedule).__name__
+        if type(schedule).__module__.startswith("keras.") and name in KNOWN_SCHEDULES:
+            learning_rate: float | Schedule = Schedule(name=name, config=_plain(schedule.get_config()))
+        else:
+            learning_rate = float(schedule(0))
+
+            def own(samples: int) -> float:
+                return float(schedule(samples // batch_size))
+    elif hasattr(rate, "assign"):
+        learning_rate = float(rate.numpy())
+    else:
+        learning_rate = float(rate())
+
+        def own(samples: int) -> float:  # noqa: ARG001
+            return float(rate())
+
+    config = OptimizerConfig(
+        name=NAMES[type(optimizer)],
+        learning_rate=learning_rate,
         momentum=float(getattr(optimizer, "momentum", 0.0)),
         nesterov=bool(getattr(optimizer, "nesterov", False)),
         beta_1=float(getattr(optimizer, "beta_1", 0.9)),
         beta_2=float(getattr(optimizer, "beta_2", 0.999)),
         epsilon=float(getattr(optimizer, "epsilon", 1e-7)),
-        initial_accumulator_value=float(getattr(optimizer, "initial_accumulator_value", 0.1)),
         weight_decay=float(optimizer.weight_decay or 0.0),
-        scheduled=schedule_of(optimizer) is not None,
+        initial_accumulator_value=float(getattr(optimizer, "initial_accumulator_value", 0.1)),
+        batch_size=batch_size,
+        no_decay=_no_decay(optimizer, model, layout),
     )
+    return Placement(config, "", own)
+
+
+def why_worker(model: Any) -> str:
+    """Why the parameter server cannot run this model's optimizer exactly; empty where it can."""
+    if type(model).train_step is not keras.Model.train_step:
+        return "the model has a train_step of its own"
+    optimizer = unwrap(model.optimizer)
+    name = type(optimizer).__name__
+    if type(optimizer) not in NAMES:
+        return f"the parameter server has no {name}"
+    if getattr(optimizer, "amsgrad", False):
+        return f"{name}(amsgrad=True)"
+    if optimizer.use_ema:
+        return f"{name}(use_ema=True)"
+    if optimizer.gradient_accumulation_steps:
+        return f"{name}(gradient_accumulation_steps={optimizer.gradient_accumulation_steps})"
+    if any(getattr(v, "constraint", None) is not None for v in model.trainable_variables):
+        return "a variable has a constraint"
+    if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
+        return "float8 variables are overwritten by their gradients"
+    return ""
 
 
 def unwrap(optimizer: Any) -> Any:
@@ -85,7 +111,18 @@ def unwrap(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def schedule_of(optimizer: Any) -> Any | None:
-    """The optimizer's learning-rate schedule or callable, None where the rate is a number."""
-    rate = unwrap(optimizer)._learning_rate
-    return rate if callable(rate) and not hasattr(rate, "assign") else None
+def _no_decay(optimizer: Any, model: Any, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """The ranges of the flat vector that `exclude_from_weight_decay` names."""
+    if not optimizer.weight_decay:
+        return ()
+    entries = zip(model.trainable_variables, layout.entries, strict=False)
+    return tuple((e.offset, e.offset + e.size) for v, e in entries if not optimizer._use_weight_decay(v))
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """A schedule's `get_config()` without its name, numbers as Python's."""
+    return {
+        key: value.item() if hasattr(value, "item") else value
+        for key, value in config.items()
+        if key != "name" and not (isinstance(value, float) and math.isnan(value))
+    }

@@ -1,0 +1,56 @@
+"""The two parameter buffers of a worker, and which of them the next step computes on.
+
+While a step reads one, the exchange thread receives into the other; neither is ever touched by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned
+
+
+class Buffers:
+    """`current` holds parameters to compute on (wire dtype, shape (size,)); `spare` may be received into."""
+
+    def __init__(self, size: int, dtype: npt.DTypeLike, alias: Callable[[npt.NDArray[Any]], Any]) -> None:
+        self._arrays = [aligned(size, dtype) for _ in range(2)]
+        self._tensors = [alias(array) for array in self._arrays]
+        self._index = 0
+
+    @property
+    def current(self) -> npt.NDArray[Any]:
+        """The parameters to compute on."""
+        return self._arrays[self._index]
+
+    @property
+    def spare(self) -> npt.NDArray[Any]:
+        """The buffer to receive into."""
+        return self._arrays[1 - self._index]
+
+    @property
+    def tensor(self) -> Any:
+        """`current` as a tensor over the same memory."""
+        return self._tensors[self._index]
+
+    @property
+    def spare_tensor(self) -> Any:
+        """`spare` as a tensor over the same memory."""
+        return self._tensors[1 - self._index]
+
+    def swap(self) -> None:
+        """What was received becomes current."""
+        self._index = 1 - self._index
+
+
+def decode(buffer: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
+    """`out` := fp32 of a buffer in wire dtype."""
+    if buffer.dtype == np.uint16:
+        kernels.decode_bf16(buffer, out)
+    else:
+        out[:] = buffer

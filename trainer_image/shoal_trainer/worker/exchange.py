@@ -1,0 +1,73 @@
+"""The thread that talks to the parameter servers while the next step computes.
+
+At most one request is under way. `Unreachable` is an answer like any other here; what to do about it is the loop's.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy.typing as npt
+
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps.client import PSClient
+from shoal_trainer.wire.messages import Copy, ModelSpec, Pulled, Push, Welcome
+
+RECONNECT_SECONDS = 0.25
+
+
+class Exchange:
+    """One `PSClient` used from one thread."""
+
+    def __init__(self, client: PSClient, model: ModelSpec, *, rng: random.Random | None = None) -> None:
+        self._client = client
+        self._model = model
+        self._random = rng or random.Random()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+        self._stop = threading.Event()
+        self.bytes_moved = 0
+
+    def push_pull(self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push) -> Future[Pulled]:
+        """Push a gradient (or a worker-side optimizer's difference) and fill `out` with the parameters after it."""
+        if self._model.optimizer.name == "delta":
+            return self._pool.submit(self._client.push_delta, update, out, push)
+        return self._pool.submit(self._client.push_pull, update, out, push)
+
+    def push_delta(
+        self, delta: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, *, scale: float, merge: bool
+    ) -> Future[Pulled]:
+        """Push the difference of an outage's local steps."""
+        return self._pool.submit(self._client.push_delta, delta, out, push, scale=scale, merge=merge)
+
+    def pull(self, out: npt.NDArray[Any]) -> Future[Pulled]:
+        """Fill `out` with the parameters."""
+        return self._pool.submit(self._client.pull, out)
+
+    def initialize(self, flat: npt.NDArray[Any]) -> Future[None]:
+        """Give the servers their first values, unless another worker was first."""
+        return self._pool.submit(self._client.initialize, flat)
+
+    def connect(self, copy: Callable[[], Copy | None]) -> Future[Welcome]:
+        """Say hello again and again until every shard answers and is ready; ends early with `Unreachable` on `close`."""
+        return self._pool.submit(self._connect, copy)
+
+    def close(self) -> None:
+        """End the thread and the connections."""
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def _connect(self, copy: Callable[[], Copy | None]) -> Welcome:
+        while not self._stop.is_set():
+            try:
+                welcome = self._client.hello(self._model, copy())
+                if not any(shard.recovering for shard in welcome.shards):
+                    return welcome
+            except Unreachable:
+                pass
+            self._stop.wait(RECONNECT_SECONDS * self._random.uniform(0.8, 1.2))
+        raise Unreachable("the worker is ending")

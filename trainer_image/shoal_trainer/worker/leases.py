@@ -1,0 +1,83 @@
+"""The leases that this worker holds: known to the thread that reads ahead and to the loop that trains.
+
+After the loss of parameter server 0 a lease that goes on has another token. What was read under the old one stays
+valid, so everyone asks here for the present token of a piece of work; None means that somebody else has it now.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from shoal_trainer.wire.messages import Progress
+from shoal_trainer.worker.work import DataWork, Token
+
+
+class Leases:
+    """Thread-safe; a lease is in it from its grant until its last sample is in the parameters."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[Token, tuple[DataWork, int]] = {}
+        self._renamed: dict[Token, Token | None] = {}
+
+    def grant(self, work: DataWork) -> None:
+        """A lease was given to this worker."""
+        with self._lock:
+            self._ends[work.token] = (work, work.start)
+
+    def mark(self, token: Token, end: int) -> Progress | None:
+        """What a push says that takes the lease to position `end`; None where the lease is another worker's now."""
+        with self._lock:
+            now = self._now(token)
+            if now is None:
+                return None
+            self._ends[now] = (self._ends[now][0], end)
+            return Progress(*now, end)
+
+    def present(self, mark: Progress) -> Progress | None:
+        """The same progress under the lease's present token."""
+        with self._lock:
+            now = self._now((mark.epoch, mark.lease))
+            return None if now is None else Progress(*now, mark.offset_end)
+
+    def token(self, token: Token) -> Token | None:
+        """The present token of a lease."""
+        with self._lock:
+            return self._now(token)
+
+    def done(self, mark: Progress) -> None:
+        """The servers have applied up to this position: a lease that ends there is forgotten."""
+        with self._lock:
+            now = self._now((mark.epoch, mark.lease))
+            if now is not None and self._ends[now][0].stop == mark.offset_end:
+                del self._ends[now]
+
+    def drop(self, token: Token) -> None:
+        """Forget a lease."""
+        with self._lock:
+            now = self._now(token)
+            if now is not None:
+                del self._ends[now]
+
+    def held(self) -> dict[Token, Progress]:
+        """Every lease and how far this worker has trained it."""
+        with self._lock:
+            return {token: Progress(*token, end) for token, (_, end) in self._ends.items()}
+
+    def rename(self, tokens: Mapping[Token, Token]) -> None:
+        """The coordinator's answer to `held`: leases that are not in it are no longer this worker's."""
+        with self._lock:
+            ends, self._ends = self._ends, {}
+            for old, entry in ends.items():
+                new = tokens.get(old)
+                if new is not None:
+                    self._ends[new] = entry
+                if new != old:
+                    self._renamed[old] = new
+
+    def _now(self, token: Token) -> Token | None:
+        now: Token | None = token
+        while now is not None and now in self._renamed:
+            now = self._renamed[now]
+        return now if now in self._ends else None

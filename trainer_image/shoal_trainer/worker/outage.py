@@ -1,0 +1,101 @@
+"""What a worker does while a parameter server is away: it trains on, alone, and never exits because of it.
+
+It keeps an fp32 master of the last parameters, takes local steps with a fresh optimizer of the same kind, up to a cap in
+steps and seconds, then waits. When the servers are back the difference that its local steps made is pushed, divided by
+the number of active workers: a worker adds as much as if all had stepped as one (local SGD; dividing by less diverges).
+
+The push that was cut off is no part of that difference. It is sent again as it was: a server that had applied it answers
+without applying it twice, a server that came back older applies it now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.optimizers import Optimizer, Update
+from shoal_trainer.wire.messages import OptimizerConfig, Progress
+from shoal_trainer.worker.buffers import decode
+
+MAX_STEPS = 64
+MAX_SECONDS = 60.0
+
+
+class Outage:
+    """The local state between the first `Unreachable` and the first answer.
+
+    `current`: the last parameters that were pulled, in wire dtype, shape (size,); of them the first `parameters` are
+    trainable, the rest statistics. `learning_rate`: the one that the servers used last.
+    """
+
+    def __init__(
+        self,
+        current: npt.NDArray[Any],
+        config: OptimizerConfig,
+        parameters: int,
+        learning_rate: float,
+        clock: Callable[[], float],
+        *,
+        max_steps: int = MAX_STEPS,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        self.steps = 0
+        self.samples = 0
+        self.progress: dict[tuple[int, int], Progress] = {}
+        self.master = aligned(current.size)
+        decode(current, self.master)
+        self.base = self.master.copy()
+        self._rule = None if config.name == "delta" else Optimizer(config, 0, parameters)
+        self._parameters = 0 if config.name == "delta" else parameters
+        self._learning_rate = learning_rate
+        self._updates = 0
+        self._scratch = aligned(current.size, current.dtype)
+        self._clock = clock
+        self._started = clock()
+        self._max_steps, self._max_seconds = max_steps, max_seconds
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether local training has gone as far as it may; then the worker waits."""
+        return self.steps >= self._max_steps or self._clock() - self._started >= self._max_seconds
+
+    def absorb(self, update: npt.NDArray[Any]) -> None:
+        """Take in a step that is pushed by other means: it moves the master and the base alike."""
+        self._apply(update)
+        self.base[:] = self.master
+
+    def step(self, update: npt.NDArray[Any], samples: int, progress: Progress) -> None:
+        """One local step by `update`, as the wire carries it: gradients, then differences of the statistics."""
+        self._apply(update)
+        self.steps += 1
+        self.samples += samples
+        self.progress[progress[:2]] = progress
+
+    def parameters_into(self, out: npt.NDArray[Any]) -> None:
+        """The local parameters in wire dtype."""
+        kernels.read(self.master, out)
+
+    def difference_into(self, out: npt.NDArray[Any]) -> None:
+        """What the local steps changed, in wire dtype."""
+        kernels.read(self.master - self.base, out)
+
+    def taken(self) -> None:
+        """What the local steps made is pushed by other means now: the next difference begins here."""
+        self.base[:] = self.master
+        self.steps = self.samples = 0
+        self.progress = {}
+
+    def _apply(self, update: npt.NDArray[Any]) -> None:
+        self._scratch[:] = update  # the kernels write the new parameters over what they read
+        n = self._parameters
+        self._updates += 1
+        if self._rule is not None:
+            self._rule.apply(
+                self.master[:n], self._scratch[:n], Update(self._learning_rate, self._updates, 1)
+            )
+        kernels.add(self.master[n:], self._scratch[n:], np.float32(1.0))

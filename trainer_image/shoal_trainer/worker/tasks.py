@@ -1,0 +1,157 @@
+"""What a worker is asked to do once: evaluate, run callbacks, export the model.
+
+A task gets the parameters and gives back numbers and files; it is leased and fenced like data, and done again by another
+worker if this one vanishes, so it must not matter that it is done twice. Files go to the coordinator, which writes them
+to the storage: a worker needs no rights there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from shoal_trainer.errors import UserError
+from shoal_trainer.training import Training
+from shoal_trainer.worker.alone import dataset_of, validation_batches
+from shoal_trainer.worker.entrypoint import where
+from shoal_trainer.worker.glue import Glue
+
+PATHS = ("filepath", "filename", "log_dir")
+"""Attributes by which Keras' callbacks name what they write."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a task made: metrics, whether training should stop, and files by their name under the run's folder."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    stop: bool = False
+    files: dict[str, Path] = field(default_factory=dict)
+
+
+class Tasks:
+    """Runs tasks on the model of `glue`. Its folder lives as long as it does."""
+
+    def __init__(self, job: Training, glue: Glue, batch_size: int) -> None:
+        self._job = job
+        self._glue = glue
+        self._batch_size = batch_size
+        self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
+        self._callbacks: Sequence[Any] | None = None
+        self._replayed = 0
+
+    def evaluate(self, flat: npt.NDArray[np.float32]) -> Outcome:
+        """Keras' own `evaluate` on `validation`; metrics are named as `fit` names them (`val_loss`, …)."""
+        if self._job.validation is None:
+            return Outcome()
+        self._glue.load(flat)
+        model = self._glue.model
+        source = self._job.validation
+        dataset = dataset_of(lambda: validation_batches(source, self._batch_size), self._glue.example)
+        try:
+            results = model.evaluate(dataset, return_dict=True, verbose=0)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"The evaluation on Training(validation=…) failed: {where(error)}") from error
+        model.reset_metrics()
+        return Outcome({f"val_{name}": float(value) for name, value in results.items()})
+
+    def run_callbacks(self, flat: npt.NDArray[np.float32], history: Sequence[dict[str, float]]) -> Outcome:
+        """`on_epoch_end` of every callback for the last epoch of `history` (the logs of each epoch so far).
+
+        A worker that has not run the earlier epochs lets the callbacks see their logs first, without a model to save,
+        so that patience and best values are what they were.
+        """
+        if self._job.callbacks is None or not history:
+            return Outcome()
+        self._glue.load(flat)
+        try:
+            if self._callbacks is None:
+                self._callbacks = self._made(list(self._job.callbacks()))
+            for epoch in range(self._replayed, len(history)):
+                live = epoch == len(history) - 1
+                self._epoch_end(epoch, dict(history[epoch]), live=live)
+            self._replayed = len(history)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"A callback failed: {where(error)}") from error
+        model = self._glue.model
+        stop, model.stop_training = bool(model.stop_training), False
+        folder = Path(self._folder.name) / "callbacks"
+        return Outcome(stop=stop, files={f"logs/{path.relative_to(folder)}": path for path in _files(folder)})
+
+    def export(self, flat: npt.NDArray[np.float32]) -> Outcome:
+        """The model as `model.keras` and as a SavedModel for serving."""
+        self._glue.load(flat)
+        model = self._glue.model
+        folder = Path(self._folder.name) / "model"
+        folder.mkdir(exist_ok=True)
+        try:
+            model.save(folder / "model.keras")
+            model.export(str(folder / "saved_model"), verbose=False)
+        except Exception as error:
+            raise UserError(f"The model cannot be saved: {where(error)}") from error
+        return Outcome(files={str(path.relative_to(folder)): path for path in _files(folder)})
+
+    def close(self) -> None:
+        """Delete what the tasks wrote here."""
+        self._folder.cleanup()
+
+    def _made(self, callbacks: list[Any]) -> list[Any]:
+        folder = Path(self._folder.name) / "callbacks"
+        folder.mkdir(exist_ok=True)
+        for callback in callbacks:
+            if not isinstance(callback, keras.callbacks.Callback):
+                raise UserError(
+                    f"Training(callbacks=…) gave a {type(callback).__name__}; give keras.callbacks.Callback objects."
+                )
+            if isinstance(
+                callback, keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau
+            ):
+                raise UserError(
+                    f"{type(callback).__name__} cannot change the learning rate of a parameter server. "
+                    "Give the optimizer a keras.optimizers.schedules schedule."
+                )
+            for name in PATHS:
+                value = getattr(callback, name, None)
+                if isinstance(value, str) and value and not Path(value).is_absolute():
+                    target = folder / value
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    setattr(callback, name, str(target))
+            callback.set_params({"epochs": None, "steps": None, "verbose": 0})
+            callback.set_model(self._glue.model)
+            callback.on_train_begin()
+        return callbacks
+
+    def _epoch_end(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
+        assert self._callbacks is not None
+        for callback in self._callbacks:
+            if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
+                _remember(callback, logs)
+                continue
+            callback.on_epoch_begin(epoch)
+            callback.on_epoch_end(epoch, logs)
+
+
+def _remember(callback: Any, logs: dict[str, float]) -> None:
+    """Let a ModelCheckpoint know the best value of an epoch that another worker saved."""
+    value = logs.get(callback.monitor)
+    if value is None:
+        return
+    if callback.monitor_op is None:
+        callback._set_monitor_op()
+    if callback._is_improvement(value, callback.best):
+        callback.best = value
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())

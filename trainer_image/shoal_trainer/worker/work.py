@@ -1,0 +1,72 @@
+"""What a worker is given to do, and the seam to whoever gives it: the coordinator, or a fake in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from shoal_trainer.wire.messages import Progress
+
+Token = tuple[int, int]
+"""The fencing token of a lease: (epoch of parameter server 0, counter)."""
+
+
+@dataclass(frozen=True)
+class DataWork:
+    """A leased range: positions [start, stop) of pass `epoch` over the data, or of `file` (`stop` None: to its end)."""
+
+    token: Token
+    epoch: int
+    start: int
+    stop: int | None
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskWork:
+    """A leased task. `history`: for callbacks, the logs of each epoch so far."""
+
+    token: Token
+    kind: Literal["evaluate", "callbacks", "export"]
+    epoch: int = 0
+    history: tuple[dict[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Nothing to do now; ask again after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The job has ended; there is nothing to do any more."""
+
+    message: str = ""
+
+
+Work = DataWork | TaskWork | Idle | Finished
+
+
+class Coordinator(Protocol):
+    """What a worker needs of the coordinator. All calls raise `Unreachable` or `Fenced`; any thread may call."""
+
+    def join(self, held: Mapping[Token, Progress]) -> Mapping[Token, Token]:
+        """Say hello, with the leases that are held and how far they are done; which tokens they have now."""
+
+    def next_work(self) -> Work:
+        """Ask for something to do."""
+
+    def file_ended(self, work: DataWork, length: int) -> None:
+        """Tell that a leased file has `length` samples, all of them in pushes."""
+
+    def task_done(
+        self, work: TaskWork, metrics: Mapping[str, float], files: Mapping[str, Path], *, stop: bool
+    ) -> None:
+        """Give back what a task made; files are streamed."""
+
+    def leave(self) -> None:
+        """Say goodbye: what is left of the leases is given back, up to the last push that was applied."""
