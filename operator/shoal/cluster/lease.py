@@ -1,0 +1,175 @@
+"""One of two operators leads: a `coordination.k8s.io` Lease, on a monotonic clock.
+
+The wall clocks of two machines differ and jump, so they are written into the Lease for people and never compared.
+A candidate takes over when it has seen the Lease unchanged for its whole duration *by its own monotonic clock*. The
+leader counts from the moment *before* it sent its last renewal, and sends nothing once `renew_deadline` has passed:
+as that is shorter than the Lease's duration, two never write at once. (client-go's leaderelection, with this fence
+added.) Losing the Lease ends the process: the next start lists everything anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from shoal.cluster.transport import Answer, Transport
+from shoal.errors import ClusterError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseLost(ClusterError):
+    """Another one leads, or may: nothing must be written any more."""
+
+
+@dataclass(frozen=True)
+class LeaseTimes:
+    """Seconds."""
+
+    duration: float = 15.0
+    renew_deadline: float = 10.0
+    retry_period: float = 2.0
+
+
+class Lease:
+    """A candidate for one Lease. `acquire`, then `keep` for as long as it lasts; `check` before every write."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        times: LeaseTimes = LeaseTimes(),
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._transport = transport
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path = f"{self._collection}/{name}"
+        self._name = name
+        self.identity = identity
+        self._times = times
+        self._wall = wall
+        self._renewed_at: float | None = None
+        self._seen: tuple[Any, ...] = ()
+        self._seen_at = 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether writes may be sent now."""
+        return self._renewed_at is not None and self._now() < self._renewed_at + self._times.renew_deadline
+
+    def check(self) -> None:
+        """Raise `LeaseLost` unless writes may be sent now."""
+        if not self.held:
+            raise LeaseLost(f"{self.identity} does not hold the Lease {self._name}: nothing is sent")
+
+    async def acquire(self) -> None:
+        """Wait until we lead."""
+        while True:
+            try:
+                if await self._try():
+                    logger.info("%s leads", self.identity)
+                    return
+            except (Unavailable, TimeoutError) as error:
+                logger.warning("lease: %s", error)
+            await asyncio.sleep(self._times.retry_period * random.uniform(1.0, 1.2))
+
+    async def keep(self) -> None:
+        """Renew for ever.
+
+        Raises:
+            LeaseLost: another one has it, or it could not be renewed in time.
+        """
+        while True:
+            await asyncio.sleep(self._times.retry_period)
+            try:
+                if not await self._try():
+                    self._renewed_at = None
+                    raise LeaseLost(f"another one holds the Lease {self._name}")
+            except (Unavailable, TimeoutError) as error:
+                logger.warning("lease: %s", error)
+            self.check()
+
+    async def release(self) -> None:
+        """Give it up, so that the other one need not wait. After this nothing must be written."""
+        if not self.held:
+            return
+        try:
+            lease = await self._read()
+            if lease is not None and lease["spec"].get("holderIdentity") == self.identity:
+                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._send("PUT", self._path, lease)
+        except (Unavailable, TimeoutError) as error:
+            logger.warning("lease: %s", error)
+        self._renewed_at = None
+
+    async def _try(self) -> bool:
+        """One attempt to take or renew it; whether we hold it."""
+        began = self._now()
+        lease = await self._read()
+        if lease is None:
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+            spec = self._spec({})
+            self._hold(began, await self._send("POST", self._collection, {**body, "spec": spec}))
+            return True
+        spec = lease.get("spec") or {}
+        if not self._may_take(spec):
+            return False
+        lease["spec"] = self._spec(spec)
+        self._hold(began, await self._send("PUT", self._path, lease))
+        return True
+
+    def _may_take(self, spec: dict[str, Any]) -> bool:
+        holder = spec.get("holderIdentity") or ""
+        if holder in {"", self.identity}:
+            return True
+        seen = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, self._now()
+        return self._now() >= self._seen_at + float(spec.get("leaseDurationSeconds") or self._times.duration)
+
+    def _spec(self, old: dict[str, Any]) -> dict[str, Any]:
+        now = self._wall().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        ours = old.get("holderIdentity") == self.identity
+        return {
+            **old,
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": round(self._times.duration),
+            "renewTime": now,
+            "acquireTime": old.get("acquireTime", now) if ours else now,
+            "leaseTransitions": old.get("leaseTransitions", -1) + (0 if ours else 1),
+        }
+
+    def _hold(self, began: float, answer: Answer) -> None:
+        if not answer.ok:  # a 409, too: it changed since we read it
+            raise Unavailable(f"lease {self._name}: {answer.status} {answer.message}")
+        self._renewed_at = began
+
+    async def _read(self) -> dict[str, Any] | None:
+        answer = await self._transport.request("GET", self._path, timeout=self._timeout)
+        if answer.status == 404:
+            return None
+        if not answer.ok:
+            raise Unavailable(f"lease {self._name}: {answer.status} {answer.message}")
+        lease: dict[str, Any] = json.loads(answer.body)
+        return lease
+
+    async def _send(self, method: str, path: str, body: dict[str, Any]) -> Answer:
+        return await self._transport.request(method, path, body=body, timeout=self._timeout)
+
+    @property
+    def _timeout(self) -> float:
+        """A request that is slow must leave time for another attempt."""
+        return self._times.renew_deadline / 2
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

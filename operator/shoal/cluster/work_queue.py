@@ -1,0 +1,124 @@
+"""Which job is worked on next: client-go's work queue with priorities, on asyncio.
+
+A key is never worked on twice at once; additions while it waits coalesce, additions while it is worked on make it come
+again; failures back off with jitter; a disruption goes ahead of a resync. Each key has at most one timer: what a
+reconcile asks for replaces what an earlier one asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import random
+from collections.abc import Awaitable, Callable, Hashable
+from enum import IntEnum
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY = 0.05
+LONGEST_RETRY = 60.0
+
+
+class Priority(IntEnum):
+    """Smaller goes first."""
+
+    URGENT = 0  # a pod or its node is going
+    NORMAL = 1  # something changed
+    ROUTINE = 2  # a timer, a relist, telemetry
+
+
+class WorkQueue(Generic[K]):
+    """Keys to be worked on. Times are of the running loop's clock."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Priority, int, K]] = []
+        self._waiting: dict[K, Priority] = {}
+        self._busy: set[K] = set()
+        self._again: dict[K, Priority] = {}
+        self._failures: dict[K, int] = {}
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._order = itertools.count()
+        self._filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Keys that wait to be worked on now."""
+        return len(self._waiting)
+
+    def add(self, key: K, priority: Priority = Priority.NORMAL) -> None:
+        """Work on the key; soon, however often it is added."""
+        known = self._again if key in self._busy else self._waiting
+        if key in known and known[key] <= priority:
+            return
+        known[key] = priority
+        if known is self._waiting:
+            self._push(key, priority)
+
+    def add_after(self, key: K, delay: float) -> None:
+        """Work on the key in `delay` seconds; replaces an earlier such wish."""
+        self._cancel_timer(key)
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key)
+
+    def forget(self, key: K) -> None:
+        """The key's object is gone: no timer, no count of failures."""
+        self._cancel_timer(key)
+        self._failures.pop(key, None)
+
+    async def work(self, reconcile: Callable[[K], Awaitable[float | None]]) -> None:
+        """Take keys for ever. `reconcile` answers after how many seconds it wants the key again, or None."""
+        while True:
+            key = await self._take()
+            self._cancel_timer(key)
+            try:
+                delay = await reconcile(key)
+            except Exception as error:  # the one broad except: the queue must outlive any job
+                self._fail(key, error)
+            else:
+                self._failures.pop(key, None)
+                if delay is not None:
+                    self.add_after(key, delay)
+            finally:
+                self._busy.discard(key)
+                if (priority := self._again.pop(key, None)) is not None:
+                    self.add(key, priority)
+
+    def _fail(self, key: K, error: Exception) -> None:
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        delay = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(count - 1, 20)) * random.uniform(0.8, 1.2)
+        from_cluster = type(error).__module__ == "shoal.errors"
+        logger.warning(
+            "%s: %s; again in %.2f s",
+            key,
+            error or repr(error),
+            delay,
+            exc_info=None if from_cluster else error,
+        )
+        self.add_after(key, delay)
+
+    async def _take(self) -> K:
+        while True:
+            while self._heap:
+                priority, _, key = heapq.heappop(self._heap)
+                if self._waiting.get(key) == priority:  # else it was raised, and taken, before
+                    del self._waiting[key]
+                    self._busy.add(key)
+                    return key
+            self._filled.clear()
+            await self._filled.wait()
+
+    def _push(self, key: K, priority: Priority) -> None:
+        heapq.heappush(self._heap, (priority, next(self._order), key))
+        self._filled.set()
+
+    def _timer(self, key: K) -> None:
+        del self._timers[key]
+        self.add(key, Priority.ROUTINE)
+
+    def _cancel_timer(self, key: K) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
