@@ -1,4 +1,4 @@
-"""The command line `shoal …`. Its root imports no subcommand before it is called: `shoal --help` stays instant."""
+"""The command line `shoal …`. Its root imports a subcommand when it is called: `shoal --help` stays instant."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _COMMANDS = {
 class _Lazy(click.Group):
     """A group that imports a command's module when the command is called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
         module, attribute, _ = _COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, _, line) in sorted(_COMMANDS.items())])
 

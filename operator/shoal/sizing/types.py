@@ -72,18 +72,22 @@ class PsModel:
     """What one update (a push and a pull) of one model costs a parameter server.
 
     `update_seconds`: how long one server is busy with the whole model, so n servers can do at most
-    n / update_seconds updates a second; 0 means no contention. `sharpness` >= 1: how sharply the cluster's speed
-    bends from the sum of its workers to that cap (infinite: min of both), see `cluster_throughput`.
+    n^scaling / update_seconds updates a second; 0 means no contention. `sharpness` >= 1: how sharply the speed
+    bends from the sum of the workers to that cap (infinite: min of both), see `cluster_throughput`. `scaling` is
+    1 where the parameters are spread evenly, less where one server holds more than its part.
     """
 
     update_seconds: float
     sharpness: float = 4.0
+    scaling: float = 1.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.update_seconds) and self.update_seconds >= 0):
             raise UsageError(f"update_seconds must be a finite number >= 0, not {self.update_seconds}")
         if not self.sharpness >= 1:
             raise UsageError(f"sharpness must be at least 1, not {self.sharpness}")
+        if not 0 <= self.scaling <= 1:
+            raise UsageError(f"scaling must be between 0 and 1, not {self.scaling}")
 
     @classmethod
     def of(

@@ -1,7 +1,7 @@
 """The speed of unequal workers that share parameter servers.
 
-Asynchronous workers add up, 1/T = sum of 1/T_i (spotDNN, CM-DARE), until the parameter servers are busy all the
-time. One pure function over arrays of counts, since the planner asks it for millions of combinations.
+Asynchronous workers add up, 1/T = sum of 1/T_i (spotDNN, CM-DARE), until the parameter servers are busy all
+the time. One pure function over arrays of counts, since the planner asks it for millions of combinations.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ def cluster_throughput(
     alone = np.asarray(counts) @ (1.0 / np.asarray(step_seconds, dtype=np.float64))
     if ps.update_seconds == 0:
         return np.asarray(alone, dtype=np.float64)
-    return soft_min(alone, np.asarray(n_ps, dtype=np.float64) / ps.update_seconds, ps.sharpness)
+    cap = np.asarray(n_ps, dtype=np.float64) ** ps.scaling / ps.update_seconds
+    return soft_min(alone, cap, ps.sharpness)
 
 
 def cluster_samples(
     counts: ArrayLike, step_seconds: ArrayLike, batch: ArrayLike, ps: PsModel, n_ps: ArrayLike = 1
 ) -> Floats:
-    """Samples per second of the whole cluster; contention slows every worker by the same factor. Shapes as above."""
+    """Samples per second of the whole cluster; contention slows all workers alike. Shapes as above."""
     n = np.asarray(counts)
     speed = 1.0 / np.asarray(step_seconds, dtype=np.float64)
     steps_alone = n @ speed

@@ -1,0 +1,127 @@
+"""What the data sheets say of each accelerator, and how much faster one should be than another.
+
+A data sheet is only a prior: what a training step achieves of a peak differs by model, so it carries speeds from
+one accelerator to another where nothing was measured, with an interval that says how little it knows.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from shoal.errors import UsageError
+
+__all__ = ["Accelerator", "Catalogue", "SpeedUp", "catalogue"]
+
+# How far two accelerators that resemble each other on paper differ in practice (drivers, clocks, host): 10 %.
+_LIKENESS = 0.1
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One row of the catalogue. TFLOPS are dense peaks; `nan` where the sheet says nothing."""
+
+    name: str
+    fp32_tflops: float
+    tf32_tflops: float
+    bf16_tflops: float
+    memory_gb: float
+    bandwidth_gbs: float
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times faster the second accelerator is: in arithmetic, in small kernels, and how unsure that is."""
+
+    arithmetic: float
+    overhead: float
+    sigma: float
+
+
+class Catalogue:
+    """Accelerators by name, without regard to case, also under the names that clouds and device plugins use."""
+
+    def __init__(self, rows: dict[str, Accelerator]) -> None:
+        self._rows = rows
+
+    @classmethod
+    def read(cls, text: str, origin: str) -> Catalogue:
+        """Read CSV with the columns name, fp32_tflops, memory_gb, bandwidth_gbs and, as one likes, the others."""
+        rows: dict[str, Accelerator] = {}
+        for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
+            entry = Accelerator(
+                name=(row.get("name") or "").strip(),
+                **{
+                    key: _number(row, key, f"{origin} line {number}")
+                    for key in ("fp32_tflops", "tf32_tflops", "bf16_tflops", "memory_gb", "bandwidth_gbs")
+                },
+                source=row.get("source") or "",
+            )
+            if not entry.name or not entry.fp32_tflops > 0 or not entry.bandwidth_gbs > 0:
+                raise UsageError(f"{origin} line {number}: give name, fp32_tflops > 0 and bandwidth_gbs > 0")
+            for name in (entry.name, *(row.get("aliases") or "").split()):
+                rows[name.lower()] = entry
+        return cls(rows)
+
+    def extended(self, path: Path) -> Catalogue:
+        """Add the rows of a file of the same form; they win over rows of the same name."""
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read the accelerators in {path}: {error}") from error
+        return Catalogue(self._rows | Catalogue.read(text, str(path))._rows)
+
+    @property
+    def names(self) -> list[str]:
+        """The catalogue's own names, sorted."""
+        return sorted({row.name for row in self._rows.values()})
+
+    def find(self, name: str) -> Accelerator:
+        """The accelerator of this name, or a sentence that lists the names there are."""
+        entry = self._rows.get(str(name).strip().lower())
+        if entry is None:
+            raise UsageError(
+                f"the accelerator {name!r} is not in the catalogue: use one of {', '.join(self.names)}, "
+                "or add its data sheet with --accelerators"
+            )
+        return entry
+
+    def speed_up(self, source: str, target: str) -> SpeedUp:
+        """How `target` compares with `source` by their data sheets.
+
+        The roofline model (Williams, Waterman, Patterson 2009) bounds a kernel by peak arithmetic or by memory
+        bandwidth. Which of both binds is unknown without measuring, so arithmetic gets the geometric mean of the
+        two ratios, and half the distance between them (in logarithms) is one standard deviation. Small kernels, a
+        cost per tensor, get the more cautious of both: the ratio that is nearer to 1.
+        """
+        a, b = self.find(source), self.find(target)
+        if a == b:
+            return SpeedUp(1.0, 1.0, 0.0)
+        compute = math.log(b.fp32_tflops / a.fp32_tflops)
+        memory = math.log(b.bandwidth_gbs / a.bandwidth_gbs)
+        cautious = min(compute, memory, key=abs) if compute * memory > 0 else (compute + memory) / 2
+        return SpeedUp(
+            arithmetic=math.exp((compute + memory) / 2),
+            overhead=math.exp(cautious),
+            sigma=math.hypot(abs(compute - memory) / 2, _LIKENESS),
+        )
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The catalogue that comes with Shoal (accelerators.csv beside this file, with sources)."""
+    text = resources.files("shoal.sizing").joinpath("accelerators.csv").read_text(encoding="utf-8")
+    return Catalogue.read(text, "accelerators.csv")
+
+
+def _number(row: dict[str, str], key: str, where: str) -> float:
+    text = (row.get(key) or "").strip()
+    try:
+        return float(text) if text else math.nan
+    except ValueError as error:
+        raise UsageError(f"{where}: {key} is {text!r}, which is not a number") from error

@@ -1,0 +1,162 @@
+"""Choose among a few regressions by what they say about unseen groups, and say how far off they may be.
+
+Measurements of one model resemble each other, so rows are never split at random: a fold holds whole groups. The
+same out-of-fold residuals choose the regression and give the interval (CV+ and jackknife+: Barber, Candes,
+Ramdas, Tibshirani, "Predictive inference with the jackknife+", Annals of Statistics 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from shoal.errors import UsageError
+from shoal.sizing.predict.estimators import RelativeNNLS
+
+__all__ = ["GroupConformalRegressor", "group_folds", "group_quantile", "little_data_factor"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+FEW_GROUPS = 10  # below this a 90 % quantile lies beyond the largest residual
+
+
+def group_folds(groups: NDArray[Any], most: int, seed: int = 0) -> Ints:
+    """Give every row the number of its fold: one group per fold up to `most` groups, else groups dealt evenly."""
+    names, index = np.unique(groups, return_inverse=True)
+    order = (
+        np.random.default_rng(seed).permutation(len(names)) if len(names) > most else np.arange(len(names))
+    )
+    return np.asarray((order % most)[index])
+
+
+def little_data_factor(groups: int, level: float = 0.9) -> float:
+    """How much wider than the largest residual an interval from few groups is: Student's t over the normal."""
+    if groups >= FEW_GROUPS:
+        return 1.0
+    p = 0.5 + level / 2
+    return float(stats.t.ppf(p, max(groups - 1, 1)) / stats.norm.ppf(p))
+
+
+def group_quantile(values: Floats, p: float, groups: int) -> Floats:
+    """Quantile along the last axis with the conformal correction (1 + 1/G) for G groups, linear in between.
+
+    With as many groups as values this is the order statistic p (n + 1) of split conformal prediction.
+    """
+    ordered = np.sort(values, axis=-1)
+    n = ordered.shape[-1]
+    position = np.clip(p * (1 + 1 / groups) * n - 1, 0, n - 1)
+    below = int(np.floor(position))
+    above = min(below + 1, n - 1)
+    part = position - below
+    return np.asarray((1 - part) * ordered[..., below] + part * ordered[..., above])
+
+
+class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """The simplest of some candidate regressions that is not clearly worse than the best, with intervals.
+
+    Args:
+        candidates: estimators of a positive target, simplest first; None: `RelativeNNLS` on all columns.
+        folds: at most so many folds; up to so many groups each group is a fold of its own.
+        seed: deals groups to folds.
+
+    Attributes:
+        best_: index of the chosen candidate; `scores_` (c,) their out-of-fold MAPE.
+        estimator_: the chosen candidate fitted to all rows; `fold_estimators_` the same without each fold.
+        residuals_: (n,) out-of-fold log(y / prediction); `groups_` how many groups there were.
+
+    """
+
+    def __init__(self, candidates: Sequence[Any] | None = None, folds: int = 16, seed: int = 0) -> None:
+        self.candidates = candidates
+        self.folds = folds
+        self.seed = seed
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        tags.target_tags.positive_only = True
+        tags.regressor_tags.poor_score = True
+        return tags
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        groups: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Fit to X (n, d) >= 0, y (n,) > 0; `groups` (n,) keeps rows together, None: every row by itself."""
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        if np.any(y <= 0):
+            raise UsageError("y must be > 0: a time or a speed of zero or less cannot be fitted")
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        names = np.arange(len(y)) if groups is None else np.asarray(groups)
+        self.groups_ = len(np.unique(names))
+        candidates = list(self.candidates) if self.candidates else [RelativeNNLS()]
+        self.fold_ = group_folds(names, self.folds, self.seed)
+        if self.groups_ < 2:
+            self.best_, self.scores_ = 0, np.array([np.nan])
+            self.estimator_ = clone(candidates[0]).fit(X, y, sample_weight=weight)
+            self.fold_estimators_ = [self.estimator_]
+            self.fold_ = np.zeros(len(y), dtype=np.intp)
+            self.residuals_ = np.log(y / self.estimator_.predict(X))
+            return self
+        trials = [self._out_of_fold(c, X, y, weight) for c in candidates]
+        errors = np.array([np.abs(np.exp(-residuals) - 1) for _, residuals in trials])
+        self.scores_ = errors @ weight / weight.sum()
+        self.best_ = _simplest_good(errors, names)
+        self.fold_estimators_, self.residuals_ = trials[self.best_]
+        self.estimator_ = clone(candidates[self.best_]).fit(X, y, sample_weight=weight)
+        return self
+
+    def _out_of_fold(self, candidate: Any, X: Floats, y: Floats, weight: Floats) -> tuple[list[Any], Floats]:
+        fitted: list[Any] = []
+        residuals = np.empty(len(y))
+        for fold in range(int(self.fold_.max()) + 1):
+            out = self.fold_ == fold
+            if weight[~out].sum() > 0:
+                fitted.append(clone(candidate).fit(X[~out], y[~out], sample_weight=weight[~out]))
+            else:
+                fitted.append(clone(candidate).fit(X, y, sample_weight=weight))
+            residuals[out] = np.log(y[out] / fitted[-1].predict(X[out]))
+        return fitted, residuals
+
+    def predict(self, X: ArrayLike) -> Floats:
+        """Predict (n,) values > 0."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return np.asarray(self.estimator_.predict(X))
+
+    def predict_interval(self, X: ArrayLike, level: float = 0.9) -> Floats:
+        """Give (n, 3) low, prediction, high: the value lies between low and high with probability `level`."""
+        mean = self.predict(X)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        logs = np.log(np.column_stack([e.predict(X) for e in self.fold_estimators_]))
+        spread = np.abs(self.residuals_) * little_data_factor(self.groups_, level)
+        low, high = np.empty(len(mean)), np.empty(len(mean))
+        for start in range(0, len(mean), 256):  # bounded memory: 256 x training rows
+            part = slice(start, start + 256)
+            centres = logs[part][:, self.fold_]
+            low[part] = -group_quantile(spread - centres, level, self.groups_)
+            high[part] = group_quantile(spread + centres, level, self.groups_)
+        return np.column_stack([np.minimum(np.exp(low), mean), mean, np.maximum(np.exp(high), mean)])
+
+
+def _simplest_good(errors: Floats, groups: NDArray[Any]) -> int:
+    """Index of the first candidate that is within one standard error of the best (paired over groups)."""
+    _, index = np.unique(groups, return_inverse=True)
+    per_group = np.array([np.bincount(index, e) / np.bincount(index) for e in errors])
+    best = int(np.argmin(per_group.mean(axis=1)))
+    for number, row in enumerate(per_group):
+        difference = row - per_group[best]
+        standard_error = difference.std(ddof=1) / np.sqrt(len(difference))
+        if difference.mean() <= standard_error:
+            return number
+    return best

@@ -1,0 +1,236 @@
+"""How good are the predictions on models, files or accelerators that were not fitted? `shoal predict evaluate`.
+
+All three splits keep the rows of a model together; nothing is ever split at random over repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from shoal.errors import NotEnoughData, UsageError
+from shoal.sizing.accelerators import Catalogue
+from shoal.sizing.predict import tables
+from shoal.sizing.predict.conformal import group_folds
+from shoal.sizing.predict.contention import ClusterSpeed, alone_speeds
+from shoal.sizing.predict.durations import SnapshotTime
+from shoal.sizing.predict.worker_speed import OWN_FIT, WorkerSpeed
+
+__all__ = ["LEAST_MODELS", "Evaluation", "Predictor", "evaluate", "folds_by_model", "leave_one_model_out"]
+
+Floats = NDArray[np.float64]
+
+LEAST_MODELS = 3  # fewer say nothing about a model that was not measured
+MOST_FOLDS = 50
+
+
+class Predictor(Protocol):
+    """What is evaluated: fitted to one table, it predicts another."""
+
+    notes: list[str]
+
+    def fit(self, rows: pd.DataFrame) -> Predictor:
+        """Fit to the rows of `tables.load`."""
+
+    def predict(self, rows: pd.DataFrame) -> Floats:
+        """Give (n, 3) low, predicted, high in the unit of `measured`."""
+
+
+@dataclass
+class _WorkerSteps:
+    """Worker speed in steps/s, as it is measured."""
+
+    catalogue: Catalogue
+    notes: list[str] = field(default_factory=list)
+
+    def fit(self, rows: pd.DataFrame) -> _WorkerSteps:
+        self._speed = WorkerSpeed(catalogue=self.catalogue).fit(rows)
+        return self
+
+    def predict(self, rows: pd.DataFrame) -> Floats:
+        predicted = 1.0 / self._speed.predict(rows)[:, ::-1]
+        self.notes = self._speed.notes
+        return predicted
+
+
+@dataclass
+class _ClusterSteps:
+    """Cluster speed; a worker's own speed is predicted, or taken as measured where workers cannot be fitted."""
+
+    catalogue: Catalogue
+    workers: pd.DataFrame | None
+    given: bool
+    held_out: bool
+    notes: list[str] = field(default_factory=list)
+
+    def fit(self, rows: pd.DataFrame) -> _ClusterSteps:
+        workers = self.workers
+        if workers is not None and self.held_out:
+            workers = workers[workers["model"].isin(set(rows["model"]) | self._never_clustered)]
+        self._cluster = ClusterSpeed(self.catalogue).fit(rows, workers)
+        self.notes = self._cluster.notes
+        return self
+
+    def predict(self, rows: pd.DataFrame) -> Floats:
+        return self._cluster.predict(rows, alone_speeds(rows) if self.given else None)
+
+    _never_clustered: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measured and predicted, row by row, with the notes that a reader needs."""
+
+    target: str
+    rows: pd.DataFrame  # model, accelerator, measured, predicted, low, high
+    notes: tuple[str, ...] = ()
+
+    def summary(self, rows: pd.DataFrame | None = None) -> dict[str, Any]:
+        """n, MAPE in %, MAE in the unit of the target, and the part of rows inside their 90 % interval."""
+        r = self.rows if rows is None else rows
+        error = (r["predicted"] - r["measured"]).abs()
+        inside = (r["low"] <= r["measured"]) & (r["measured"] <= r["high"])
+        return {
+            "n": len(r),
+            "mape": float(100 * (error / r["measured"]).mean()),
+            "mae": float(error.mean()),
+            "coverage90": float(inside.mean()),
+        }
+
+    def by_accelerator(self) -> dict[str, dict[str, Any]]:
+        """The same for every accelerator."""
+        return {str(name): self.summary(part) for name, part in self.rows.groupby("accelerator")}
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `--json` prints."""
+        return {
+            "target": self.target,
+            **self.summary(),
+            "by_accelerator": self.by_accelerator(),
+            "notes": list(self.notes),
+            "rows": self.rows.to_dict(orient="records"),
+        }
+
+
+def folds_by_model(rows: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Yield (training rows, rows of the models left out), one model at a time up to `MOST_FOLDS` models."""
+    fold = group_folds(rows["model"].to_numpy(), MOST_FOLDS)
+    for number in range(int(fold.max()) + 1):
+        yield rows[fold != number], rows[fold == number]
+
+
+def leave_one_model_out(predictor: Predictor, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Predict every row by a fit without its model; gives the rows with `low`, `predicted`, `high`, and notes."""
+    parts, notes = [], []
+    for train, test in folds_by_model(rows):
+        predictor.fit(train)
+        parts.append(_with(test, predictor.predict(test)))
+        notes = predictor.notes
+    if rows["model"].nunique() > MOST_FOLDS:
+        notes = [
+            *notes,
+            f"more than {MOST_FOLDS} models: they are left out in {MOST_FOLDS} groups of whole models",
+        ]
+    return pd.concat(parts).sort_index(), notes
+
+
+def evaluate(
+    target: str,
+    train: Path,
+    models: Sequence[Path],
+    catalogue: Catalogue,
+    *,
+    test: Path | None = None,
+    new_accelerator: str | None = None,
+) -> Evaluation:
+    """Evaluate on a test file, on an accelerator that is not fitted, or else by leaving one model out at a time."""
+    rows = tables.load(train, target, models, catalogue)
+    _enough(rows, train)
+    held = tables.load(test, target, models, catalogue) if test is not None else None
+    predictor: Predictor
+    notes: list[str] = []
+    if target == "cluster-speed":
+        predictor, rows, held, notes = _cluster(
+            rows, held, models, catalogue, test is None and new_accelerator is None
+        )
+    elif target == "checkpoint":
+        predictor = SnapshotTime()
+    else:
+        predictor = _WorkerSteps(catalogue)
+    if new_accelerator is not None:
+        if target == "checkpoint":
+            raise UsageError(
+                "--new-accelerator is for speeds: the time of a checkpoint depends on no accelerator"
+            )
+        name = catalogue.find(new_accelerator).name
+        new = (rows["accelerator"] == name).to_numpy()
+        if not new.any() or new.all():
+            what = "no row" if not new.any() else "rows of no other accelerator than"
+            raise UsageError(
+                f"{train} has {what} {name}: --new-accelerator needs rows of it and of another one"
+            )
+        _enough(rows[~new], train)
+        rows, held = rows[~new], rows[new]
+    if held is None:
+        predicted, more = leave_one_model_out(predictor, rows)
+    else:
+        predictor.fit(rows)
+        predicted, more = _with(held, predictor.predict(held)), predictor.notes
+        more = predictor.notes
+    if target == "cluster-speed" and notes:
+        predicted = predicted[(predicted["num_workers"] > 1).to_numpy()]
+    if "accelerator" not in predicted:
+        predicted = predicted.assign(accelerator="any")
+    columns = ["model", "accelerator", "measured", "predicted", "low", "high"]
+    return Evaluation(
+        target, predicted[columns].reset_index(drop=True), tuple(dict.fromkeys([*notes, *more]))
+    )
+
+
+def _cluster(
+    rows: pd.DataFrame, held: pd.DataFrame | None, models: Sequence[Path], catalogue: Catalogue, one_out: bool
+) -> tuple[Predictor, pd.DataFrame, pd.DataFrame | None, list[str]]:
+    """Find single workers among the --models files, and decide whether a worker's own speed is predicted."""
+    found = []
+    for path in models:
+        frame = tables.read_csv(path)
+        if tables.ACCELERATOR.within(frame) and (
+            tables.STEP_SPEED.within(frame) or tables.STEP_TIME.within(frame)
+        ):
+            found.append(tables.load(path, "worker-speed", models, catalogue))
+    workers = pd.concat(found, ignore_index=True) if found else None
+    single = rows[(rows["num_workers"] == 1).to_numpy()]
+    seen = set(single["model"]) | (set() if workers is None else set(workers["model"]))
+    scored = rows if held is None else held
+    notes = []
+    given = (
+        len(seen) <= OWN_FIT and alone_speeds(scored) is not None and bool((scored["num_workers"] > 1).any())
+    )
+    if given:
+        notes.append(
+            f"single workers of {len(seen)} models only are known, too few to predict an unseen model's worker: the rows "
+            "of one worker are taken as given and not scored; add a file of worker speeds with --models to predict them"
+        )
+    predictor = _ClusterSteps(catalogue, workers, given, one_out)
+    if workers is not None:
+        predictor._never_clustered = set(workers["model"]) - set(rows["model"])
+    return predictor, rows, held, notes
+
+
+def _with(rows: pd.DataFrame, predicted: Floats) -> pd.DataFrame:
+    return rows.assign(low=predicted[:, 0], predicted=predicted[:, 1], high=predicted[:, 2])
+
+
+def _enough(rows: pd.DataFrame, path: Path) -> None:
+    known = rows["model"].nunique()
+    if known < LEAST_MODELS:
+        raise NotEnoughData(
+            f"{path} has measurements of {known} model{'s' if known != 1 else ''}: "
+            f"give at least {LEAST_MODELS}, since a model is predicted from others"
+        )

@@ -1,0 +1,194 @@
+"""Read anyone's measurements: one table with one name for every column, checked before anything is fitted.
+
+docs/sizing.md documents the columns. Every complaint names the file, the row and the column and says what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from shoal.errors import UsageError
+from shoal.sizing.accelerators import Catalogue
+
+__all__ = ["COLUMNS", "TARGETS", "Column", "load", "read_csv"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column by its own name, the names it may have in a file, its factor to our unit, and what it means."""
+
+    name: str
+    aliases: tuple[str, ...]
+    meaning: str
+    factors: tuple[float, ...] = ()
+
+    def within(self, frame: pd.DataFrame) -> tuple[str, float] | None:
+        """Give (the file's name for this column, factor to our unit), or None."""
+        for number, alias in enumerate((self.name, *self.aliases)):
+            if alias in frame.columns:
+                factor = self.factors[number - 1] if self.factors and number > 0 else 1.0
+                return alias, factor
+        return None
+
+
+MODEL = Column("model", (), "name of the model: rows of one model are never split between training and test")
+ACCELERATOR = Column("accelerator", ("gpu",), "name in the catalogue of accelerators")
+FLOPS = Column(
+    "flops",
+    ("flops_per_sample", "gflops", "gflops_1e9"),
+    "floating point operations for one sample; any convention, the same for all models",
+    (1.0, 1e9, 1e9),
+)
+PARAMETERS = Column("params", ("parameters",), "trainable parameters")
+TENSORS = Column("num_tensors", ("tensors",), "tensors that are exchanged or saved")
+BATCH = Column("batch_size", ("batch",), "samples in a worker's step; without it all rows count as equal")
+CORES = Column("cpu_cores", ("cores", "cpus"), "CPU cores of a worker")
+WORKERS = Column("num_workers", ("workers",), "workers in the cluster")
+SERVERS = Column("num_ps", ("parameter_servers", "ps"), "parameter servers; without it 1")
+SIZE = Column(
+    "ckpt_mb", ("checkpoint_mb", "size_mb"), "size of the checkpoint in MB; without it params decide"
+)
+STEP_SPEED = Column(
+    "steps_per_s",
+    ("steps_per_s_plateau", "steps_per_s_mean", "steps_per_s_median", "steps_per_second"),
+    "speed in steps/s; of a cluster the sum over its workers",
+)
+STEP_TIME = Column(
+    "step_time_s", ("step_time_mean_s", "step_time_median_s", "step_seconds"), "seconds per step"
+)
+DURATION = Column("total_s", ("total_mean_s", "seconds", "checkpoint_s"), "seconds to save a checkpoint")
+COLUMNS = (
+    MODEL, ACCELERATOR, FLOPS, PARAMETERS, TENSORS, BATCH, CORES, WORKERS, SERVERS, SIZE, STEP_SPEED, STEP_TIME, DURATION,
+)  # fmt: skip
+
+# target of `evaluate` -> (columns that must be there, columns that may be there)
+TARGETS: dict[str, tuple[tuple[Column, ...], tuple[Column, ...]]] = {
+    "worker-speed": ((MODEL, ACCELERATOR, FLOPS, PARAMETERS, TENSORS), (BATCH, CORES)),
+    "cluster-speed": ((MODEL, ACCELERATOR, WORKERS, FLOPS, PARAMETERS, TENSORS), (SERVERS, BATCH, CORES)),
+    "checkpoint": ((MODEL, PARAMETERS, TENSORS), (SIZE,)),
+}
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    """Read a CSV file that has at least one row."""
+    try:
+        frame = pd.read_csv(path, skipinitialspace=True)
+    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise UsageError(f"cannot read {path} as CSV with a header line: {error}") from error
+    if frame.empty:
+        raise UsageError(f"{path} has no rows: give measurements, one a line")
+    frame.columns = frame.columns.str.strip()
+    frame.attrs["path"] = str(path)
+    return frame
+
+
+def load(
+    path: Path, target: str, models: Sequence[Path], catalogue: Catalogue, *, measured: bool = True
+) -> pd.DataFrame:
+    """Read measurements for a target into our names and units, joined with features by `model`.
+
+    The frame has `model`, `line` (in the file), our feature columns, and `measured` (steps/s, or s for a checkpoint)
+    where `measured` is asked for.
+    """
+    frame = read_csv(path)
+    needed, optional = TARGETS[target]
+    out = pd.DataFrame({"line": np.arange(2, len(frame) + 2)})
+    out.attrs["path"] = str(path)
+    if "model" not in frame.columns:
+        raise UsageError(f"{path} has no column model: name the model of every row")
+    out["model"] = _names(frame["model"], "model", path)
+    tables = [read_csv(p) for p in models]
+    for column in (*needed[1:], *optional):
+        values = _column(column, frame, tables, out["model"], path)
+        if values is not None:
+            out[column.name] = values
+        elif column in needed:
+            names = " or ".join((column.name, *column.aliases))
+            raise UsageError(
+                f"{path} has no column {names}: add it, or join a file that has it with --models"
+            )
+    if ACCELERATOR.name in out:
+        out[ACCELERATOR.name] = [catalogue.find(name).name for name in out[ACCELERATOR.name]]
+    if SERVERS.name not in out:
+        out[SERVERS.name] = 1.0
+    if BATCH.name not in out:
+        out[BATCH.name] = 1.0
+    if measured:
+        out["measured"] = _measured(frame, target, path)
+    return out
+
+
+def _measured(frame: pd.DataFrame, target: str, path: Path) -> pd.Series:
+    if target == "checkpoint":
+        found = DURATION.within(frame)
+        if found is None:
+            raise UsageError(f"{path} has no column {DURATION.name}: give the seconds that a checkpoint took")
+        return _positive(frame[found[0]], found[0], path)
+    if (found := STEP_SPEED.within(frame)) is not None:
+        return _positive(frame[found[0]], found[0], path)
+    if (found := STEP_TIME.within(frame)) is not None:
+        return 1.0 / _positive(frame[found[0]], found[0], path)
+    raise UsageError(
+        f"{path} has no column {STEP_SPEED.name} or {STEP_TIME.name}: give a measured speed in every row"
+    )
+
+
+def _column(
+    column: Column, frame: pd.DataFrame, tables: Iterable[pd.DataFrame], model: pd.Series, path: Path
+) -> pd.Series | None:
+    found = column.within(frame)
+    if found is not None:
+        if column is ACCELERATOR:
+            return _names(frame[found[0]], found[0], path)
+        values = frame[found[0]]
+        joined = _joined(column, tables, model, path) if values.isna().any() else None
+        if joined is None:
+            return _positive(values, found[0], path) * found[1]
+        return _positive(values.fillna(joined / found[1]), found[0], path) * found[1]
+    return None if column is ACCELERATOR else _joined(column, tables, model, path)
+
+
+def _joined(column: Column, tables: Iterable[pd.DataFrame], model: pd.Series, path: Path) -> pd.Series | None:
+    """The column's values for every row's model from the first file of `tables` that has the column."""
+    for table in tables:
+        found = column.within(table)
+        if found is None or "model" not in table.columns:
+            continue
+        origin = Path(table.attrs["path"])
+        values = _positive(table[found[0]], found[0], origin) * found[1]
+        by_model = values.groupby(table["model"].astype(str).str.strip()).agg(["first", "nunique"])
+        if (by_model["nunique"] > 1).any():
+            if column in (BATCH, CORES):
+                continue  # not a property of the model
+            name = by_model.index[by_model["nunique"] > 1][0]
+            raise UsageError(f"{origin} gives several {found[0]} for the model {name}: keep one")
+        joined = model.map(by_model["first"])
+        if joined.isna().any():
+            raise UsageError(
+                f"{origin} has no row for the model {model[joined.isna()].iloc[0]} of {path}: add it"
+            )
+        return joined
+    return None
+
+
+def _names(values: pd.Series, name: str, path: Path) -> pd.Series:
+    if values.isna().any():
+        raise UsageError(f"{path} line {int(np.argmax(values.isna())) + 2}: {name} is empty: fill it in")
+    return values.astype(str).str.strip()
+
+
+def _positive(values: pd.Series, name: str, path: Path) -> pd.Series:
+    numbers = pd.to_numeric(values, errors="coerce").astype(float)
+    wrong = ~(np.isfinite(numbers) & (numbers > 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise UsageError(
+            f"{path} line {row + 2}: {name} is {values.iloc[row]}; it must be a number greater than 0: "
+            "correct it or remove the row"
+        )
+    return numbers
