@@ -30,7 +30,6 @@ from dev.tools import CONTROL_PLANE, Tools, ensure
 
 PROCESSES = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
 SERVICE_CIDR = "10.96.0.0/16"
-POD_CIDR = "10.244.0.0/16"
 
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -280,18 +279,7 @@ class ControlPlane:
         ]
 
     def _controller_manager_args(self) -> list[str]:
-        path, network = self.pki.path, self.network
-        # Fake nodes need no pod addresses, and there may be more of them than the range has room for.
-        pods = (
-            ["--allocate-node-cidrs=false"]
-            if network.netns is None
-            else [
-                "--allocate-node-cidrs=true",
-                f"--cluster-cidr={POD_CIDR}",
-                f"--service-cluster-ip-range={SERVICE_CIDR}",
-                "--node-cidr-mask-size=24",
-            ]
-        )
+        path = self.pki.path
         return [
             *_kubeconfigs(path("kcm.kubeconfig")),
             f"--secure-port={network.controller_manager_port}",
@@ -302,7 +290,7 @@ class ControlPlane:
             f"--cluster-signing-key-file={path('ca.key')}",
             f"--requestheader-client-ca-file={path('front-ca.crt')}",
             f"--client-ca-file={path('ca.crt')}",
-            *pods,
+            "--allocate-node-cidrs=false",  # each node is told its range; fake ones need none
         ]
 
     def _scheduler_args(self) -> list[str]:

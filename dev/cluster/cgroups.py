@@ -1,0 +1,60 @@
+"""A cgroup of its own for each node, in every hierarchy the machine has (v1, v2, or the mixture of both).
+
+Each kubelet must have its own root, or kubelets delete each other's pods. The folders stay when a node is killed, so
+they are removed by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+V2_CONTROLLERS = "+cpu +cpuset +memory +pids +io"
+
+
+def unified(root: Path = ROOT) -> bool:
+    """Whether the machine has cgroup v2 only."""
+    return (root / "cgroup.controllers").exists()
+
+
+def hierarchies(root: Path = ROOT) -> list[Path]:
+    """The folders under which a node's cgroup is made."""
+    if unified(root):
+        return [root]
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.is_symlink()) if root.is_dir() else []
+
+
+def create(name: str, root: Path = ROOT) -> None:
+    """Make the node's cgroup everywhere.
+
+    On v2 the controllers are handed down first (a systemd machine has done so already; not tried on one without).
+    """
+    if unified(root):
+        with contextlib.suppress(OSError):
+            (root / "cgroup.subtree_control").write_text(V2_CONTROLLERS)
+    for hierarchy in hierarchies(root):
+        if hierarchy.name == "unified":
+            continue  # the mixture: containerd and kubelet work on v1
+        (hierarchy / name).mkdir(exist_ok=True)
+        if hierarchy.name == "cpuset":  # on v1 an empty cpuset takes no process
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                (hierarchy / name / file).write_text((hierarchy / file).read_text())
+
+
+def remove(prefix: str, root: Path = ROOT, seconds: float = 5.0) -> list[Path]:
+    """Remove the cgroups whose name begins with `prefix`, children first; what is still busy is returned."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [top for hierarchy in hierarchies(root) for top in hierarchy.glob(f"{prefix}*") if top.is_dir()]
+        for top in left:
+            for folder in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            with contextlib.suppress(OSError):
+                top.rmdir()
+        left = [top for top in left if top.exists()]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)

@@ -1,0 +1,191 @@
+"""Containerd's configuration, and images on their way into it.
+
+All nodes take the images from one template: a containerd root into which they were imported once. A node's own root
+is a copy by hard links (the layers are never written to; the databases are copied), which takes under a second for
+gigabytes. A running node takes a newer image through its socket; only layers that it lacks travel.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import IO
+
+from dev.cluster.host import cni_folder, run
+from dev.cluster.processes import ProcessTable
+from dev.console import step
+from dev.errors import DevError
+from dev.images import PAUSE, built, folder, oci_layout
+
+NAMESPACE = "k8s.io"
+
+
+def config(root: Path, state: Path, socket: Path, cni: Path | None) -> str:
+    """The configuration of one containerd (version 2, which 1.6 to 2.x read); without `cni` for importing only.
+
+    `restrict_oom_score_adj`: root may lack CAP_SYS_RESOURCE in a container or a small machine; every sandbox would fail.
+    """
+    unused = ["snapshotter.v1.btrfs", "snapshotter.v1.zfs", "snapshotter.v1.aufs", "snapshotter.v1.devmapper"]
+    unused += ["snapshotter.v1.blockfile", "internal.v1.opt", "nri.v1.nri"]
+    if cni is None:
+        unused += ["grpc.v1.cri", "cri.v1.images", "cri.v1.runtime"]
+    disabled = json.dumps([f"io.containerd.{name}" for name in unused])
+    text = f"""
+version = 2
+root = "{root}"
+state = "{state}"
+oom_score = 0
+disabled_plugins = {disabled}
+[grpc]
+  address = "{socket}"
+[ttrpc]
+  address = "{socket}.ttrpc"
+"""
+    if cni is None:
+        return text
+    return f"""{text}
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni_folder()}"
+    conf_dir = "{cni}"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        BinaryName = "{shutil.which("runc", path="/usr/local/sbin:/usr/sbin:/usr/bin") or "runc"}"
+        SystemdCgroup = false
+"""
+
+
+def template() -> Path:
+    """The containerd root that nodes copy."""
+    return folder() / "containerd"
+
+
+def ensure_template(references: Iterable[str]) -> None:
+    """Import what the template lacks or has in an older version; nothing is started where it is up to date."""
+    wanted = {reference: digest for reference, digest in built().items() if reference in {PAUSE, *references}}
+    if lacking := {PAUSE, *references} - wanted.keys():
+        raise DevError(f"These images are not built: {', '.join(sorted(lacking))}. Run `python -m dev images build`.")
+    stamp = template().with_suffix(".json")
+    have = json.loads(stamp.read_text()) if stamp.exists() and template().is_dir() else {}
+    if wanted.items() <= have.items():
+        return
+    work = folder() / ".import"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    if not have:
+        shutil.rmtree(template(), ignore_errors=True)
+    table = ProcessTable(work / "processes", work)
+    socket = work / "containerd.sock"
+    (work / "config.toml").write_text(config(template(), work / "state", socket, None))
+    table.start("containerd", ["containerd", "--config", str(work / "config.toml")])
+    try:
+        await_containerd(socket)
+        for reference, digest in wanted.items():
+            if have.get(reference) != digest:
+                with step(f"importing {reference}", every=20):
+                    load(socket, reference)
+                have[reference] = digest
+                stamp.write_text(json.dumps(have))
+    finally:
+        table.stop("containerd", seconds=20)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def copy_template(root: Path) -> None:
+    """A node's own containerd root: hard links for the layers, copies of the databases that it will write to."""
+    run("cp", "-al", str(template()), str(root))
+    for database in root.rglob("*.db"):
+        copy = database.with_suffix(".copy")
+        shutil.copy2(database, copy)
+        copy.rename(database)
+
+
+def load(socket: Path, reference: str) -> None:
+    """Import an image of the OCI layout into a running containerd; layers that it has are not sent.
+
+    Raises:
+        DevError: containerd refused it.
+    """
+    present = set(ctr(socket, "content", "ls", "-q").split())
+    process = subprocess.Popen(
+        _ctr(socket, "images", "import", "--snapshotter", "overlayfs", "-"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdin is not None
+    try:
+        archive(reference, present, process.stdin)
+        process.stdin.close()
+    except BrokenPipeError:
+        pass
+    assert process.stdout is not None
+    said = process.stdout.read().decode(errors="replace")
+    process.stdout.close()
+    if process.wait() != 0:
+        raise DevError(f"containerd did not take {reference}: {said[-1000:]}")
+
+
+def archive(reference: str, present: set[str], out: IO[bytes]) -> None:
+    """Write an OCI archive of one image of the layout, without the blobs named in `present`."""
+    layout = oci_layout()
+    index = json.loads((layout / "index.json").read_text())
+    name = "org.opencontainers.image.ref.name"
+    entry = next(m for m in index["manifests"] if m["annotations"][name] == reference)
+    entry = {**entry, "annotations": {name: reference.rsplit(":", 1)[1], "io.containerd.image.name": reference}}
+    manifest = json.loads(_blob(layout, entry["digest"]).read_text())
+    with tarfile.open(fileobj=out, mode="w|") as tar:
+        _add(tar, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
+        _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
+        for digest in (entry["digest"], manifest["config"]["digest"]):
+            _add(tar, f"blobs/sha256/{digest.removeprefix('sha256:')}", _blob(layout, digest).read_bytes())
+        for layer in manifest["layers"]:
+            if layer["digest"] not in present:
+                tar.add(_blob(layout, layer["digest"]), f"blobs/sha256/{layer['digest'].removeprefix('sha256:')}")
+
+
+def ctr(socket: Path, *args: str) -> str:
+    """Run containerd's own client."""
+    return run(*_ctr(socket, *args))
+
+
+def await_containerd(socket: Path, seconds: float = 30.0) -> None:
+    """Wait until containerd answers."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            ctr(socket, "version")
+        except DevError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _ctr(socket: Path, *args: str) -> Sequence[str]:
+    return ["ctr", "--address", str(socket), "--namespace", NAMESPACE, *args]
+
+
+def _blob(layout: Path, digest: str) -> Path:
+    return layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, BytesIO(data))
+

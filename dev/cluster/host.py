@@ -1,0 +1,122 @@
+"""What a cluster with real nodes takes from the machine: root, a few packages, and three sysctls that it gives back."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dev.console import step
+from dev.errors import DevError
+from dev.paths import clusters
+
+COMMANDS = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+}
+IMAGE_COMMANDS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
+CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+CNI_PACKAGE = "containernetworking-plugins"
+
+# The kubelet sets these for the whole machine, whichever namespace it is in.
+SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
+NOT_ROOT = (
+    "Real nodes need root on Linux: they are made of namespaces and containers. "
+    "Use `sudo make demo`, or a Docker engine with kind (CLUSTER=kind); `python -m dev up --control-plane` needs neither."
+)
+
+
+def run(*command: str, stdin: str | None = None, check: bool = True) -> str:
+    """Run a short command and return what it prints.
+
+    Raises:
+        DevError: it failed and `check` is set; the message holds the command and its words.
+    """
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise DevError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def cni_folder() -> Path:
+    """Where the CNI plugins lie."""
+    for folder in CNI_FOLDERS:
+        if (folder / "bridge").exists():
+            return folder
+    return CNI_FOLDERS[0]
+
+
+def lacking(commands: dict[str, str]) -> list[str]:
+    """The Debian packages of what is not there."""
+    packages = [package for command, package in commands.items() if shutil.which(command, path=_PATH) is None]
+    if commands is COMMANDS and not (cni_folder() / "bridge").exists():
+        packages.append(CNI_PACKAGE)
+    return packages
+
+
+_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+def prepare(*, images: bool = True) -> None:
+    """Make sure of root on Linux and of the packages, which are installed where they are lacking.
+
+    Raises:
+        DevError: not Linux, not root, or a package that cannot be installed here.
+    """
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        raise DevError(NOT_ROOT)
+    packages = lacking(COMMANDS) + (lacking(IMAGE_COMMANDS) if images else [])
+    if not packages:
+        return
+    if shutil.which("apt-get") is None:
+        raise DevError(
+            f"Install these first (names of the Debian packages): {' '.join(packages)}. "
+            "Only Debian's package manager is known here."
+        )
+    with step(f"installing {' '.join(packages)} with apt-get"):
+        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        _apt(["apt-get", "update", "-q"], env)
+        _apt(["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages], env)
+
+
+def _apt(command: Sequence[str], env: dict[str, str]) -> None:
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DevError(f"`{' '.join(command)}` failed:\n{done.stderr[-1500:]}")
+
+
+def save_sysctls(proc: Path = Path("/proc/sys")) -> None:
+    """Write down what the sysctls are, unless another cluster of this user has done it already."""
+    with _sysctl_record() as record:
+        if not record.exists():
+            values = {name: (proc / name).read_text().strip() for name in SYSCTLS if (proc / name).exists()}
+            record.write_text(json.dumps(values))
+
+
+def restore_sysctls(proc: Path = Path("/proc/sys")) -> None:
+    """Put back what was written down. Call it when no cluster with nodes is left."""
+    with _sysctl_record() as record:
+        try:
+            values = json.loads(record.read_text())
+        except (FileNotFoundError, ValueError):
+            return
+        for name, value in values.items():
+            (proc / name).write_text(value)
+        record.unlink()
+
+
+@contextlib.contextmanager
+def _sysctl_record() -> Iterator[Path]:
+    clusters().mkdir(parents=True, exist_ok=True)
+    with (clusters() / ".sysctl.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield clusters() / ".sysctl.before"

@@ -1,0 +1,271 @@
+"""The images, built from the real Dockerfiles by buildah: no Docker, and where there is none no registry either.
+
+The base image is pulled where a registry answers; else Debian's own Python, made by mmdebstrap, takes its name, so
+that the Dockerfiles are built unchanged. An image is built again when something it is built from has changed;
+dependencies are a layer that only their lock file changes. Everything lies in the user's cache.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dev.console import say, step
+from dev.errors import DevError
+from dev.paths import ROOT, cache
+from dev.tools import Tools
+
+BASE = "docker.io/library/python:3.11-slim-bookworm"
+PAUSE = "localhost/shoal-pause:dev"
+CERTIFICATES = Path("/etc/ssl/certs")
+_EPOCH = 1_577_836_800
+"""The time stamp of every file in a build context: a fresh clone must not look like a change."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image. `sources` are the files and folders of the repository that go into it; `after` must be built first."""
+
+    name: str
+    dockerfile: str
+    sources: tuple[str, ...]
+    target: str | None = None
+    context: str = "."
+    after: str | None = None
+
+    @property
+    def reference(self) -> str:
+        """The name that pods use."""
+        return f"localhost/shoal-{self.name}:dev"
+
+
+_TRAINER = ("trainer_image/shoal_trainer", "trainer_image/shoal-trainer", "trainer_image/Dockerfile")
+IMAGES = {
+    image.name: image
+    for image in (
+        Image("ps", "trainer_image/Dockerfile", ("lock/ps.txt", *_TRAINER), "ps"),
+        Image("worker", "trainer_image/Dockerfile", ("lock/worker.txt", *_TRAINER), "worker"),
+        Image(
+            "operator",
+            "operator/Dockerfile",
+            (
+                "lock/operator.txt",
+                "operator",
+                "trainer_image/shoal_trainer/contract.py",
+                "trainer_image/shoal_trainer/py.typed",
+            ),
+        ),
+        Image("digits", "Dockerfile", ("examples/digits",), context="examples/digits", after="worker"),
+    )
+}
+DEMO = ("operator", "ps", "worker", "digits")
+
+
+def folder() -> Path:
+    """The images' part of the cache."""
+    return cache() / "images"
+
+
+def oci_layout() -> Path:
+    """An OCI image layout (https://github.com/opencontainers/image-spec) that holds every image built."""
+    return folder() / "oci"
+
+
+def built() -> dict[str, str]:
+    """Digest of the manifest by reference, of everything in the layout."""
+    try:
+        index = json.loads((oci_layout() / "index.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return {m["annotations"]["org.opencontainers.image.ref.name"]: m["digest"] for m in index["manifests"]}
+
+
+def build(names: Sequence[str], tools: Tools) -> dict[str, str]:
+    """Build the images named that are not up to date, and the pause image; the digests by reference.
+
+    Raises:
+        DevError: a build failed; the message holds the end of what it printed.
+    """
+    folder().mkdir(parents=True, exist_ok=True)
+    with _lock():
+        stamps = _read_stamps()
+        if PAUSE not in built():
+            _build_pause(tools)
+        for name in names:
+            image = IMAGES[name]
+            stamp = _stamp(image, stamps)
+            if stamps.get(name) == stamp and image.reference in built():
+                continue
+            _ensure_base()
+            with step(f"building the image {image.reference}", every=30):
+                _build(image)
+                _push(image.reference)
+            stamps[name] = stamp
+            (folder() / "stamps.json").write_text(json.dumps(stamps))
+    return built()
+
+
+def sources(image: Image) -> list[Path]:
+    """The files that an image is built from, in a fixed order, without what Python leaves behind."""
+    found: list[Path] = []
+    for source in image.sources:
+        path = ROOT / source
+        if not path.exists():
+            raise DevError(f"{source} is lacking: the image {image.reference} is built from it.")
+        found += [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    return sorted(p for p in found if "__pycache__" not in p.parts)
+
+
+def buildah(*command: str) -> list[str]:
+    """A buildah command on a store of its own: the user's own images are neither seen nor touched."""
+    store = cache() / "buildah"
+    return ["buildah", "--root", str(store / "root"), "--runroot", str(store / "run"), *command]
+
+
+def _stamp(image: Image, stamps: dict[str, str]) -> str:
+    digest = hashlib.sha256(BASE.encode())
+    for path in sources(image):
+        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_mode & 0o111}\n".encode())
+        digest.update(path.read_bytes())
+    if image.after:
+        digest.update(stamps.get(image.after, "").encode())
+    return digest.hexdigest()
+
+
+def _read_stamps() -> dict[str, str]:
+    try:
+        return dict(json.loads((folder() / "stamps.json").read_text()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _build(image: Image) -> None:
+    with tempfile.TemporaryDirectory(dir=folder(), prefix=".context-") as name:
+        context = Path(name)
+        for source in sources(image):
+            target = context / source.relative_to(ROOT / image.context)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+        for path in sorted(context.rglob("*"), reverse=True):
+            os.utime(path, (_EPOCH, _EPOCH))
+        with _pip_configuration() as volumes:
+            _run(
+                buildah(
+                    "build",
+                    "--layers",
+                    "--pull-never",
+                    *volumes,
+                    *(["--target", image.target] if image.target else []),
+                    "--file",
+                    str(context / image.dockerfile),
+                    "--tag",
+                    image.reference,
+                    str(context),
+                )
+            )
+
+
+def _build_pause(tools: Tools) -> None:
+    with tempfile.TemporaryDirectory(dir=folder(), prefix=".context-") as name:
+        shutil.copy(tools["pause"], name)
+        dockerfile = 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/pause"]\n'
+        (Path(name) / "Dockerfile").write_text(dockerfile)
+        _run(buildah("build", "--tag", PAUSE, name))
+    _push(PAUSE)
+
+
+def _ensure_base() -> None:
+    """The base image under its own name: pulled, or made of Debian packages."""
+    if subprocess.run(buildah("inspect", "--type", "image", BASE), capture_output=True, check=False).returncode == 0:
+        return
+    with step(f"pulling {BASE}"), contextlib.suppress(subprocess.TimeoutExpired):
+        pulled = subprocess.run(buildah("pull", "--quiet", BASE), capture_output=True, timeout=300, check=False)
+        if pulled.returncode == 0:
+            return
+    say("no registry answers; making a base image of Debian's own Python instead")
+    tar = folder() / "base.tar"
+    if not tar.exists():
+        with step("mmdebstrap: Debian bookworm with Python 3.11", every=20):
+            unfinished = folder() / ".base.tar"
+            unfinished.unlink(missing_ok=True)
+            packages = "python3,python3-venv,python3-pip,ca-certificates"
+            _run(["mmdebstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(unfinished)])
+            unfinished.rename(tar)
+    with step("the base image"), tempfile.TemporaryDirectory(dir=folder(), prefix=".context-") as name:
+        shutil.copy(tar, Path(name) / "base.tar")
+        (Path(name) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
+        _run(buildah("build", "--tag", BASE, name))
+
+
+def _push(reference: str) -> None:
+    """Into the OCI layout; layers that are there already are not written again, and none is compressed."""
+    _run(buildah("push", "--disable-compression", reference, f"oci:{oci_layout()}:{reference}"))
+    _prune()
+
+
+def _prune() -> None:
+    """Remove the blobs that no manifest of the layout names any more."""
+    blobs = oci_layout() / "blobs" / "sha256"
+    wanted: set[str] = set()
+    for digest in built().values():
+        manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
+        wanted |= {digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])}
+    for blob in blobs.iterdir():
+        if f"sha256:{blob.name}" not in wanted:
+            blob.unlink()
+
+
+def _run(command: Sequence[str]) -> None:
+    env = {**os.environ, "BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise DevError(f"`{' '.join(command)}` failed:\n{done.stdout[-3000:]}")
+
+
+@contextlib.contextmanager
+def _pip_configuration() -> Iterator[list[str]]:
+    """Lends a build this machine's pip settings and certificate authorities, as volumes: no image keeps them."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    settings: dict[str, str] = {}
+    for line in answer.stdout.splitlines():
+        key, _, value = line.partition("=")
+        settings[key.rsplit(".", 1)[-1]] = str(ast.literal_eval(value))
+    volumes = [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
+    for path in (value for key, value in settings.items() if key == "find-links"):
+        if Path(path).is_dir():
+            volumes.append(f"--volume={path}:{path}:ro")
+    if certificate := settings.get("cert"):
+        if not Path(certificate).is_relative_to(CERTIFICATES):
+            volumes.append(f"--volume={certificate}:{certificate}:ro")
+    with tempfile.NamedTemporaryFile("w", dir=folder(), prefix=".pip-") as file:
+        if settings:
+            file.write("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
+            file.flush()
+            volumes.append(f"--volume={file.name}:/etc/pip.conf:ro")
+        yield volumes
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    with (folder() / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another command is building images; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
