@@ -1,0 +1,155 @@
+"""How many more steps to a target loss, from the loss curve so far.
+
+spotDNN ("spotDNN: Provisioning Spot Instances for Predictable Distributed DNN Training in the Cloud",
+IWQoS 2023) describes the loss of asynchronous SGD with N workers and a weighted batch b after j steps as
+
+    loss(j) = (g2 b + g3) sqrt(N) / (j + g1) + g5
+
+For one running job b and N are known, so the curve is `k sqrt(N) / (j + d) + floor` with three unknowns. They are
+fitted with a robust loss and bounds; the interval comes from refits to resampled residuals in blocks, since
+neighbouring losses resemble each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import least_squares
+
+from shoal.errors import NotEnoughData, UsageError
+from shoal.sizing.types import Interval
+
+__all__ = ["LossCurve", "StepsToTarget"]
+
+Floats = NDArray[np.float64]
+
+LEAST_POINTS = 8
+FARTHEST = 20.0  # no answer more than so many times the steps seen: it would be a guess
+REFITS = 60
+
+
+@dataclass(frozen=True)
+class StepsToTarget:
+    """Steps from now to the target, or why there is no such number."""
+
+    steps: Interval | None
+    reachable: bool
+    note: str
+
+
+@dataclass
+class LossCurve:
+    """The loss as a function of the steps, for one job.
+
+    After `fit`: `amplitude`, `delay`, `floor` of `loss(j) = amplitude sqrt(N) / (j + delay) + floor`.
+    """
+
+    seed: int = 0
+    amplitude: float = math.nan
+    delay: float = math.nan
+    floor: float = math.nan
+
+    def fit(self, steps: ArrayLike, losses: ArrayLike, workers: ArrayLike = 1) -> Self:
+        """Fit to losses (n,) at steps (n,) taken with `workers` (n,) or one number."""
+        j, y = np.asarray(steps, dtype=np.float64), np.asarray(losses, dtype=np.float64)
+        root = np.sqrt(np.broadcast_to(np.asarray(workers, dtype=np.float64), j.shape))
+        if j.shape != y.shape or j.ndim != 1:
+            raise UsageError(f"give as many losses as steps, not {y.shape} and {j.shape}")
+        good = np.isfinite(j) & np.isfinite(y) & (j >= 0) & np.isfinite(root) & (root > 0)
+        j, y, root = j[good], y[good], root[good]
+        if len(np.unique(j)) < LEAST_POINTS:
+            raise NotEnoughData(
+                f"the loss is known at {len(np.unique(j))} steps: wait until it is known at {LEAST_POINTS} or more"
+            )
+        order = np.argsort(j)
+        j, y, root = j[order], y[order], root[order]
+        if len(j) > 400:  # a long curve is thinned to medians of equal parts: as robust, and quick
+            parts = np.array_split(np.arange(len(j)), 400)
+            j, y, root = (np.array([np.median(v[p]) for p in parts]) for v in (j, y, root))
+        self._j, self._root, self._last = j, root, float(j[-1])
+        theta = _solve(j, y, root, None)
+        self._set(theta)
+        fitted = self.loss(j, root**2)
+        rest = y - fitted
+        self._noise = float(np.median(np.abs(rest)) * 1.4826)
+        rng = np.random.default_rng(self.seed)
+        block = max(1, round(len(j) ** (1 / 3)))
+        self._refits = []
+        for _ in range(REFITS):
+            starts = rng.integers(0, len(j) - block + 1, size=math.ceil(len(j) / block))
+            drawn = np.concatenate([rest[s : s + block] for s in starts])[: len(j)]
+            self._refits.append(_solve(j, fitted + drawn, root, theta))
+        return self
+
+    def _set(self, theta: Floats) -> None:
+        self.amplitude, self.delay, self.floor = (float(v) for v in theta)
+
+    def loss(self, steps: ArrayLike, workers: ArrayLike = 1) -> Floats:
+        """The fitted loss after `steps` with `workers`."""
+        root = np.sqrt(np.asarray(workers, dtype=np.float64))
+        return np.asarray(self.amplitude * root / (np.asarray(steps, dtype=np.float64) + self.delay) + self.floor)
+
+    def steps_to(self, target: float, workers: float = 1, done: float | None = None) -> StepsToTarget:
+        """Steps from `done` (the last step fitted, if not given) to the target loss with `workers`."""
+        if not math.isfinite(target):
+            raise UsageError(f"the target loss must be a number, not {target}")
+        if not hasattr(self, "_refits"):
+            raise NotEnoughData("the loss curve was not fitted: call fit first")
+        now = self._last if done is None else done
+        root = math.sqrt(workers)
+        floors = np.array([t[2] for t in self._refits])
+        if target <= self.floor:
+            return StepsToTarget(
+                None,
+                False,
+                f"a loss of {target:g} is out of reach: the curve levels off at {self.floor:.4g} "
+                f"(between {np.quantile(floors, 0.05):.4g} and {np.quantile(floors, 0.95):.4g}): choose a higher target",
+            )
+        if float(self.loss(now, workers)) <= target:
+            return StepsToTarget(Interval(0.0, 0.0, 0.0), True, "the target loss is reached already")
+        limit = FARTHEST * max(self._last - float(self._j[0]), 1.0)
+        draws = np.array([_needed(t, target, root, now, limit) for t in self._refits])
+        mean = _needed((self.amplitude, self.delay, self.floor), target, root, now, limit)
+        low, high = float(np.quantile(draws, 0.05)), float(np.quantile(draws, 0.95))
+        far = high >= limit
+        note = (
+            f"the target lies more than {FARTHEST:.0f} times as far ahead as the steps seen: this is a bound, not a "
+            "prediction; ask again after more steps"
+            if far
+            else f"from {len(self._j)} losses up to step {self._last:.0f}"
+        )
+        return StepsToTarget(Interval(min(low, mean), mean, max(high, mean)), True, note)
+
+
+def _solve(j: Floats, y: Floats, root: Floats, start: Floats | None) -> Floats:
+    """Robust least squares for amplitude > 0, delay > 0, floor >= 0 (a loss below zero if one was seen)."""
+    lowest = float(y.min())
+    floor = 0.0 if lowest >= 0 else lowest - abs(lowest)
+    span = max(float(np.ptp(j)), 1.0)
+    scale = max(float(np.ptp(y)), abs(float(np.median(y))) * 1e-3, 1e-12)
+
+    def residuals(z: Floats) -> Floats:
+        return np.asarray((np.exp(z[0]) * root / (j + np.exp(z[1])) + z[2] - y) / scale)
+
+    low, high = [-40.0, math.log(span * 1e-4), floor], [60.0, math.log(span * 1e3), float(np.max(y))]
+    guesses = [start] if start is not None else [np.array([scale * d, d, 0.9 * lowest]) for d in (span / 30, span)]
+    best = None
+    for guess in guesses:
+        z0 = np.array([math.log(max(guess[0], 1e-12)), math.log(max(guess[1], 1e-12)), guess[2]])
+        z0 = np.clip(z0, np.array(low) + 1e-9, np.maximum(np.array(high) - 1e-9, np.array(low) + 2e-9))
+        bounds = (low, np.maximum(high, np.array(low) + 1e-6))
+        found = least_squares(residuals, z0, bounds=bounds, loss="soft_l1", f_scale=0.05)
+        best = found if best is None or found.cost < best.cost else best
+    assert best is not None
+    return np.array([math.exp(best.x[0]), math.exp(best.x[1]), best.x[2]])
+
+
+def _needed(theta: tuple[float, float, float] | Floats, target: float, root: float, now: float, limit: float) -> float:
+    amplitude, delay, floor = (float(v) for v in theta)
+    if target <= floor:
+        return limit
+    return float(np.clip(amplitude * root / (target - floor) - delay - now, 0.0, limit))

@@ -1,0 +1,182 @@
+"""What a model's speed depends on, computed from the model: FLOPs per sample, parameters, tensors.
+
+Measured speeds of one model are carried to another by these three numbers, so every job must count alike.
+
+The convention: the forward pass of one sample at inference; a multiply-add is two operations; only matrix products
+and convolutions count (also inside einsum, attention and recurrent layers), as in the FLOPs that papers print.
+Element-wise work, normalisation, activations and look-ups count nothing. A training step does about three times as
+much (forward, and two products in the backward pass), which is a constant that every fit absorbs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_trainer.errors import UserError
+
+__all__ = ["Features", "model_features"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """FLOPs of one sample's forward pass, trainable parameters, trainable tensors, and a name for this very shape."""
+
+    flops_per_sample: float
+    parameters: int
+    tensors: int
+    fingerprint: str
+
+
+def model_features(model: Any, input_shape: Any = None) -> Features:
+    """Compute the features of a Keras model.
+
+    Args:
+        model: a built `keras.Model`.
+        input_shape: shapes of its inputs without the batch, in the structure of the model's inputs. Only needed
+            where the model itself leaves a dimension open, for example the length of a sequence.
+
+    Raises:
+        UserError: the model is not built, or a dimension of an input is open.
+
+    """
+    import keras  # noqa: PLC0415 - heavy, and not needed to import this module
+    import tensorflow as tf  # noqa: PLC0415
+
+    if not getattr(model, "inputs", None):
+        raise UserError(f"the model {model.name!r} has no known inputs: call build(input_shape) or use it once first")
+    inputs = list(model.inputs)
+    shapes = [tuple(t.shape[1:]) for t in inputs] if input_shape is None else _shapes(input_shape, len(inputs))
+    for tensor, shape in zip(inputs, shapes, strict=True):
+        if any(d is None for d in shape):
+            raise UserError(
+                f"input {tensor.name!r} of the model {model.name!r} has the open shape {shape}: "
+                "pass input_shape with every dimension"
+            )
+    specs = [
+        tf.TensorSpec((1, *shape), keras.backend.standardize_dtype(tensor.dtype), name=f"input_{i}")
+        for i, (shape, tensor) in enumerate(zip(shapes, inputs, strict=True))
+    ]
+
+    def forward(*tensors: Any) -> Any:
+        return model(keras.tree.pack_sequence_as(model._inputs_struct, tensors), training=False)
+
+    if not hasattr(model, "_inputs_struct"):  # a subclassed or sequential model has a single structure
+
+        def forward(*tensors: Any) -> Any:
+            return model(tensors[0] if len(tensors) == 1 else list(tensors), training=False)
+
+    graph = tf.function(forward, autograph=False).get_concrete_function(*specs).graph
+    flops = _count(graph.get_operations(), lambda name: _body(graph, name))
+    shapes_of = [tuple(int(d) for d in v.shape) for v in model.trainable_variables]
+    parameters = sum(math.prod(s) for s in shapes_of)
+    description = repr((flops, shapes_of)).encode()
+    return Features(float(flops), parameters, len(shapes_of), hashlib.sha256(description).hexdigest()[:16])
+
+
+def _shapes(given: Any, count: int) -> list[tuple[int, ...]]:
+    one = count == 1 and (not given or not isinstance(given[0], (tuple, list)))
+    shapes = [tuple(given)] if one else [tuple(s) for s in (given.values() if isinstance(given, dict) else given)]
+    if len(shapes) != count:
+        raise UserError(f"input_shape gives {len(shapes)} shapes for {count} inputs")
+    return shapes
+
+
+def _body(graph: Any, name: Any) -> Sequence[Any]:
+    """Operations of a function that the graph calls."""
+    key = name.decode() if isinstance(name, bytes) else name
+    function = graph._get_function(key)
+    return function.graph.get_operations() if function is not None else ()
+
+
+def _count(operations: Sequence[Any], body: Callable[[Any], Sequence[Any]]) -> int:
+    total = 0
+    for op in operations:
+        kind = op.type
+        if kind in ("PartitionedCall", "StatefulPartitionedCall"):
+            total += _count(body(op.get_attr("f").name), body)
+        elif kind in ("While", "StatelessWhile"):
+            total += _trips(op) * _count(body(op.get_attr("body").name), body)
+        elif kind in ("If", "StatelessIf"):
+            branches = (op.get_attr("then_branch").name, op.get_attr("else_branch").name)
+            total += max(_count(body(branch), body) for branch in branches)
+        elif kind in ("Case", "StatelessCase"):
+            total += max(_count(body(branch.name), body) for branch in op.get_attr("branches"))
+        elif kind in _COSTS:
+            total += 2 * _COSTS[kind](op)
+    return total
+
+
+def _trips(op: Any) -> int:
+    """How often a loop runs: its constant bound (Keras' recurrent layers give the sequence's length), or once."""
+    import tensorflow as tf  # noqa: PLC0415
+
+    for tensor in op.inputs[:3]:
+        value = tf.get_static_value(tensor)
+        if value is not None and value.shape == () and int(value) > 0:
+            return int(value)
+    return 1
+
+
+def _dims(tensor: Any) -> list[int]:
+    return [1 if d is None else int(d) for d in tensor.shape]
+
+
+def _convolution(op: Any) -> int:
+    """Multiply-adds: every output element sums kernel x input channels (of its group)."""
+    kernel = _dims(op.inputs[1])
+    return math.prod(_dims(op.outputs[0])) * math.prod(kernel[:-1])
+
+
+def _transposed(op: Any) -> int:
+    """Transposed convolution: every input element meets kernel x output channels."""
+    kernel = _dims(op.inputs[1])
+    return math.prod(_dims(op.inputs[2])) * math.prod(kernel[:-1])
+
+
+def _depthwise(op: Any) -> int:
+    kernel = _dims(op.inputs[1])
+    return math.prod(_dims(op.outputs[0])) * kernel[0] * kernel[1]
+
+
+def _product(op: Any) -> int:
+    left = _dims(op.inputs[0])
+    transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+    return math.prod(_dims(op.outputs[0])) * left[-2 if transposed else -1]
+
+
+def _einsum(op: Any) -> int:
+    """All distinct indices multiplied: the size of the loop nest. One operand is a transposition or a sum: 0."""
+    if len(op.inputs) < 2:
+        return 0
+    equation = op.get_attr("equation")
+    text = equation.decode() if isinstance(equation, bytes) else equation
+    terms = text.split("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    broadcast: list[int] = []
+    for term, tensor in zip(terms, op.inputs, strict=True):
+        dims = _dims(tensor)
+        head, dots, tail = term.partition("...")
+        middle = len(dims) - len(head) - len(tail) if dots else 0
+        labels = [*head, *([""] * middle), *tail]
+        kept = [d for label, d in zip(labels, dims, strict=True) if not label]
+        broadcast = max(broadcast, kept, key=math.prod)
+        sizes.update({label: max(d, sizes.get(label, 1)) for label, d in zip(labels, dims, strict=True) if label})
+    return math.prod(sizes.values()) * math.prod(broadcast)
+
+
+_COSTS: dict[str, Callable[[Any], int]] = {
+    "BatchMatMul": _product,
+    "BatchMatMulV2": _product,
+    "BatchMatMulV3": _product,
+    "Conv2D": _convolution,
+    "Conv2DBackpropInput": _transposed,
+    "Conv3D": _convolution,
+    "Conv3DBackpropInputV2": _transposed,
+    "DepthwiseConv2dNative": _depthwise,
+    "Einsum": _einsum,
+    "MatMul": _product,
+}
