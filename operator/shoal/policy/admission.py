@@ -31,7 +31,7 @@ class Gate:
 
 
 def gate(seen: Observation, role: str) -> Gate:
-    """The gate for a role. A refusal for an older generation of the spec is forgotten if it was the template's fault."""
+    """The gate for a role. What was refused as invalid may be tried again when the spec has changed."""
     mine = [r for r in seen.refusals if (place := place_of_name(r.name)) is None or place.role == role]
     for refusal in mine:
         if refusal.kind is RefusalKind.INVALID and refusal.generation == seen.job.metadata.generation:

@@ -1,4 +1,4 @@
-"""Deleting pods: those that Shoal wants gone, those that have ended and are written down, those stuck on lost machines."""
+"""Deleting pods: those that are not wanted, those that ended and are written down, those stuck on lost machines."""
 
 from __future__ import annotations
 

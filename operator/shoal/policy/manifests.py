@@ -77,7 +77,7 @@ def _defaults(
         "name": role,
         "image": images.ps if role == "ps" else images.worker,
         "command": _COMMAND[role],
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  the container's only writable folder
+        "env": [{"name": "HOME", "value": "/tmp"}],
         "resources": {"requests": _REQUESTS[role]},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -124,7 +124,7 @@ def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[di
         {"name": "shoal-secret", "secret": secret},
     ]
     mounts: list[dict[str, Any]] = [
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shoal-secret", "mountPath": SECRET_DIR, "readOnly": True},
     ]
     storage = job.spec.storage

@@ -8,7 +8,7 @@ and of objects that it need not create again, which may be lost at any time).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -202,6 +202,20 @@ class Plan:
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
     """Seconds until something is due though nothing happens; None: only an event."""
+
+    def status_after(self, not_created: Collection[str]) -> TrainingJobStatus:
+        """The status to write when the actions are done: without the records of pods that could not be created.
+
+        `not_created` are the names of the `CreatePod`s that did not succeed. Every pod that was made is so recorded
+        in the first status after it, and is missed if it vanishes before anybody sees it.
+        """
+        missing = {
+            (a.role, a.index, a.incarnation)
+            for a in self.actions
+            if isinstance(a, CreatePod) and a.name in not_created
+        }
+        kept = tuple(s for s in self.status.slots if (s.role, s.index, s.incarnation) not in missing)
+        return self.status.model_copy(update={"slots": kept})
 
 
 __all__ = [

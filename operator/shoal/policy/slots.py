@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job_status import Slot
@@ -91,6 +91,12 @@ def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], 
     """Bring the records of one role up to date. What is newly lost is counted in `counters`."""
     pods = {place: pod for pod in seen.pods if (place := place_of(pod)) is not None and place.role == role}
     records = {Place(s.role, s.index, s.incarnation): s for s in seen.job.status.slots if s.role == role}
+    never_made = {r.name for r in seen.refusals} | set(seen.foreign)
+    records = {
+        place: slot
+        for place, slot in records.items()
+        if place in pods or pod_name(seen.job.metadata.name, place) not in never_made
+    }
     attempts: dict[int, int] = {}
     holders = []
     for place in sorted(pods.keys() | records.keys()):
@@ -102,13 +108,25 @@ def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], 
     return {index: _settle_rivals(of, seen, counters) for index, of in seats(holders).items()}
 
 
-def records(*roles: Seats) -> tuple[Slot, ...]:
-    """What to write down: all that have a pod, and the newest of each place."""
+def records(roles: Iterable[Seats], created: Iterable[Place], now: datetime) -> tuple[Slot, ...]:
+    """What to write down: all that have a pod, the newest of each place, and what is being created."""
     kept = []
     for role in roles:
         for of in role.values():
             kept += [h.slot for h in of if h.pod is not None or h is of[-1] or h.awaiting_the_end]
-    return tuple(kept)
+    attempts = {(s.role, s.index): s.attempts for s in kept}
+    kept += [
+        Slot(
+            role=place.role,
+            index=place.index,
+            incarnation=place.incarnation,
+            state="Starting",
+            attempts=attempts.get(place.seat, 0),
+            created_at=whole(now),
+        )
+        for place in created
+    ]
+    return tuple(sorted(kept, key=lambda s: (s.role, s.index, s.incarnation)))
 
 
 class _Accountant:

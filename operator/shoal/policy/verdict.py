@@ -21,7 +21,7 @@ from shoal.policy.disruption import (
     pod_disruption,
     rejection,
 )
-from shoal_trainer.contract import EXIT_FENCED, EXIT_USER, Outcome, TerminationMessage
+from shoal_trainer.contract import EXIT_FENCED, EXIT_OK, EXIT_USER, Outcome, TerminationMessage
 
 
 class Fate(StrEnum):
@@ -125,11 +125,12 @@ def judge_exit(end: Terminated, slot: Slot, rules: list[FailureRule]) -> Verdict
         return Verdict(Fate.KILLED, "Killed", f"ended with exit code {code} and nobody says why", code)
     if code == EXIT_FENCED:
         return Verdict(Fate.KILLED, "Fenced", "a newer incarnation holds its place", code)
-    if code == 0:
-        return Verdict(Fate.DONE, "Done", "", code)
     said = termination_message(end)
     if said is not None and said.outcome is Outcome.FAILED:
-        return Verdict(Fate.FAILED, said.reason or "Error", said.message, code, fatal=code == EXIT_USER)
+        fatal = code in {EXIT_OK, EXIT_USER}  # the coordinator ends 0 when it has said all there is to say
+        return Verdict(Fate.FAILED, said.reason or "Error", said.message, code, fatal)
+    if code == EXIT_OK:
+        return Verdict(Fate.DONE, "Done", "", code)
     words = (
         end.message.strip() or f"container {slot.role} ended with exit code {code}: see the logs of the pod"
     )

@@ -1,0 +1,75 @@
+"""Suspending, resuming, and how long the job was not active.
+
+A suspended job has no pods: first the workers go, each with its last push, then the parameter servers with a last
+snapshot. Nothing is lost, and nothing is started, also when a job is created suspended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import TrainingJobStatus, TrainingProgress
+from shoal.policy.conditions import Conditions
+from shoal.policy.model import Event, Observation
+from shoal.policy.names import Place
+from shoal.policy.slots import Seats
+from shoal.policy.telling import seconds_between
+
+
+def wants_worker(job: TrainingJob) -> Callable[[Place], bool]:
+    """Whether a worker's place is wanted."""
+    replicas = 0 if job.spec.suspend else job.spec.workers.replicas
+    return lambda place: place.index < replicas
+
+
+def wants_server(job: TrainingJob, workers: Seats) -> Callable[[Place], bool]:
+    """Whether a shard is wanted: as long as a worker still pushes to it."""
+    busy = any(h.alive for of in workers.values() for h in of)
+    replicas = job.spec.parameter_servers.replicas if busy or not job.spec.suspend else 0
+    return lambda place: place.index < replicas
+
+
+def say(seen: Observation, conditions: Conditions, *, anyone_left: bool) -> int:
+    """Set the condition Suspended; return for how long the job has been suspended before now, in seconds."""
+    before = seen.job.status
+    was = before.condition("Suspended")
+    if seen.job.spec.suspend:
+        words = "its pods are ending" if anyone_left else "set spec.suspend to false to go on"
+        conditions.set("Suspended", True, "Suspending" if anyone_left else "Suspended", words)
+        return before.suspended_seconds
+    conditions.happened("Suspended", None, "Resumed")
+    if was is None or was.status != "True" or before.start_time is None:
+        return before.suspended_seconds
+    since = max(was.last_transition_time, before.start_time)
+    return before.suspended_seconds + seconds_between(since, seen.now)
+
+
+def events(before: TrainingJobStatus, after: TrainingJobStatus) -> list[Event]:
+    """Suspended and Resumed."""
+    was, now = before.condition("Suspended"), after.condition("Suspended")
+    suspended, suspends = bool(was and was.status == "True"), bool(now and now.status == "True")
+    if suspends and not suspended:
+        return [Event("Normal", "Suspended", "the job is suspended: its pods end after a last snapshot")]
+    if suspended and not suspends:
+        return [Event("Normal", "Resumed", "the job goes on from its last snapshot")]
+    return []
+
+
+def no_progress(
+    seen: Observation, training: TrainingProgress, wake_after: list[float]
+) -> tuple[str, str] | None:
+    """Degraded, reason NoProgress: no step was made for longer than the user allows."""
+    limit, start = seen.job.spec.run_policy.progress_deadline_seconds, seen.job.status.start_time
+    if limit is None or start is None or seen.job.spec.suspend:
+        return None
+    resumed = seen.job.status.condition("Suspended")
+    since = max(
+        training.last_progress_time or start, start, resumed.last_transition_time if resumed else start
+    )
+    left = (since + timedelta(seconds=limit) - seen.now).total_seconds()
+    if left > 0:
+        wake_after.append(left)
+        return None
+    return "NoProgress", f"no training step for {limit} s (runPolicy.progressDeadlineSeconds)"

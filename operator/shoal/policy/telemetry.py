@@ -1,0 +1,123 @@
+"""What PS 0 tells, as it stands in the status; and whether a status differs in nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from shoal.api.training_job_status import (
+    DataStatus,
+    LastDisruption,
+    Output,
+    TrainingJobStatus,
+    TrainingProgress,
+)
+from shoal.policy.model import Observation
+from shoal.policy.names import place_of_name
+from shoal.policy.slots import Seats
+from shoal.policy.telling import parse_time, seconds_between, whole
+from shoal_trainer.contract import DataReport, StatusReport, TerminationMessage
+
+
+def decimal(value: float | None) -> str | None:
+    """A number as people read it: four digits that matter."""
+    if value is None:
+        return None
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def progress(seen: Observation) -> TrainingProgress:
+    """`status.training`. A step never goes back: PS 0 may have, and counts again from its snapshot."""
+    before, report = seen.job.status.training, seen.report
+    if report is None:
+        return before
+    grew = report.step > before.step
+    return TrainingProgress(
+        phase=report.phase.value,
+        step=max(before.step, report.step),
+        epoch=max(before.epoch, report.epoch),
+        loss=decimal(report.loss) or before.loss,
+        samples_per_second=decimal(report.samples_per_second) or before.samples_per_second,
+        progress_percent=_percent(report) if report.progress_percent is not None else before.progress_percent,
+        remaining_seconds=None if report.remaining_seconds is None else round(report.remaining_seconds),
+        wasted_steps=max(before.wasted_steps, report.wasted_steps),
+        goodput=decimal(report.goodput) or before.goodput,
+        last_progress_time=whole(seen.now) if grew else before.last_progress_time,
+        metrics={name: decimal(value) or "" for name, value in report.metrics.items()} or before.metrics,
+    )
+
+
+def _percent(report: StatusReport) -> int:
+    return min(100, max(0, int(report.progress_percent or 0)))
+
+
+def data(before: DataStatus, report: DataReport | None) -> DataStatus:
+    """`status.data`: what is worked on now as told, what went wrong only growing."""
+    if report is None:
+        return before
+    return DataStatus(
+        done=report.done,
+        leased=report.leased,
+        total=report.total,
+        repeated=max(before.repeated, report.repeated),
+        partial=max(before.partial, report.partial),
+        lost=max(before.lost, report.lost),
+    )
+
+
+def final(before: TrainingJobStatus, said: TerminationMessage) -> dict[str, object]:
+    """What the last word of PS 0 changes in the status."""
+    training = before.training.model_copy(
+        update={
+            "phase": said.outcome.value,
+            "step": max(before.training.step, said.step),
+            "epoch": max(before.training.epoch, said.epoch),
+            "loss": decimal(said.loss) or before.training.loss,
+            "progress_percent": 100,
+            "remaining_seconds": 0,
+            "wasted_steps": max(before.training.wasted_steps, said.wasted_steps),
+            "metrics": {k: decimal(v) or "" for k, v in said.metrics.items()} or before.training.metrics,
+        }
+    )
+    output = Output(uri=said.model_uri, digest=said.model_digest) if said.model_uri else before.output
+    return {"training": training, "data": data(before.data, said.data), "output": output}
+
+
+def last_snapshot(seen: Observation) -> datetime | None:
+    """When all shards had last been saved."""
+    before = seen.job.status.parameter_servers.last_snapshot_time
+    shards = seen.report.shards if seen.report else ()
+    if not shards or any(s.last_snapshot_at is None for s in shards):
+        return before
+    at = whole(datetime.fromtimestamp(min(s.last_snapshot_at or 0.0 for s in shards), UTC))
+    return max(at, before) if before else at
+
+
+def recovery(last: LastDisruption | None, seen: Observation, workers: Seats) -> LastDisruption | None:
+    """How long it took until the lost worker's replacement was made, and until it trained."""
+    place = place_of_name(last.pod) if last else None
+    if last is None or place is None or place.role != "worker" or last.recovered_seconds is not None:
+        return last
+    newer = [h for h in workers.get(place.index, ()) if h.place.incarnation > place.incarnation and h.pod]
+    created = parse_time(newer[0].pod.metadata.creation_timestamp) if newer and newer[0].pod else None
+    if created is not None and last.replacement_created_seconds is None:
+        last = last.model_copy(update={"replacement_created_seconds": seconds_between(last.time, created)})
+    pushes = [
+        w.first_push_at
+        for w in (seen.report.workers if seen.report else ())
+        if w.slot == place.index and w.incarnation > place.incarnation and w.first_push_at is not None
+    ]
+    if pushes:
+        at = datetime.fromtimestamp(min(pushes), UTC)
+        last = last.model_copy(update={"recovered_seconds": seconds_between(last.time, at)})
+    return last
+
+
+def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
+    """Whether nothing but the trainer's figures changed: such a status may wait (at most one in 30 s for a job)."""
+
+    def rest(status: TrainingJobStatus) -> TrainingJobStatus:
+        servers = status.parameter_servers.model_copy(update={"last_snapshot_time": None})
+        blank = {"training": TrainingProgress(), "data": DataStatus(), "parameter_servers": servers}
+        return status.model_copy(update=blank)
+
+    return rest(old) == rest(new)

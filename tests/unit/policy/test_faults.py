@@ -1,0 +1,182 @@
+"""200 random sequences of faults through the pure plan: whatever happens, these things hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.policy.world import World
+
+FAULTS = [
+    "notice", "kill_node", "remake_node", "exit 1", "exit 137", "exit 143", "exit 0", "oom", "vanish", "evict",
+    "hush", "crash", "suspend", "scale", "quota", "tick", "wait",
+]  # fmt: skip
+steps = st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 999)), max_size=40)
+
+
+def do(world: World, fault: str, number: int) -> bool:
+    """One fault. False: the operator crashed, so nothing was written."""
+    pods, nodes = sorted(world.pods), sorted(world.nodes)
+    pod = pods[number % len(pods)] if pods else None
+    node = nodes[number % len(nodes)]
+    match fault.split():
+        case ["notice" | "kill_node" | "remake_node"]:
+            getattr(world, fault)(node)
+        case ["exit", code] if pod and "-worker-" in pod:
+            world.kill_pod(pod, int(code))
+        case ["oom"] if pod:
+            world.kill_pod(pod, 137, "OOMKilled")
+        case ["vanish" | "evict" | "hush"] if pod:
+            getattr(world, fault)(pod)
+        case ["crash"]:
+            world.reconcile(crash_after=number % 4)
+            return False
+        case ["suspend"]:
+            world.manifest["spec"]["suspend"] = not world.manifest["spec"].get("suspend", False)
+        case ["scale"]:
+            world.manifest["spec"]["workers"]["replicas"] = number % 7
+            world.manifest["metadata"]["generation"] += 1
+        case ["quota"]:
+            world.quota = None if world.quota else 2 + number % 4
+        case ["tick"]:
+            world.tick()
+        case ["wait"]:
+            world.tick(seconds=61)
+    return True
+
+
+def draining(world: World, name: str) -> bool:
+    """On its way out, by what really happened or by what the record says."""
+    pod, node = world.pods[name], world.pods[name]["spec"].get("nodeName")
+    slot = slot_of(world, name)
+    return (
+        pod["metadata"].get("deletionTimestamp") is not None
+        or pod["status"]["phase"] in {"Failed", "Succeeded"}
+        or name in world.silent
+        or name in world.taken
+        or (node is not None and (node in world.dead_nodes or world.leaving(node)))
+        or bool(slot and slot.get("cause"))
+    )
+
+
+def slot_of(world: World, name: str) -> dict[str, Any] | None:
+    _, role, index, incarnation = name.rsplit("-", 3)
+    wanted = (role, int(index), int(incarnation))
+    found = [s for s in world.status.get("slots", []) if (s["role"], s["index"], s["incarnation"]) == wanted]
+    return found[0] if found else None
+
+
+def place(name: str) -> str:
+    return name.rsplit("-", 1)[0]
+
+
+def check(world: World, before: dict[str, Any]) -> None:
+    workers = [n for n in world.pods if "-worker-" in n]
+    holding = [place(n) for n in workers if not draining(world, n)]
+    assert len(holding) == len(set(holding)), f"two pods hold one place: {sorted(world.pods)}"
+    assert len(holding) <= world.manifest["spec"]["workers"]["maxReplicas"]
+
+    alive = [
+        place(n)
+        for n in workers
+        if world.pods[n]["status"]["phase"] in {"Pending", "Running"}
+        and n not in world.ever_lost
+        and world.pods[n]["spec"].get("nodeName") not in world.dead_nodes
+    ]
+    beside = {p for p in alive if alive.count(p) > 1}
+    assert len(beside) <= world.surge, f"more than maxSurge replacements beside draining pods: {beside}"
+
+    servers = [
+        place(n)
+        for n in world.pods
+        if "-ps-" in n
+        and world.pods[n]["status"]["phase"] in {"Pending", "Running"}
+        and n not in world.ever_lost
+        and not world.pods[n]["metadata"].get("deletionTimestamp")
+    ]
+    assert len(servers) == len(set(servers)), "two pods are one shard"
+
+    for counter in ("failures", "disruptions"):
+        was = before.get("restarts", {}).get(counter, 0)
+        assert world.status["restarts"][counter] >= was, f"{counter} went down"
+    assert world.status["parameterServers"]["restarts"] >= before.get("parameterServers", {}).get(
+        "restarts", 0
+    )
+    assert counted(world) <= len(world.taken) + silenced(world), "something was counted twice"
+
+
+def counted(world: World) -> int:
+    return int(sum(world.status["restarts"]["byReason"].values()))
+
+
+def silenced(world: World) -> int:
+    return int(world.status["restarts"]["byReason"].get("Silent", 0))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps, st.integers(1, 2), st.integers(0, 2))
+def test_invariants_hold_whatever_happens(faults: list[tuple[str, int]], servers: int, surge: int) -> None:
+    world = World(servers=servers, surge=surge)
+    world.reconcile()
+    for fault, number in faults:
+        before = world.status
+        if do(world, fault, number):
+            world.reconcile()
+            check(world, before)
+
+    world.heal()
+    wanted = world.manifest["spec"]["workers"]["replicas"]
+    for _ in range(40):  # back-offs end, stuck pods are deleted by force
+        world.tick(seconds=20)
+        world.reconcile()
+        check(world, world.status)
+    world.settle()
+    running = [n for n, p in world.pods.items() if p["status"]["phase"] == "Running"]
+    assert sorted(place(n) for n in running) == sorted(
+        [f"digits-worker-{i}" for i in range(wanted)][: min(wanted, world.spot_nodes)]
+        + [f"digits-ps-{i}" for i in range(servers)]
+    )
+    for shard in range(servers):
+        newest = max(int(n.rsplit("-", 1)[1]) for n in running if place(n) == f"digits-ps-{shard}")
+        selector = world.services[f"digits-ps-{shard}"]["spec"]["selector"]
+        assert selector["shoal.dev/incarnation"] == str(newest)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["notice", "exit 1", "exit 143", "vanish", "evict", "oom"]), st.integers(0, 999)
+        ),
+        max_size=12,
+    )
+)
+def test_each_loss_of_a_worker_is_counted_exactly_once(faults: list[tuple[str, int]]) -> None:
+    world = World(surge=2)
+    world.settle()
+    for fault, number in faults:
+        do(world, fault, number)
+        world.reconcile()
+        world.reconcile()
+    for _ in range(10):
+        world.tick()
+        world.reconcile()
+    assert counted(world) == sum("-worker-" in n for n in world.taken)
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps)
+def test_a_finished_job_starts_nothing(faults: list[tuple[str, int]]) -> None:
+    world = World(spec={"runPolicy": {"backoffLimit": 0}})
+    world.settle()
+    world.kill_pod("digits-worker-0-0", 1)
+    world.reconcile()
+    assert world.status["phase"] == "Failed"
+    created = list(world.created)
+    for fault, number in faults:
+        do(world, fault, number)
+        world.reconcile()
+    assert world.created == created
+    assert world.status["phase"] == "Failed"

@@ -1,0 +1,305 @@
+"""A small world for the plan: pods, nodes, a scheduler, kubelets, quota, and an operator that may crash.
+
+Nothing here knows the policies; it does what Kubernetes does. `truth` is what really happened to each pod, for the
+invariants to compare with what the plan believes.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from shoal.api.kube import Node, Pod
+from shoal.api.training_job import TrainingJob
+from shoal.policy.model import (
+    CreateDisruptionBudget,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeletePod,
+    DeleteService,
+    Observation,
+    Plan,
+    Refusal,
+    RefusalKind,
+    Service,
+    UpdateService,
+)
+from shoal.policy.names import place_of
+from shoal.policy.plan import plan
+from tests.unit.policy import build
+
+
+@dataclass
+class World:
+    """One job in one cluster."""
+
+    workers: int = 3
+    servers: int = 1
+    spot_nodes: int = 5
+    surge: int = 1
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.now = build.NOW
+        self.manifest = build.job_manifest(
+            **{
+                "workers": {
+                    "replicas": self.workers,
+                    "maxReplicas": 6,
+                    "minReplicas": 0,
+                    "maxSurge": self.surge,
+                },
+                "parameterServers": {"replicas": self.servers},
+                "runPolicy": {"backoffLimit": 10_000},
+                **self.spec,
+            }
+        )
+        self.status: dict[str, Any] = {}
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.services: dict[str, dict[str, Any]] = {}
+        self.existing: set[str] = set()
+        self.refusals: dict[str, Refusal] = {}
+        self.nodes = {f"spot-{i}": build.node_manifest(f"spot-{i}") for i in range(self.spot_nodes)}
+        self.nodes |= {f"safe-{i}": build.node_manifest(f"safe-{i}", spot=False) for i in range(2)}
+        self.dead_nodes: set[str] = set()
+        self.silent: set[str] = set()
+        self.quota: int | None = None
+        self.taken: set[str] = set()
+        """Pods that the platform or a fault took, by name: each may be counted once."""
+        self.ever_lost: set[str] = set()
+        self.created: list[str] = []
+        self.unrecorded: set[str] = set()
+        """Made, and the operator crashed before it could write that down."""
+        self.last_plan: Plan | None = None
+
+    # --- the operator -----------------------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> TrainingJob:
+        return TrainingJob.model_validate({**self.manifest, "status": self.status})
+
+    def observation(self) -> Observation:
+        silent = [(p.index, p.incarnation) for p in (place_of(self.pod(n)) for n in self.silent) if p]
+        return Observation(
+            job=self.job,
+            now=self.now,
+            images=build.IMAGES,
+            pods=tuple(self.pod(name) for name in self.pods),
+            services={n: Service.model_validate(s) for n, s in self.services.items()},
+            existing=frozenset(self.existing),
+            nodes={n: Node.model_validate(o) for n, o in self.nodes.items()},
+            report=build.report(silent),
+            refusals=tuple(self.refusals.values()),
+        )
+
+    def pod(self, name: str) -> Pod:
+        return Pod.model_validate(self.pods[name])
+
+    def reconcile(self, crash_after: int | None = None) -> Plan:
+        """One reconcile; with `crash_after` the operator dies after so many actions and writes no status."""
+        made = plan(self.observation())
+        self.last_plan = made
+        for number, action in enumerate(made.actions):
+            if crash_after is not None and number >= crash_after:
+                break
+            self._apply(action)
+        if crash_after is not None:
+            self.existing, self.refusals = set(), {}
+            return made
+        status = made.status_after(self.refusals.keys())
+        self.status = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        self.unrecorded -= self.pods.keys()
+        return made
+
+    def settle(self, most: int = 60) -> Plan:
+        """Reconcile and let time pass until nothing is left to do."""
+        for _ in range(most):
+            before = self.status
+            made = self.reconcile()
+            if not made.actions and self.status == before and not self.tick():
+                return made
+            self.tick()
+        raise AssertionError(f"does not settle: {self.last_plan}")
+
+    def _apply(self, action: Any) -> None:
+        match action:
+            case CreateSecret(name) | CreateDisruptionBudget(name, _):
+                self.existing.add(name)
+            case CreateService(name, manifest):
+                manifest = copy.deepcopy(manifest)
+                manifest["metadata"]["uid"] = f"uid-{name}"
+                assert name not in self.services, "a Service that is there was made again"
+                self.services[name] = manifest
+            case UpdateService(name, selector):
+                self.services[name]["spec"]["selector"] = selector
+            case DeleteService(name, _):
+                self.services.pop(name, None)
+            case CreatePod():
+                self._create(action)
+            case DeletePod(name, uid, grace):
+                assert self.pods[name]["metadata"]["uid"] == uid
+                self.delete(name, grace)
+
+    def _create(self, action: CreatePod) -> None:
+        name = action.name
+        if name in self.pods:
+            raise AssertionError(f"409 for {name}: its own cache shows it")
+        if self.quota is not None and len(self.pods) >= self.quota:
+            self.refusals[name] = Refusal(RefusalKind.QUOTA, name, "exceeded quota: pods", 1, self.now)
+            return
+        self.refusals.pop(name, None)
+        assert name not in self.created or name in self.unrecorded, f"{name} was there before"
+        self.created.append(name)
+        self.unrecorded.add(name)
+        manifest = build.pod_manifest(
+            action.role, action.index, action.incarnation, phase="Pending", node=None, created=self.now
+        )
+        manifest["metadata"]["labels"] = action.manifest["metadata"]["labels"]
+        self.pods[name] = manifest
+
+    # --- Kubernetes -------------------------------------------------------------------------------------------------
+
+    def tick(self, seconds: float = 2.0) -> bool:
+        """Time passes: the scheduler binds, kubelets start and end pods. True if anything moved."""
+        self.now += timedelta(seconds=seconds)
+        moved = False
+        for name in list(self.pods):
+            moved |= self._tick_pod(name)
+        return moved
+
+    def _tick_pod(self, name: str) -> bool:
+        pod = self.pods[name]
+        status, node = pod["status"], pod["spec"].get("nodeName")
+        if node and (node in self.dead_nodes or node not in self.nodes):
+            return False
+        if pod["metadata"].get("deletionTimestamp"):
+            del self.pods[name]
+            self.silent.discard(name)
+            return True
+        if node is None:
+            target = self._room_for(pod)
+            if target:
+                pod["spec"]["nodeName"] = target
+            return target is not None
+        if self.leaving(node) and status["phase"] in {"Pending", "Running"}:
+            self.end(name, 143)
+            self.taken.add(name)
+            return True
+        if status["phase"] == "Pending":
+            status["phase"] = "Running"
+            status["conditions"] = [{"type": "Ready", "status": "True"}]
+            return True
+        return False
+
+    def _room_for(self, pod: dict[str, Any]) -> str | None:
+        role = pod["metadata"]["labels"]["shoal.dev/role"]
+        used = {
+            p["spec"].get("nodeName")
+            for p in self.pods.values()
+            if p["status"]["phase"] in {"Pending", "Running"}
+        }
+        prefix = "spot" if role == "worker" else "safe"
+        for name in sorted(self.nodes):
+            free = role == "ps" or name not in used
+            if name.startswith(prefix) and free and name not in self.dead_nodes and not self.leaving(name):
+                return name
+        return None
+
+    def leaving(self, node: str) -> bool:
+        ready = self.nodes[node]["status"]["conditions"][0]
+        return ready["status"] == "False"
+
+    def delete(self, name: str, grace: int | None = None) -> None:
+        pod = self.pods[name]
+        if grace == 0 or not pod["spec"].get("nodeName") or pod["status"]["phase"] in {"Failed", "Succeeded"}:
+            del self.pods[name]
+            self.silent.discard(name)
+        elif not pod["metadata"].get("deletionTimestamp"):
+            seconds = 20
+            pod["metadata"] |= {
+                "deletionTimestamp": build.stamp(self.now + timedelta(seconds=seconds)),
+                "deletionGracePeriodSeconds": seconds,
+            }
+
+    def end(self, name: str, code: int, reason: str = "Error", message: str = "") -> None:
+        status = self.pods[name]["status"]
+        status["phase"] = "Succeeded" if code == 0 else "Failed"
+        status["conditions"] = [{"type": "Ready", "status": "False"}]
+        status["containerStatuses"][0] |= {"state": build.ended(code, reason, message), "ready": False}
+        self.silent.discard(name)
+
+    # --- faults -----------------------------------------------------------------------------------------------------
+
+    def _on(self, node: str) -> list[str]:
+        return [n for n, p in self.pods.items() if p["spec"].get("nodeName") == node]
+
+    def notice(self, node: str) -> None:
+        """The node says that it is shutting down."""
+        if node not in self.dead_nodes and node in self.nodes:
+            self.nodes[node] = build.node_manifest(
+                node, spot=node.startswith("spot"), ready="False", message="node is shutting down"
+            )
+            self.taken |= {n for n in self._on(node) if self._lives(n)}
+
+    def kill_node(self, node: str) -> None:
+        """The machine is gone; Kubernetes sees that its status is unknown."""
+        if node in self.nodes:
+            self.taken |= {n for n in self._on(node) if self._lives(n)}
+            self.ever_lost |= set(self._on(node))
+            self.dead_nodes.add(node)
+            self.nodes[node] = build.node_manifest(node, spot=node.startswith("spot"), ready="Unknown")
+
+    def remake_node(self, node: str) -> None:
+        """A machine comes up under the old name; the pods of the old one are forgotten or failed."""
+        taken = [n for n in self._on(node) if self._lives(n)]
+        self.taken |= set(taken)
+        self.ever_lost |= set(taken)
+        for name in taken:
+            self.end(name, 137)
+        self.dead_nodes.discard(node)
+        boot = f"boot-{len(self.created)}-{self.now.timestamp()}"
+        self.nodes[node] = build.node_manifest(node, spot=node.startswith("spot"), boot=boot)
+
+    def kill_pod(self, name: str, code: int, reason: str = "Error") -> None:
+        """Its process ends."""
+        if self._lives(name) and self.pods[name]["status"]["phase"] == "Running":
+            self.taken.add(name)
+            self.end(name, code, reason)
+
+    def vanish(self, name: str) -> None:
+        """The pod object is gone, without a trace."""
+        if self._lives(name):
+            self.taken.add(name)
+        self.silent.discard(name)
+        self.pods.pop(name, None)
+
+    def evict(self, name: str) -> None:
+        """Evicted through the API."""
+        if self._lives(name):
+            self.taken.add(name)
+            self.pods[name]["status"]["conditions"].append(
+                {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+            )
+            self.delete(name)
+
+    def hush(self, name: str) -> None:
+        """PS 0 does not hear it any more."""
+        if "-worker-" in name and self.pods[name]["status"]["phase"] == "Running":
+            self.silent ^= {name}
+
+    def _lives(self, name: str) -> bool:
+        pod = self.pods[name]
+        return pod["status"]["phase"] in {"Pending", "Running"} and not pod["metadata"].get(
+            "deletionTimestamp"
+        )
+
+    def heal(self) -> None:
+        """Everything is well again: new machines, no quota."""
+        for node in list(self.nodes):
+            if node in self.dead_nodes or self.leaving(node):
+                self.remake_node(node)
+        self.quota, self.silent = None, set()
+        self.manifest["spec"]["suspend"] = False
