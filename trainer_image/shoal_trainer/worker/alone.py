@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,8 +27,17 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     if job.validation is not None:
         validation = dataset_of(lambda: validation_batches(job.validation, batch_size), example)
     callbacks = list(job.callbacks()) if job.callbacks else []
-    model.fit(training, epochs=epochs, validation_data=validation, callbacks=callbacks, verbose=verbose)
+    with quiet_end():
+        model.fit(training, epochs=epochs, validation_data=validation, callbacks=callbacks, verbose=verbose)
     return model
+
+
+@contextlib.contextmanager
+def quiet_end() -> Iterator[None]:
+    """Keras warns when a data set of unknown length ends; here every one does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Your input ran out of data")
+        yield
 
 
 def whole(data: Indexed | Arrays | Files, epoch: int, batch_size: int) -> Iterator[Batch]:
@@ -44,7 +55,7 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
         yield from whole(source, 0, batch_size)
         return
     dataset = source()
-    requiredataset_of(dataset, "Training(validation=…)")
+    require_dataset(dataset, "Training(validation=…)")
     yield from batches(
         iter(dataset.batch(batch_size).prefetch(2)), batch_size, 0, None, "Training(validation=…)"
     )

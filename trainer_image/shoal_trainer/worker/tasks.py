@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
-from shoal_trainer.worker.alone import dataset_of, validation_batches
+from shoal_trainer.worker.alone import dataset_of, quiet_end, validation_batches
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.glue import Glue
 
@@ -56,7 +56,8 @@ class Tasks:
         source = self._job.validation
         dataset = dataset_of(lambda: validation_batches(source, self._batch_size), self._glue.example)
         try:
-            results = model.evaluate(dataset, return_dict=True, verbose=0)
+            with quiet_end():
+                results = model.evaluate(dataset, return_dict=True, verbose=0)
         except UserError:
             raise
         except Exception as error:

@@ -1,0 +1,86 @@
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Files, UserError
+
+
+def parse(record):
+    return tf.strings.to_number(record), 0
+
+
+def write_records(path, values):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for value in values:
+            writer.write(str(value).encode())
+
+
+def seen(batches):
+    return [int(value) for batch in batches for value in np.asarray(batch.x)[: batch.samples]]
+
+
+def test_a_record_file_of_unknown_length_is_read_from_any_offset(tmp_path):
+    write_records(tmp_path / "a.tfrecord", range(50))
+    files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
+    (name,) = files.list()
+    batches = list(files.batches(name, 20, None, 16))
+    assert seen(batches) == list(range(20, 50))
+    assert batches[-1].end == 50
+    assert seen(files.batches(name, 20, 30, 16)) == list(range(20, 30))
+
+
+def test_parquet_rows_keep_their_order_and_types(tmp_path):
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6000, dtype=np.float32)), 2)
+    pq.write_table(pa.table({"v": vectors, "y": np.arange(3000), "name": ["n"] * 3000}), tmp_path / "a.parquet")
+    files = Files.parquet(str(tmp_path / "a.parquet"), lambda row: (row["v"][0], row["y"]), columns=["v", "y"])
+    batches = list(files.batches(files.list()[0], 0, None, 512))
+    assert sum(b.samples for b in batches) == 3000
+    assert np.array_equal(np.concatenate([np.asarray(b.x)[: b.samples] for b in batches]), np.arange(0, 6000, 2))
+    with pytest.raises(UserError, match="no column w"):
+        list(Files.parquet(str(tmp_path / "a.parquet"), dict, columns=["w"]).batches(files.list()[0], 0, None, 4))
+
+
+def test_csv(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,0\n2,1\n3,0\n")
+    files = Files.csv(f"{tmp_path}/*.csv", lambda x, y: (x, y), [tf.float32, 0])
+    assert seen(files.batches(files.list()[0], 1, None, 2)) == [2, 3]
+
+
+def test_an_empty_file_has_no_batch_and_the_example_comes_from_the_next(tmp_path):
+    write_records(tmp_path / "a.tfrecord", [])
+    write_records(tmp_path / "b.tfrecord", [7])
+    files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
+    assert list(files.batches(files.list()[0], 0, None, 4)) == []
+    assert seen([files.example(4)]) == [7]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "bad.tfrecord").write_bytes(b"this is no record file at all, but text")
+    files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
+    with pytest.raises(UserError, match="bad.tfrecord cannot be read"):
+        list(files.batches(files.list()[0], 0, None, 4))
+    (tmp_path / "bad.parquet").write_bytes(b"this is no parquet file at all, but text")
+    parquet = Files.parquet(f"{tmp_path}/*.parquet", dict)
+    with pytest.raises(UserError, match="bad.parquet"):
+        list(parquet.batches(parquet.list()[0], 0, None, 4))
+
+
+def test_no_file_and_no_such_store():
+    with pytest.raises(UserError, match="No file matches"):
+        Files.tfrecord("/nowhere/*.tfrecord", parse).list()
+    with pytest.raises(UserError, match="nope"):
+        Files.tfrecord("nope://bucket/*.tfrecord", parse).list()
+
+
+def test_files_of_an_object_store_are_fetched(tmp_path):
+    write_records(tmp_path / "a.tfrecord", range(10))
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/bucket/a.tfrecord", (tmp_path / "a.tfrecord").read_bytes())
+    files = Files.tfrecord("memory://bucket/*.tfrecord", parse)
+    assert files.list() == ("memory:///bucket/a.tfrecord",)
+    assert seen(files.batches(files.list()[0], 3, None, 4)) == list(range(3, 10))
+    with pytest.raises(UserError, match="does not exist"):
+        list(files.batches("memory:///bucket/b.tfrecord", 0, None, 4))

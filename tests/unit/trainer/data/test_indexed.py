@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_trainer import Indexed, UserError
+from shoal_trainer.data.batch import fill
+
+
+def numbers(start, stop):
+    return tf.data.Dataset.range(start, stop).map(lambda n: (tf.cast(n, tf.float32), n % 10))
+
+
+def seen(batches):
+    return [int(value) for batch in batches for value in np.asarray(batch.x)[: batch.samples]]
+
+
+@given(size=st.integers(1, 300), cut=st.integers(0, 300), batch=st.integers(1, 64), epoch=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_a_range_left_in_the_middle_is_finished_elsewhere_exactly(size, cut, batch, epoch):
+    cut = min(cut, size)
+    data = Indexed.from_arrays(np.arange(size))
+    first = seen(data.batches(epoch, 0, cut, batch))
+    rest = seen(data.batches(epoch, cut, size, batch))
+    assert sorted(first + rest) == list(range(size))
+    assert first + rest == seen(data.batches(epoch, 0, size, batch))
+
+
+def test_every_epoch_has_another_order_and_every_process_the_same():
+    data, other = Indexed.from_arrays(np.arange(100)), Indexed.from_arrays(np.arange(100))
+    orders = [seen(data.batches(epoch, 0, 100, 32)) for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+    assert orders[1] == seen(other.batches(1, 0, 100, 32))
+
+
+@given(samples=st.integers(1, 16), size=st.integers(16, 20))
+def test_a_short_batch_keeps_its_shape_and_its_mean(samples, size):
+    x = np.arange(1, samples + 1, dtype=np.float32)
+    batch = fill((x, {"a": x}), size, 7)
+    assert batch.x.shape == batch.y["a"].shape == batch.weights.shape == (size,)
+    assert batch.samples == samples
+    assert np.sum(batch.x * batch.weights) / size == pytest.approx(x.mean(), rel=1e-5)
+
+
+def test_a_full_batch_has_weights_of_exactly_one_and_is_not_copied():
+    x = np.arange(8)
+    batch = fill(x, 8, 8)
+    assert batch.x is x
+    assert np.all(batch.weights == 1)
+
+
+def test_the_users_weights_are_kept():
+    batch = fill((np.ones(2), np.ones(2), np.array([1.0, 3.0])), 4, 2)
+    assert list(batch.weights) == [2, 6, 0, 0]
+
+
+def test_a_range_of_a_function_comes_in_batches():
+    batches = list(Indexed(100, numbers).batches(0, 30, 95, 32))
+    assert [b.samples for b in batches] == [32, 32, 1]
+    assert [b.end for b in batches] == [62, 94, 95]
+    assert seen(batches) == list(range(30, 95))
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda a, b: numbers(a, b - 5), "only 59 samples, but 64 were promised"),
+        (lambda a, b: numbers(a, b + 5), "more than 64 samples"),
+        (lambda a, b: numbers(a, b).batch(8), "only 8 samples"),
+        (lambda a, b: [1, 2], "must return a tf.data.Dataset; it returned list"),
+        (lambda a, b: numbers(a, b).map(lambda x, y: (x, y, x, y)), "tuples of 4 parts"),
+    ],
+)
+def test_a_wrong_data_function_is_told_what_to_change(fn, words):
+    with pytest.raises(UserError, match=words):
+        list(Indexed(64, fn).batches(0, 0, 64, 16))
+
+
+def test_wrong_sizes_are_refused():
+    with pytest.raises(UserError, match="at least one sample"):
+        Indexed(0, numbers)
+    with pytest.raises(UserError, match=r"different numbers of samples: \[3, 4\]"):
+        Indexed.from_arrays(np.ones(3), np.ones(4))

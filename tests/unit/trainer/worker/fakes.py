@@ -1,0 +1,114 @@
+"""A coordinator in memory, and parameter servers on loopback, to run the real worker against."""
+
+import threading
+
+from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, Staleness
+from shoal_trainer.ps.server import DataServer
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.security import create_secret_dir
+from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork
+
+UID = "uid-1"
+
+
+class FakeCoordinator:
+    """Leases ranges of `size` samples for `epochs`, then `tasks`, then the end; sees what the servers applied."""
+
+    def __init__(self, total, *, size=64, epochs=1, tasks=("evaluate",), start=0):
+        self.free = [(epoch, begin, min(begin + size, total)) for epoch in range(epochs) for begin in range(start, total, size)]
+        self.tasks = [TaskWork((0, 10_000 + n), kind, epochs - 1) for n, kind in enumerate(tasks)]
+        self.leased = {}
+        self.applied = {}
+        self.samples = 0
+        self.results = []
+        self.left = 0
+        self.joins = []
+        self.counter = 0
+        self.lock = threading.Lock()
+        self.pushes = 0
+        self.pushed = threading.Condition(self.lock)
+
+    def on_applied(self, push):
+        with self.lock:
+            self.pushes += 1
+            self.samples += push.meta.samples
+            for mark in push.meta.progress:
+                self.applied[mark[:2]] = mark.offset_end
+            self.pushed.notify_all()
+
+    def join(self, held):
+        with self.lock:
+            self.joins.append(dict(held))
+            renamed = {}
+            for old in held:
+                self.counter += 1
+                renamed[old] = (old[0] + 1, self.counter)
+                self.leased[renamed[old]] = self.leased.pop(old)
+            return renamed
+
+    def next_work(self):
+        with self.lock:
+            if self.free:
+                epoch, start, stop = self.free.pop(0)
+                self.counter += 1
+                work = DataWork((0, self.counter), epoch, start, stop)
+                self.leased[work.token] = work
+                return work
+            if any(self.applied.get(token) != work.stop for token, work in self.leased.items()):
+                return Idle(0.01)
+            return self.tasks.pop(0) if self.tasks else Finished()
+
+    def file_ended(self, work, length):
+        self.results.append(("file", work.file, length))
+
+    def task_done(self, work, metrics, files, *, stop):
+        self.results.append((work.kind, dict(metrics), {name: path.read_bytes() for name, path in files.items()}, stop))
+
+    def leave(self):
+        self.left += 1
+
+
+class Servers:
+    """`count` shards on loopback."""
+
+    def __init__(self, folder, coordinator=None, count=1, staleness=None):
+        self.credentials = create_secret_dir(folder)
+        self.coordinator = coordinator
+        self.staleness = staleness or Staleness()
+        self.count = count
+        self.stores = [None] * count
+        self.servers = [None] * count
+        self.ports = [0] * count
+        for index in range(count):
+            self.start(index)
+
+    def start(self, index, epoch=0, restore=None):
+        store = ShardStore(
+            index, self.count, epoch, staleness=self.staleness, recovery_seconds=0.2,
+            on_applied=self.coordinator.on_applied if self.coordinator and index == 0 else None,
+        )  # fmt: skip
+        if restore is not None:
+            store.restore(restore)
+        server = DataServer(store, UID, self.credentials, host="127.0.0.1", port=self.ports[index])
+        server.start()
+        self.stores[index], self.servers[index], self.ports[index] = store, server, server.port
+
+    def stop(self, index):
+        self.servers[index].close()
+
+    def close(self):
+        for server in self.servers:
+            server.close()
+
+    def config(self, *, slot=0, incarnation=0, batch_size=16, sequential=False):
+        return RuntimeConfig(
+            job=JobIdentity(namespace="n", name="j", uid=UID),
+            role=Role.WORKER,
+            index=slot,
+            incarnation=incarnation,
+            parameter_servers=tuple(Shard(host="127.0.0.1", data_port=port) for port in self.ports),
+            entrypoint="a:b",
+            batch_size=batch_size,
+            staleness=Staleness(max=0) if sequential else Staleness(),
+            storage_uri="file:///nowhere",
+        )

@@ -1,0 +1,118 @@
+"""Puts a worker together from the user's `Training`, the job's configuration and a coordinator."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+from shoal_trainer.contract import RuntimeConfig
+from shoal_trainer.errors import UserError
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.client import PSClient
+from shoal_trainer.security import Credentials
+from shoal_trainer.training import Training
+from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
+from shoal_trainer.worker.entrypoint import where
+from shoal_trainer.worker.exchange import Exchange
+from shoal_trainer.worker.feed import Feed
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.leases import Leases
+from shoal_trainer.worker.loop import Loop, Policy
+from shoal_trainer.worker.optimizers import place
+from shoal_trainer.worker.tasks import Outcome, Tasks
+from shoal_trainer.worker.work import Coordinator, TaskWork
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Worker:
+    """Everything of one worker; `loop.run()` is its life."""
+
+    loop: Loop
+    glue: Glue
+    spec: ModelSpec
+    leases: Leases
+    close: Callable[[], None]
+
+
+def build_glue(job: Training, config: RuntimeConfig) -> Glue:
+    """The user's model, built from the first batch of the data. Raises `UserError`."""
+    keras.utils.set_random_seed(job.seed)
+    keras.backend.clear_session()  # variables are named alike in every worker, whatever was built before
+    try:
+        model = job.model()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"Training(model=…) failed: {where(error)}") from error
+    try:
+        example = job.data.example(config.batch_size)
+    except (UserError, StopIteration):
+        raise
+    except Exception as error:
+        raise UserError(f"The data function failed: {where(error)}") from error
+    return Glue(model, example, job.wire, (config.index, config.incarnation))
+
+
+def compose(
+    job: Training,
+    config: RuntimeConfig,
+    glue: Glue,
+    coordinator: Coordinator,
+    credentials: Credentials,
+    drain: threading.Event,
+) -> Worker:
+    """A worker that is ready to run."""
+    placement = place(glue.model, glue.layout, config.batch_size)
+    if placement.reason:
+        log.warning("the optimizer runs on the workers: %s. Its state is each worker's own.", placement.reason)
+    spec = ModelSpec(
+        fingerprint=glue.layout.fingerprint,
+        parameters=glue.layout.trainable,
+        statistics=glue.layout.size - glue.layout.trainable,
+        optimizer=placement.config,
+    )
+    identity = WorkerIdentity(config.job.uid, config.index, config.incarnation)
+    exchange = Exchange(
+        PSClient(config.parameter_servers, identity, credentials, dtype=job.wire, tls=config.data_tls), spec
+    )
+    leases = Leases()
+    tasks = Tasks(job, glue, config.batch_size)
+
+    def do_task(work: TaskWork) -> None:
+        flat = aligned(glue.layout.size, np.float32)
+        client = PSClient(config.parameter_servers, identity, credentials, dtype="fp32", tls=config.data_tls)
+        try:
+            client.hello(spec)
+            client.pull(flat)
+        finally:
+            client.close()
+        done: Outcome
+        if work.kind == "evaluate":
+            done = tasks.evaluate(flat)
+        elif work.kind == "callbacks":
+            done = tasks.run_callbacks(flat, work.history)
+        else:
+            done = tasks.export(flat)
+        coordinator.task_done(work, done.metrics, done.files, stop=done.stop)
+
+    feed = Feed(job.data, config.batch_size, coordinator.next_work, leases.grant)
+    policy = Policy(
+        sequential=config.staleness.max == 0,
+        steps_per_push=int(glue.model.steps_per_execution or 1) if placement.on_server else 1,
+        on_nan=job.on_nan,
+    )
+    loop = Loop(glue, placement, exchange, feed, coordinator, leases, do_task, drain, policy)
+
+    def close() -> None:
+        feed.stop()
+        exchange.close()
+        tasks.close()
+
+    return Worker(loop, glue, spec, leases, close)

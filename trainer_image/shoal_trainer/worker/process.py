@@ -1,0 +1,131 @@
+"""The process `shoal-trainer work`: from the environment to an exit code.
+
+The SIGTERM handler is there before TensorFlow is imported. Until the worker holds something it ends at once; from then
+on the loop sees the flag after its present step. What the user can mend ends with `EXIT_USER` and a termination
+message that says what to change; a `Fenced` worker ends without touching anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from pydantic import ValidationError
+
+from shoal_trainer.contract import (
+    CONFIG_ENV,
+    EXIT_DRAINED,
+    EXIT_FENCED,
+    EXIT_OK,
+    EXIT_USER,
+    TERMINATION_LOG,
+    Outcome,
+    RuntimeConfig,
+    TerminationMessage,
+)
+from shoal_trainer.errors import Fenced, Unreachable, UserError
+
+TERMINATION_LOG_ENV = "SHOAL_TERMINATION_LOG"
+MAX_MESSAGE_BYTES = 4000
+
+log = logging.getLogger(__name__)
+
+
+class Drain:
+    """SIGTERM as a flag; before `hold` it ends the process at once, with exit code 143."""
+
+    def __init__(self) -> None:
+        self.flag = threading.Event()
+        self._holding = False
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def hold(self) -> None:
+        """From now on there is something to finish and to give back."""
+        self._holding = True
+
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        self.flag.set()
+        if not self._holding:
+            os._exit(EXIT_DRAINED)
+
+
+def main() -> int:
+    """Run the worker that `$SHOAL_CONFIG` describes; returns the exit code."""
+    started = time.monotonic()
+    drain = Drain()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        try:
+            config = RuntimeConfig.model_validate_json(os.environ[CONFIG_ENV])
+        except KeyError:
+            raise UserError(f"${CONFIG_ENV} is not set. Use `shoal-trainer run` to train on this machine.") from None
+        except ValidationError as error:
+            raise UserError(f"${CONFIG_ENV} is not a valid configuration: {error.errors()[0]['msg']}") from error
+        return _work(config, drain, started)
+    except UserError as error:
+        log.error("%s", error)
+        write_termination(TerminationMessage(outcome=Outcome.FAILED, reason="UserError", message=str(error)))
+        return EXIT_USER
+    except Fenced as error:
+        log.error("fenced: %s", error)
+        return EXIT_FENCED
+    except Exception as error:
+        traceback.print_exc()
+        write_termination(TerminationMessage(outcome=Outcome.FAILED, reason="InternalError", message=repr(error)))
+        return 1
+
+
+def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
+    from shoal_trainer.worker.entrypoint import load  # noqa: PLC0415  TensorFlow comes with what follows
+
+    job = load(config.entrypoint, config.args)
+
+    from shoal_trainer.security import Credentials  # noqa: PLC0415
+    from shoal_trainer.worker.compose import build_glue, compose  # noqa: PLC0415
+    from shoal_trainer.worker.coordination import ControlPlane  # noqa: PLC0415
+    from shoal_trainer.worker.loop import End  # noqa: PLC0415
+
+    imported = time.monotonic()
+    credentials = Credentials.load(config.secret_dir)
+    glue = build_glue(job, config)
+    coordinator = ControlPlane(config, credentials, job, glue.layout)
+    coordinator.start()  # its heartbeat says "tracing" while we do, or the slot would be taken for silent
+    glue.trace()
+    traced = time.monotonic()
+    log.info(
+        "ready in %.1f s: import %.1f s, build and trace %.1f s, %d parameters",
+        traced - started, imported - started, traced - imported, glue.layout.size,
+    )  # fmt: skip
+    worker = compose(job, config, glue, coordinator, credentials, drain.flag)
+    drain.hold()
+    try:
+        end = worker.loop.run()
+    except UserError as error:
+        try:
+            coordinator.failed(error)
+        except Unreachable as away:
+            log.warning("could not tell the coordinator: %s", away)
+        raise
+    finally:
+        worker.close()
+        coordinator.close()
+    return EXIT_OK if end is End.FINISHED else EXIT_DRAINED
+
+
+def write_termination(message: TerminationMessage) -> None:
+    """Write the message where Kubernetes (or `shoal-trainer run`) reads it."""
+    text = message.message
+    while len(message.to_json().encode()) > MAX_MESSAGE_BYTES:
+        text = text[: len(text) * 3 // 4]
+        message = message.model_copy(update={"message": text + " …"})
+    try:
+        Path(os.environ.get(TERMINATION_LOG_ENV, TERMINATION_LOG)).write_text(message.to_json())
+    except OSError as error:
+        log.warning("cannot write the termination message: %s", error)
