@@ -55,7 +55,7 @@ IMAGES = {
     image.name: image
     for image in (
         Image("ps", "trainer_image/Dockerfile", ("lock/ps.txt", *_TRAINER), "ps"),
-        Image("worker", "trainer_image/Dockerfile", ("lock/worker.txt", *_TRAINER), "worker"),
+        Image("worker", "trainer_image/Dockerfile", ("lock/ps.txt", "lock/worker.txt", *_TRAINER), "worker"),
         Image(
             "operator",
             "operator/Dockerfile",
@@ -108,6 +108,7 @@ def build(names: Sequence[str], tools: Tools) -> dict[str, str]:
             if stamps.get(name) == stamp and image.reference in built():
                 continue
             _ensure_base()
+            _run(buildah("rm", "--all"))  # what a build that was interrupted left behind
             with step(f"building the image {image.reference}", every=30):
                 _build(image)
                 _push(image.reference)
@@ -187,10 +188,17 @@ def _build_pause(tools: Tools) -> None:
 
 def _ensure_base() -> None:
     """The base image under its own name: pulled, or made of Debian packages."""
-    if subprocess.run(buildah("inspect", "--type", "image", BASE), capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run(
+            buildah("inspect", "--type", "image", BASE), capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         return
     with step(f"pulling {BASE}"), contextlib.suppress(subprocess.TimeoutExpired):
-        pulled = subprocess.run(buildah("pull", "--quiet", BASE), capture_output=True, timeout=300, check=False)
+        pulled = subprocess.run(
+            buildah("pull", "--quiet", BASE), capture_output=True, timeout=300, check=False
+        )
         if pulled.returncode == 0:
             return
     say("no registry answers; making a base image of Debian's own Python instead")
@@ -246,12 +254,11 @@ def _pip_configuration() -> Iterator[list[str]]:
         key, _, value = line.partition("=")
         settings[key.rsplit(".", 1)[-1]] = str(ast.literal_eval(value))
     volumes = [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
-    for path in (value for key, value in settings.items() if key == "find-links"):
-        if Path(path).is_dir():
-            volumes.append(f"--volume={path}:{path}:ro")
-    if certificate := settings.get("cert"):
-        if not Path(certificate).is_relative_to(CERTIFICATES):
-            volumes.append(f"--volume={certificate}:{certificate}:ro")
+    lent = [path for path in settings.get("find-links", "").split() if Path(path).is_dir()]
+    certificate = settings.get("cert")
+    if certificate and not Path(certificate).is_relative_to(CERTIFICATES):
+        lent.append(certificate)
+    volumes += [f"--volume={path}:{path}:ro" for path in lent]
     with tempfile.NamedTemporaryFile("w", dir=folder(), prefix=".pip-") as file:
         if settings:
             file.write("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))

@@ -33,9 +33,7 @@ class ApiError(Exception):
 
 
 class Kube:
-    """One cluster, as an asynchronous context manager. Errors: `ApiError`, or aiohttp's where no answer
-    came.
-    """
+    """One cluster, as an asynchronous context manager. Errors: `ApiError`, or aiohttp's."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(Path(kubeconfig).read_text())

@@ -20,11 +20,10 @@ VOLUMES = 16
 Manifest = dict[str, Any]
 
 
-def corefile(address: str, kubeconfig: Path) -> str:
+def corefile(kubeconfig: Path) -> str:
     """CoreDNS's configuration; short times, so that a service that moves is found at once."""
     return f"""
 .:53 {{
-    bind {address}
     errors
     health 127.0.0.1:8080
     ready 127.0.0.1:8181
@@ -41,16 +40,24 @@ def corefile(address: str, kubeconfig: Path) -> str:
 def start_dns(plane: ControlPlane, addresses: Addresses) -> None:
     """Start CoreDNS in the control plane's namespace."""
     path = plane.folder / "Corefile"
-    path.write_text(corefile(addresses.control_plane, plane.kubeconfig))
+    path.write_text(corefile(plane.kubeconfig))
     plane.processes.start("coredns", [plane.tools["coredns"], "-conf", str(path)], netns=addresses.netns)
 
 
 def dns_manifests(addresses: Addresses) -> list[Manifest]:
     """The service that pods ask, and where it leads."""
     meta = {"name": "kube-dns", "namespace": "kube-system"}
-    ports = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
+    ports = [
+        {"name": "dns", "port": 53, "protocol": "UDP"},
+        {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
+    ]
     return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"clusterIP": DNS_IP, "ports": ports}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": meta,
+            "spec": {"clusterIP": DNS_IP, "ports": ports},
+        },
         {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",

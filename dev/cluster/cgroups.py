@@ -47,7 +47,9 @@ def remove(prefix: str, root: Path = ROOT, seconds: float = 5.0) -> list[Path]:
     """Remove the cgroups whose name begins with `prefix`, children first; what is still busy is returned."""
     deadline = time.monotonic() + seconds
     while True:
-        left = [top for hierarchy in hierarchies(root) for top in hierarchy.glob(f"{prefix}*") if top.is_dir()]
+        left = [
+            top for hierarchy in hierarchies(root) for top in hierarchy.glob(f"{prefix}*") if top.is_dir()
+        ]
         for top in left:
             for folder in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
                 with contextlib.suppress(OSError):

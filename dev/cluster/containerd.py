@@ -29,7 +29,7 @@ NAMESPACE = "k8s.io"
 def config(root: Path, state: Path, socket: Path, cni: Path | None) -> str:
     """The configuration of one containerd (version 2, which 1.6 to 2.x read); without `cni` for importing only.
 
-    `restrict_oom_score_adj`: root may lack CAP_SYS_RESOURCE in a container or a small machine; every sandbox would fail.
+    `restrict_oom_score_adj`: root may lack CAP_SYS_RESOURCE, and every sandbox would fail.
     """
     unused = ["snapshotter.v1.btrfs", "snapshotter.v1.zfs", "snapshotter.v1.aufs", "snapshotter.v1.devmapper"]
     unused += ["snapshotter.v1.blockfile", "internal.v1.opt", "nri.v1.nri"]
@@ -77,7 +77,9 @@ def ensure_template(references: Iterable[str]) -> None:
     """Import what the template lacks or has in an older version; nothing is started where it is up to date."""
     wanted = {reference: digest for reference, digest in built().items() if reference in {PAUSE, *references}}
     if lacking := {PAUSE, *references} - wanted.keys():
-        raise DevError(f"These images are not built: {', '.join(sorted(lacking))}. Run `python -m dev images build`.")
+        raise DevError(
+            f"These images are not built: {', '.join(sorted(lacking))}. Run `python -m dev images build`."
+        )
     stamp = template().with_suffix(".json")
     have = json.loads(stamp.read_text()) if stamp.exists() and template().is_dir() else {}
     if wanted.items() <= have.items():
@@ -145,7 +147,10 @@ def archive(reference: str, present: set[str], out: IO[bytes]) -> None:
     index = json.loads((layout / "index.json").read_text())
     name = "org.opencontainers.image.ref.name"
     entry = next(m for m in index["manifests"] if m["annotations"][name] == reference)
-    entry = {**entry, "annotations": {name: reference.rsplit(":", 1)[1], "io.containerd.image.name": reference}}
+    entry = {
+        **entry,
+        "annotations": {name: reference.rsplit(":", 1)[1], "io.containerd.image.name": reference},
+    }
     manifest = json.loads(_blob(layout, entry["digest"]).read_text())
     with tarfile.open(fileobj=out, mode="w|") as tar:
         _add(tar, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
@@ -154,7 +159,9 @@ def archive(reference: str, present: set[str], out: IO[bytes]) -> None:
             _add(tar, f"blobs/sha256/{digest.removeprefix('sha256:')}", _blob(layout, digest).read_bytes())
         for layer in manifest["layers"]:
             if layer["digest"] not in present:
-                tar.add(_blob(layout, layer["digest"]), f"blobs/sha256/{layer['digest'].removeprefix('sha256:')}")
+                tar.add(
+                    _blob(layout, layer["digest"]), f"blobs/sha256/{layer['digest'].removeprefix('sha256:')}"
+                )
 
 
 def ctr(socket: Path, *args: str) -> str:
@@ -188,4 +195,3 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(data)
     tar.addfile(info, BytesIO(data))
-

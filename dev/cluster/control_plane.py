@@ -26,7 +26,7 @@ from dev.cluster.pki import Pki
 from dev.cluster.processes import ProcessTable
 from dev.errors import DevError
 from dev.paths import clusters
-from dev.tools import CONTROL_PLANE, Tools, ensure
+from dev.tools import CONTROL_PLANE, Tools, ensure, locate
 
 PROCESSES = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
 SERVICE_CIDR = "10.96.0.0/16"
@@ -282,7 +282,7 @@ class ControlPlane:
         path = self.pki.path
         return [
             *_kubeconfigs(path("kcm.kubeconfig")),
-            f"--secure-port={network.controller_manager_port}",
+            f"--secure-port={self.network.controller_manager_port}",
             "--use-service-account-credentials=true",
             f"--service-account-private-key-file={path('sa.key')}",
             f"--root-ca-file={path('ca.crt')}",
@@ -310,7 +310,7 @@ def load(folder: Path) -> ControlPlane | None:
         network = Network(**json.loads((folder / "network.json").read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
-    return ControlPlane(folder, ensure(CONTROL_PLANE), network)
+    return ControlPlane(folder, locate(), network)
 
 
 def etcd_args(data: Path, network: Network) -> list[str]:

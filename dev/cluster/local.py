@@ -25,7 +25,7 @@ from dev.cluster.node import GRACE_SECONDS, Node, NodeSpec, read_spec
 from dev.console import say, step
 from dev.errors import DevError
 from dev.paths import clusters
-from dev.tools import NODES, ensure
+from dev.tools import NODES, ensure, locate
 
 NUMBERS = {"local": 0, "test": 1}
 """The clusters that can stand side by side on one machine; the number gives each its addresses."""
@@ -43,7 +43,7 @@ class LocalCluster:
         self.folder = clusters() / name
         self.addresses = Addresses(name, NUMBERS[name])
         ports = Network(self.addresses.control_plane, self.addresses.netns, 6443, 2379, 2380, 10257, 10259)
-        self.plane = ControlPlane(self.folder, ensure(NODES), ports)
+        self.plane = ControlPlane(self.folder, locate(), ports)
 
     # --- up and down ------------------------------------------------------------------------------------------------
 
@@ -54,6 +54,7 @@ class LocalCluster:
             DevError: it runs already, or something did not start (what there is stays for a look; `down` removes it).
         """
         host.prepare()
+        self.plane.tools = ensure(NODES)
         with self._lock():
             if self.plane.processes.running("kube-apiserver"):
                 raise DevError(f"The cluster {self.name} runs already. `python -m dev down` takes it down.")
@@ -91,7 +92,9 @@ class LocalCluster:
             host.restore_sysctls()
 
     def _stray(self, folder: Path) -> None:
-        node = Node(NodeSpec(folder.name, 0, spot=False), folder, self.addresses, self.plane.tools, self.plane.pki)
+        node = Node(
+            NodeSpec(folder.name, 0, spot=False), folder, self.addresses, self.plane.tools, self.plane.pki
+        )
         node.processes.stop(*node.processes.names(), number=signal.SIGKILL)
 
     # --- nodes ------------------------------------------------------------------------------------------------------
@@ -100,7 +103,9 @@ class LocalCluster:
         """The nodes that were made and not yet removed."""
         specs = [(folder, read_spec(folder)) for folder in self._node_folders()]
         return [
-            Node(spec, folder, self.addresses, self.plane.tools, self.plane.pki) for folder, spec in specs if spec
+            Node(spec, folder, self.addresses, self.plane.tools, self.plane.pki)
+            for folder, spec in specs
+            if spec
         ]
 
     def node(self, name: str) -> Node:
@@ -170,7 +175,9 @@ class LocalCluster:
             if not node.alive or time.monotonic() > deadline:
                 logs = {n: node.processes.tail(n, 5) for n in ("init", "containerd", "kubelet")}
                 what = "\n".join(f"--- {name}\n{tail}" for name, tail in logs.items())
-                raise DevError(f"The node {node.spec.name} did not become Ready:\n{what}\nLogs: {node.folder / 'logs'}")
+                raise DevError(
+                    f"The node {node.spec.name} did not become Ready:\n{what}\nLogs: {node.folder / 'logs'}"
+                )
             time.sleep(0.05)
 
     def _need_running(self) -> None:

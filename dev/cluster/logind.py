@@ -39,7 +39,7 @@ class Writer:
         self.data += bytes(-len(self.data) % size)
 
     def put(self, kind: str, value: Any) -> None:
-        """One value: y byte, u uint32, h descriptor's index, b boolean, t uint64, s o strings, g signature, v variant."""
+        """One value: y byte, u uint32, h descriptor, b boolean, t uint64, s o string, g signature, v variant."""
         if kind == "y":
             self.data.append(value)
         elif kind in "uhb":
@@ -156,7 +156,11 @@ class Logind:
 
     def shut_down(self) -> None:
         """Send PrepareForShutdown(true)."""
-        fields = {PATH: "/org/freedesktop/login1", INTERFACE: f"{LOGIND}.Manager", MEMBER: "PrepareForShutdown"}
+        fields = {
+            PATH: "/org/freedesktop/login1",
+            INTERFACE: f"{LOGIND}.Manager",
+            MEMBER: "PrepareForShutdown",
+        }
         message = Message.make(SIGNAL, self._next(), {**fields, SENDER: LOGIND}, [("b", True)])
         for client in list(self._clients):
             client.sendall(message.encode())
@@ -219,7 +223,11 @@ def authenticate(client: socket.socket) -> bytes:
             line, buffer = buffer.split(b"\r\n", 1)
             command = line.lstrip(b"\0").split(b" ")
             if command[0] == b"AUTH":
-                client.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n" if len(command) > 1 else b"REJECTED EXTERNAL\r\n")
+                client.sendall(
+                    b"OK 0123456789abcdef0123456789abcdef\r\n"
+                    if len(command) > 1
+                    else b"REJECTED EXTERNAL\r\n"
+                )
             elif command[0] == b"NEGOTIATE_UNIX_FD":
                 client.sendall(b"AGREE_UNIX_FD\r\n")
             elif command[0] == b"BEGIN":

@@ -96,7 +96,21 @@ def add_node(addresses: Addresses, node: str, index: int) -> None:
     netns = addresses.node_netns(node)
     run("ip", "netns", "add", netns)
     peer = f"n{index}"
-    run("ip", "link", "add", "eth0", "netns", netns, "type", "veth", "peer", "name", peer, "netns", addresses.netns)
+    run(
+        "ip",
+        "link",
+        "add",
+        "eth0",
+        "netns",
+        netns,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        peer,
+        "netns",
+        addresses.netns,
+    )
     _batch(
         netns,
         "link set lo up",

@@ -96,9 +96,7 @@ class Node:
         copy_template(self.folder / "containerd")
         self._write_configuration()
         logind = ["nsenter", f"--net=/run/netns/{self.cgroup}", sys.executable, "-I"]
-        self.processes.start(
-            "logind", [*logind, str(_beside("logind.py")), str(self.folder / "logind.sock")]
-        )
+        self.processes.start("logind", [*logind, str(_beside("logind.py")), str(self.folder / "logind.sock")])
         # --kill-child: the init dies with `unshare`, whose pid is the one recorded; pid 1's end is the node's end.
         unshare = ["unshare", "--kill-child=KILL", "--pid", "--fork", "--mount", "--uts", "--mount-proc"]
         init = [sys.executable, "-I", str(_beside("node_init.py")), str(self.folder / "init.json")]

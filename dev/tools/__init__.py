@@ -5,6 +5,6 @@ it takes: no downloads of binaries, no registry. They are built once into the us
 is named after what they are built from.
 """
 
-from dev.tools.build import CONTROL_PLANE, NODES, Tools, ensure
+from dev.tools.build import CONTROL_PLANE, NODES, Tools, ensure, locate
 
-__all__ = ["CONTROL_PLANE", "NODES", "Tools", "ensure"]
+__all__ = ["CONTROL_PLANE", "NODES", "Tools", "ensure", "locate"]

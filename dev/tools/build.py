@@ -83,6 +83,12 @@ def go_version() -> str | None:
     return version if answer.returncode == 0 and number and int(number[1]) >= 24 else None
 
 
+def locate() -> Tools:
+    """Where the commands are, or will be; for what only looks or ends, and must not build anything."""
+    ready = sorted((cache() / "tools").glob(f"{pinned()}-*"))
+    return Tools(ready[-1] if ready else cache() / "tools" / f"{pinned()}-unbuilt")
+
+
 def ensure(names: tuple[str, ...] = NODES) -> Tools:
     """The commands named, built if they are lacking.
 

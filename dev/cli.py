@@ -1,0 +1,195 @@
+"""The command line of `dev`: thin, one function for each command; what it does is elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import click
+
+from dev import images as image_builder
+from dev import tools as go_tools
+from dev.cluster import host
+from dev.cluster.containerd import ensure_template
+from dev.cluster.control_plane import ControlPlane, load
+from dev.cluster.local import DEFAULT_NODES, NUMBERS, LocalCluster
+from dev.cluster.node import GRACE_SECONDS
+from dev.console import console, say
+from dev.errors import DevError
+from dev.paths import clusters
+
+CONTROL_PLANE_FOLDER = "control-plane"
+
+
+class _Commands(click.Group):
+    """Prints what a developer can mend without a traceback; exit code 2, or 130 after Ctrl-C."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DevError as error:
+            console.print(f"[red]error:[/red] {error}", markup=True)
+            ctx.exit(2)
+        except subprocess.CalledProcessError as error:
+            console.print(f"[red]error:[/red] {' '.join(map(str, error.cmd))}: {error.stderr or error}")
+            ctx.exit(2)
+        except KeyboardInterrupt:
+            say("interrupted; `python -m dev down` removes what is there")
+            ctx.exit(130)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+def main() -> None:
+    """A real Kubernetes on this machine, the images, and the demo."""
+
+
+def _cluster_option(function: Any) -> Any:
+    return click.option(
+        "--cluster", default="local", type=click.Choice(list(NUMBERS)), help="Which cluster."
+    )(function)
+
+
+@main.command()
+@click.option("--for", "purpose", type=click.Choice(["control-plane", "nodes"]), default="nodes")
+def tools(purpose: str) -> None:
+    """Build Kubernetes' own commands, etcd, CoreDNS and helm; print the folder that holds them."""
+    names = go_tools.CONTROL_PLANE if purpose == "control-plane" else go_tools.NODES
+    click.echo(go_tools.ensure(names).folder)
+
+
+@main.command()
+@click.option("--control-plane", "only", is_flag=True, help="No nodes: any user can have it, on free ports.")
+@click.option("--image", "wanted", multiple=True, help="Images that the nodes shall have (built if lacking).")
+@_cluster_option
+def up(only: bool, wanted: tuple[str, ...], cluster: str) -> None:
+    """Bring up a cluster: a control plane, one on-demand and three spot nodes, DNS, storage."""
+    if only:
+        folder = clusters() / CONTROL_PLANE_FOLDER
+        if (old := load(folder)) and old.processes.running("kube-apiserver"):
+            raise DevError("A control plane runs already. `python -m dev down` takes it down.")
+        plane = ControlPlane(folder, go_tools.ensure(go_tools.CONTROL_PLANE))
+        plane.stop()
+        plane.launch()
+        _print_environment(plane)
+        return
+    host.prepare()
+    local = LocalCluster(cluster)
+    if wanted:
+        image_builder.build(wanted, go_tools.ensure())
+    local.up(DEFAULT_NODES, [image_builder.IMAGES[name].reference for name in wanted])
+    _print_environment(local.plane)
+
+
+@main.command()
+@_cluster_option
+def down(cluster: str) -> None:
+    """Take a cluster down and remove everything of it, also after a crash; and a control plane without nodes."""
+    if plane := load(clusters() / CONTROL_PLANE_FOLDER):
+        plane.stop()
+        say("the control plane is down")
+    if (clusters() / cluster).exists():
+        LocalCluster(cluster).down()
+        say(f"the cluster {cluster} is down")
+
+
+@main.command()
+def status() -> None:
+    """What runs: control planes and nodes."""
+    for name in NUMBERS:
+        if not (clusters() / name).exists():
+            continue
+        local = LocalCluster(name)
+        running = local.plane.processes.running("kube-apiserver")
+        click.echo(f"{name}: control plane {'runs' if running else 'is down'} at {local.plane.server}")
+        for node in local.nodes():
+            kind = "spot" if node.spec.spot else "on-demand"
+            click.echo(f"  {node.spec.name}  {kind}  {node.address}  {'runs' if node.alive else 'is dead'}")
+        if running:
+            _print_environment(local.plane)
+    if plane := load(clusters() / CONTROL_PLANE_FOLDER):
+        click.echo(f"control plane only: {plane.server}")
+        _print_environment(plane)
+
+
+@main.group()
+def node() -> None:
+    """Nodes: add them, and take them away as a cloud does."""
+
+
+@node.command("add")
+@click.argument("name")
+@click.option("--spot", is_flag=True, help="Labelled as a GKE spot node.")
+@_cluster_option
+def node_add(name: str, spot: bool, cluster: str) -> None:
+    """Add a node and wait until it is Ready."""
+    LocalCluster(cluster).add_nodes([(name, spot)])
+
+
+@node.command("notice")
+@click.argument("name")
+@click.option("--seconds", default=float(GRACE_SECONDS), help="From the notice to the end of the machine.")
+@_cluster_option
+def node_notice(name: str, seconds: float, cluster: str) -> None:
+    """Take a node away as a cloud does: Ready=False "node is shutting down", SIGTERM, then it is gone."""
+    LocalCluster(cluster).notice(name, seconds=seconds)
+
+
+@node.command("kill")
+@click.argument("name")
+@_cluster_option
+def node_kill(name: str, cluster: str) -> None:
+    """Take a node away without a word to anyone."""
+    LocalCluster(cluster).kill(name)
+
+
+@node.command("list")
+@_cluster_option
+def node_list(cluster: str) -> None:
+    """The nodes as machines (`kubectl get nodes` shows what the API server thinks)."""
+    for each in LocalCluster(cluster).nodes():
+        kind = "spot" if each.spec.spot else "on-demand"
+        click.echo(f"{each.spec.name}\t{kind}\t{each.address}\t{'runs' if each.alive else 'is dead'}")
+
+
+@main.group()
+def images() -> None:
+    """The images: operator, ps, worker, digits."""
+
+
+_NAMES = click.argument("names", nargs=-1, type=click.Choice(list(image_builder.IMAGES)))
+
+
+@images.command("build")
+@_NAMES
+def images_build(names: tuple[str, ...]) -> None:
+    """Build what is not up to date (all, or those named)."""
+    for reference, digest in image_builder.build(
+        names or image_builder.DEMO, go_tools.ensure(("pause",))
+    ).items():
+        click.echo(f"{reference}\t{digest}")
+
+
+@images.command("load")
+@_NAMES
+@_cluster_option
+def images_load(names: tuple[str, ...], cluster: str) -> None:
+    """Build what is not up to date and give it to the nodes, the running ones too."""
+    names = names or image_builder.DEMO
+    image_builder.build(names, go_tools.ensure(("pause",)))
+    references = [image_builder.IMAGES[name].reference for name in names]
+    ensure_template(references)
+    for reference in references:
+        LocalCluster(cluster).load_image(reference)
+
+
+@main.command()
+def demo() -> None:
+    """Run the main job while its nodes are taken away; CLUSTER=kind|local forces one, KEEP=1 leaves it up."""
+    from dev.demo import run
+
+    sys.exit(run())
+
+
+def _print_environment(plane: ControlPlane) -> None:
+    click.echo(f"export KUBECONFIG={plane.kubeconfig} PATH={plane.tools.folder}:$PATH")
