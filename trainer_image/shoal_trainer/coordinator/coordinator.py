@@ -1,0 +1,603 @@
+"""The job's brain: decides what each worker does next, from the first hello to the exported model.
+
+It does no I/O and has no thread: calls come from the control server, from the shard (`applied`, inside the shard's
+lock) and from a clock (`tick`). Its lock is the shard's own, so ledger and parameters change together, and a snapshot
+sees both at one moment.
+
+After the loss of parameter server 0 a new one begins with the snapshot's ledger and **gathers**: for a moment it grants
+nothing and lets the workers that survived tell what they hold and what was acknowledged. What is in the surviving
+parameters is settled, what was lost with the old server is open again, what a worker works on stays its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal_trainer.contract import (
+    DataReport,
+    JobIdentity,
+    Outcome,
+    Phase,
+    Ranges,
+    StatusReport,
+    StopAfter,
+    TerminationMessage,
+    WorkerState,
+)
+from shoal_trainer.coordinator.ledger import Lease, Ledger, Segment
+from shoal_trainer.coordinator.members import Member, Members
+from shoal_trainer.coordinator.protocol import DataSpec, FileEnded, Given, Join, Joined, Renamed, TaskDone
+from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
+from shoal_trainer.coordinator.tasks import Task, Tasks
+from shoal_trainer.errors import Fenced, UserError
+from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
+from shoal_trainer.wire.messages import Applied
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 5.0
+IDLE_SECONDS = 0.2
+RATE_SECONDS = 20.0
+LOSS_WEIGHT = 0.05
+MINIMIZED = ("loss", "error", "mse", "mae")
+
+
+@dataclass
+class Counters:
+    """What only grows within a run, also over restarts; samples unless a name says otherwise."""
+
+    repeated: int = 0
+    partial: int = 0
+    lost: int = 0
+    wasted_steps: int = 0
+    steps: int = 0
+    repeated_ranges: set[tuple[int, int]] = field(default_factory=set)
+    partial_ranges: set[tuple[int, int]] = field(default_factory=set)
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON."""
+        numbers = {
+            name: getattr(self, name) for name in ("repeated", "partial", "lost", "wasted_steps", "steps")
+        }
+        return numbers | {
+            "repeated_ranges": sorted(self.repeated_ranges),
+            "partial_ranges": sorted(self.partial_ranges),
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """The inverse of `dump`."""
+        for name in ("repeated", "partial", "lost", "wasted_steps", "steps"):
+            setattr(self, name, int(saved[name]))
+        self.repeated_ranges = {(int(e), int(r)) for e, r in saved["repeated_ranges"]}
+        self.partial_ranges = {(int(e), int(r)) for e, r in saved["partial_ranges"]}
+
+
+class Coordinator:
+    """One job, beside shard 0 of its parameters. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        job: JobIdentity,
+        stop_after: StopAfter,
+        batch_size: int,
+        shard: ShardStore,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.job = job
+        self.stop_after = stop_after
+        self.batch_size = batch_size
+        self.members = Members()
+        self.tasks = Tasks()
+        self.counters = Counters()
+        self.ledger: Ledger | None = None
+        self.data: DataSpec | None = None
+        self.finished: TerminationMessage | None = None
+        self._shard = shard
+        self._lock = shard.lock
+        self._clock, self._wall = clock, wall
+        self._saved: dict[str, Any] | None = None
+        self._gather_until: float | None = None
+        self._recovered: Applied | None = None
+        self._expected: set[int] = set()
+        self._stopping = ""
+        self._loss: float | None = None
+        self._recent: deque[tuple[float, int]] = deque()
+        self._started: float | None = None
+        self._task_counter = 0
+        shard.on_applied = self.applied
+        shard.on_ready = self.ready
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def join(self, request: Join) -> Joined:
+        """A worker says hello. `Fenced` for an older incarnation, `UserError` where it has other data."""
+        with self._lock:
+            member = self._hear(request.slot, request.incarnation)
+            member.node, member.pool, member.batch_size = request.node, request.pool, request.batch_size
+            if member.state in {WorkerState.DRAINED, WorkerState.LEFT}:
+                member.state = WorkerState.ACTIVE
+            for older in self.members.older(request.slot, request.incarnation):
+                self._lose(older, WorkerState.FENCED, "its successor is here")
+            self._shard.fence(request.slot, request.incarnation)
+            self._agree(request.data)
+            self._expected.discard(request.slot)
+            if not request.held and not request.acknowledged:
+                return Joined()
+            return Joined(renamed=self._reclaim(request))
+
+    def next_work(self, slot: int, incarnation: int) -> Given:
+        """What this worker is to do now."""
+        with self._lock:
+            self._hear(slot, incarnation)
+            self.tick()
+            if self.finished is not None:
+                return Given(kind="finished", message=self.finished.message)
+            if self.ledger is None or self.gathering:
+                return Given(kind="idle", seconds=IDLE_SECONDS)
+            self._task_counter += 1
+            token = (self._shard.epoch, self._task_counter)
+            if (task := self.tasks.grant(slot, incarnation, token)) is not None:
+                return Given(
+                    kind="task",
+                    task=task.kind,
+                    token=token,
+                    epoch=task.epoch,
+                    history=tuple(self.tasks.history[: task.epoch + 1]),
+                )
+            lease = self._lease(slot, incarnation)
+            return (
+                Given(kind="idle", seconds=IDLE_SECONDS) if lease is None else Given(kind="data", lease=lease)
+            )
+
+    def heartbeat(self, slot: int, incarnation: int, message: str = "") -> None:
+        """It is alive."""
+        with self._lock:
+            self._hear(slot, incarnation).message = message
+
+    def file_ended(self, request: FileEnded) -> None:
+        """A file's length is known."""
+        with self._lock:
+            self._hear(request.slot, request.incarnation)
+            if self.ledger is not None:
+                self.ledger.file_ended(request.token, request.length)
+                self.tick()
+
+    def task_done(self, request: TaskDone) -> Task | None:
+        """A task's result; None (and nothing changes) where the task is somebody else's by now."""
+        with self._lock:
+            self._hear(request.slot, request.incarnation)
+            if (task := self.tasks.done(request.token, request.metrics)) is None:
+                return None
+            if task.kind == "callbacks" and request.stop:
+                self._stop("a callback asked for the end of training")
+            if task.kind == "evaluate" and (reached := self._reached(request.metrics)):
+                self._stop(reached)
+            self.tick()
+            return task
+
+    def holds_task(self, slot: int, incarnation: int, token: tuple[int, int]) -> bool:
+        """Whether files for this task may be uploaded by this worker."""
+        with self._lock:
+            head = self.tasks.queue[0] if self.tasks.queue else None
+            return head is not None and head.holder == (slot, incarnation) and head.token == token
+
+    def leave(self, slot: int, incarnation: int) -> None:
+        """It goes on purpose: the exact rest of what it held is free again."""
+        with self._lock:
+            member = self._hear(slot, incarnation)
+            self._lose(member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, "")
+
+    # --- the shard's side -----------------------------------------------------------------------------------------
+
+    def applied(self, push: AppliedPush) -> None:
+        """Shard 0 applied a push (called inside its lock): the ledger moves with the parameters."""
+        member = self.members.get(push.slot, push.incarnation)
+        now = self._clock()
+        self.members.hear(member, now)
+        if member.first_push_at is None:
+            member.first_push_at = self._wall()
+        self._started = now if self._started is None else self._started
+        meta = push.meta
+        member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
+        self.counters.steps += meta.steps
+        if math.isfinite(meta.loss):
+            self._loss = (
+                meta.loss if self._loss is None else self._loss + LOSS_WEIGHT * (meta.loss - self._loss)
+            )
+        self._recent.append((now, meta.samples))
+        if self.ledger is None:
+            return
+        marks = [((mark.epoch, mark.lease), mark.offset_end) for mark in meta.progress]
+        touched = [self.ledger.leases[token].segment for token, _ in marks if token in self.ledger.leases]
+        new = sum(self.ledger.advance(token, end) for token, end in marks)
+        if (extra := meta.samples - new) > 0 and not self.gathering:
+            # Another server's lease, or one that was given to somebody else meanwhile.
+            self.counters.repeated += extra
+            for segment in touched:
+                self.counters.repeated_ranges |= {(segment.epoch, r) for r in self.ledger.range_of(segment)}
+
+    def ready(self, version: int, applied: Applied) -> None:
+        """The shard has its parameters (called inside its lock); `applied`: which pushes are in them."""
+        del version
+        self._recovered = dict(applied)
+
+    def shard_recovered(self, index: int, samples: int) -> None:
+        """Another shard came back with parameters of so many samples: what it lacks was applied in part only."""
+        with self._lock:
+            missing = self._shard.samples - samples
+            if missing > 0:
+                self.counters.partial += missing
+                log.warning(
+                    "shard %d came back without %d samples: applied on some shards only", index, missing
+                )
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    @property
+    def gathering(self) -> bool:
+        """Whether a restored coordinator still waits for the workers that survived."""
+        return self._gather_until is not None
+
+    def tick(self) -> None:
+        """What follows from time alone, and from everything that has happened."""
+        with self._lock:
+            now = self._clock()
+            for member in self.members.notice_silence(now):
+                self._shard.fence(member.slot, member.incarnation + 1)
+                self._lose(member, WorkerState.FENCED, "silent for too long")
+            self._shard.set_live_workers(max(1, len(self.members.active())))
+            if self._gather_until is not None and self._shard.state is State.READY:
+                late = now >= self._gather_until
+                if late or (self.ledger is not None and not self._expected):
+                    self._end_gathering()
+            if self.ledger is None or self.gathering or self.finished is not None:
+                return
+            self._end_passes()
+            if not self._stopping and self.stop_after.steps and self.counters.steps >= self.stop_after.steps:
+                self._stop(f"{self.counters.steps} steps are done")
+            if self._stopping or self.ledger.finished:
+                self._wind_up()
+
+    # --- telling --------------------------------------------------------------------------------------------------
+
+    def status(self) -> StatusReport:
+        """What the coordinator tells about the job. Shards and storage are the caller's to add."""
+        with self._lock:
+            now = self._clock()
+            done, leased = self.ledger.counts() if self.ledger else (0, 0)
+            rate = self._rate(now)
+            progress = self._progress()
+            remaining = None
+            if rate and progress is not None and self._shard.samples and 0 < progress < 1:
+                remaining = self._shard.samples * (1 / progress - 1) / rate
+            computed = self.counters.steps + self.counters.wasted_steps
+            newest = sorted(self.members.known.values(), key=lambda m: (m.slot, -m.incarnation))
+            return StatusReport(
+                job_uid=self.job.uid,
+                phase=self._phase(),
+                epoch=self.ledger.current if self.ledger else 0,
+                epochs_total=self.stop_after.epochs,
+                step=self.counters.steps,
+                samples=self._shard.samples,
+                loss=self._loss,
+                metrics=self.metrics(),
+                samples_per_second=rate,
+                progress_percent=None if progress is None else round(100 * progress, 2),
+                remaining_seconds=remaining,
+                wasted_steps=self.counters.wasted_steps,
+                goodput=None if not computed else round(self.counters.steps / computed, 4),
+                data=DataReport(
+                    done=done,
+                    leased=leased,
+                    total=self.ledger.total() if self.ledger else None,
+                    repeated=self.counters.repeated,
+                    partial=self.counters.partial,
+                    lost=self.counters.lost,
+                ),
+                workers=tuple(member.report(now) for member in newest[:256]),
+                message=self._stopping,
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """The newest evaluation's."""
+        for logs in reversed(self.tasks.history):
+            found = {name: value for name, value in logs.items() if name.startswith("val_")}
+            if found:
+                return found
+        return {}
+
+    def succeeded(self, model_uri: str, model_digest: str) -> TerminationMessage:
+        """The message that ends the job, for its model is in the storage."""
+        with self._lock:
+            status = self.status()
+            return TerminationMessage(
+                outcome=Outcome.SUCCEEDED,
+                reason="Succeeded",
+                message=self._stopping or "all passes over the data are complete",
+                model_uri=model_uri,
+                model_digest=model_digest,
+                step=status.step,
+                epoch=status.epoch,
+                samples=status.samples,
+                loss=status.loss,
+                metrics=status.metrics,
+                wasted_steps=status.wasted_steps,
+                data=status.data,
+                ranges=self.ranges(),
+            )
+
+    def end(self, message: TerminationMessage) -> None:
+        """The job has ended: from now on every worker is told so."""
+        with self._lock:
+            self.finished = message
+
+    def ranges(self) -> Ranges:
+        """How often each range of each pass was trained, over the passes that were begun."""
+        with self._lock:
+            if self.ledger is None:
+                return Ranges()
+            complete = self.ledger.completed * self.ledger.ranges_in_a_pass()
+            repeated = len(self.counters.repeated_ranges)
+            partial = len(self.counters.partial_ranges - self.counters.repeated_ranges)
+            never = 0
+            if not self._stopping and self.ledger.epochs is not None:
+                never = max(0, self.ledger.epochs * self.ledger.ranges_in_a_pass() - complete)
+            return Ranges(
+                once=max(0, complete - repeated - partial), repeated=repeated, partial=partial, never=never
+            )
+
+    # --- snapshots ------------------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock, with the copy."""
+        if self.ledger is None or self.data is None:
+            return dict(self._saved or {})
+        return {
+            "ledger": self.ledger.dump(),
+            "tasks": self.tasks.dump(),
+            "counters": self.counters.dump(),
+            "data": self.data.model_dump(mode="json"),
+            "stopping": self._stopping,
+            "loss": self._loss,
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Begin from a manifest's `ledger`, before any worker is here, and gather the survivors."""
+        with self._lock:
+            if not saved:
+                return
+            self._saved = saved
+            self._agree(DataSpec.model_validate(saved["data"]))
+            assert self.ledger is not None
+            self._expected = {lease.slot for lease in self.ledger.leases.values()}
+            self._gather_until = math.inf
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, slot: int, incarnation: int) -> Member:
+        if incarnation < self.members.newest(slot):
+            raise Fenced(f"slot {slot} has a newer incarnation than {incarnation}")
+        member = self.members.get(slot, incarnation)
+        if member.state is WorkerState.FENCED:
+            raise Fenced(
+                f"worker {slot} incarnation {incarnation} was silent for too long and has been given up"
+            )
+        self.members.hear(member, self._clock())
+        if self._gather_until == math.inf:
+            self._gather_until = self._clock() + GATHER_SECONDS
+        return member
+
+    def _agree(self, data: DataSpec) -> None:
+        if self.data is None:
+            if data.size is None and not data.files:
+                raise UserError(
+                    "The training data are empty: give Indexed a size, or Files a pattern that matches."
+                )
+            self.data = data
+            self.ledger = Ledger(
+                size=data.size,
+                files=len(data.files),
+                batch_size=self.batch_size,
+                seed=self.job.uid,
+                epochs=self.stop_after.epochs,
+            )
+            if self._saved is not None:
+                self.ledger.load(self._saved["ledger"])
+                self.tasks.load(self._saved["tasks"])
+                self.counters.load(self._saved["counters"])
+                self._stopping = str(self._saved["stopping"])
+                self._loss = self._saved["loss"]
+        elif (self.data.size, self.data.files) != (data.size, data.files):
+            mine, theirs = self.data.size or len(self.data.files), data.size or len(data.files)
+            raise UserError(
+                f"This worker's training data are not the job's: {theirs} {'samples' if data.size else 'files'} here, "
+                f"{mine} {'samples' if self.data.size else 'files'} there. Every worker must see the same data."
+            )
+        elif (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):
+            self.data = data
+
+    def _lease(self, slot: int, incarnation: int) -> LeaseMessage | None:
+        ledger = self.ledger
+        assert ledger is not None
+        if self._stopping:
+            return None
+        limit = None
+        if self.stop_after.steps:
+            left = self.stop_after.steps - self.counters.steps - -(-ledger.outstanding() // self.batch_size)
+            if left <= 0:
+                return None
+            limit = left * self.batch_size
+        lease = ledger.grant(slot, incarnation, self._shard.epoch, limit)
+        return None if lease is None else self._message(lease)
+
+    def _message(self, lease: Lease) -> LeaseMessage:
+        assert self.data is not None
+        segment = lease.segment
+        return LeaseMessage(
+            token_epoch=lease.token[0],
+            counter=lease.token[1],
+            epoch=segment.epoch,
+            start=segment.start,
+            stop=segment.stop,
+            file=self.data.files[segment.file] if segment.file >= 0 else None,
+        )
+
+    def _segment(self, lease: LeaseMessage, start: int, stop: int | None) -> Segment:
+        assert self.data is not None
+        try:
+            file = -1 if lease.file is None else self.data.files.index(lease.file)
+        except ValueError:
+            raise UserError(
+                f"This worker holds a lease of {lease.file}, which is no file of the job."
+            ) from None
+        return Segment(lease.epoch, file, start, stop)
+
+    def _reclaim(self, request: Join) -> tuple[Renamed, ...]:
+        """A survivor of the loss of parameter server 0 tells what it held and what was acknowledged."""
+        ledger = self.ledger
+        assert ledger is not None
+        epoch = self._shard.epoch
+
+        def orphan(lease: Lease) -> bool:
+            return lease.token[0] != epoch
+
+        key = (request.slot, request.incarnation)
+        surviving = (self._recovered or self._shard.applied).get(key, 0)
+        resumes: dict[tuple[int, int], int] = {}
+        for push in request.acknowledged:
+            if push.lease.token_epoch == epoch:
+                continue
+            token = push.lease.token
+            begin = max(resumes.get(token, push.lease.start), push.lease.start)
+            resumes[token] = max(begin, push.offset_end)
+            if push.seq <= surviving:
+                ledger.settle(self._segment(push.lease, begin, push.offset_end), orphan)
+            else:
+                self.counters.wasted_steps += push.steps
+        renamed = []
+        for held in request.held:
+            token = held.lease.token
+            if token[0] == epoch:
+                if token in ledger.leases:
+                    renamed.append(Renamed(old=token, new=token))
+                continue
+            # Up to `resume` it was pushed and answered; what comes after, this worker will push itself.
+            resume = resumes.get(token, held.lease.start)
+            if held.lease.stop is not None and resume >= held.lease.stop:
+                continue
+            pieces = ledger.take(self._segment(held.lease, resume, held.lease.stop), orphan)
+            whole = next((piece for piece in pieces if piece.start == resume), None)
+            for piece in pieces:
+                if piece is not whole:
+                    ledger.passes[piece.epoch].free.appendleft(piece)
+            if whole is not None:
+                lease = ledger.regrant(request.slot, request.incarnation, epoch, whole)
+                renamed.append(Renamed(old=token, new=lease.token))
+        return tuple(renamed)
+
+    def _end_gathering(self) -> None:
+        """Everybody who survived has spoken: what nobody claimed is free; what the parameters hold beyond the ledger
+        will be trained again.
+        """
+        ledger = self.ledger
+        self._gather_until = None
+        if ledger is None:
+            return
+        epoch = self._shard.epoch
+        given_up = ledger.release(lambda lease: lease.token[0] != epoch)
+        accounted = ledger.done_samples + self.counters.repeated - self.counters.lost
+        surplus = self._shard.samples - accounted
+        if surplus > 0:
+            self.counters.repeated += surplus
+            touched = [(s.epoch, r) for lease in given_up for s in (lease.rest,) for r in ledger.range_of(s)]
+            if not touched:
+                touched = [(ledger.current, r) for r in range(-(-surplus // ledger.range_size))]
+            self.counters.repeated_ranges |= set(touched)
+        elif surplus < 0:
+            self.counters.lost -= surplus
+        log.info("gathered: %d samples will be repeated, %d are lost", max(0, surplus), max(0, -surplus))
+
+    def _lose(self, member: Member, state: WorkerState, why: str) -> None:
+        held = bool(self.ledger and any(_holds(member, lease) for lease in self.ledger.leases.values()))
+        if state is WorkerState.FENCED and member.state is not WorkerState.FENCED and held:
+            self.counters.wasted_steps += 1  # the step that it was in, at the most
+        member.state = state
+        member.message = why or member.message
+        if self.ledger is not None:
+            self.ledger.release(lambda lease: _holds(member, lease))
+        self.tasks.release(member.slot, member.incarnation)
+
+    def _end_passes(self) -> None:
+        assert self.ledger is not None
+        assert self.data is not None
+        while self.tasks.evaluated < self.ledger.completed:
+            logs = {} if self._loss is None else {"loss": round(self._loss, 6)}
+            self.tasks.pass_ended(
+                self.tasks.evaluated, logs, validation=self.data.validation, callbacks=self.data.callbacks
+            )
+
+    def _stop(self, why: str) -> None:
+        self._stopping = self._stopping or why
+
+    def _reached(self, metrics: Mapping[str, float]) -> str:
+        name, target = self.stop_after.metric, self.stop_after.value
+        if name is None or target is None:
+            return ""
+        value = metrics.get(name, metrics.get(f"val_{name}"))
+        if value is None:
+            raise UserError(
+                f"spec.training.stopAfter.metric is {name!r}, but the evaluation gives {', '.join(sorted(metrics))}."
+            )
+        reached = value <= target if any(word in name for word in MINIMIZED) else value >= target
+        return f"{name} reached {value:.4g}" if reached else ""
+
+    def _wind_up(self) -> None:
+        """Training is over: take what is leased back, evaluate what was not, export."""
+        assert self.ledger is not None
+        assert self.data is not None
+        if self._stopping:
+            self.ledger.release(lambda _: True)
+        last = max(0, self.ledger.completed - (0 if self._stopping else 1))
+        if self._stopping and self.tasks.evaluated <= last and not self.tasks.exported:
+            logs = {} if self._loss is None else {"loss": round(self._loss, 6)}
+            self.tasks.pass_ended(last, logs, validation=self.data.validation, callbacks=self.data.callbacks)
+        self.tasks.export(last)
+
+    def _phase(self) -> Phase:
+        if self.finished is not None:
+            return Phase.SUCCEEDED if self.finished.outcome is Outcome.SUCCEEDED else Phase.FAILED
+        if self._started is None and self._saved is None:
+            return Phase.STARTING
+        over = self._stopping or (self.ledger is not None and self.ledger.finished)
+        return Phase.FINISHING if over else Phase.TRAINING
+
+    def _rate(self, now: float) -> float | None:
+        while self._recent and self._recent[0][0] < now - RATE_SECONDS:
+            self._recent.popleft()
+        if len(self._recent) < 2:
+            return None
+        span = max(now - self._recent[0][0], 1e-3)
+        return sum(samples for _, samples in self._recent) / span
+
+    def _progress(self) -> float | None:
+        """Share of the work done, 0 to 1; None where it is not known how much there is."""
+        if self.finished is not None or self._stopping:
+            return 1.0
+        shares = []
+        if self.stop_after.steps:
+            shares.append(self.counters.steps / self.stop_after.steps)
+        if self.stop_after.epochs and self.ledger is not None and (total := self.ledger.total()):
+            shares.append(self.ledger.done_samples / (total * self.stop_after.epochs))
+        return min(1.0, max(shares)) if shares else None
+
+
+def _holds(member: Member, lease: Lease) -> bool:
+    return (lease.slot, lease.incarnation) == (member.slot, member.incarnation)

@@ -1,0 +1,343 @@
+"""The data ledger: which positions of each pass over the data are done, leased, or free. Pure; part of every snapshot.
+
+A **range** is what a lease begins as; a lease that is given back leaves the rest of its range, exactly. Positions are
+visited in a seeded order of ranges, another one in each pass. A pass begins when the one before it has nothing free
+left, so nobody waits at its end. With files the length is learned: a lease has no stop until somebody met the end.
+
+What is promised: without the loss of a parameter server each position is done once in a pass. `done_samples` counts what was
+done in the whole run, so that it can be compared with what the parameters hold.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Token = tuple[int, int]
+
+RANGES_IN_A_PASS = 32
+"""At least so many ranges where the data are large enough: the tail of a pass is short."""
+MAX_BATCHES = 64
+"""At most so many batches in a range: what a vanished worker delays."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Positions [start, stop) of one pass, of file number `file` (-1: the data have no files); `stop` None: unknown."""
+
+    epoch: int
+    file: int
+    start: int
+    stop: int | None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A segment in somebody's hands; `offset`: up to where it is done."""
+
+    token: Token
+    slot: int
+    incarnation: int
+    segment: Segment
+    offset: int
+
+    @property
+    def rest(self) -> Segment:
+        """What is not done yet."""
+        return replace(self.segment, start=self.offset)
+
+
+@dataclass
+class Pass:
+    """One pass over the data: what is free, in the order in which it will be visited, and how much is done."""
+
+    free: deque[Segment] = field(default_factory=deque)
+    done: int = 0
+
+
+class Ledger:
+    """Passes over `size` samples, or over `files` files; `epochs` None: until somebody says stop."""
+
+    def __init__(
+        self, *, size: int | None, files: int, batch_size: int, seed: str, epochs: int | None
+    ) -> None:
+        self.size = size
+        self.files = files
+        self.seed = seed
+        self.epochs = epochs
+        batches = 1 if size is None else max(1, min(MAX_BATCHES, size // (batch_size * RANGES_IN_A_PASS)))
+        self.range_size = batch_size * batches
+        self.lengths: dict[int, int] = {}
+        self.passes: dict[int, Pass] = {}
+        self.leases: dict[Token, Lease] = {}
+        self.completed = 0
+        """Passes 0 … completed-1 are complete."""
+        self.done_samples = 0
+        self.opened = 0
+        self._counter = 0
+
+    # --- leases ---------------------------------------------------------------------------------------------------
+
+    def grant(self, slot: int, incarnation: int, token_epoch: int, limit: int | None = None) -> Lease | None:
+        """The next free segment, at most `limit` samples of it; None where nothing is free."""
+        found = self._next_free()
+        if found is None:
+            return None
+        of, segment = found
+        if limit is not None and segment.stop is not None and segment.stop - segment.start > limit:
+            cut = segment.start + max(1, limit)
+            of.free.appendleft(replace(segment, start=cut))
+            segment = replace(segment, stop=cut)
+        return self._lease(slot, incarnation, token_epoch, segment)
+
+    def regrant(self, slot: int, incarnation: int, token_epoch: int, segment: Segment) -> Lease:
+        """A lease of a segment that `take` has just taken out."""
+        return self._lease(slot, incarnation, token_epoch, segment)
+
+    def advance(self, token: Token, offset_end: int) -> int:
+        """A push that takes a lease to `offset_end` is in the parameters; returns how many samples that newly does."""
+        lease = self.leases.get(token)
+        if lease is None:
+            return 0
+        stop = lease.segment.stop
+        end = offset_end if stop is None else min(offset_end, stop)
+        new = max(0, end - lease.offset)
+        self._count(lease.segment.epoch, new)
+        if stop is not None and end >= stop:
+            del self.leases[token]
+            self._complete()
+        elif new:
+            self.leases[token] = replace(lease, offset=end)
+        return new
+
+    def file_ended(self, token: Token, length: int) -> None:
+        """The file of this lease has `length` samples; the lease ends where its last push takes it there."""
+        lease = self.leases.get(token)
+        if lease is None:
+            return
+        self.lengths[lease.segment.file] = length
+        lease = replace(lease, segment=replace(lease.segment, stop=length))
+        self.leases[token] = lease
+        if lease.offset >= length:
+            del self.leases[token]
+            self._complete()
+
+    def release(self, holds: Callable[[Lease], bool]) -> list[Lease]:
+        """Take the leases for which `holds` is true back: their rests are the next to be given out."""
+        back = [lease for lease in self.leases.values() if holds(lease)]
+        for lease in back:
+            del self.leases[lease.token]
+            self._open(lease.segment.epoch).free.appendleft(lease.rest)
+        return back
+
+    # --- recovery -------------------------------------------------------------------------------------------------
+
+    def take(self, segment: Segment, orphan: Callable[[Lease], bool]) -> list[Segment]:
+        """Take what is not done of `segment` out of the free ones and of the leases for which `orphan` is true."""
+        if segment.epoch >= self.opened:
+            while self.opened <= segment.epoch:
+                self._open_next()
+        taken: list[Segment] = []
+        for lease in [
+            lease for lease in self.leases.values() if orphan(lease) and _overlap(lease.rest, segment)
+        ]:
+            del self.leases[lease.token]
+            self._open(segment.epoch).free.appendleft(lease.rest)
+        of = self.passes.get(segment.epoch)
+        if of is None:
+            return []
+        kept: deque[Segment] = deque()
+        for free in of.free:
+            common = _overlap(free, segment)
+            if common is None:
+                kept.append(free)
+                continue
+            taken.append(common)
+            if free.start < common.start:
+                kept.append(replace(free, stop=common.start))
+            if common.stop is not None and (free.stop is None or common.stop < free.stop):
+                kept.append(replace(free, start=common.stop))
+        of.free = kept
+        return taken
+
+    def settle(self, segment: Segment, orphan: Callable[[Lease], bool]) -> int:
+        """What of `segment` was not done is done after all: it is in the parameters. Returns the samples."""
+        found = self.take(segment, orphan)
+        samples = sum((piece.stop or piece.start) - piece.start for piece in found)
+        self._count(segment.epoch, samples)
+        self._complete()
+        return samples
+
+    # --- telling --------------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> int:
+        """The pass that is being completed."""
+        return self.completed
+
+    @property
+    def finished(self) -> bool:
+        """Whether all passes that were asked for are complete."""
+        return self.epochs is not None and self.completed >= self.epochs
+
+    def total(self) -> int | None:
+        """Samples of a pass; None until every file has been read to its end."""
+        if self.size is not None:
+            return self.size
+        return sum(self.lengths.values()) if len(self.lengths) == self.files else None
+
+    def counts(self) -> tuple[int, int]:
+        """(done, leased) samples of the current pass."""
+        if self.finished:
+            return self.total() or 0, 0
+        current = self.passes.get(self.completed)
+        leased = sum(
+            (lease.segment.stop or lease.offset) - lease.offset
+            for lease in self.leases.values()
+            if lease.segment.epoch == self.completed
+        )
+        return (0 if current is None else current.done), leased
+
+    def outstanding(self) -> int:
+        """Samples that are leased, in all passes (of files of unknown length: none)."""
+        return sum((lease.segment.stop or lease.offset) - lease.offset for lease in self.leases.values())
+
+    def ranges_in_a_pass(self) -> int:
+        """How many ranges a pass has."""
+        return self.files if self.size is None else -(-self.size // self.range_size)
+
+    def range_of(self, segment: Segment) -> range:
+        """The numbers of the ranges that a segment touches."""
+        if segment.file >= 0 or segment.stop is None:
+            return range(max(0, segment.file), max(0, segment.file) + 1)
+        return range(
+            segment.start // self.range_size, max(segment.start, segment.stop - 1) // self.range_size + 1
+        )
+
+    # --- snapshots ------------------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {
+            "size": self.size,
+            "files": self.files,
+            "seed": self.seed,
+            "rangeSize": self.range_size,
+            "lengths": sorted(self.lengths.items()),
+            "passes": [
+                [epoch, of.done, [[s.file, s.start, s.stop] for s in of.free]]
+                for epoch, of in self.passes.items()
+            ],
+            "leases": [
+                [*lease.token, lease.slot, lease.incarnation, *_plain(lease.segment), lease.offset]
+                for lease in self.leases.values()
+            ],
+            "completed": self.completed,
+            "opened": self.opened,
+            "doneSamples": self.done_samples,
+            "counter": self._counter,
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take over what `dump` gave. Raises ValueError, KeyError or TypeError for anything else."""
+        if saved["size"] != self.size or saved["files"] != self.files:
+            raise ValueError("the ledger is of other data")
+        self.seed = str(saved["seed"])
+        self.range_size = int(saved["rangeSize"])
+        self.lengths = {int(file): int(length) for file, length in saved["lengths"]}
+        self.passes = {
+            int(epoch): Pass(
+                deque(Segment(int(epoch), file, start, stop) for file, start, stop in free), int(done)
+            )
+            for epoch, done, free in saved["passes"]
+        }
+        self.leases = {}
+        for token_epoch, counter, slot, incarnation, epoch, file, start, stop, offset in saved["leases"]:
+            token = (token_epoch, counter)
+            self.leases[token] = Lease(token, slot, incarnation, Segment(epoch, file, start, stop), offset)
+        self.completed = int(saved["completed"])
+        self.opened = int(saved["opened"])
+        self.done_samples = int(saved["doneSamples"])
+        self._counter = int(saved["counter"])
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _next_free(self) -> tuple[Pass, Segment] | None:
+        while True:
+            for epoch in sorted(self.passes):
+                of = self.passes[epoch]
+                if of.free:
+                    segment = of.free.popleft()
+                    if segment.stop is None and (known := self.lengths.get(segment.file)) is not None:
+                        segment = replace(segment, stop=known)
+                    if segment.stop is not None and segment.start >= segment.stop:
+                        self._complete()
+                        break
+                    return of, segment
+            else:
+                # One pass ahead at most, so that a pass ends soon after the next one began.
+                if self.opened > self.completed + 1 or (
+                    self.epochs is not None and self.opened >= self.epochs
+                ):
+                    return None
+                self._open_next()
+
+    def _open_next(self) -> None:
+        epoch = self.opened
+        self.opened += 1
+        if self.size is None:
+            segments = [Segment(epoch, file, 0, self.lengths.get(file)) for file in range(self.files)]
+        else:
+            starts = range(0, self.size, self.range_size)
+            segments = [
+                Segment(epoch, -1, start, min(start + self.range_size, self.size)) for start in starts
+            ]
+        random.Random(f"{self.seed}/{epoch}").shuffle(segments)
+        self.passes[epoch] = Pass(deque(segments))
+
+    def _open(self, epoch: int) -> Pass:
+        """The pass `epoch`, open again if it was complete."""
+        of = self.passes.get(epoch)
+        if of is None:
+            of = self.passes[epoch] = Pass(done=self.total() or 0)
+            self.completed = min(self.completed, epoch)
+        return of
+
+    def _lease(self, slot: int, incarnation: int, token_epoch: int, segment: Segment) -> Lease:
+        self._counter += 1
+        token = (token_epoch, self._counter)
+        self.leases[token] = Lease(token, slot, incarnation, segment, segment.start)
+        return self.leases[token]
+
+    def _count(self, epoch: int, samples: int) -> None:
+        self.done_samples += samples
+        if epoch in self.passes:
+            self.passes[epoch].done += samples
+
+    def _complete(self) -> None:
+        """Close the passes of which nothing is free or leased, in order."""
+        while self.completed in self.passes:
+            of = self.passes[self.completed]
+            leased = any(lease.segment.epoch == self.completed for lease in self.leases.values())
+            if leased or any(s.stop is None or s.start < s.stop for s in of.free):
+                return
+            del self.passes[self.completed]
+            self.completed += 1
+
+
+def _plain(segment: Segment) -> Iterable[int | None]:
+    return segment.epoch, segment.file, segment.start, segment.stop
+
+
+def _overlap(one: Segment, other: Segment) -> Segment | None:
+    if (one.epoch, one.file) != (other.epoch, other.file):
+        return None
+    start = max(one.start, other.start)
+    stops = [stop for stop in (one.stop, other.stop) if stop is not None]
+    stop = min(stops) if stops else None
+    if stop is not None and start >= stop:
+        return None
+    return replace(one, start=start, stop=stop)

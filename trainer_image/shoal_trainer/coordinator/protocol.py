@@ -1,0 +1,162 @@
+"""What workers and coordinator say to each other: JSON over TLS, one request for each message.
+
+`POST /v1/<name>` with a message, answered by a message. Bulk never goes this way: gradients have the data plane, and what
+tasks produce is streamed by `PUT /v1/files/…`. Every request carries the worker's slot and incarnation; an older
+incarnation than the newest that was heard is answered with 409 (`Fenced`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shoal_trainer.contract import Message
+from shoal_trainer.snapshot.manifest import ShardFile
+
+PURPOSE = "control"
+"""What the bearer token of these requests is derived for (`Credentials.token`)."""
+MAX_BODY = 4 << 20
+MAX_FILE = 64 << 30
+MAX_TEXT = 4096
+
+
+class DataSpec(Message):
+    """What the data are: `size` samples that any range can be read of, or files of unknown length."""
+
+    size: int | None = Field(default=None, ge=1)
+    files: tuple[str, ...] = ()
+    validation: bool = False
+    callbacks: bool = False
+
+
+class Lease(Message):
+    """A leased range: positions [start, stop) of pass `epoch`, or of `file` (`stop` None: to its end).
+
+    (`token_epoch`, `counter`) is the fencing token: the epoch of parameter server 0, and a number.
+    """
+
+    token_epoch: int
+    counter: int
+    epoch: int
+    start: int
+    stop: int | None = None
+    file: str | None = None
+
+    @property
+    def token(self) -> tuple[int, int]:
+        """The fencing token."""
+        return self.token_epoch, self.counter
+
+
+class Held(Message):
+    """A lease that a worker holds, and the position up to which it has computed."""
+
+    lease: Lease
+    end: int
+
+
+class Acknowledged(Message):
+    """A push that was answered: what a restored coordinator cannot know of itself."""
+
+    seq: int
+    lease: Lease
+    offset_end: int
+    steps: int = 1
+
+
+class Caller(Message):
+    """Who speaks."""
+
+    slot: int = Field(ge=0)
+    incarnation: int = Field(ge=0)
+
+
+class Join(Caller):
+    """A worker says hello; after the loss of parameter server 0, with what it holds and what was acknowledged."""
+
+    data: DataSpec
+    batch_size: int = Field(ge=1)
+    node: str = Field(default="", max_length=256)
+    pool: str = Field(default="", max_length=256)
+    held: tuple[Held, ...] = Field(default=(), max_length=4096)
+    acknowledged: tuple[Acknowledged, ...] = Field(default=(), max_length=16384)
+
+
+class Renamed(Message):
+    """A lease that goes on under another token."""
+
+    old: tuple[int, int]
+    new: tuple[int, int]
+
+
+class Joined(Message):
+    """Which of the held leases go on, and under which tokens; the others are somebody else's now."""
+
+    renamed: tuple[Renamed, ...] = ()
+
+
+class Next(Caller):
+    """Asks for something to do."""
+
+
+class Given(Message):
+    """Something to do: a lease of data, a task, nothing for `seconds`, or the end."""
+
+    kind: Literal["data", "task", "idle", "finished"]
+    lease: Lease | None = None
+    task: Literal["evaluate", "callbacks", "export"] | None = None
+    token: tuple[int, int] = (0, 0)
+    epoch: int = 0
+    history: tuple[dict[str, float], ...] = ()
+    seconds: float = 0.0
+    message: str = ""
+
+
+class Heartbeat(Caller):
+    """A worker is alive, whatever it does."""
+
+    message: str = Field(default="", max_length=MAX_TEXT)
+
+
+class FileEnded(Caller):
+    """A leased file has `length` samples."""
+
+    token: tuple[int, int]
+    length: int = Field(ge=0)
+
+
+class TaskDone(Caller):
+    """A task is done; its files were uploaded before."""
+
+    token: tuple[int, int]
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=1024)
+    files: tuple[str, ...] = Field(default=(), max_length=65536)
+    stop: bool = False
+
+
+class Leave(Caller):
+    """A worker goes, on purpose."""
+
+
+class SnapshotShard(Message):
+    """Parameter server 0 asks another one to write its part of snapshot `number`; answered by a `ShardFile`."""
+
+    number: int = Field(ge=1)
+    epoch: int = Field(ge=0)
+
+
+class Done(Message):
+    """The answer where there is nothing to tell."""
+
+
+REQUESTS: dict[str, type[Message]] = {
+    "join": Join,
+    "next": Next,
+    "heartbeat": Heartbeat,
+    "file-ended": FileEnded,
+    "task-done": TaskDone,
+    "leave": Leave,
+    "snapshot": SnapshotShard,
+}
+ANSWERS: dict[str, type[Message]] = {"join": Joined, "next": Given, "snapshot": ShardFile}
