@@ -29,7 +29,9 @@ WATCH_SECONDS = 300
 SILENCE_SECONDS = 75.0
 """The server sends a bookmark every minute: a watch silent for longer than this is dead."""
 DENIED_SECONDS = 30.0
-"""How often a list that RBAC forbids, or whose CRD is not there, is tried again."""
+"""How often a list that RBAC forbids is tried again."""
+ABSENT_SECONDS = 3.0
+"""How often a list whose CRD is not there yet is tried again."""
 
 
 class Expired(Exception):
@@ -114,13 +116,12 @@ class Reflector(Generic[T]):
                 logger.warning("%s: %s", self._source.path, error)
                 await asyncio.sleep(_backoff(failures))
             except StreamRefused as error:
-                denied = error.status in (401, 403, 404)
-                if error.status in (403, 404):
-                    self._deny(error)
+                self._deny(error)
                 self._on_restart("refused")
                 version = ""
                 failures += 1
-                await asyncio.sleep(DENIED_SECONDS * random.uniform(0.8, 1) if denied else _backoff(failures))
+                pause = {401: DENIED_SECONDS, 403: DENIED_SECONDS, 404: ABSENT_SECONDS}.get(error.status)
+                await asyncio.sleep(_backoff(failures) if pause is None else pause * random.uniform(0.8, 1))
 
     def _deny(self, error: StreamRefused) -> None:
         if not self.denied:

@@ -87,6 +87,11 @@ class HttpTransport:
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
 
+    @property
+    def configuration(self) -> client.Configuration:
+        """Server and credentials, for whoever must speak to the same API server in another way."""
+        return self._api.configuration
+
     async def close(self) -> None:
         """Close all connections."""
         await self._api.close()

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The controller: observe, plan, apply, report. Thin; every decision is in `shoal.policy`."""

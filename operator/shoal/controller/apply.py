@@ -1,0 +1,222 @@
+"""Apply: do what a plan says, and write the answers through to the caches, so that the next plan sees them.
+
+Names are deterministic, so a repeat is a 409 and not a duplicate. Deletes carry the uid as a precondition. Nothing is
+created for a job whose uid is not in the cache. What the API server refuses for good is remembered for the next plan;
+what may go well next time is an error, for the work queue to back off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from shoal.api.base import API_VERSION
+from shoal.api.kube import Pod
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import JSON, MERGE_PATCH, Answer, Transport
+from shoal.controller.credentials import JobCredentials
+from shoal.controller.memory import JobMemory, Memories
+from shoal.controller.observe import is_going
+from shoal.controller.world import World
+from shoal.errors import ClusterError, Unavailable
+from shoal.policy import manifests, names
+from shoal.policy.model import (
+    Action,
+    CreateDisruptionBudget,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    Manifest,
+    Refusal,
+    RefusalKind,
+    Service,
+    UpdateService,
+)
+from shoal.telemetry.metrics import Metrics
+
+AT_ONCE = 16
+"""Requests of one job in flight: a large job must not hold up the others."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a plan's actions."""
+
+    changed: bool = False
+    """The caches or memories changed: plan again."""
+    error: ClusterError | None = None
+    """The first thing that may go well next time."""
+
+
+class Applier:
+    """Carries out actions."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        world: World,
+        memories: Memories,
+        *,
+        credentials: Callable[[str], JobCredentials],
+        wall: Callable[[], datetime],
+        metrics: Metrics,
+    ) -> None:
+        self._transport = transport
+        self._world = world
+        self._memories = memories
+        self._credentials = credentials
+        self._wall = wall
+        self._metrics = metrics
+
+    async def apply(self, job: TrainingJob, actions: tuple[Action, ...]) -> Outcome:
+        """Do the actions in their order; those of one kind that follow each other at the same time."""
+        errors: list[ClusterError] = []
+        done = 0
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def one(action: Action) -> None:
+            nonlocal done
+            kind = type(action).__name__
+            try:
+                async with limit:
+                    await self._do(job, action)
+            except ClusterError as error:
+                errors.append(error)
+                self._metrics.actions.labels(kind, "error").inc()
+            else:
+                done += 1
+                self._metrics.actions.labels(kind, "done").inc()
+
+        for _, group in itertools.groupby(actions, key=type):
+            async with asyncio.TaskGroup() as together:
+                for action in group:
+                    together.create_task(one(action))
+        return Outcome(changed=done > 0, error=errors[0] if errors else None)
+
+    async def _do(self, job: TrainingJob, action: Action) -> None:
+        memory = self._memories.of(job.metadata.uid)
+        match action:
+            case CreatePod(name, manifest):
+                await self._create(job, memory, "/api/v1", "pods", name, manifest, self._saw_pod)
+            case CreateService(name, manifest):
+                await self._create(job, memory, "/api/v1", "services", name, manifest, self._saw_service)
+            case CreateSecret(name):
+                data = self._credentials(job.metadata.uid).secret_data()
+                await self._create(job, memory, "/api/v1", "secrets", name, manifests.secret(job, data), None)
+            case CreateDisruptionBudget(name, manifest):
+                await self._create(
+                    job, memory, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, None
+                )
+            case DeletePod(name, uid, grace_seconds):
+                await self._delete_pod(job, name, uid, grace_seconds)
+            case UpdateService(name, selector):
+                await self._select(job, name, selector)
+            case DeleteService(name, uid):
+                answer = await self._delete(_path("/api/v1", job, "services", name), uid)
+                _accept(answer, 404, 409)
+                self._world.services.drop(uid)
+            case DeleteJob(name, uid):
+                path = _path(f"/apis/{API_VERSION}", job, TrainingJob.PLURAL, name)
+                _accept(await self._delete(path, uid, propagationPolicy="Background"), 404, 409)
+                self._world.jobs.drop(uid)
+
+    async def _create(
+        self,
+        job: TrainingJob,
+        memory: JobMemory,
+        group: str,
+        plural: str,
+        name: str,
+        manifest: Manifest,
+        saw: Callable[[bytes], bool | None] | None,
+    ) -> None:
+        known = self._world.jobs.get(job.metadata.name, job.metadata.namespace)
+        if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
+            return  # the job went while we were busy
+        answer = await self._transport.request(
+            "POST", _path(group, job, plural), query={"fieldValidation": "Strict"}, body=manifest
+        )
+        if answer.ok:
+            memory.refused.pop(name, None)
+            if saw is None:
+                memory.existing.add(name)
+            else:
+                saw(answer.body)
+        elif answer.status == 409 and saw is None:
+            memory.existing.add(name)
+        elif answer.status == 409:
+            await self._taken(job, memory, _path(group, job, plural, name), name)
+        elif answer.status == 404:
+            raise Unavailable(f"{name} cannot be created: {answer.message}")
+        else:
+            memory.refused[name] = self._refusal(job, name, answer)
+
+    async def _taken(self, job: TrainingJob, memory: JobMemory, path: str, name: str) -> None:
+        """A name is in use: by ourselves a moment ago, or by somebody else."""
+        answer = await self._transport.request("GET", path)
+        if answer.status == 404:
+            return  # gone meanwhile: the next plan tries again
+        _accept(answer)
+        found = Service.model_validate_json(answer.body)  # any object with an owner
+        if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(names.JOB):
+            self._saw_pod(answer.body) if "/pods/" in path else self._saw_service(answer.body)
+        else:
+            memory.taken[name] = (is_going(found.metadata, job), self._wall())
+
+    def _refusal(self, job: TrainingJob, name: str, answer: Answer) -> Refusal:
+        kind = RefusalKind.INVALID
+        if answer.status == 403:
+            kind = RefusalKind.QUOTA if "exceeded quota" in answer.message else RefusalKind.FORBIDDEN
+        return Refusal(kind, name, answer.message, job.metadata.generation, self._wall())
+
+    async def _delete_pod(self, job: TrainingJob, name: str, uid: str, grace_seconds: int | None) -> None:
+        options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        answer = await self._delete(_path("/api/v1", job, "pods", name), uid, **options)
+        if answer.ok and grace_seconds != 0:
+            pod = Pod.model_validate_json(answer.body)
+            if pod.metadata.deletion_timestamp and pod.metadata.deletion_grace_period_seconds:
+                self._world.pods.put(pod)
+                return
+        _accept(answer, 404, 409)  # 409: the name is another pod's by now
+        self._world.pods.drop(uid)
+
+    async def _delete(self, path: str, uid: str, **options: Any) -> Answer:
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}, **options}
+        return await self._transport.request("DELETE", path, body=body, content_type=JSON)
+
+    async def _select(self, job: TrainingJob, name: str, selector: dict[str, str]) -> None:
+        known = self._world.services.get(name, job.metadata.namespace)
+        gone = dict.fromkeys(known.spec.selector if known else ())
+        patch: dict[str, Any] = {"spec": {"selector": {**gone, **selector}}}
+        if known is not None:
+            patch["metadata"] = {"uid": known.metadata.uid}
+        path = _path("/api/v1", job, "services", name)
+        answer = await self._transport.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
+        if answer.status in {404, 409} and known is not None:
+            self._world.services.drop(known.metadata.uid)
+            return
+        _accept(answer)
+        self._saw_service(answer.body)
+
+    def _saw_pod(self, body: bytes) -> None:
+        self._world.pods.put(Pod.model_validate_json(body))
+
+    def _saw_service(self, body: bytes) -> None:
+        self._world.services.put(Service.model_validate_json(body))
+
+
+def _path(group: str, job: TrainingJob, plural: str, name: str = "") -> str:
+    collection = f"{group}/namespaces/{job.metadata.namespace}/{plural}"
+    return f"{collection}/{name}" if name else collection
+
+
+def _accept(answer: Answer, *also: int) -> None:
+    if not answer.ok and answer.status not in also:
+        raise Unavailable(f"{answer.status}: {answer.message}")

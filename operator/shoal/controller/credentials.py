@@ -1,0 +1,77 @@
+"""A job's key and certificate, made anew whenever they are needed: the operator never has to read a Secret.
+
+Everything follows from the install key and the job's uid. The certificate is self-signed with Ed25519, whose signatures
+are deterministic (RFC 8032), and has fixed dates: the same job gives the same bytes on every replica and after every
+restart, so the operator can pin a certificate that it never saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import NameOID
+
+from shoal_trainer.contract import job_key, status_token
+
+KEY_ID = "1"
+_FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class JobCredentials:
+    """What a job's Secret holds. Its repr shows nothing of it."""
+
+    key: bytes = field(repr=False)
+    certificate: str
+    private_key: str = field(repr=False)
+
+    @property
+    def token(self) -> str:
+        """The bearer token for the status endpoint."""
+        return status_token(self.key)
+
+    def secret_data(self) -> dict[str, bytes]:
+        """The files of the Secret, as `shoal_trainer.contract.SECRET_DIR` lists them."""
+        return {
+            "key": self.key,
+            "key-id": KEY_ID.encode(),
+            "tls.crt": self.certificate.encode(),
+            "tls.key": self.private_key.encode(),
+        }
+
+
+def job_credentials(install_key: bytes, job_uid: str) -> JobCredentials:
+    """The credentials of one run."""
+    key = job_key(install_key, job_uid, KEY_ID)
+    private = Ed25519PrivateKey.from_private_bytes(_derive(key, b"tls-key"))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"shoal-job-{job_uid}")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(int.from_bytes(_derive(key, b"tls-serial")[:16]) >> 1 or 1)
+        .not_valid_before(_FROM)
+        .not_valid_after(_UNTIL)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("shoal-job")]), critical=False)
+        .sign(private, None)
+    )
+    pem = serialization.Encoding.PEM
+    return JobCredentials(
+        key=key,
+        certificate=certificate.public_bytes(pem).decode(),
+        private_key=private.private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode(),
+    )
+
+
+def _derive(key: bytes, purpose: bytes) -> bytes:
+    return hmac.new(key, b"shoal/v1/" + purpose, hashlib.sha256).digest()

@@ -1,0 +1,64 @@
+"""What the API server answered about a job's objects and no watch tells: refusals, names taken, Secrets there.
+
+It may be lost at any time, and then costs a request or two. It fades, so that what is no longer true is asked again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from shoal.policy.model import Refusal, RefusalKind
+
+_FADES = {
+    # Longer than the policies wait before they try again: what is still true has been refreshed by then.
+    RefusalKind.QUOTA: timedelta(seconds=30),
+    RefusalKind.FORBIDDEN: timedelta(seconds=120),
+}
+FOREIGN_FADES = timedelta(seconds=2)
+
+
+@dataclass
+class JobMemory:
+    """What is remembered of one run of a job."""
+
+    existing: set[str] = field(default_factory=set)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    taken: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
+    """Name -> whether its owner is going away, and when that was seen."""
+
+    def refusals(self, now: datetime, generation: int) -> tuple[Refusal, ...]:
+        """Refusals that still speak of this spec."""
+        for name, refusal in list(self.refused.items()):
+            fades = _FADES.get(refusal.kind)
+            old = refusal.generation != generation if fades is None else now - refusal.at > fades
+            if old:
+                del self.refused[name]
+        return tuple(self.refused.values())
+
+    def foreign(self, now: datetime) -> dict[str, bool]:
+        """Names that were found to be somebody else's."""
+        for name, (_, at) in list(self.taken.items()):
+            if now - at > FOREIGN_FADES:
+                del self.taken[name]
+        return {name: going for name, (going, _) in self.taken.items()}
+
+
+class Memories:
+    """The memory of every job, by uid."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, JobMemory] = {}
+
+    def of(self, uid: str) -> JobMemory:
+        """The memory of one run, empty at first."""
+        return self._of.setdefault(uid, JobMemory())
+
+    def keep_only(self, uids: set[str]) -> None:
+        """Forget all other runs."""
+        for uid in self._of.keys() - uids:
+            del self._of[uid]
+
+    def forget(self, uid: str) -> None:
+        """The run is gone."""
+        self._of.pop(uid, None)

@@ -1,0 +1,82 @@
+"""Observe: everything about one job at one moment, taken from the caches. No request is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from shoal.api.kube import OwnedMeta, Pod
+from shoal.api.training_job import MANAGED_BY, TrainingJob
+from shoal.controller.memory import Memories
+from shoal.controller.world import Key, World
+from shoal.policy.model import Images, Observation
+from shoal.telemetry.poller import Poller
+
+
+class Observer:
+    """Takes observations. `node_signals` tells whether nodes can be read now."""
+
+    def __init__(
+        self,
+        world: World,
+        memories: Memories,
+        poller: Poller,
+        *,
+        images: Images,
+        node_signals: Callable[[], bool],
+        wall: Callable[[], datetime],
+    ) -> None:
+        self._world = world
+        self._memories = memories
+        self._poller = poller
+        self._images = images
+        self._node_signals = node_signals
+        self._wall = wall
+
+    def observe(self, key: Key) -> Observation | None:
+        """None: there is no such job, it is being deleted, or it is another controller's."""
+        namespace, name = key
+        job = self._world.jobs.get(name, namespace)
+        if job is None or job.metadata.deletion_timestamp or job.spec.managed_by not in {None, MANAGED_BY}:
+            return None
+        now = self._wall()
+        uid = job.metadata.uid
+        memory = self._memories.of(uid)
+        pods: list[Pod] = []
+        foreign = memory.foreign(now)
+        for pod in self._world.pods.of("job", key):
+            if pod.metadata.controller_uid == uid:
+                pods.append(pod)
+            else:
+                foreign[pod.metadata.name] = is_going(pod.metadata, job)
+        services = {}
+        for service in self._world.services.of("job", key):
+            if service.metadata.controller_uid == uid:
+                services[service.metadata.name] = service
+            else:
+                foreign[service.metadata.name] = is_going(service.metadata, job)
+        report, age = self._poller.latest(uid)
+        signals = self._node_signals()
+        return Observation(
+            job=job,
+            now=now,
+            images=self._images,
+            pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
+            services=services,
+            existing=frozenset(memory.existing),
+            foreign=foreign,
+            nodes=self._world.nodes_by_name if signals else {},
+            node_signals=signals,
+            report=report,
+            report_age=age,
+            refusals=memory.refusals(now, job.metadata.generation),
+        )
+
+
+def is_going(taken: OwnedMeta, job: TrainingJob) -> bool:
+    """Whether an object that has a name of ours will soon be gone: it is terminating, or an earlier run's."""
+    earlier_run = any(
+        owner.controller and owner.kind == job.kind and owner.name == job.metadata.name
+        for owner in taken.owner_references
+    )
+    return taken.deletion_timestamp is not None or earlier_run

@@ -1,0 +1,137 @@
+"""The operator put together: reflectors fill the world, changes wake keys, whoever holds the Lease works on them.
+
+Crash-only: all state is in the cluster. A start is: list, take the Lease, reconcile everything. A standby keeps its
+caches warm, so that taking over is one Lease away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from typing import Any
+
+from shoal.cluster.lease import Lease, LeaseTimes
+from shoal.cluster.reflector import Reflector
+from shoal.cluster.transport import Fenced, Transport
+from shoal.cluster.work_queue import WorkQueue
+from shoal.controller.apply import Applier
+from shoal.controller.credentials import job_credentials
+from shoal.controller.events import Recorder
+from shoal.controller.memory import Memories
+from shoal.controller.observe import Observer
+from shoal.controller.reconcile import Reconciler
+from shoal.controller.report import Reporter
+from shoal.controller.settings import Settings
+from shoal.controller.world import Key, World, sources
+from shoal.telemetry.coordinator import Coordinator
+from shoal.telemetry.metrics import Metrics
+from shoal.telemetry.poller import Poller
+
+LEASE_TIMES = LeaseTimes()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Operator:
+    """One replica of the operator. `run` it until it raises; `queue` may be fed from elsewhere, too."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: Settings,
+        coordinator: Coordinator,
+        *,
+        wall: Callable[[], datetime] = _now,
+        lease_times: LeaseTimes = LEASE_TIMES,
+    ) -> None:
+        self.metrics = metrics = Metrics()
+        self.queue: WorkQueue[Key] = WorkQueue()
+        self.world = world = World(self.queue.add)
+        self.lease = Lease(
+            transport,
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            identity=settings.identity,
+            times=lease_times,
+            wall=wall,
+        )
+        self._workers = settings.workers
+        self._poller = Poller(coordinator, show_every=settings.telemetry_seconds)
+        self._reflectors(transport, settings)
+        fenced = Fenced(transport, self.lease.check)
+        credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
+        memories = Memories()
+        self._reconcile = Reconciler(
+            Observer(
+                world,
+                memories,
+                self._poller,
+                images=settings.images,
+                node_signals=self._nodes_are_read,
+                wall=wall,
+            ),
+            Applier(fenced, world, memories, credentials=credentials, wall=wall, metrics=metrics),
+            Reporter(
+                fenced,
+                world,
+                Recorder(fenced, reporter=settings.identity, wall=wall),
+                metrics,
+                telemetry_seconds=settings.telemetry_seconds,
+            ),
+            world=world,
+            memories=memories,
+            poller=self._poller,
+            credentials=credentials,
+            wake=self.queue.add,
+            metrics=metrics,
+        )
+        metrics.count_jobs(lambda: [job.status.phase for job in world.jobs.all()], lambda: len(self.queue))
+
+    def _reflectors(self, transport: Transport, settings: Settings) -> None:
+        jobs, pods, services, nodes = sources(settings.namespace)
+        world = self.world
+
+        def reflector(name: str, source: Any, cache: Any) -> Reflector[Any]:
+            restarted = partial(self._watch_restarted, name)
+            return Reflector(transport, source, cache, on_restart=restarted)
+
+        self._needed = [
+            reflector("trainingjobs", jobs, world.jobs),
+            reflector("pods", pods, world.pods),
+            reflector("services", services, world.services),
+        ]
+        self._nodes = reflector("nodes", nodes, world.nodes) if settings.node_signals else None
+
+    def _watch_restarted(self, resource: str, reason: str) -> None:
+        self.metrics.watch_restarts.labels(resource, reason).inc()
+
+    def _nodes_are_read(self) -> bool:
+        return self._nodes is not None and self._nodes.synced.is_set() and not self._nodes.denied
+
+    async def run(self) -> None:
+        """Work until cancelled.
+
+        Raises:
+            ExceptionGroup: with `LeaseLost`, or whatever should never happen.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for each in [*self._needed, *([self._nodes] if self._nodes else [])]:
+                    tasks.create_task(each.run())
+                await self.lease.acquire()
+                tasks.create_task(self.lease.keep())
+                self.metrics.leading.set(1)
+                for each in self._needed:
+                    await each.synced.wait()
+                if self._nodes is not None:
+                    await self._nodes.first_try.wait()
+                for _ in range(self._workers):
+                    tasks.create_task(self.queue.work(self._reconcile))
+        finally:
+            self.metrics.leading.set(0)
+            await self._poller.close()
+            await self.lease.release()

@@ -1,0 +1,166 @@
+"""The process `shoal-operator`: kopf runs it (login, signals, health, orderly end), and its handler only wakes a key.
+
+On the hot path kopf is not enough, and nothing that matters depends on it: jobs, pods and nodes come from our own
+reflectors. Its peering, its events and its annotations are off. Ends with 0 when told to, 1 when the Lease was lost
+or something broke (whoever restarts it starts from the cluster's state), 2 when the environment is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import kopf
+from prometheus_client import start_http_server
+
+from shoal.api.base import GROUP, VERSION
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import HttpTransport, connect
+from shoal.controller.operator import Operator
+from shoal.controller.settings import Settings
+from shoal.errors import UsageError
+from shoal.telemetry.coordinator import HttpsCoordinator
+
+logger = logging.getLogger("shoal")
+
+EVERY_ADDRESS = "0.0.0.0"
+TOKEN_LIFE = timedelta(minutes=5)
+"""A pod's token is exchanged by the kubelet well before it ends; kopf asks for it again after this time."""
+
+
+def main() -> None:
+    """Run until told to stop."""
+    try:
+        settings = Settings.from_environment()
+        code = asyncio.run(serve(settings))
+    except UsageError as error:
+        print(f"shoal-operator: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+async def serve(settings: Settings) -> int:
+    """The exit code."""
+    _log(settings.log_level)
+    transport = await connect()
+    coordinator = HttpsCoordinator()
+    process = _Process(Operator(transport, settings, coordinator), transport)
+    metrics = _serve_metrics(settings.metrics_port, process.operator)
+    try:
+        await kopf.operator(
+            registry=process.registry(),
+            settings=_kopf_settings(),
+            standalone=True,
+            clusterwide=not settings.namespace,
+            namespaces=[settings.namespace] if settings.namespace else [],
+            liveness_endpoint=f"http://{EVERY_ADDRESS}:{settings.health_port}/healthz"
+            if settings.health_port
+            else None,
+            stop_flag=process.stop,
+        )
+    finally:
+        await process.end()
+        await coordinator.close()
+        await transport.close()
+        if metrics is not None:
+            metrics.shutdown()
+    return 1 if process.broken else 0
+
+
+class _Process:
+    """The operator's task inside kopf's process. The end of one is the end of the other."""
+
+    def __init__(self, operator: Operator, transport: HttpTransport) -> None:
+        self.operator = operator
+        self.stop = asyncio.Event()
+        self.broken = False
+        self._transport = transport
+        self._task: asyncio.Task[None] | None = None
+
+    def registry(self) -> kopf.OperatorRegistry:
+        """Kopf's handlers."""
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.startup(registry=registry)
+        async def start(**_: Any) -> None:
+            self._task = asyncio.create_task(self.operator.run(), name="operator")
+            self._task.add_done_callback(self._ended)
+
+        @kopf.on.cleanup(registry=registry)
+        async def end(**_: Any) -> None:
+            await self.end()
+
+        @kopf.on.login(registry=registry)
+        async def login(**_: Any) -> kopf.ConnectionInfo:
+            return await self._login()
+
+        @kopf.on.event(GROUP, VERSION, TrainingJob.PLURAL, registry=registry)
+        async def changed(namespace: str | None, name: str | None, **_: Any) -> None:
+            self.operator.queue.add((namespace or "", name or ""))
+
+        return registry
+
+    async def end(self) -> None:
+        """Stop working and give the Lease up."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.stop.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.broken = True
+            logger.error("the operator ends: %s", _innermost(error), exc_info=error)
+
+    async def _login(self) -> kopf.ConnectionInfo:
+        """The same cluster, and the same credentials, as everything else here uses."""
+        configuration = self._transport.configuration
+        bearer = await configuration.get_api_key_with_prefix("BearerToken")
+        token = bearer.split()[-1] if bearer else None
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            token=token,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            expiration=datetime.now(UTC) + TOKEN_LIFE if token else None,
+        )
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _kopf_settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    return settings
+
+
+def _serve_metrics(port: int, operator: Operator) -> Any:
+    if not port:
+        return None
+    server, _ = start_http_server(port, addr=EVERY_ADDRESS, registry=operator.metrics.registry)
+    return server
+
+
+def _log(level: str) -> None:
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
+    )
+    if level != "DEBUG":
+        logging.getLogger("kopf").setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""One pass over one job: observe, plan, apply, and when nothing is left to do, report.
+
+The plan is pure and cheap, so it is made again after its actions were done: what is reported is what is there, not
+what was hoped for. Replacements come first; the status is written after them and never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from shoal.cluster.work_queue import Priority
+from shoal.controller.apply import Applier
+from shoal.controller.credentials import JobCredentials
+from shoal.controller.memory import Memories
+from shoal.controller.observe import Observer
+from shoal.controller.report import Reporter
+from shoal.controller.world import Key, Wake, World
+from shoal.errors import ClusterError
+from shoal.policy.model import Observation
+from shoal.policy.names import place_of
+from shoal.policy.plan import plan
+from shoal.telemetry.coordinator import Endpoint
+from shoal.telemetry.metrics import Metrics
+from shoal.telemetry.poller import Poller
+
+ROUNDS = 4
+"""Rounds of actions in one pass. What is still to do after them is done in the next."""
+
+
+class Reconciler:
+    """Called by the work queue with the key of a job; answers after how many seconds it wants it again."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        applier: Applier,
+        reporter: Reporter,
+        *,
+        world: World,
+        memories: Memories,
+        poller: Poller,
+        credentials: Callable[[str], JobCredentials],
+        wake: Wake,
+        metrics: Metrics,
+    ) -> None:
+        self._observer = observer
+        self._applier = applier
+        self._reporter = reporter
+        self._world = world
+        self._memories = memories
+        self._poller = poller
+        self._credentials = credentials
+        self._wake = wake
+        self._metrics = metrics
+        self._uids: dict[Key, str] = {}
+
+    async def __call__(self, key: Key) -> float | None:
+        """One pass."""
+        loop = asyncio.get_running_loop()
+        began, result = loop.time(), "error"
+        try:
+            delay = await self._reconcile(key)
+            result = "done"
+            return delay
+        finally:
+            self._metrics.reconcile_seconds.labels(result).observe(loop.time() - began)
+
+    async def _reconcile(self, key: Key) -> float | None:
+        self._forget_earlier_runs(key)
+        if (seen := self._observer.observe(key)) is None:
+            return None
+        decided = plan(seen)
+        events = [*decided.events]
+        failed: ClusterError | None = None
+        for _ in range(ROUNDS):
+            if failed is not None or not decided.actions:
+                break
+            outcome = await self._applier.apply(seen.job, decided.actions)
+            failed = outcome.error
+            if (seen := self._observer.observe(key)) is None:
+                return None
+            decided = plan(seen)
+            events += decided.events
+        self._listen(key, seen)
+        wishes = [decided.wake_after, await self._reporter.report(seen.job, decided.status, events)]
+        if failed is not None:
+            raise failed
+        if decided.actions:
+            wishes.append(0.0)
+        return min((each for each in wishes if each is not None), default=None)
+
+    def _forget_earlier_runs(self, key: Key) -> None:
+        """A job that is gone, or was applied again under its name: nothing of the old run is kept."""
+        namespace, name = key
+        job = self._world.jobs.get(name, namespace)
+        uid = job.metadata.uid if job is not None else None
+        old = self._uids.get(key)
+        if old is not None and old != uid:
+            self._memories.forget(old)
+            self._poller.forget(old)
+            self._reporter.forget(old)
+        if uid is None:
+            self._uids.pop(key, None)
+        else:
+            self._uids[key] = uid
+
+    def _listen(self, key: Key, seen: Observation) -> None:
+        """Follow the coordinator while its pod runs."""
+        uid = seen.job.metadata.uid
+        if seen.job.status.finished:
+            self._poller.forget(uid)
+            return
+        running = [
+            (place.incarnation, pod.status.pod_ip)
+            for pod in seen.pods
+            if (place := place_of(pod)) is not None
+            and place.seat == ("ps", 0)
+            and pod.status.phase == "Running"
+            and pod.status.pod_ip
+        ]
+        if not running:
+            self._poller.pause(uid)
+            return
+        address = max(running)[1]
+        assert address is not None
+        credentials = self._credentials(uid)
+        endpoint = Endpoint(uid, address, credentials.token, credentials.certificate)
+        self._poller.follow(
+            endpoint, lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE)
+        )

@@ -1,0 +1,117 @@
+"""Report: one write of the status, if it changed, then the events.
+
+The write carries the resource version that the plan was made from: if the job changed meanwhile it is a 409, nothing
+is lost, and the next plan counts from the same status as this one did. Writes that only show progress are rare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from shoal.api.base import API_VERSION
+from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import DataStatus, TrainingJobStatus, TrainingProgress
+from shoal.cluster.transport import Transport
+from shoal.controller.events import Recorder
+from shoal.controller.world import World
+from shoal.errors import Refused, Unavailable
+from shoal.policy.model import Event
+from shoal.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+CONFLICT_SECONDS = 1.0
+"""The watch brings what we did not know, and wakes the job; this is for the case that it does not."""
+
+
+class Reporter:
+    """Writes statuses. `telemetry_seconds`: the least time between two writes of a job that only show progress."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        world: World,
+        recorder: Recorder,
+        metrics: Metrics,
+        *,
+        telemetry_seconds: float,
+    ) -> None:
+        self._transport = transport
+        self._world = world
+        self._recorder = recorder
+        self._metrics = metrics
+        self._telemetry_seconds = telemetry_seconds
+        self._written: dict[str, float] = {}
+
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._written.pop(uid, None)
+
+    async def report(
+        self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]
+    ) -> float | None:
+        """Write and post. Answers after how many seconds it wants to be called again, or None.
+
+        Raises:
+            Unavailable: the API server did not take it this time.
+            Refused: it never will.
+        """
+        wait = None
+        if status != job.status:
+            wait = self._too_soon(job, status)
+            if wait is None and not await self._write(job, status):
+                return CONFLICT_SECONDS
+        await self._recorder.record(job, events)
+        return wait
+
+    def _too_soon(self, job: TrainingJob, status: TrainingJobStatus) -> float | None:
+        if _without_progress(status) != _without_progress(job.status):
+            return None
+        last = self._written.get(job.metadata.uid)
+        left = 0.0 if last is None else last + self._telemetry_seconds - self._now()
+        return left if left > 0 else None
+
+    async def _write(self, job: TrainingJob, status: TrainingJobStatus) -> bool:
+        meta = job.metadata
+        path = f"/apis/{API_VERSION}/namespaces/{meta.namespace}/{job.PLURAL}/{meta.name}/status"
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": job.kind,
+            "metadata": {
+                "name": meta.name,
+                "namespace": meta.namespace,
+                "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+            },
+            "spec": job.spec.model_dump(
+                mode="json", by_alias=True, exclude_none=True
+            ),  # ignored, yet checked
+            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+        answer = await self._transport.request("PUT", path, body=body)
+        self._metrics.status_writes.labels("written" if answer.ok else str(answer.status)).inc()
+        if answer.ok:
+            self._written[meta.uid] = self._now()
+            self._metrics.count_changes(job.status, status)
+            self._world.jobs.put(TrainingJob.model_validate_json(answer.body))
+            return True
+        if answer.status == 409:
+            return False
+        if answer.status == 404:
+            self._world.jobs.drop(meta.uid)
+            return False
+        words = f"status of {meta.namespace}/{meta.name}: {answer.status} {answer.message}"
+        raise Refused(words) if answer.status in {400, 422} else Unavailable(words)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
+    servers = status.parameter_servers.model_copy(update={"last_snapshot_time": None})
+    return status.model_copy(
+        update={"training": TrainingProgress(), "data": DataStatus(), "parameter_servers": servers}
+    )

@@ -1,0 +1,107 @@
+"""Keeps the newest report of every running job, apart from the reconciles: no plan ever waits for a coordinator.
+
+A job is woken at once when its report says something a policy acts on (its phase, a worker's state), and otherwise
+only as often as its status is to show progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import Unavailable
+from shoal.telemetry.coordinator import Coordinator, Endpoint
+from shoal_trainer.contract import StatusReport
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A report, and when it came (the loop's clock)."""
+
+    report: StatusReport
+    at: float
+
+
+@dataclass
+class _Followed:
+    endpoint: Endpoint
+    wake: Callable[[bool], None]
+    task: asyncio.Task[None]
+
+
+class Poller:
+    """Follows coordinators. `show_every`: seconds between wakes that only bring progress."""
+
+    def __init__(
+        self, coordinator: Coordinator, *, poll_seconds: float = POLL_SECONDS, show_every: float = 30.0
+    ) -> None:
+        self._coordinator = coordinator
+        self._poll_seconds = poll_seconds
+        self._show_every = show_every
+        self._followed: dict[str, _Followed] = {}
+        self._seen: dict[str, Seen] = {}
+
+    def follow(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
+        """Ask this endpoint from now on, until told otherwise. `wake(urgent)` is called about what it says."""
+        uid = endpoint.job_uid
+        known = self._followed.get(uid)
+        if known is not None and known.endpoint == endpoint and not known.task.done():
+            return
+        self.pause(uid)
+        task = asyncio.create_task(self._poll(endpoint, wake), name=f"telemetry of {uid}")
+        self._followed[uid] = _Followed(endpoint, wake, task)
+
+    def pause(self, uid: str) -> None:
+        """Nobody is there to ask. What was last told stays, and grows older."""
+        if (known := self._followed.pop(uid, None)) is not None:
+            known.task.cancel()
+
+    def forget(self, uid: str) -> None:
+        """The job has ended or is gone."""
+        self.pause(uid)
+        self._seen.pop(uid, None)
+
+    def latest(self, uid: str) -> tuple[StatusReport | None, float]:
+        """The newest report and its age in seconds."""
+        seen = self._seen.get(uid)
+        return (None, 0.0) if seen is None else (seen.report, self._now() - seen.at)
+
+    async def close(self) -> None:
+        """Stop asking."""
+        tasks = [each.task for each in self._followed.values()]
+        for uid in list(self._followed):
+            self.forget(uid)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _poll(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
+        shown: float | None = None
+        while True:
+            began = self._now()
+            try:
+                report = await self._coordinator.read(endpoint)
+            except Unavailable as error:
+                logger.debug("%s: %s", endpoint.job_uid, error)
+            else:
+                old = self._seen.get(endpoint.job_uid)
+                self._seen[endpoint.job_uid] = Seen(report, self._now())
+                urgent = old is None or _gist(old.report) != _gist(report)
+                if urgent or shown is None or self._now() - shown >= self._show_every:
+                    shown = self._now()
+                    wake(urgent)
+            await asyncio.sleep(max(0.0, began + self._poll_seconds - self._now()))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _gist(report: StatusReport) -> Any:
+    """What a policy acts on; everything else only shows progress."""
+    return report.phase, {(w.slot, w.incarnation): (w.state, w.first_push_at is None) for w in report.workers}
