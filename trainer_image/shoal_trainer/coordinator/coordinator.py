@@ -195,6 +195,12 @@ class Coordinator:
             member = self._hear(slot, incarnation)
             self._lose(member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, "")
 
+    def failed(self, slot: int, incarnation: int, message: str) -> None:
+        """It ends because the user's code is at fault; what it held is free again."""
+        with self._lock:
+            member = self._hear(slot, incarnation)
+            self._lose(member, WorkerState.LEFT, message)
+
     # --- the shard's side -----------------------------------------------------------------------------------------
 
     def applied(self, push: AppliedPush) -> None:
@@ -504,9 +510,7 @@ class Coordinator:
         return tuple(renamed)
 
     def _end_gathering(self) -> None:
-        """Everybody who survived has spoken: what nobody claimed is free; what the parameters hold beyond the ledger
-        will be trained again.
-        """
+        """Everybody who survived has spoken: what nobody claimed is free, and may be trained again."""
         ledger = self.ledger
         self._gather_until = None
         if ledger is None:

@@ -4,8 +4,8 @@ A **range** is what a lease begins as; a lease that is given back leaves the res
 visited in a seeded order of ranges, another one in each pass. A pass begins when the one before it has nothing free
 left, so nobody waits at its end. With files the length is learned: a lease has no stop until somebody met the end.
 
-What is promised: without the loss of a parameter server each position is done once in a pass. `done_samples` counts what was
-done in the whole run, so that it can be compared with what the parameters hold.
+What is promised: without the loss of a parameter server each position is done once in a pass. `done_samples` counts
+what was done in the whole run, so that it can be compared with what the parameters hold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who works: the incarnations that were heard, when they last spoke, and what they told with their pushes.
 
-A worker that says nothing for max(5 s, 3 of its steps) is Silent: that alone takes nothing from it. It is fenced when its
-successor says hello, or after `LOST_SECONDS`; from then on nothing of it is taken, so its leases can be given away.
+A worker that says nothing for max(5 s, 3 of its steps) is Silent: that alone takes nothing from it. It is fenced when
+its successor says hello, or after `LOST_SECONDS`; from then on nothing of it is taken, so its leases can be given away.
 """
 
 from __future__ import annotations

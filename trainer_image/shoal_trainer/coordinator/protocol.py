@@ -1,7 +1,7 @@
 """What workers and coordinator say to each other: JSON over TLS, one request for each message.
 
-`POST /v1/<name>` with a message, answered by a message. Bulk never goes this way: gradients have the data plane, and what
-tasks produce is streamed by `PUT /v1/files/…`. Every request carries the worker's slot and incarnation; an older
+`POST /v1/<name>` with a message, answered by a message. Bulk never goes this way: gradients have the data plane, and
+what tasks produce is streamed by `PUT /v1/files/…`. Every request carries the worker's slot and incarnation; an older
 incarnation than the newest that was heard is answered with 409 (`Fenced`).
 """
 
@@ -12,7 +12,6 @@ from typing import Literal
 from pydantic import Field
 
 from shoal_trainer.contract import Message
-from shoal_trainer.snapshot.manifest import ShardFile
 
 PURPOSE = "control"
 """What the bearer token of these requests is derived for (`Credentials.token`)."""
@@ -139,6 +138,20 @@ class Leave(Caller):
     """A worker goes, on purpose."""
 
 
+class Failed(Caller):
+    """A worker ends because the user's code is at fault."""
+
+    message: str = Field(max_length=MAX_TEXT)
+
+
+class ShardReady(Message):
+    """Another parameter server came back with parameters of so many samples."""
+
+    index: int = Field(ge=1)
+    epoch: int = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
 class SnapshotShard(Message):
     """Parameter server 0 asks another one to write its part of snapshot `number`; answered by a `ShardFile`."""
 
@@ -157,6 +170,7 @@ REQUESTS: dict[str, type[Message]] = {
     "file-ended": FileEnded,
     "task-done": TaskDone,
     "leave": Leave,
+    "failed": Failed,
+    "shard-ready": ShardReady,
     "snapshot": SnapshotShard,
 }
-ANSWERS: dict[str, type[Message]] = {"join": Joined, "next": Given, "snapshot": ShardFile}

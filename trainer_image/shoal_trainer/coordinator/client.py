@@ -1,0 +1,210 @@
+"""A worker's (or a parameter server's) side of the control plane: one request at a time over one kept connection.
+
+Errors come back as they were raised: `Fenced`, `UserError`, `Unauthorized`, `ProtocolError`; everything that time may mend is
+`Unreachable`. Nothing is retried here. Calls may come from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from shoal_trainer.contract import Message, Shard
+from shoal_trainer.coordinator.http import CODES
+from shoal_trainer.coordinator.protocol import (
+    PURPOSE,
+    Acknowledged,
+    DataSpec,
+    Done,
+    Failed,
+    FileEnded,
+    Given,
+    Heartbeat,
+    Held,
+    Join,
+    Joined,
+    Leave,
+    Next,
+    ShardReady,
+    SnapshotShard,
+    TaskDone,
+)
+from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
+from shoal_trainer.security import Credentials
+from shoal_trainer.snapshot.manifest import ShardFile
+
+M = TypeVar("M", bound=Message)
+SECONDS = 10.0
+UPLOAD_SECONDS = 600.0
+MAX_ANSWER = 64 << 20
+_ERRORS: Mapping[int, type[Exception]] = {int(code): kind for kind, code in CODES.items()}
+
+
+class ControlClient:
+    """Requests to one control server."""
+
+    def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = SECONDS) -> None:
+        self._address = address
+        self._context = credentials.client_context()
+        self._headers = {"Authorization": f"Bearer {credentials.token(PURPOSE)}"}
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._connection: http.client.HTTPSConnection | None = None
+
+    def call(self, name: str, request: Message, answer: type[M]) -> M:
+        """POST one message; the answer."""
+        with self._lock:
+            body = self._send("POST", f"/v1/{name}", request.to_json().encode(), self._timeout)
+        try:
+            return answer.model_validate_json(body)
+        except ValidationError as error:
+            raise ProtocolError(f"the answer to {name} cannot be read: {error.errors()[0]['msg']}") from None
+
+    def put(self, path: str, file: Path) -> None:
+        """Stream one file, over a connection of its own: it may take long, and heartbeats go on beside it."""
+        other = ControlClient.__new__(ControlClient)
+        other.__dict__.update(self.__dict__, _lock=threading.Lock(), _connection=None)
+        with file.open("rb") as content:
+            try:
+                other._send("PUT", path, content, UPLOAD_SECONDS, size=file.stat().st_size)
+            finally:
+                other.close()
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def _send(self, method: str, path: str, body: Any, timeout: float, *, size: int | None = None) -> bytes:
+        fresh = self._connection is None
+        try:
+            if self._connection is None:
+                self._connection = http.client.HTTPSConnection(
+                    self._address.host, self._address.control_port, timeout=timeout, context=self._context
+                )
+            headers = self._headers if size is None else {**self._headers, "Content-Length": str(size)}
+            self._connection.request(method, path, body, headers)
+            response = self._connection.getresponse()
+            content = response.read(MAX_ANSWER)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            if not fresh and size is None and isinstance(error, http.client.RemoteDisconnected):
+                return self._send(method, path, body, timeout)  # the server closed a connection that was idle
+            where = f"{self._address.host}:{self._address.control_port}"
+            raise Unreachable(f"the coordinator at {where} does not answer: {error!r}") from None
+        if response.will_close:
+            self.close()
+        if response.status == http.client.OK:
+            return content
+        kind = _ERRORS.get(response.status, Unreachable)
+        assert issubclass(kind, TrainerError)
+        raise kind(content.decode("utf-8", "replace") or f"HTTP {response.status}")
+
+
+class CoordinatorClient:
+    """One incarnation of one slot, towards the coordinator."""
+
+    def __init__(
+        self,
+        address: Shard,
+        credentials: Credentials,
+        slot: int,
+        incarnation: int,
+        *,
+        timeout: float = SECONDS,
+    ) -> None:
+        self._client = ControlClient(address, credentials, timeout=timeout)
+        self._beats = ControlClient(address, credentials, timeout=timeout)
+        self._who = {"slot": slot, "incarnation": incarnation}
+
+    def join(
+        self,
+        data: DataSpec,
+        batch_size: int,
+        *,
+        node: str = "",
+        pool: str = "",
+        held: tuple[Held, ...] = (),
+        acknowledged: tuple[Acknowledged, ...] = (),
+    ) -> Joined:
+        """Say hello; which of the held leases go on, under which tokens."""
+        request = Join(
+            **self._who,
+            data=data,
+            batch_size=batch_size,
+            node=node,
+            pool=pool,
+            held=held,
+            acknowledged=acknowledged,
+        )
+        return self._client.call("join", request, Joined)
+
+    def next_work(self) -> Given:
+        """Ask for something to do."""
+        return self._client.call("next", Next(**self._who), Given)
+
+    def heartbeat(self, message: str = "") -> None:
+        """Say that this worker is alive; on a connection of its own, so that nothing delays it."""
+        self._beats.call("heartbeat", Heartbeat(**self._who, message=message), Done)
+
+    def file_ended(self, token: tuple[int, int], length: int) -> None:
+        """Tell the length of a leased file."""
+        self._client.call("file-ended", FileEnded(**self._who, token=token, length=length), Done)
+
+    def upload(self, token: tuple[int, int], name: str, file: Path) -> None:
+        """Stream one file of a task."""
+        who = f"{self._who['slot']}/{self._who['incarnation']}/{token[0]}/{token[1]}"
+        self._client.put(f"/v1/files/{who}/{quote(name)}", file)
+
+    def task_done(
+        self,
+        token: tuple[int, int],
+        metrics: Mapping[str, float],
+        files: tuple[str, ...],
+        *,
+        stop: bool = False,
+    ) -> None:
+        """Give back a task, after its files were uploaded."""
+        request = TaskDone(**self._who, token=token, metrics=dict(metrics), files=files, stop=stop)
+        self._client.call("task-done", request, Done)
+
+    def leave(self) -> None:
+        """Say goodbye."""
+        self._client.call("leave", Leave(**self._who), Done)
+
+    def failed(self, message: str) -> None:
+        """Tell that the user's code is at fault."""
+        self._client.call("failed", Failed(**self._who, message=message[:4096]), Done)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+        self._beats.close()
+
+
+class ShardControl:
+    """Parameter servers among each other."""
+
+    def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = UPLOAD_SECONDS) -> None:
+        self._client = ControlClient(address, credentials, timeout=timeout)
+
+    def snapshot(self, number: int, epoch: int) -> ShardFile:
+        """Have a shard write its part of a snapshot."""
+        return self._client.call("snapshot", SnapshotShard(number=number, epoch=epoch), ShardFile)
+
+    def shard_ready(self, index: int, epoch: int, samples: int) -> None:
+        """Tell the coordinator with how many samples a shard came back."""
+        self._client.call("shard-ready", ShardReady(index=index, epoch=epoch, samples=samples), Done)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()

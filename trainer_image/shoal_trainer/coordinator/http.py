@@ -1,0 +1,234 @@
+"""The control plane's HTTPS: a thread for each connection, keep-alive, everything bounded.
+
+It knows requests, tokens and sizes; what they mean is the handler's. The certificate is the job's own and pinned by
+clients; clients prove the key by a token derived from it, for each purpose another one. Errors become status codes that
+the client turns back into the same errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+from pydantic import ValidationError
+
+from shoal_trainer.contract import STATUS_PATH, Message
+from shoal_trainer.coordinator.protocol import MAX_BODY, MAX_FILE, PURPOSE, REQUESTS
+from shoal_trainer.errors import Fenced, ProtocolError, Unauthorized, Unreachable, UserError
+from shoal_trainer.ps.server import RefusalLog
+from shoal_trainer.security import Credentials
+
+log = logging.getLogger(__name__)
+
+SECONDS = 30.0
+"""A connection that says nothing for so long is closed; also the bound of one read (slow-loris)."""
+HANDSHAKE_SECONDS = 5.0
+MAX_CONNECTIONS = 512
+CHUNK = 1 << 20
+
+CODES: Mapping[type[Exception], HTTPStatus] = {
+    Unauthorized: HTTPStatus.UNAUTHORIZED,
+    Fenced: HTTPStatus.CONFLICT,
+    UserError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    ProtocolError: HTTPStatus.BAD_REQUEST,
+    Unreachable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+Handler = Callable[[Any], Message]
+Upload = Callable[[int, int, tuple[int, int], str, Iterator[bytes]], None]
+"""(slot, incarnation, task's token, name, chunks): writes one file of a task."""
+
+
+class ControlServer:
+    """Serves `handlers` (by the names of `protocol.REQUESTS`), `status` and `upload` on `host`:`port`."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        handlers: Mapping[str, Handler],
+        *,
+        host: str,
+        port: int = 0,
+        status: Callable[[], Message] | None = None,
+        upload: Upload | None = None,
+    ) -> None:
+        self.credentials = credentials
+        self.handlers = dict(handlers)
+        self.status = status
+        self.upload = upload
+        self._server = _Server((host, port), self)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="control", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop accepting; requests under way end with the process."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(5)
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def __init__(self, address: tuple[str, int], control: ControlServer) -> None:
+        self.control = control
+        self.refusals = RefusalLog(time.monotonic)
+        self._context = control.credentials.server_context()
+        self._places = threading.Semaphore(MAX_CONNECTIONS)
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Connection)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """TLS happens here, in the connection's own thread: a client that stalls holds up nobody."""
+        if not self._places.acquire(blocking=False):
+            self.refusals.refused(str(client_address[0]), "too many connections")
+            self.shutdown_request(request)
+            return
+        try:
+            request.settimeout(HANDSHAKE_SECONDS)
+            try:
+                secured = self._context.wrap_socket(request, server_side=True)
+            except (ssl.SSLError, OSError) as error:
+                self.refusals.refused(str(client_address[0]), f"no TLS: {error}")
+                self.shutdown_request(request)
+                return
+            secured.settimeout(SECONDS)
+            super().process_request_thread(secured, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Connections break; that is no news."""
+        log.debug("a control connection from %s broke", client_address, exc_info=True)
+
+
+class _Connection(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "shoal"
+    sys_version = ""
+    server: _Server
+
+    def do_GET(self) -> None:  # noqa: N802
+        """The status."""
+
+        def answer() -> Message:
+            if self.path != STATUS_PATH or self.server.control.status is None:
+                raise ProtocolError(f"there is no {self.path} here")
+            self._authorize("status")
+            return self.server.control.status()
+
+        self._reply(answer)
+
+    def do_POST(self) -> None:  # noqa: N802
+        """One request of `protocol`."""
+
+        def answer() -> Message:
+            self._authorize(PURPOSE)
+            name = self.path.removeprefix("/v1/")
+            handler = self.server.control.handlers.get(name)
+            if handler is None:
+                raise ProtocolError(f"there is no {self.path} here")
+            body = self.rfile.read(self._length(MAX_BODY))
+            try:
+                request = REQUESTS[name].model_validate_json(body)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"])
+                raise ProtocolError(f"not a valid request {name}: {where}: {first['msg']}") from None
+            return handler(request)
+
+        self._reply(answer)
+
+    def do_PUT(self) -> None:  # noqa: N802
+        """A file of a task: `/v1/files/<slot>/<incarnation>/<token epoch>/<counter>/<name>`."""
+
+        def answer() -> Message:
+            self._authorize(PURPOSE)
+            upload = self.server.control.upload
+            parts = self.path.removeprefix("/v1/files/").split("/", 4)
+            if upload is None or len(parts) != 5 or not all(part.isdecimal() for part in parts[:4]):
+                raise ProtocolError(f"there is no {self.path[:200]} here")
+            slot, incarnation, epoch, counter = (int(part) for part in parts[:4])
+            upload(slot, incarnation, (epoch, counter), safe_name(unquote(parts[4])), self._chunks())
+            return Message()
+
+        self._reply(answer)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Requests are not logged: there are several each second."""
+
+    # ---
+
+    def _reply(self, answer: Callable[[], Message]) -> None:
+        status, body = HTTPStatus.OK, b""
+        try:
+            body = answer().to_json().encode()
+        except tuple(CODES) as error:
+            status = next(code for kind, code in CODES.items() if isinstance(error, kind))
+            body = str(error).encode()[:4096]
+            if isinstance(error, ProtocolError):
+                self.server.refusals.refused(str(self.client_address[0]), error)
+            self.close_connection = True  # a body may be left unread
+        except (OSError, ssl.SSLError):
+            self.close_connection = True
+            return
+        except Exception:
+            log.exception("a control request %s failed", self.path[:200])
+            status, self.close_connection = HTTPStatus.INTERNAL_SERVER_ERROR, True
+        with contextlib.suppress(OSError):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json" if status is HTTPStatus.OK else "text/plain")
+            self.send_header("Content-Length", str(len(body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+
+    def _authorize(self, purpose: str) -> None:
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer" or not self.server.control.credentials.token_matches(purpose, token.strip()):
+            raise Unauthorized("no valid token for this job")
+
+    def _length(self, most: int) -> int:
+        text = self.headers.get("Content-Length", "")
+        if not text.isdecimal() or int(text) > most:
+            raise ProtocolError(f"a body has a Content-Length of at most {most} bytes")
+        return int(text)
+
+    def _chunks(self) -> Iterator[bytes]:
+        left = self._length(MAX_FILE)
+        while left:
+            chunk = self.rfile.read(min(CHUNK, left))
+            if not chunk:
+                raise Unreachable("the upload broke off")
+            left -= len(chunk)
+            yield chunk
+
+
+def safe_name(name: str) -> str:
+    """A relative name without surprises; `ProtocolError` for anything else."""
+    parts = name.split("/")
+    if not name or len(name) > 512 or name.startswith("/") or "\\" in name or "\0" in name:
+        raise ProtocolError("not a name of a file")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise ProtocolError("not a name of a file")
+    return name
