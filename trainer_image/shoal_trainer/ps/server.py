@@ -301,6 +301,8 @@ class DataServer:
                 raise Unreachable(f"shard {shard.index} has no parameters yet")
             if request.op is not Op.PULL:
                 shard.wait_admitted(peer.slot, request.version, ADMISSION_SECONDS)
+        elif request.op is Op.INITIALIZE:
+            shard.wait_ready(READY_SECONDS)  # another worker may bring newer values than first ones
         largest = size * (4 if codec is Codec.FP32 else 2)
         with self._pool.lend(size, codec, largest) as io:
             if request.length:

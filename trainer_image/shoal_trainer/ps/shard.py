@@ -122,6 +122,8 @@ class ShardStore:
         self._parameters: Vector = aligned(0)
         self._optimizer: Optimizer | None = None
         self._merged: Vector | None = None
+        self._other_run = False
+        self._known = False
         self._minimum: dict[int, int] = {}
         self._connected: dict[int, int] = {}
         self._live: int | None = None
@@ -183,10 +185,14 @@ class ShardStore:
         self, slot: int, incarnation: int, model: ModelSpec, copy_version: int | None = None
     ) -> ShardWelcome:
         """Agree on the model; `UserError` if this shard holds another one."""
+        if self.model is None:
+            compile_for(model.optimizer)  # not under the lock: without a cache it takes seconds
         with self.lock:
             self._check_fence(slot, incarnation)
             if self.model is None:
                 self._allocate(model)
+            elif self._other_run and self.model != model and _same_shapes(self.model, model):
+                self._take_optimizer(model)
             elif self.model != model:
                 raise UserError(_difference(self.model, model))
             if self._deadline is None:
@@ -212,8 +218,6 @@ class ShardStore:
             self._check_fence(slot, incarnation)
             self._check_size(io)
             if self._wants(version):
-                if self.updates == 0 and self.version == 0:
-                    self._parameters[:] = 0
                 kernels.adopt(self._parameters, io)
                 self.version, self.samples, self.updates = (
                     version,
@@ -221,6 +225,7 @@ class ShardStore:
                     max(self.updates, meta.updates),
                 )
                 self.applied = dict(meta.applied)
+                self._known = True
             self._waiting_for.discard(slot)
             self._settle()
             return self._welcome(slot, incarnation, False)
@@ -358,22 +363,26 @@ class ShardStore:
                 arrays=arrays,
             )
 
-    def restore(self, copy: ShardCopy, *, weights_only: bool = False) -> None:
+    def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
         """Begin from a snapshot, before any worker is here; then RECOVERING until the workers' copies are seen.
 
-        `weights_only` (another run's weights): no optimizer state, no counters, and nothing to recover.
+        `other_run`: READY at once, with no pushes applied, and the first worker may configure the optimizer otherwise.
+        `weights_only`: of another run, its weights and nothing else.
         """
         with self.lock:
             self._allocate(copy.model)
             self._check_size(copy.arrays["parameters"])
             self._parameters[:] = copy.arrays["parameters"]
-            if weights_only:
-                self._become_ready()
-                return
-            if self._optimizer is not None:
+            self._other_run = other_run or weights_only
+            if self._optimizer is not None and not weights_only:
                 for name, values in self._optimizer.state.items():
                     values[:] = copy.arrays[name]
-            self.version, self.samples, self.updates = copy.version, copy.samples, copy.updates
+                self.updates = copy.updates
+            if self._other_run:
+                self._become_ready()
+                return
+            self._known = True
+            self.version, self.samples = copy.version, copy.samples
             self.applied = dict(copy.applied)
             newest: dict[int, int] = {}
             for slot, incarnation in copy.applied:
@@ -390,13 +399,23 @@ class ShardStore:
         self._optimizer = Optimizer(model.optimizer, low, max(0, min(high, model.parameters) - low))
         self.model = model
 
+    def _take_optimizer(self, model: ModelSpec) -> None:
+        """Go on with another configuration; state of the same name and meaning stays."""
+        held = {} if self._optimizer is None else self._optimizer.state
+        low, _ = bounds(model.size, self.shards)[self.index]
+        compile_for(model.optimizer)
+        self._optimizer = Optimizer(model.optimizer, low, max(0, min(self.size, model.parameters - low)))
+        for name, values in self._optimizer.state.items():
+            if name in held:
+                values[:] = held[name]
+        self.model, self._other_run = model, False
+
     def _settle(self) -> None:
         """Leave RECOVERING when everyone who is expected has been heard, or time is up."""
         if self._state is not State.RECOVERING or self._deadline is None:
             return
-        known = self.version > 0
-        if (known and not self._waiting_for) or self._clock() >= self._deadline:
-            if known or self.updates > 0:
+        if (self._known and not self._waiting_for) or self._clock() >= self._deadline:
+            if self._known:
                 self._become_ready()
             else:
                 self._state = State.EMPTY
@@ -419,7 +438,7 @@ class ShardStore:
             boot=self.boot,
             version=self.version,
             samples=self.samples,
-            initialized=self._state is State.READY or self.version > 0,
+            initialized=self._state is State.READY or self._known,
             recovering=self._state is State.RECOVERING,
             wants_copy=wants,
             last_seq=self.applied.get((slot, incarnation), 0),
@@ -499,6 +518,10 @@ class ShardStore:
         if self._state is not State.READY:
             raise Unreachable(f"shard {self.index} is {self._state.value.lower()}")
         self._check_size(io)
+
+
+def _same_shapes(held: ModelSpec, given: ModelSpec) -> bool:
+    return held.model_copy(update={"optimizer": given.optimizer}) == given
 
 
 def _difference(held: ModelSpec, given: ModelSpec) -> str:

@@ -4,8 +4,8 @@
 "SHOALSF1"  u64 length of the JSON   JSON, padded to 64   parameters, padded to 64   state, padded to 64   …
 ```
 
-Little endian fp32. The SHA-256 of the whole file is in the manifest; a reader streams the file once, checks it, and takes
-the range that it needs, so that a snapshot of three shards restores into two.
+Little endian fp32. The SHA-256 of the whole file is in the manifest; a reader streams the file once, checks it, and
+takes the range that it needs, so that a snapshot of three shards restores into two.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
-from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 
 class Storage(Protocol):
@@ -61,7 +61,7 @@ def open_storage(uri: str, prefix: str = "") -> Storage:
 def _translated(what: str) -> Iterator[None]:
     try:
         yield
-    except (FileNotFoundError, Unreachable, GeneratorExit):
+    except (FileNotFoundError, TrainerError, GeneratorExit):
         raise
     except Exception as error:  # every object store has its own tree
         raise Unreachable(f"{what}: {error or type(error).__name__}") from error
@@ -120,7 +120,7 @@ class LocalStorage:
         """The folder's entries, in order."""
         with _translated(f"cannot read {self.root / folder}"):
             try:
-                return sorted(os.listdir(self.root / folder))
+                return sorted(entry.name for entry in (self.root / folder).iterdir())
             except FileNotFoundError:
                 return []
 
@@ -197,9 +197,12 @@ class RemoteStorage:
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """Read ahead in blocks."""
-        with _translated(f"cannot read {self.uri}/{name}"):
-            with self._fs.open(self._path(name), "rb", block_size=16 << 20) as handle:
-                yield handle
+        path = self._path(name)
+        with (
+            _translated(f"cannot read {self.uri}/{name}"),
+            self._fs.open(path, "rb", block_size=16 << 20) as handle,
+        ):
+            yield handle
 
     def read(self, name: str) -> bytes:
         """All of an object."""

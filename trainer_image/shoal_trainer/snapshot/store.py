@@ -6,8 +6,9 @@ snapshots/0000000007-2/shard-0-of-3         written before, named by number and 
 ```
 
 Two parameter servers of different incarnations may be alive at once. Whoever publishes looks at the newest manifest
-first: a higher epoch there means `Fenced`. Between the look and the write the other one may have published, but then the
-number is taken, the storage refuses the second file, and the loser looks again. So an old epoch never covers a newer one.
+first: a higher epoch there means `Fenced`. Between the look and the write the other one may have published, but then
+the number is taken, the storage refuses the second file, and the loser looks again. So an old epoch never covers a
+newer one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 from collections.abc import Iterator
 
 from shoal_trainer.errors import Fenced, SnapshotError
+from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.optimizers import Optimizer
 from shoal_trainer.ps.shard import ShardCopy
@@ -169,7 +171,7 @@ class SnapshotStore:
 
     # ---
 
-    def _read_part(self, part: ShardFile, low: int, high: int, arrays: dict[str, shard_file.Vector]) -> None:
+    def _read_part(self, part: ShardFile, low: int, high: int, arrays: dict[str, Vector]) -> None:
         try:
             with self._storage.open(f"{FOLDER}/{part.file}") as handle:
                 shard_file.read_into(handle, part.size, part.sha256, low, high, arrays)

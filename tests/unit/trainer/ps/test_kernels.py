@@ -1,0 +1,176 @@
+"""Every kernel computes the formula that its docstring names, in both encodings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned, octets
+
+F = np.float32
+
+
+def bits_of(value: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """bf16 by the definition: round the upper 16 bits to nearest, ties to even."""
+    word = value.view(np.uint32).astype(np.uint64)
+    return ((word + 0x7FFF + ((word >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def wide(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def vector(n: int, seed: int, scale: float = 1.0) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal(n) * scale).astype(np.float32)
+
+
+@given(
+    st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False, max_value=2.0**120, min_value=-(2.0**120)),
+        min_size=1,
+        max_size=50,
+    )
+)
+def test_bf16_rounds_to_nearest_even(values: list[float]) -> None:
+    source = np.array(values, np.float32)
+    out = aligned(source.size, np.uint16)
+    kernels.encode_bf16(source, out)
+    np.testing.assert_array_equal(out, bits_of(source))
+    back = aligned(source.size)
+    kernels.decode_bf16(out, back)
+    np.testing.assert_array_equal(back, wide(out))
+
+
+def test_bf16_keeps_what_is_not_finite() -> None:
+    special = np.array([np.inf, -np.inf, np.nan, np.uint32(0x7FFFFFFF).view(np.float32)], np.float32)
+    out = aligned(4, np.uint16)
+    kernels.encode_bf16(special, out)
+    back = aligned(4)
+    kernels.decode_bf16(out, back)
+    assert back[0] == np.inf
+    assert back[1] == -np.inf
+    assert np.isnan(back[2:]).all()
+
+
+def momentum(w, m, g, lr, decay, mu):
+    m = mu * m - lr * g
+    return (w - w * decay) + m, m
+
+
+def nesterov(w, m, g, lr, decay, mu):
+    m = mu * m - lr * g
+    return (w - w * decay) + (mu * m - lr * g), m
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("n", [1, 7, 1000])
+def test_updates(n: int, bf16: bool) -> None:
+    w, m, v, g = vector(n, 1), vector(n, 2), vector(n, 3) ** 2, vector(n, 4, 0.1)
+
+    def exchange() -> NDArray[np.generic]:
+        return bits_of(g) if bf16 else g.copy()
+
+    def given_gradient() -> NDArray[np.float32]:
+        return wide(bits_of(g)) if bf16 else g
+
+    def check(io, new, reference) -> None:
+        np.testing.assert_array_equal(new, reference)
+        np.testing.assert_array_equal(io, bits_of(reference) if bf16 else reference)
+
+    gradient = given_gradient()
+    lr, decay, mu, eps = F(0.01), F(0.001), F(0.9), F(1e-7)
+
+    new, io = w.copy(), exchange()
+    kernels.sgd(new, io, lr, decay)
+    check(io, new, (w - w * decay) - lr * gradient)
+
+    for rule, reference in ((kernels.momentum, momentum), (kernels.nesterov, nesterov)):
+        new, state, io = w.copy(), m.copy(), exchange()
+        rule(new, state, io, lr, decay, mu)
+        expected, moved = reference(w, m, gradient, lr, decay, mu)
+        np.testing.assert_array_equal(state, moved)
+        check(io, new, expected)
+
+    new, first, second, io = w.copy(), m.copy(), v.copy(), exchange()
+    kernels.adam(new, first, second, io, lr, decay, F(0.1), F(0.001), eps)
+    m2, v2 = m + (gradient - m) * F(0.1), v + (gradient * gradient - v) * F(0.001)
+    np.testing.assert_array_equal(first, m2)
+    np.testing.assert_array_equal(second, v2)
+    check(io, new, (w - w * decay) - (m2 * lr) / (np.sqrt(v2) + eps))
+
+    new, total, io = w.copy(), v.copy(), exchange()
+    kernels.adagrad(new, total, io, lr, decay, eps)
+    check(io, new, (w - w * decay) - (lr * gradient) / np.sqrt(v + gradient * gradient + eps))
+
+    new, io = w.copy(), exchange()
+    kernels.add(new, io, F(0.5))
+    check(io, new, w + F(0.5) * gradient)
+
+    new, io = w.copy(), exchange()
+    kernels.read(new, io)
+    check(io, new, w)
+
+
+def test_adopt_keeps_fp32_where_the_copy_is_its_bf16() -> None:
+    w = vector(100, 1)
+    copy = bits_of(w)
+    copy[::10] += 1
+    kept = w.copy()
+    kernels.adopt(w, copy)
+    changed = np.zeros(100, bool)
+    changed[::10] = True
+    np.testing.assert_array_equal(w[~changed], kept[~changed])
+    np.testing.assert_array_equal(w[changed], wide(copy)[changed])
+
+
+def test_adasum_of_equal_differences_is_one_of_them_and_of_orthogonal_ones_their_sum() -> None:
+    for second, expected in (([2.0, 0.0], [2.0, 0.0]), ([0.0, 3.0], [2.0, 3.0])):
+        w, merged = np.zeros(2, np.float32), np.array([2.0, 0.0], np.float32)
+        w += merged
+        d = np.array(second, np.float32)
+        aa, ad, dd = kernels.products(merged, d)
+        kernels.merge(w, merged, d, F(1 - ad / (2 * aa)), F(1 - ad / (2 * dd)))
+        np.testing.assert_allclose(w, expected)
+
+
+@pytest.mark.parametrize("n", [0, 1, 63, 1000])
+def test_buffers_are_aligned(n: int) -> None:
+    for dtype in (np.float32, np.uint16, np.uint8):
+        buffer = aligned(n, dtype)
+        assert buffer.size == n
+        assert n == 0 or buffer.ctypes.data % 64 == 0
+        assert len(octets(buffer)) == buffer.nbytes
+
+
+def test_compiling_ahead_fills_a_cache_that_the_next_process_hits(tmp_path: Path) -> None:
+    """As the image build does: a fixed CPU name, then a start with that cache compiles nothing."""
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "NUMBA_CPU_NAME": "x86-64-v3",
+        "NUMBA_CPU_FEATURES": "",
+    }
+    subprocess.run(
+        [sys.executable, "-m", "shoal_trainer.ps.kernels"], env=environment, check=True, capture_output=True
+    )
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb[ci]")}
+    assert written
+    check = (
+        "from shoal_trainer.ps import kernels as k, optimizers as o\n"
+        "from shoal_trainer.wire.messages import OptimizerConfig as C\n"
+        "o.compile_for(C(momentum=0.9)); o.compile_for(C(name='adam'))\n"
+        "print(sum(sum(f.stats.cache_misses.values()) for f in (k.momentum, k.adam, k.read, k.add)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "0"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb[ci]")} == written

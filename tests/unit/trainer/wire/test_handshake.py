@@ -1,0 +1,222 @@
+"""Both sides prove the key; whoever cannot learns nothing and gets nowhere."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_trainer.contract import Role
+from shoal_trainer.errors import Fenced, TrainerError, Unauthorized, Unreachable, UserError
+from shoal_trainer.security import Credentials, create_secret_dir
+from shoal_trainer.wire import handshake
+from shoal_trainer.wire.channel import Channel
+from shoal_trainer.wire.handshake import Peer, Server, Verdict
+
+WORKER = Peer(Role.WORKER, shard=0, slot=3, incarnation=1)
+SERVER = Server(epoch=2, boot=99)
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> Credentials:
+    return create_secret_dir(tmp_path / "secret")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    left = socket.create_connection(listener.getsockname())
+    right, _ = listener.accept()
+    listener.close()
+    channels = Channel(left, timeout=2), Channel(right, timeout=2)
+    yield channels
+    for channel in channels:
+        channel.close()
+
+
+def both(client: Callable[[], Any], server: Callable[[], Any]) -> tuple[Any, Any]:
+    """Run both sides; each result is what it returned or raised."""
+    results: list[Any] = [None, None]
+
+    def run(index: int, function: Callable[[], Any]) -> None:
+        try:
+            results[index] = function()
+        except TrainerError as error:
+            results[index] = error
+
+    thread = threading.Thread(target=run, args=(1, server))
+    thread.start()
+    run(0, client)
+    thread.join()
+    return results[0], results[1]
+
+
+def meet(
+    pair: tuple[Channel, Channel],
+    mine: Credentials,
+    theirs: Credentials,
+    *,
+    peer: Peer = WORKER,
+    job: str = "uid",
+    binding: tuple[bytes, bytes] = (b"", b""),
+    verdict: Verdict = Verdict.WELCOME,
+) -> tuple[Any, Any]:
+    left, right = pair
+
+    def serve() -> Peer:
+        found = handshake.accept(right, theirs, "uid", 0, SERVER, binding=binding[1])
+        handshake.conclude(right, verdict)
+        return found
+
+    def finish() -> Any:
+        try:
+            return serve()
+        except TrainerError:
+            right.close()
+            raise
+
+    return both(lambda: handshake.connect(left, mine, job, peer, binding=binding[0]), finish)
+
+
+def test_both_sides_learn_who_the_other_is(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
+    assert meet(pair, credentials, credentials) == (SERVER, WORKER)
+
+
+def test_another_key_under_the_same_id(
+    pair: tuple[Channel, Channel], credentials: Credentials, tmp_path: Path
+) -> None:
+    client, server = meet(pair, create_secret_dir(tmp_path / "other"), credentials)
+    assert isinstance(client, Unauthorized)
+    assert "cannot prove" in str(client)
+    assert isinstance(server, TrainerError)
+
+
+def test_an_unknown_key_id(pair: tuple[Channel, Channel], credentials: Credentials, tmp_path: Path) -> None:
+    client, server = meet(pair, create_secret_dir(tmp_path / "other", key_id="9"), credentials)
+    assert isinstance(client, Unauthorized)
+    assert isinstance(server, Unauthorized)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"job": "another"}, {"peer": Peer(Role.WORKER, 1, 3, 1)}, {"binding": (b"a", b"b")}],
+    ids=["another job", "another shard", "another TLS connection"],
+)
+def test_what_is_not_for_this_place(
+    pair: tuple[Channel, Channel], credentials: Credentials, arguments: dict[str, Any]
+) -> None:
+    client, _ = meet(pair, credentials, credentials, **arguments)
+    assert isinstance(client, Unauthorized)
+
+
+def test_a_replaced_worker_is_told_so(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
+    client, _ = meet(pair, credentials, credentials, verdict=Verdict.FENCED)
+    assert isinstance(client, Fenced)
+
+
+def test_an_older_parameter_server_is_not_used(
+    pair: tuple[Channel, Channel], credentials: Credentials
+) -> None:
+    client, _ = meet(pair, credentials, credentials, peer=Peer(Role.WORKER, 0, 3, 1, minimum_epoch=3))
+    assert isinstance(client, Unreachable)
+    assert "older parameter server" in str(client)
+
+
+def test_both_keys_are_valid_during_a_rotation(pair: tuple[Channel, Channel], tmp_path: Path) -> None:
+    old = create_secret_dir(tmp_path / "old", key_id="1")
+    create_secret_dir(tmp_path / "new", key_id="2")
+    (tmp_path / "new" / "previous-key").write_bytes(old.key)
+    (tmp_path / "new" / "previous-key-id").write_text("1\n")
+    new = Credentials.load(tmp_path / "new")
+    assert list(new.keys) == ["2", "1"]
+    assert meet(pair, old, new) == (SERVER, WORKER)
+    assert new.token_matches("status", old.token("status"))
+    assert not old.token_matches("status", new.token("status"))
+
+
+def test_a_replayed_handshake_is_refused(credentials: Credentials) -> None:
+    """All that a worker once sent, sent again byte for byte by someone who listened."""
+
+    class Recorder(Channel):
+        sent = b""
+
+        def send(self, *parts: bytes | memoryview) -> None:
+            self.sent += b"".join(bytes(part) for part in parts)
+            super().send(*parts)
+
+    def connection() -> tuple[Channel, Recorder]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        left = socket.create_connection(listener.getsockname())
+        right, _ = listener.accept()
+        listener.close()
+        return Channel(right, timeout=2), Recorder(left, timeout=2)
+
+    right, recorder = connection()
+    assert meet((recorder, right), credentials, credentials) == (SERVER, WORKER)
+    again, replayer = connection()
+    _, server = both(
+        lambda: replayer.send(recorder.sent),
+        lambda: handshake.accept(again, credentials, "uid", 0, SERVER),
+    )
+    assert isinstance(server, Unauthorized)
+    for channel in (right, recorder, again, replayer):
+        channel.close()
+
+
+def test_a_reflected_proof_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
+    """A peer that only sends back what it gets: the server's own proof is none of a client."""
+    left, right = pair
+
+    def reflect() -> None:
+        hello = handshake._CLIENT.pack(
+            handshake.MAGIC,
+            0,
+            0,
+            3,
+            1,
+            0,
+            handshake.key_digest("1"),
+            handshake.job_digest("uid"),
+            bytes(32),
+        )
+        left.send(hello)
+        answer = bytes(left.receive_bytes(handshake._SERVER.size, limit=1000))
+        left.send(answer[-32:])
+
+    _, server = both(reflect, lambda: handshake.accept(right, credentials, "uid", 0, SERVER))
+    assert isinstance(server, Unauthorized)
+
+
+def test_an_echo_is_no_parameter_server(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
+    left, right = pair
+
+    def echo() -> None:
+        right.send(bytes(right.receive_bytes(handshake._CLIENT.size, limit=1000)))
+
+    client, _ = both(lambda: handshake.connect(left, credentials, "uid", WORKER), echo)
+    assert isinstance(client, Unauthorized)
+
+
+def test_no_key_is_ever_shown(credentials: Credentials) -> None:
+    for text in (repr(credentials), str(credentials)):
+        assert credentials.key.hex() not in text
+        assert repr(credentials.key) not in text
+
+
+def test_a_missing_or_short_key_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="mount the job's Secret"):
+        Credentials.load(tmp_path)
+    create_secret_dir(tmp_path)
+    (tmp_path / "key").write_bytes(b"short")
+    with pytest.raises(UserError, match="5 bytes, a key has 32"):
+        Credentials.load(tmp_path)
+
+
+def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    create_secret_dir(tmp_path / "secret")
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "secret").iterdir())

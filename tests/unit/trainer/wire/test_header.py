@@ -1,0 +1,163 @@
+"""Every decoder of the wire format: what was encoded comes back, and no bytes at all make one crash."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_trainer.errors import ProtocolError
+from shoal_trainer.wire import header
+from shoal_trainer.wire.handshake import read_peer
+from shoal_trainer.wire.header import Codec, Header, Op
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    Hello,
+    ModelSpec,
+    Progress,
+    PushMeta,
+    ShardWelcome,
+    Timings,
+    applied_from_list,
+    applied_to_list,
+    decode_answer,
+    decode_json,
+    decode_push,
+    encode_answer,
+    encode_push,
+)
+
+u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+f32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+applied = st.dictionaries(st.tuples(u32, u32), u64, max_size=40)
+headers = st.builds(
+    Header,
+    op=st.sampled_from(Op),
+    codec=st.just(Codec.BF16),
+    shard=u16,
+    slot=u32,
+    incarnation=u32,
+    epoch=u32,
+    meta=st.integers(0, header.MAX_META),
+    boot=u64,
+    seq=u64,
+    version=u64,
+    length=st.integers(0, 2**40).map(lambda n: 2 * n),
+    flags=st.integers(0, 255),
+)
+pushes = st.builds(
+    PushMeta,
+    samples=u32,
+    steps=u32,
+    loss=f32,
+    learning_rate=f32,
+    scale=f32,
+    timings=st.builds(Timings, f32, f32, f32, f32, f32),
+    progress=st.lists(st.builds(Progress, u32, u64, u64), max_size=20).map(tuple),
+)
+
+
+@given(headers)
+def test_a_header_comes_back(value: Header) -> None:
+    data = header.encode(value)
+    assert len(data) == header.SIZE == 64
+    assert header.decode(data) == value
+
+
+@given(pushes)
+def test_a_push_comes_back(value: PushMeta) -> None:
+    assert decode_push(encode_push(value)) == value
+
+
+@given(st.builds(AnswerMeta, u64, u64, u32, applied))
+def test_an_answer_comes_back(value: AnswerMeta) -> None:
+    assert decode_answer(encode_answer(value)) == value
+
+
+@given(applied)
+def test_a_vector_comes_back_from_json(value: dict[tuple[int, int], int]) -> None:
+    assert applied_from_list(applied_to_list(value)) == value
+
+
+def test_a_push_without_a_loss_says_so() -> None:
+    assert math.isnan(decode_push(encode_push(PushMeta(1))).loss)
+
+
+DECODERS = (
+    header.decode,
+    decode_push,
+    decode_answer,
+    read_peer,
+    lambda data: decode_json(Hello, data),
+    lambda data: decode_json(ShardWelcome, data),
+)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused_or_decoded(data: bytes) -> None:
+    for decode in DECODERS:
+        try:
+            decode(data)
+        except ProtocolError:
+            continue
+
+
+@settings(max_examples=500)
+@given(
+    st.one_of(headers.map(header.encode), pushes.map(encode_push)),
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4),
+    st.integers(-8, 8),
+)
+def test_damaged_messages_are_refused_or_decoded(
+    data: bytes, damage: list[tuple[int, int]], cut: int
+) -> None:
+    """The fuzzer that knows the format: real messages, a few bytes wrong, some missing or too many."""
+    broken = bytearray(data[:cut] if cut < 0 else data + bytes(cut))
+    for place, value in damage:
+        if broken:
+            broken[place % len(broken)] = value
+    for decode in DECODERS:
+        try:
+            decode(bytes(broken))
+        except ProtocolError:
+            continue
+
+
+def test_a_giant_count_costs_nothing() -> None:
+    meta = bytearray(encode_push(PushMeta(1)))
+    struct.pack_into("<H", meta, len(meta) - 2, 0xFFFF)
+    with pytest.raises(ProtocolError, match="length that it states"):
+        decode_push(meta)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({0: b"X"}, "not a message"),
+        ({4: b"\x09"}, "version 9"),
+        ({5: b"\x63"}, "unknown operation"),
+        ({6: b"\x07"}, "codec 7"),
+        ({24: b"\xff\xff\xff\x7f"}, "bytes of description"),
+        ({52: b"\x03"}, "bytes of payload"),
+    ],
+)
+def test_a_wrong_header_is_refused_in_words(change: dict[int, bytes], says: str) -> None:
+    data = bytearray(header.encode(Header(Op.PUSH_PULL, Codec.BF16)))
+    for place, value in change.items():
+        data[place : place + len(value)] = value
+    with pytest.raises(ProtocolError, match=says):
+        header.decode(data)
+
+
+def test_a_model_without_parameters_is_refused_in_words() -> None:
+    with pytest.raises(ProtocolError, match=r"Hello: model\.parameters"):
+        decode_json(Hello, b'{"model": {"fingerprint": "0123456789", "parameters": 0}}')
+
+
+def test_a_model_spec_survives_json() -> None:
+    hello = Hello(model=ModelSpec(fingerprint="f" * 64, parameters=10, statistics=2), copy_version=3)
+    assert decode_json(Hello, hello.to_json().encode()) == hello
