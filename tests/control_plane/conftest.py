@@ -54,3 +54,11 @@ async def fake_kubelet(control_plane: ControlPlane) -> AsyncIterator[FakeKubelet
         yield kubelet
         for name in list(kubelet.nodes):
             await kubelet.remove_node(name)
+
+
+@pytest.fixture(scope="session")
+def crds(control_plane: ControlPlane) -> None:
+    """The custom resources, installed from `crds/` and served."""
+    folder = str(HERE.parents[1] / "crds")
+    control_plane.kubectl("apply", "--server-side", "-f", folder)
+    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from shoal.api.training_job_status import TrainingJobStatus
 from shoal.cluster.work_queue import Priority
 from shoal.controller.apply import Applier
 from shoal.controller.credentials import JobCredentials
@@ -17,7 +18,7 @@ from shoal.controller.observe import Observer
 from shoal.controller.report import Reporter
 from shoal.controller.world import Key, Wake, World
 from shoal.errors import ClusterError
-from shoal.policy.model import Observation
+from shoal.policy.model import CreatePod, Observation, Plan
 from shoal.policy.names import place_of
 from shoal.policy.plan import plan
 from shoal.telemetry.coordinator import Endpoint
@@ -83,7 +84,8 @@ class Reconciler:
             decided = plan(seen)
             events += decided.events
         self._listen(key, seen)
-        wishes = [decided.wake_after, await self._reporter.report(seen.job, decided.status, events)]
+        status = _without_unborn(decided)
+        wishes = [decided.wake_after, await self._reporter.report(seen.job, status, events)]
         if failed is not None:
             raise failed
         if decided.actions:
@@ -129,3 +131,15 @@ class Reconciler:
         self._poller.follow(
             endpoint, lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE)
         )
+
+
+def _without_unborn(decided: Plan) -> TrainingJobStatus:
+    """The plan's status without the pods that it wanted and that could not be made now.
+
+    Written down, they would be counted as lost by the next plan.
+    """
+    unborn = {(a.role, a.index, a.incarnation) for a in decided.actions if isinstance(a, CreatePod)}
+    if not unborn:
+        return decided.status
+    slots = tuple(s for s in decided.status.slots if (s.role, s.index, s.incarnation) not in unborn)
+    return decided.status.model_copy(update={"slots": slots})

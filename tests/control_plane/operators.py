@@ -1,0 +1,242 @@
+"""Operators under test: in this process with a coordinator that the test plays, or as the real process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from kubernetes.aio import client, config
+
+from dev.kube import ApiError, Json, Kube
+from shoal.cluster.lease import LeaseTimes
+from shoal.cluster.transport import HttpTransport, Transport
+from shoal.controller.operator import Operator
+from shoal.controller.settings import Settings
+from shoal.errors import Unavailable
+from shoal.policy.model import Images
+from shoal.telemetry.coordinator import Endpoint
+from shoal_trainer.contract import StatusReport
+
+INSTALL_KEY = bytes(range(32))
+FAST_LEASE = LeaseTimes(duration=3, renew_deadline=2, retry_period=0.3)
+
+
+class PlayedCoordinator:
+    """Says what the test lets it say, by uid of the job."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, StatusReport] = {}
+
+    async def read(self, endpoint: Endpoint) -> StatusReport:
+        try:
+            return self.reports[endpoint.job_uid]
+        except KeyError:
+            raise Unavailable("nobody answers") from None
+
+
+def settings(namespace: str, **changes: Any) -> Settings:
+    """For one namespace."""
+    values: dict[str, Any] = {
+        "install_key": INSTALL_KEY,
+        "images": Images(ps="shoal/ps:test", worker="shoal/worker:test"),
+        "namespace": namespace,
+        "lease_namespace": namespace,
+        "identity": "operator-0",
+        "telemetry_seconds": 0.2,
+    }
+    return Settings(**{**values, **changes})
+
+
+async def transport(kubeconfig: Path) -> HttpTransport:
+    configuration = client.Configuration()
+    await config.load_kube_config(str(kubeconfig), client_configuration=configuration, persist_config=False)
+    return HttpTransport(client.ApiClient(configuration))
+
+
+@contextlib.asynccontextmanager
+async def running_operator(
+    kubeconfig: Path,
+    namespace: str,
+    coordinator: PlayedCoordinator | None = None,
+    through: Callable[[Transport], Transport] = lambda inner: inner,
+    **changes: Any,
+) -> AsyncIterator[Operator]:
+    """An operator in this process, until the end of the block. `through` may put itself before the API server."""
+    http = await transport(kubeconfig)
+    operator = Operator(
+        through(http),
+        settings(namespace, **changes),
+        coordinator or PlayedCoordinator(),
+        lease_times=FAST_LEASE,
+    )
+    task = asyncio.create_task(operator.run())
+    try:
+        yield operator
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await http.close()
+
+
+class OperatorProcess:
+    """The real process, `shoal-operator`, as a context manager. Its log is at `log`."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, folder: Path, **environment: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        key = folder / "install-key"
+        key.write_bytes(INSTALL_KEY)
+        self.log = folder / "operator.log"
+        self._environment = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "SHOAL_INSTALL_KEY_FILE": str(key),
+            "SHOAL_IMAGE_PS": "shoal/ps:test",
+            "SHOAL_IMAGE_WORKER": "shoal/worker:test",
+            "SHOAL_NAMESPACE": namespace,
+            "POD_NAME": "operator-0",
+            "POD_NAMESPACE": namespace,
+            "SHOAL_METRICS_PORT": "0",
+            "SHOAL_HEALTH_PORT": "0",
+            **environment,
+        }
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "shoal.controller.process",
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def kill(self) -> None:
+        """SIGKILL: no good-bye."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        return await self._end(signal.SIGTERM)
+
+    async def wait(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def _end(self, number: signal.Signals) -> int:
+        process = self._process
+        assert process is not None
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+        return await process.wait()
+
+    async def __aenter__(self) -> OperatorProcess:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+
+async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 25, what: str = "") -> Any:
+    """The first truthy answer."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if answer := await read():
+                return answer
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        assert time.monotonic() < deadline, f"it did not happen in time {what}"
+        await asyncio.sleep(0.02)
+
+
+class Job:
+    """One TrainingJob in one namespace, as a test looks at it."""
+
+    def __init__(self, kube: Kube, namespace: str, name: str = "digits") -> None:
+        self.kube, self.namespace, self.name = kube, namespace, name
+        self.path = f"/apis/shoal.dev/v1alpha1/namespaces/{namespace}/trainingjobs/{name}"
+
+    def manifest(self, **spec: Any) -> Json:
+        whole = {
+            "storage": {"ephemeral": {}},
+            "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}},
+            "workers": {"replicas": 2, "maxSurge": 1},
+            **spec,
+        }
+        return {
+            "apiVersion": "shoal.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": self.name},
+            "spec": whole,
+        }
+
+    async def apply(self, **spec: Any) -> Json:
+        return await self.kube.create(self.path.rpartition("/")[0], self.manifest(**spec))
+
+    async def get(self) -> Json:
+        return await self.kube.get(self.path)
+
+    async def status(self) -> Json:
+        return dict((await self.get()).get("status") or {})
+
+    async def condition(self, kind: str) -> Json:
+        return next((c for c in (await self.status()).get("conditions", []) if c["type"] == kind), {})
+
+    async def pods(self) -> dict[str, Json]:
+        """By name, the newest of each, the terminating too."""
+        listed = await self.kube.get(
+            f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=f"shoal.dev/job={self.name}"
+        )
+        return {pod["metadata"]["name"]: pod for pod in listed["items"]}
+
+    async def events(self) -> dict[str, list[Json]]:
+        """Events about the job by reason."""
+        listed = await self.kube.get(f"/api/v1/namespaces/{self.namespace}/events")
+        found: dict[str, list[Json]] = {}
+        for event in listed["items"]:
+            if event["involvedObject"]["name"] == self.name:
+                found.setdefault(event["reason"], []).append(event)
+        return found
+
+    async def pod_runs(self, name: str) -> Json:
+        async def runs() -> Json | None:
+            pod = (await self.pods()).get(name)
+            return pod if pod and pod["status"].get("phase") == "Running" else None
+
+        return dict(await eventually(runs, what=f"{name} runs"))
+
+    async def runs(self, workers: int = 2) -> None:
+        """The phase is Running, with so many workers."""
+
+        async def all_there() -> bool:
+            status = await self.status()
+            return status.get("phase") == "Running" and status["workers"]["ready"] == workers
+
+        try:
+            await eventually(all_there)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {await self.status()}") from None
+
+    async def reaches(self, **wanted: Any) -> Json:
+        """The status has these top-level values."""
+
+        async def there() -> Json | None:
+            status = await self.status()
+            return status if all(status.get(k) == v for k, v in wanted.items()) else None
+
+        try:
+            return dict(await eventually(there))
+        except AssertionError as error:
+            raise AssertionError(f"{error}: wanted {wanted}, has {await self.status()}") from None

@@ -1,0 +1,88 @@
+"""A job's life against the real API server: from apply over loss and replacement to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dev.cluster import ControlPlane
+from dev.fake_kubelet import FakeKubelet
+from dev.kube import ApiError, Kube
+from shoal_trainer.contract import Outcome, TerminationMessage
+from tests.control_plane.operators import Job, OperatorProcess, eventually, running_operator
+
+
+@pytest.fixture
+async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
+    """One on-demand node and three spot nodes."""
+    await fake_kubelet.add_node("safe-1")
+    for name in ("spot-1", "spot-2", "spot-3"):
+        await fake_kubelet.add_node(name, spot=True)
+    return fake_kubelet
+
+
+async def test_a_job_from_apply_to_succeeded(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        pods = await job.pods()
+        assert set(pods) == {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-0"}
+        assert pods["digits-ps-0-0"]["spec"]["nodeName"] == "safe-1"
+        assert pods["digits-worker-0-0"]["spec"]["nodeName"].startswith("spot")
+        service = await kube.get(f"/api/v1/namespaces/{namespace}/services/digits-ps-0")
+        assert service["spec"]["selector"]["shoal.dev/incarnation"] == "0"
+
+        said = TerminationMessage(outcome=Outcome.SUCCEEDED, model_uri="file:///m", step=7).to_json()
+        await nodes.succeed_pod(namespace, "digits-ps-0-0", message=said)
+        status = await job.reaches(phase="Succeeded")
+        assert status["output"]["uri"] == "file:///m"
+        assert (await job.condition("Complete"))["status"] == "True"
+
+        async def workers_gone() -> bool:
+            return not any("worker" in name for name in await job.pods())
+
+        await eventually(workers_gone)
+        assert "Succeeded" in await job.events()
+
+
+async def test_the_real_process(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
+) -> None:
+    job = Job(kube, namespace)
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path) as process:
+        await job.apply()
+        await job.runs()
+        code = await process.stop()
+        log = process.log.read_text()
+        assert code == 0, log
+        lease = await kube.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/shoal")
+        assert lease["spec"].get("holderIdentity", "") == ""
+        assert "ERROR" not in log
+    assert set(await job.pods()) == {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-0"}
+
+
+async def test_deleting_the_job_leaves_nothing(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace) as operator:
+        await job.apply()
+        await job.runs()
+        await kube.delete(job.path)
+
+        async def nothing_left() -> bool:
+            left = []
+            for path in ("api/v1/{}/pods", "api/v1/{}/services", "api/v1/{}/secrets"):
+                listed = await kube.get("/" + path.format(f"namespaces/{namespace}"))
+                left += [item["metadata"]["name"] for item in listed["items"]]
+            budgets = await kube.get(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets")
+            return not left and not budgets["items"]
+
+        await eventually(nothing_left)
+        assert not list(operator.world.jobs.all())
+        with pytest.raises(ApiError, match="404"):
+            await job.get()
