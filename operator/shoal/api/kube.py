@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from pydantic import Field
+
 from shoal.api.base import ObjectMeta, Status
 
 
@@ -87,7 +89,7 @@ class PodStatus(Status):
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
-    pod_ip: str | None = None
+    pod_ip: str | None = Field(None, alias="podIP")
     start_time: datetime | None = None
     conditions: tuple[Condition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
@@ -122,7 +124,7 @@ class Taint(Status):
 class NodeInfo(Status):
     """What the kubelet says of its machine. `boot_id` changes when a machine comes back under its old name."""
 
-    boot_id: str = ""
+    boot_id: str = Field("", alias="bootID")
 
 
 class NodeSpec(Status):

@@ -12,6 +12,7 @@ from datetime import timedelta
 from shoal.policy.counters import Counters
 from shoal.policy.model import Observation
 from shoal.policy.slots import Seats
+from shoal.policy.suspension import suspended_seconds
 from shoal.policy.telling import short
 from shoal.policy.verdict import terminated, termination_message
 from shoal_trainer.contract import EXIT_OK, Outcome, TerminationMessage
@@ -60,7 +61,7 @@ def _deadline(seen: Observation, wake_after: list[float]) -> End | None:
     limit, start = seen.job.spec.run_policy.active_deadline_seconds, seen.job.status.start_time
     if limit is None or start is None or seen.job.spec.suspend:
         return None
-    left = (start + timedelta(seconds=limit + seen.job.status.suspended_seconds) - seen.now).total_seconds()
+    left = (start + timedelta(seconds=limit + suspended_seconds(seen)) - seen.now).total_seconds()
     if left > 0:
         wake_after.append(left)
         return None

@@ -138,7 +138,7 @@ class _Picture:
             None if seen.node_signals else ("NodeSignalsUnavailable", no_nodes),
             "NodesAreRead",
         )
-        suspended_seconds = suspension.say(seen, conditions, anyone_left=bool(seen.pods))
+        suspension.say(seen, conditions, anyone_left=bool(seen.pods))
         settling = not (census.servers_complete and census.workers_ready >= census.workers_wanted)
         reconciling = (
             ("Progressing", "pods are being created") if settling and not seen.job.spec.suspend else None
@@ -151,7 +151,7 @@ class _Picture:
             phase="Suspended" if seen.job.spec.suspend else phase(before.phase, census),
             reason=conditions.reason(),
             start_time=started,
-            suspended_seconds=suspended_seconds,
+            suspended_seconds=suspension.suspended_seconds(seen),
             conditions=conditions.done(),
             slots=slots.records((self.servers, self.crew), self._created(), seen.now),
             parameter_servers=ParameterServersStatus(

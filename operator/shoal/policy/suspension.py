@@ -31,16 +31,21 @@ def wants_server(job: TrainingJob, workers: Seats) -> Callable[[Place], bool]:
     return lambda place: place.index < replicas
 
 
-def say(seen: Observation, conditions: Conditions, *, anyone_left: bool) -> int:
-    """Set the condition Suspended; return for how long the job has been suspended before now, in seconds."""
-    before = seen.job.status
-    was = before.condition("Suspended")
+def say(seen: Observation, conditions: Conditions, *, anyone_left: bool) -> None:
+    """Set the condition Suspended."""
     if seen.job.spec.suspend:
         words = "its pods are ending" if anyone_left else "set spec.suspend to false to go on"
         conditions.set("Suspended", True, "Suspending" if anyone_left else "Suspended", words)
-        return before.suspended_seconds
-    conditions.happened("Suspended", None, "Resumed")
-    if was is None or was.status != "True" or before.start_time is None:
+    else:
+        conditions.happened("Suspended", None, "Resumed")
+
+
+def suspended_seconds(seen: Observation) -> int:
+    """For how long the job was suspended up to its last resumption, which may be now."""
+    before = seen.job.status
+    was = before.condition("Suspended")
+    resumes = was is not None and was.status == "True" and not seen.job.spec.suspend
+    if was is None or not resumes or before.start_time is None:
         return before.suspended_seconds
     since = max(was.last_transition_time, before.start_time)
     return before.suspended_seconds + seconds_between(since, seen.now)

@@ -26,7 +26,7 @@ def do(world: World, fault: str, number: int) -> bool:
             getattr(world, fault)(node)
         case ["exit", code] if pod and "-worker-" in pod:
             world.kill_pod(pod, int(code))
-        case ["oom"] if pod:
+        case ["oom"] if pod and "-worker-" in pod:
             world.kill_pod(pod, 137, "OOMKilled")
         case ["vanish" | "evict" | "hush"] if pod:
             getattr(world, fault)(pod)
@@ -128,8 +128,8 @@ def test_invariants_hold_whatever_happens(faults: list[tuple[str, int]], servers
 
     world.heal()
     wanted = world.manifest["spec"]["workers"]["replicas"]
-    for _ in range(40):  # back-offs end, stuck pods are deleted by force
-        world.tick(seconds=20)
+    for _ in range(15):  # back-offs end, stuck pods are deleted by force
+        world.tick(seconds=30)
         world.reconcile()
         check(world, world.status)
     world.settle()

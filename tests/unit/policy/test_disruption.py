@@ -1,0 +1,202 @@
+"""The signal tables: what nodes and pods say, and what has become of a pod."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shoal.api.training_job import FailureRule
+from shoal.api.training_job_status import Slot
+from shoal.policy.disruption import Meaning, is_spot, node_signal
+from shoal.policy.verdict import Fate, judge
+from shoal_trainer.contract import Outcome
+from tests.unit.policy import build
+
+SLOT = Slot(
+    role="worker",
+    index=0,
+    incarnation=0,
+    state="Running",
+    node="spot-0",
+    node_uid="uid-spot-0",
+    boot_id="boot-1",
+)
+
+
+def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
+    return {"taints": [{"key": key, "effect": effect}]}
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "meaning"),
+    [
+        ({"ready": "False", "message": "node is shutting down"}, "NodeShutdown", Meaning.LEAVING),
+        ({"ready": "Unknown"}, "NodeLost", Meaning.LOST),
+        (taint("node.kubernetes.io/unreachable", "NoExecute"), "NodeLost", Meaning.LOST),
+        (taint("node.kubernetes.io/out-of-service", "NoExecute"), "NodeLost", Meaning.LOST),
+        (taint("node.cloudprovider.kubernetes.io/shutdown"), "NodeLost", Meaning.LOST),
+        (taint("node.kubernetes.io/not-ready", "NoExecute"), "NodeNotReady", Meaning.LEAVING),
+        (taint("cloud.google.com/impending-node-termination"), "ImpendingNodeTermination", Meaning.LEAVING),
+        (taint("karpenter.sh/disrupted"), "NodeDisrupted", Meaning.LEAVING),
+        (taint("aws-node-termination-handler/spot-itn"), "SpotInterruption", Meaning.LEAVING),
+        (
+            taint("aws-node-termination-handler/rebalance-recommendation"),
+            "RebalanceRecommended",
+            Meaning.AT_RISK,
+        ),
+        (taint("remediator.kubernetes.azure.com/unschedulable"), "NodeRemediated", Meaning.LEAVING),
+        (taint("ToBeDeletedByClusterAutoscaler"), "ScaledDownByAutoscaler", Meaning.LEAVING),
+        (
+            taint("DeletionCandidateOfClusterAutoscaler", "PreferNoSchedule"),
+            "ScaleDownCandidate",
+            Meaning.AT_RISK,
+        ),
+        (
+            {"conditions": [{"type": "VMEventScheduled", "status": "True"}]},
+            "VMEventScheduled",
+            Meaning.LEAVING,
+        ),
+        ({"uid": "another"}, "NodeReplaced", Meaning.LOST),
+        ({"boot": "boot-2"}, "NodeReplaced", Meaning.LOST),
+    ],
+)
+def test_what_a_node_says(how: dict[str, Any], reason: str, meaning: Meaning) -> None:
+    signal = node_signal(build.node(**how), SLOT)
+    assert signal is not None
+    assert (signal.reason, signal.meaning) == (reason, meaning)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"ready": "False", "message": "container runtime is down"},
+        taint("node.kubernetes.io/unschedulable"),
+        taint("kubernetes.azure.com/scalesetpriority"),
+        taint("nvidia.com/gpu"),
+    ],
+)
+def test_what_says_nothing(how: dict[str, Any]) -> None:
+    assert node_signal(build.node(**how), SLOT) is None
+
+
+def test_a_node_that_is_gone_took_its_pods_only_if_it_was_known() -> None:
+    gone = node_signal(None, SLOT)
+    assert gone is not None
+    assert gone.reason == "NodeDeleted"
+    assert node_signal(None, SLOT.model_copy(update={"node_uid": ""})) is None
+
+
+def test_the_strongest_signal_counts() -> None:
+    both = build.node(ready="Unknown", taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}])
+    signal = node_signal(both, SLOT)
+    assert signal is not None
+    assert signal.reason == "NodeLost"
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        {"cloud.google.com/gke-spot": "true"},
+        {"eks.amazonaws.com/capacityType": "SPOT"},
+        {"karpenter.sh/capacity-type": "spot"},
+        {"kubernetes.azure.com/scalesetpriority": "spot"},
+    ],
+)
+def test_spot_nodes_of_every_cloud(label: dict[str, str]) -> None:
+    plain = build.node(spot=False)
+    assert not is_spot(plain)
+    assert is_spot(plain.model_copy(update={"metadata": plain.metadata.model_copy(update={"labels": label})}))
+
+
+SHUTDOWN = build.node(ready="False", message="node is shutting down")
+TARGET = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
+LOW = "The node was low on resource: memory."
+LIMIT = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
+TAKEN = {"phase": "Failed", "state": build.ended(1), "conditions": TARGET}
+USER_FAULT = build.last_word(Outcome.FAILED, reason="EntrypointNotFound", message="no module named digts")
+
+
+@pytest.mark.parametrize(
+    ("pod", "node", "fate", "reason"),
+    [
+        ({}, None, Fate.FINE, ""),
+        ({"phase": "Pending", "node": None}, None, Fate.FINE, ""),
+        ({}, SHUTDOWN, Fate.LEAVING, "NodeShutdown"),
+        ({}, build.node(ready="Unknown"), Fate.LOST, "NodeLost"),
+        ({"deleting": build.NOW}, None, Fate.LEAVING, "Deleted"),
+        ({"deleting": build.NOW, "conditions": TARGET}, None, Fate.LEAVING, "TerminationByKubelet"),
+        ({"phase": "Failed", "reason": "NodeAffinity"}, None, Fate.REJECTED, "NodeAffinity"),
+        ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, None, Fate.REJECTED, "OutOfResource"),
+        ({"phase": "Failed", "reason": "NodeShutdown"}, None, Fate.REJECTED, "NodeShutdown"),
+        (TAKEN, None, Fate.DISRUPTED, "TerminationByKubelet"),
+        ({"phase": "Failed", "state": build.ended(143)}, SHUTDOWN, Fate.DISRUPTED, "NodeShutdown"),
+        ({"phase": "Succeeded", "state": build.ended(0)}, SHUTDOWN, Fate.DISRUPTED, "NodeShutdown"),
+        ({"phase": "Succeeded", "state": build.ended(0), "deleting": build.NOW}, None, Fate.DISRUPTED, "Deleted"),
+        ({"phase": "Failed", "reason": "Evicted", "message": LOW}, None, Fate.DISRUPTED, "Evicted"),
+        ({"phase": "Failed", "reason": "Evicted", "message": LIMIT}, None, Fate.FAILED, "Evicted"),
+        ({"phase": "Failed", "reason": "NodeLost"}, None, Fate.DISRUPTED, "NodeLost"),
+        ({"phase": "Failed", "state": build.ended(137, "OOMKilled")}, None, Fate.FAILED, "OOMKilled"),
+        ({"phase": "Failed", "state": build.ended(137)}, None, Fate.KILLED, "Killed"),
+        ({"phase": "Failed", "state": build.ended(143)}, None, Fate.KILLED, "Killed"),
+        ({"phase": "Failed", "state": build.ended(4)}, None, Fate.KILLED, "Fenced"),
+        ({"phase": "Succeeded", "state": build.ended(0)}, None, Fate.DONE, "Done"),
+        ({"phase": "Failed", "state": build.ended(1)}, None, Fate.FAILED, "Error"),
+        ({"phase": "Failed", "state": build.ended(2, message=USER_FAULT)}, None, Fate.FAILED, "EntrypointNotFound"),
+        ({"phase": "Running", "state": build.ended(1)}, None, Fate.FAILED, "Error"),  # a sidecar runs on
+    ],
+)  # fmt: skip
+def test_what_has_become_of_a_worker(pod: dict[str, Any], node: Any, fate: Fate, reason: str) -> None:
+    verdict = judge(build.pod(**pod), SLOT, node or build.node(), [])
+    assert (verdict.fate, verdict.reason) == (fate, reason)
+
+
+def test_a_pod_evicted_before_its_containers_were_made() -> None:
+    manifest = build.pod_manifest(
+        phase="Failed", reason="Evicted", message="The node was low on resource: memory."
+    )
+    del manifest["status"]["containerStatuses"]
+    verdict = judge(build.Pod.model_validate(manifest), SLOT, build.node(), [])
+    assert verdict.fate is Fate.DISRUPTED
+
+
+@pytest.mark.parametrize(
+    ("action", "fate", "fatal"),
+    [
+        ("FailJob", Fate.FAILED, True),
+        ("Restart", Fate.FAILED, False),
+        ("Ignore", Fate.IGNORED, False),
+        ("CountAsDisruption", Fate.DISRUPTED, False),
+    ],
+)
+def test_the_users_rules_for_exit_codes(action: Any, fate: Fate, fatal: bool) -> None:
+    rules = [
+        FailureRule(on_exit_codes=[7], action="FailJob"),
+        FailureRule(on_exit_codes=[42, 137], action=action),
+    ]
+    verdict = judge(build.pod(phase="Failed", state=build.ended(42)), SLOT, build.node(), rules)
+    assert (verdict.fate, verdict.fatal) == (fate, fatal)
+
+
+def test_only_the_trainers_word_makes_exit_2_final() -> None:
+    told = judge(build.pod(phase="Failed", state=build.ended(2, message=USER_FAULT)), SLOT, build.node(), [])
+    assert told.fatal
+    assert told.message == "no module named digts"
+    untold = judge(
+        build.pod(phase="Failed", state=build.ended(2, message="usage: python")), SLOT, build.node(), []
+    )
+    assert not untold.fatal
+
+
+def test_a_server_that_is_restarted_in_place_has_not_ended() -> None:
+    slot = SLOT.model_copy(update={"role": "ps"})
+    again = judge(build.pod("ps", state=build.ended(1)), slot, build.node(), [])
+    assert again.fate is Fate.FINE
+
+
+def test_a_name_that_comes_back_is_another_machine() -> None:
+    """GKE makes a reclaimed node anew under its old name: the pod that was on it is lost."""
+    pod = build.pod(created=build.NOW - timedelta(minutes=5))
+    assert judge(pod, SLOT, build.node(boot="boot-2"), []).fate is Fate.LOST

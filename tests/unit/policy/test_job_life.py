@@ -1,0 +1,313 @@
+"""The life of a job: parameter servers, suspension, the end, and what is said about it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shoal.policy.model import CreatePod, CreateService, DeleteJob, DeletePod, DeleteService, UpdateService
+from shoal.policy.plan import plan
+from shoal.policy.telemetry import differs_in_telemetry_only
+from shoal_trainer.contract import Outcome
+from tests.unit.policy import build
+from tests.unit.policy.world import World
+
+IMAGE_SAYS = 'Back-off pulling image "nowhere/digits:1"'
+
+
+def running_world(**how: Any) -> World:
+    world = World(**how)
+    world.settle()
+    return world
+
+
+def finish(world: World, message: str = "", code: int = 0) -> None:
+    world.end("digits-ps-0-0", code, "Completed" if code == 0 else "Error", message)
+
+
+def condition(world: World, kind: str) -> dict[str, Any]:
+    return next((c for c in world.status["conditions"] if c["type"] == kind), {})
+
+
+# --- parameter servers -----------------------------------------------------------------------------------------------
+
+
+def test_each_shard_has_a_service_before_it_has_a_pod() -> None:
+    made = plan(build.observe(build.job(parameterServers={"replicas": 2})))
+    kinds = [type(a).__name__ for a in made.actions]
+    assert kinds[:4] == ["CreateSecret", "CreateService", "CreateService", "CreatePod"]
+    services = [a.manifest["spec"] for a in made.actions if isinstance(a, CreateService)]
+    assert all(s["publishNotReadyAddresses"] for s in services)
+
+
+def test_a_server_that_was_killed_is_restored_under_the_same_name() -> None:
+    world = running_world()
+    world.delete("digits-ps-0-0")
+    assert not [a for a in world.reconcile().actions if isinstance(a, CreatePod)]  # its last snapshot
+    world.tick()
+    made = world.reconcile()
+    assert [a.name for a in made.actions if isinstance(a, CreatePod)] == ["digits-ps-0-1"]
+    moved = next(a for a in made.actions if isinstance(a, UpdateService))
+    assert moved.selector["shoal.dev/incarnation"] == "1"
+    world.settle()
+    assert world.status["parameterServers"] == {"desired": 1, "ready": 1, "restarts": 1}
+    assert world.status["restarts"]["disruptions"] == 0
+    assert world.status["phase"] == "Running"
+
+
+def test_a_server_that_outstays_its_grace_period_is_not_waited_for() -> None:
+    world = running_world()
+    world.delete("digits-ps-0-0")
+    world.now += timedelta(seconds=10)
+    assert world.reconcile().wake_after == pytest.approx(15)
+    world.now += timedelta(seconds=16)
+    assert [a.name for a in world.reconcile().actions if isinstance(a, CreatePod)] == ["digits-ps-0-1"]
+
+
+def test_a_server_on_a_lost_machine_is_replaced_at_once() -> None:
+    world = running_world()
+    world.kill_node("safe-0")
+    assert [a.name for a in world.reconcile().actions if isinstance(a, CreatePod)] == ["digits-ps-0-1"]
+
+
+def test_restarts_in_place_are_counted_and_failures_among_them_have_a_limit() -> None:
+    world = running_world(spec={"runPolicy": {"backoffLimit": 1}})
+    container = world.pods["digits-ps-0-0"]["status"]["containerStatuses"][0]
+    container |= {"restartCount": 1, "lastState": build.ended(137)}
+    world.reconcile()
+    world.reconcile()
+    assert world.status["parameterServers"]["restarts"] == 1
+    assert world.status["restarts"]["failures"] == 0
+    container |= {"restartCount": 3, "lastState": build.ended(1)}
+    world.reconcile()
+    assert world.status["parameterServers"]["restarts"] == 3
+    assert world.status["phase"] == "Failed"
+
+
+def test_the_number_of_shards_changes_while_suspended() -> None:
+    world = running_world(servers=2)
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    world.manifest["spec"] |= {"suspend": False, "parameterServers": {"replicas": 1}}
+    made = world.reconcile()
+    assert [a.name for a in made.actions if isinstance(a, DeleteService)] == ["digits-ps-1"]
+    world.settle()
+    assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_success_is_the_word_of_server_0() -> None:
+    world = running_world()
+    finish(
+        world, build.last_word(model_uri="file:///m", model_digest="d", step=900, metrics={"accuracy": 0.981})
+    )
+    made = world.reconcile()
+    assert made.actions == ()  # the status first
+    assert world.status["phase"] == "Succeeded"
+    assert condition(world, "Complete")["status"] == "True"
+    assert world.status["output"] == {"uri": "file:///m", "digest": "d"}
+    assert world.status["training"]["metrics"] == {"accuracy": "0.981"}
+    assert world.status["restarts"]["failures"] == 0
+    made = world.reconcile()
+    assert sorted(a.name for a in made.actions if isinstance(a, DeletePod)) == [
+        f"digits-worker-{i}-0" for i in range(3)
+    ]
+    assert "CleanedUp" in {e.reason for e in made.events}
+    world.settle()
+    assert list(world.pods) == ["digits-ps-0-0"]
+    assert world.status["workers"]["ready"] == 0
+
+
+def test_exit_0_of_server_0_without_its_word_is_not_success() -> None:
+    world = running_world()
+    finish(world)
+    world.reconcile()
+    world.tick(seconds=31)
+    world.reconcile()
+    assert world.status["phase"] == "Running"
+    assert world.status["restarts"]["byReason"] == {"ExitedEarly": 1}
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_the_users_fault_is_told_in_the_trainers_words(code: int) -> None:
+    words = build.last_word(
+        Outcome.FAILED,
+        reason="EntrypointNotFound",
+        message="no module named 'digts': check training.entrypoint",
+    )
+    world = running_world()
+    world.kill_pod("digits-worker-1-0", 2)
+    world.end("digits-worker-1-0", 2, message=words)
+    world.reconcile()
+    failed = condition(world, "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "EntrypointNotFound")
+    assert "check training.entrypoint" in failed["message"]
+    assert world.status["lastFailure"]["exitCode"] == 2
+
+
+def test_a_server_that_fails_for_the_users_fault_ends_the_job() -> None:
+    world = running_world()
+    finish(world, build.last_word(Outcome.FAILED, reason="LossIsNaN", message="the loss is NaN"))
+    world.reconcile()
+    assert condition(world, "Failed")["reason"] == "LossIsNaN"
+
+
+@pytest.mark.parametrize(("policy", "left"), [("None", 4), ("Running", 1), ("All", 0)])
+def test_which_pods_are_left(policy: str, left: int) -> None:
+    world = running_world(spec={"runPolicy": {"cleanPodPolicy": policy}})
+    finish(world, build.last_word())
+    world.settle()
+    assert len(world.pods) == left
+
+
+def test_ttl_deletes_the_job_when_it_is_due_and_not_before() -> None:
+    world = running_world(spec={"runPolicy": {"ttlSecondsAfterFinished": 60}})
+    finish(world, build.last_word())
+    world.reconcile()
+    world.settle()
+    before = world.reconcile()
+    assert not [a for a in before.actions if isinstance(a, DeleteJob)]
+    assert before.wake_after is not None
+    world.now += timedelta(seconds=before.wake_after)
+    assert [a for a in world.reconcile().actions if isinstance(a, DeleteJob)]
+
+
+def test_the_active_deadline_does_not_run_while_suspended() -> None:
+    world = running_world(spec={"runPolicy": {"activeDeadlineSeconds": 100}})
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    world.now += timedelta(hours=1)
+    world.manifest["spec"]["suspend"] = False
+    world.settle()
+    assert world.status["phase"] == "Running"
+    world.now += timedelta(seconds=100)
+    world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Failed", "DeadlineExceeded")
+
+
+def test_more_disruptions_than_allowed() -> None:
+    world = running_world(spec={"runPolicy": {"maxDisruptions": 0}})
+    world.vanish("digits-worker-0-0")
+    world.reconcile()
+    assert world.status["reason"] == "MaxDisruptionsExceeded"
+
+
+# --- suspension ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_created_suspended_starts_nothing() -> None:
+    made = plan(build.observe(build.job(suspend=True)))
+    assert made.actions == ()
+    assert made.status.phase == "Suspended"
+
+
+def test_suspending_ends_the_workers_before_the_servers_and_counts_nothing() -> None:
+    world = running_world()
+    world.manifest["spec"]["suspend"] = True
+    made = world.reconcile()
+    assert {a.name for a in made.actions if isinstance(a, DeletePod)} == {
+        f"digits-worker-{i}-0" for i in range(3)
+    }
+    world.settle()
+    assert not world.pods
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+    assert condition(world, "Suspended")["reason"] == "Suspended"
+    world.manifest["spec"]["suspend"] = False
+    assert "Resumed" in {e.reason for e in world.reconcile().events}
+    world.settle()
+    assert "digits-ps-0-1" in world.pods
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waiting", "reason", "words"),
+    [
+        ("ImagePullBackOff", "ImagePullFailed", "check the image"),
+        ("CreateContainerConfigError", "ContainerConfigError", "check the volumes"),
+    ],
+)
+def test_a_pod_that_does_not_get_going_says_what_to_do(waiting: str, reason: str, words: str) -> None:
+    pod = build.pod(phase="Pending", state=build.waiting(waiting, IMAGE_SAYS))
+    made = plan(build.observe(build.job(), pod))
+    degraded = made.status.condition("Degraded")
+    assert degraded is not None
+    assert (degraded.status, degraded.reason) == ("True", reason)
+    assert words in degraded.message
+    assert IMAGE_SAYS in degraded.message
+    assert reason in {e.reason for e in made.events}
+    assert made.status.restarts.failures == 0
+
+
+def test_an_unschedulable_pod_is_news_after_a_minute() -> None:
+    unschedulable = [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}]
+    pod = build.pod(phase="Pending", node=None, state={}, conditions=unschedulable)
+    first = plan(build.observe(build.job(), pod))
+    assert first.status.condition("Degraded") is None
+    assert first.wake_after == pytest.approx(60)
+    later = plan(build.observe(build.job(), pod, now=build.NOW + timedelta(seconds=60)))
+    degraded = later.status.condition("Degraded")
+    assert degraded is not None
+    assert "0/4 nodes are available" in degraded.message
+
+
+def test_no_progress_is_degraded() -> None:
+    world = running_world(spec={"runPolicy": {"progressDeadlineSeconds": 60}})
+    world.now += timedelta(seconds=61)
+    world.reconcile()
+    assert condition(world, "Degraded")["reason"] == "NoProgress"
+
+
+def test_without_nodes_it_says_so() -> None:
+    made = plan(build.observe(build.job(), nodes={}, node_signals=False))
+    said = made.status.condition("NodeSignalsUnavailable")
+    assert said is not None
+    assert said.status == "True"
+
+
+def test_a_job_of_another_controller_is_left_alone() -> None:
+    made = plan(build.observe(build.job(managedBy="kueue.x-k8s.io/multikueue")))
+    assert made.actions == ()
+    assert made.status == build.job().status
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    a_job = build.job()
+    going = a_job.metadata.model_copy(update={"deletion_timestamp": build.stamp(build.NOW)})
+    assert plan(build.observe(a_job.model_copy(update={"metadata": going}))).actions == ()
+
+
+def test_figures_alone_may_wait() -> None:
+    world = running_world()
+    seen = world.observation()
+    old = plan(seen).status
+    told = build.report(step=10, samples=100, loss=0.5, samples_per_second=1234.5)
+    new = plan(
+        build.observe(
+            seen.job, *seen.pods, services=seen.services, nodes=seen.nodes, now=seen.now, report=told
+        )
+    ).status
+    assert new.training.step == 10
+    assert new.training.samples_per_second in {"1234", "1235"}
+    assert differs_in_telemetry_only(old, new)
+    assert not differs_in_telemetry_only(old, new.model_copy(update={"phase": "Failed"}))
+
+
+def test_how_long_recovery_took() -> None:
+    world = running_world()
+    world.vanish("digits-worker-0-0")
+    world.reconcile()
+    world.reconcile()
+    assert world.status["lastDisruption"]["replacementCreatedSeconds"] == 0
+    world.tick()
+    seen = world.observation()
+    pushed = world.now.timestamp() + 5
+    told = build.report(workers=({"slot": 0, "incarnation": 1, "state": "Active", "first_push_at": pushed},))
+    status = plan(build.observe(seen.job, *seen.pods, nodes=seen.nodes, now=seen.now, report=told)).status
+    assert status.last_disruption is not None
+    assert status.last_disruption.recovered_seconds == 7

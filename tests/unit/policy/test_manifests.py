@@ -1,0 +1,193 @@
+"""The objects as they are POSTed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.policy import manifests, names
+from shoal.policy.merge import merge
+from shoal.policy.names import Place
+from shoal_trainer.contract import RuntimeConfig, Shard
+from tests.unit.policy import build
+
+
+def worker(**spec: Any) -> dict[str, Any]:
+    return manifests.pod(build.job(**spec), Place("worker", 2, 5), build.IMAGES)
+
+
+def server(**spec: Any) -> dict[str, Any]:
+    return manifests.pod(build.job(**spec), Place("ps", 0, 1), build.IMAGES)
+
+
+def container(pod: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(c for c in pod["spec"]["containers"] if c["name"] == name)
+
+
+def config(pod: dict[str, Any], name: str) -> RuntimeConfig:
+    """As the kubelet would give it to the process."""
+    value = next(e["value"] for e in container(pod, name)["env"] if e["name"] == "SHOAL_CONFIG")
+    expanded = (
+        value.replace("$(SHOAL_POD_IP)", "10.0.0.7")
+        .replace("$(SHOAL_NODE_NAME)", "spot-1")
+        .replace("$$", "$")
+    )
+    return RuntimeConfig.model_validate_json(expanded)
+
+
+def test_names_and_labels() -> None:
+    pod = worker()
+    assert pod["metadata"]["name"] == "digits-worker-2-5"
+    assert pod["metadata"]["labels"]["shoal.dev/incarnation"] == "5"
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == build.UID
+    assert names.place_of_name("a-b-ps-3-worker-2-5") == Place("worker", 2, 5)
+    assert all(len(value) <= 63 for value in pod["metadata"]["labels"].values())
+
+
+@pytest.mark.parametrize("pod", [worker(), server()])
+def test_restricted_pod_security(pod: dict[str, Any]) -> None:
+    security = pod["spec"]["securityContext"]
+    assert security["runAsNonRoot"]
+    assert security["runAsUser"] == 65532
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    for each in pod["spec"]["containers"]:
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_workers_on_any_spot_node_servers_on_none() -> None:
+    def terms(pod: dict[str, Any]) -> list[dict[str, Any]]:
+        required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        return required["nodeSelectorTerms"]  # type: ignore[no-any-return]
+
+    assert {e["operator"] for t in terms(worker()) for e in t["matchExpressions"]} == {"In"}
+    assert len(terms(worker())) > 3
+    assert len(terms(server())) == 1
+    assert {e["operator"] for e in terms(server())[0]["matchExpressions"]} == {"NotIn"}
+
+
+def test_restart_policies_and_grace() -> None:
+    assert worker()["spec"]["restartPolicy"] == "Never"
+    assert worker()["spec"]["terminationGracePeriodSeconds"] == 20
+    assert server()["spec"]["restartPolicy"] == "OnFailure"
+    assert server()["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+
+
+def test_what_a_pod_is_told() -> None:
+    training = {
+        "entrypoint": "digits:job",
+        "args": {"path": "$(HOME)/$x", "depth": 20},
+        "batchSize": 16,
+        "stopAfter": {"metric": "accuracy", "value": "0.97"},
+        "initialFrom": {"uri": "s3://b/other", "weightsOnly": True},
+        "staleness": {"max": 8, "policy": "Inverse"},
+    }
+    told = config(worker(training=training, parameterServers={"replicas": 2}), "worker")
+    assert told.job.prefix == f"team/digits/{build.UID}"
+    assert (told.role, told.index, told.incarnation) == ("worker", 2, 5)
+    assert told.parameter_servers == (Shard(host="digits-ps-0.team.svc"), Shard(host="digits-ps-1.team.svc"))
+    assert told.args == {"path": "$(HOME)/$x", "depth": 20}
+    assert told.stop_after.value == 0.97
+    assert told.initial_from is not None
+    assert told.initial_from.weights_only
+    assert (told.staleness.max, told.staleness.policy) == (8, "Inverse")
+    assert (told.bind_host, told.node_name) == ("10.0.0.7", "spot-1")
+
+
+@pytest.mark.parametrize(
+    ("storage", "uri", "volume"),
+    [
+        ({"uri": "s3://bucket/runs"}, "s3://bucket/runs", None),
+        (
+            {"volumeClaim": {"name": "runs"}},
+            "file:///var/run/shoal/storage",
+            {"persistentVolumeClaim": {"claimName": "runs"}},
+        ),
+        ({"ephemeral": {}}, "file:///var/run/shoal/storage", {"emptyDir": {}}),
+    ],
+)
+def test_storage_is_mounted_by_servers_only(
+    storage: dict[str, Any], uri: str, volume: dict[str, Any] | None
+) -> None:
+    pod = server(storage=storage)
+    assert config(pod, "ps").storage_uri == uri
+    found = [v for v in pod["spec"]["volumes"] if v["name"] == "shoal-storage"]
+    assert found == ([{"name": "shoal-storage", **volume}] if volume else [])
+    assert "shoal-storage" not in {v["name"] for v in worker(storage=storage)["spec"]["volumes"]}
+
+
+def test_the_template_is_merged_over_the_defaults() -> None:
+    template = {
+        "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "x"}},
+        "spec": {
+            "containers": [
+                {
+                    "name": "worker",
+                    "image": "me/digits:1",
+                    "env": [{"name": "HOME", "value": "/data"}, {"name": "SHOAL_CONFIG", "value": "mine"}],
+                    "resources": {"requests": {"memory": "8Gi"}, "limits": {"nvidia.com/gpu": 1}},
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                },
+                {"name": "logs", "image": "me/logs"},
+            ],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+            "tolerations": [{"key": "mine", "operator": "Exists"}],
+            "terminationGracePeriodSeconds": 25,
+            "affinity": None,
+        },
+    }
+    pod = worker(workers={"replicas": 3, "template": template})
+    trains = container(pod, "worker")
+    assert trains["image"] == "me/digits:1"
+    assert trains["command"] == ["shoal-trainer", "work"]
+    assert trains["resources"]["requests"] == {"cpu": "500m", "memory": "8Gi"}
+    assert {"name": "HOME", "value": "/data"} in trains["env"]
+    assert config(pod, "worker").entrypoint == "digits:job"
+    assert {m["mountPath"] for m in trains["volumeMounts"]} == {"/tmp", "/var/run/shoal/secret", "/data"}
+    assert container(pod, "logs")["image"] == "me/logs"
+    assert pod["metadata"]["labels"]["team"] == "vision"
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 25
+    assert "affinity" not in pod["spec"]
+    assert {t["key"] for t in pod["spec"]["tolerations"]} >= {"mine", "nvidia.com/gpu"}
+
+
+def test_two_jobs_of_one_name_do_not_meet() -> None:
+    one = build.job()
+    other = one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": "ffffffff-0000"})})
+    assert names.secret_name(one) != names.secret_name(other)
+    assert names.service_selector(one, 0, 0) != names.service_selector(other, 0, 0)
+
+
+def test_the_secret_carries_the_bytes() -> None:
+    made = manifests.secret(build.job(), {"key": b"\x00\x01"})
+    assert made["data"] == {"key": "AAE="}
+    assert made["immutable"]
+
+
+def test_everything_is_json() -> None:
+    a_job = build.job(storage={"volumeClaim": {"name": "runs"}})
+    for made in (worker(), server(), manifests.service(a_job, 0, 0), manifests.disruption_budget(a_job)):
+        assert json.loads(json.dumps(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("defaults", "patch", "merged"),
+    [
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}, {"a": {"b": 3, "c": 2}}),
+        ({"a": 1}, {"a": None}, {}),
+        ({"args": ["x"]}, {"args": ["y"]}, {"args": ["y"]}),
+        ({"env": [{"name": "A", "value": "1"}]}, {"env": [{"name": "A", "value": "2"}, {"name": "B"}]},
+         {"env": [{"name": "A", "value": "2"}, {"name": "B"}]}),
+        ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]},
+         {"tolerations": [{"key": "a"}, {"key": "b"}]}),
+    ],
+)  # fmt: skip
+def test_merge(defaults: dict[str, Any], patch: dict[str, Any], merged: dict[str, Any]) -> None:
+    assert merge(defaults, patch) == merged
