@@ -183,11 +183,12 @@ class Coordinator:
             self.tick()
             return task
 
-    def holds_task(self, slot: int, incarnation: int, token: tuple[int, int]) -> bool:
-        """Whether files for this task may be uploaded by this worker."""
+    def held_task(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
+        """The task that this worker holds under this token: only for it files may be uploaded."""
         with self._lock:
             head = self.tasks.queue[0] if self.tasks.queue else None
-            return head is not None and head.holder == (slot, incarnation) and head.token == token
+            held = head is not None and head.holder == (slot, incarnation) and head.token == token
+            return head if held else None
 
     def leave(self, slot: int, incarnation: int) -> None:
         """It goes on purpose: the exact rest of what it held is free again."""

@@ -127,7 +127,7 @@ class _Connection(BaseHTTPRequestHandler):
     sys_version = ""
     server: _Server
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """The status."""
 
         def answer() -> Message:
@@ -138,7 +138,7 @@ class _Connection(BaseHTTPRequestHandler):
 
         self._reply(answer)
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         """One request of `protocol`."""
 
         def answer() -> Message:
@@ -158,7 +158,7 @@ class _Connection(BaseHTTPRequestHandler):
 
         self._reply(answer)
 
-    def do_PUT(self) -> None:  # noqa: N802
+    def do_PUT(self) -> None:
         """A file of a task: `/v1/files/<slot>/<incarnation>/<token epoch>/<counter>/<name>`."""
 
         def answer() -> Message:
@@ -173,7 +173,7 @@ class _Connection(BaseHTTPRequestHandler):
 
         self._reply(answer)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: there are several each second."""
 
     # ---

@@ -1,0 +1,99 @@
+"""Takes the snapshots: a thread beside shard 0 that has all shards write their part and publishes the manifest.
+
+Only the copy is made under the shard's lock; writing never holds up a push. A storage that is away stops no training:
+the next attempt comes with the next interval, and it is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from shoal_trainer.contract import SnapshotPolicy
+from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.errors import Fenced, TrainerError
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.store import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+
+class Snapshotter:
+    """Snapshots of all shards, every `policy.every_seconds`. `fenced` is called when a newer epoch has published."""
+
+    def __init__(
+        self,
+        shard: ShardStore,
+        others: Sequence[ShardControl],
+        coordinator: Coordinator,
+        store: SnapshotStore,
+        policy: SnapshotPolicy,
+        *,
+        fenced: Callable[[Fenced], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._shard, self._others = shard, others
+        self._coordinator, self._store, self._policy = coordinator, store, policy
+        self._fenced, self._wall = fenced, wall
+        self._stop = threading.Event()
+        self._taking = threading.Lock()
+        self._version = -1
+        self._away = ""
+        self.last: Manifest | None = None
+        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more by oneself."""
+        self._stop.set()
+
+    def take(self) -> Manifest | None:
+        """Take one now; None where nothing has changed since the last one, or nothing is there yet."""
+        with self._taking:
+            with self._shard.lock:
+                copy = self._shard.copy()
+                if copy is None or copy.version == self._version:
+                    return None
+                ledger = self._coordinator.dump()
+            number, epoch = self._store.next_number(), self._shard.epoch
+            with ThreadPoolExecutor(max(1, len(self._others))) as pool:
+                parts = [pool.submit(other.snapshot, number, epoch) for other in self._others]
+                own = self._store.write_shard(number, epoch, copy)
+                files = (own, *(part.result() for part in parts))
+            manifest = Manifest(
+                number=number,
+                epoch=epoch,
+                job_uid=self._coordinator.job.uid,
+                shards=files,
+                model=copy.model,
+                ledger=ledger,
+                wall_time=self._wall(),
+            )
+            self.last = self._store.publish(manifest)
+            self._version = copy.version
+            self._store.prune(self._policy.retain)
+            return self.last
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._policy.every_seconds):
+            try:
+                self.take()
+            except Fenced as error:
+                self._fenced(error)
+                return
+            except (TrainerError, OSError) as error:
+                if str(error) != self._away:
+                    log.warning("no snapshot could be taken, training goes on: %s", error)
+                self._away = str(error)
+            else:
+                if self._away:
+                    log.warning("snapshots can be taken again")
+                self._away = ""
