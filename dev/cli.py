@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -56,6 +57,23 @@ def tools(purpose: str) -> None:
     """Build Kubernetes' own commands, etcd, CoreDNS and helm; print the folder that holds them."""
     names = go_tools.CONTROL_PLANE if purpose == "control-plane" else go_tools.NODES
     click.echo(go_tools.ensure(names).folder)
+
+
+@main.command()
+def setup() -> None:
+    """Make all that is slow once: the Go tools, and as root on Linux the images, side by side."""
+    try:
+        host.prepare()
+    except DevError:
+        go_tools.ensure()
+        say("the images need root on Linux; the tests of the nodes tier will be skipped")
+        return
+    pause = go_tools.ensure(("pause",))
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(image_builder.build, image_builder.DEMO, pause)
+        go_tools.ensure()
+        made.result()
+    ensure_template([image_builder.IMAGES[name].reference for name in image_builder.DEMO])
 
 
 @main.command()

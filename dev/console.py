@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 from rich.console import Console
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_one_live = threading.Lock()
+"""A terminal has room for one live line; steps beside it print lines."""
 
 
 def say(text: str) -> None:
@@ -33,11 +37,14 @@ def step(what: str, *, every: float = 10.0, clock: Callable[[], float] = time.mo
     """
     start = clock()
     state = Step()
-    if console.is_terminal:
+    live = console.is_terminal and _one_live.acquire(blocking=False)
+    if live:
         with (
+            contextlib.ExitStack() as stack,
             console.status(f"{what} …") as status,
             _ticker(1.0, lambda: status.update(f"{what} … {state.progress} {clock() - start:.0f} s")),
         ):
+            stack.callback(_one_live.release)
             yield state
     else:
         with _ticker(every, lambda: say(f"{what} … {state.progress} {clock() - start:.0f} s")):

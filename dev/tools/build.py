@@ -26,6 +26,7 @@ MODULE = Path(__file__).resolve().parent
 KUBERNETES = "v1.36.2"
 
 PACKAGES = {
+    "pause": "shoal.dev/tools/pause",
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
     "etcd": "go.etcd.io/etcd/server/v3",
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -35,7 +36,6 @@ PACKAGES = {
     "kubelet": "k8s.io/kubernetes/cmd/kubelet",
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
     "coredns": "shoal.dev/tools/coredns",
-    "pause": "shoal.dev/tools/pause",
 }
 CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kubectl", "helm")
 NODES = tuple(PACKAGES)

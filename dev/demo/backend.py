@@ -1,0 +1,84 @@
+"""What the demo asks of a cluster, so that the story is the same on the local one and on kind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from dev.errors import DevError
+
+NEITHER = (
+    "The demo needs a Kubernetes cluster that it may break: either a Docker engine with `kind` on the PATH, or root on "
+    "Linux (Debian's packages are installed as needed): `sudo make demo`. On macOS and Windows: Docker and kind."
+)
+
+
+class Backend(Protocol):
+    """A cluster of one on-demand and three spot nodes that can be brought up, broken and taken down."""
+
+    name: str
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's."""
+
+    @property
+    def audit_log(self) -> Path:
+        """The API server's, with writes at stage ResponseComplete."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment for kubectl and helm."""
+
+    def check(self) -> None:
+        """Whether this machine can do it; raises DevError with what is missing."""
+
+    def up(self) -> None:
+        """Bring it up with the images."""
+
+    def notice(self, node: str) -> None:
+        """Tell a node that its machine is about to go."""
+
+    def kill(self, node: str) -> None:
+        """The machine is gone."""
+
+    def folder_of_volume(self, path: str) -> Path | None:
+        """Where a hostPath volume lies on this machine, if it can be read here."""
+
+    def down(self) -> None:
+        """Remove everything, whatever state it is in."""
+
+
+def choose() -> Backend:
+    """As the variable CLUSTER says; else kind where a Docker engine answers, else the local cluster for root.
+
+    Raises:
+        DevError: neither is possible here; the message says what is missing.
+    """
+    from dev.demo.kind import Kind
+    from dev.demo.local import Local
+
+    wanted = os.environ.get("CLUSTER", "")
+    if wanted not in {"", "kind", "local"}:
+        raise DevError(f"CLUSTER is {wanted!r}; it may be kind or local.")
+    if wanted == "kind" or (not wanted and docker_answers() and shutil.which("kind")):
+        return Kind()
+    if wanted == "local" or (sys.platform.startswith("linux") and os.geteuid() == 0):
+        return Local()
+    raise DevError(NEITHER)
+
+
+def docker_answers() -> bool:
+    """Whether a Docker engine is there and this user may talk to it."""
+    if shutil.which("docker") is None:
+        return False
+    try:
+        return (
+            subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False).returncode == 0
+        )
+    except subprocess.TimeoutExpired:
+        return False

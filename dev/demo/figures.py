@@ -1,0 +1,100 @@
+"""The demo's figures, from three witnesses: the API server's audit log, the job's status, PS 0's last words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dev.audit import Write
+from dev.demo.story import Fault
+from dev.demo.watch import Picture
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A worker's next incarnation: the fault that made it necessary, and when its pod was asked for."""
+
+    fault: Fault
+    place: tuple[int, int]
+    created: datetime
+    seconds: float
+
+
+def replacements(faults: Sequence[Fault], writes: Sequence[Write], job: str) -> list[Replacement]:
+    """For every worker that stood on a node that was taken, the creation of its next incarnation.
+
+    Counted from when the cluster could know: after a notice from the kubelet's first status that came after it; without
+    one from the machine's end itself.
+    """
+    found = []
+    for fault in faults:
+        start = said(fault, writes) if fault.kind == "node taken with notice" else fault.at
+        for slot, incarnation in fault.places:
+            name = f"{job}-worker-{slot}-{incarnation + 1}"
+            created = next((w.received for w in writes if w.verb == "create" and made(w, name)), None)
+            if created is not None:
+                seconds = (created - start).total_seconds()
+                found.append(Replacement(fault, (slot, incarnation + 1), created, seconds))
+    return found
+
+
+def said(fault: Fault, writes: Sequence[Write]) -> datetime:
+    """When the node's own status was first written after the notice."""
+    return next(
+        (
+            w.received
+            for w in writes
+            if w.resource == "nodes"
+            and w.subresource == "status"
+            and w.name == fault.target
+            and w.received >= fault.at
+        ),
+        fault.at,
+    )
+
+
+def made(write: Write, pod: str) -> bool:
+    """Whether this write made the pod."""
+    return write.resource == "pods" and not write.subresource and write.name == pod and write.code < 300
+
+
+def accuracy(metrics: Mapping[str, Any]) -> float | None:
+    """The test set's accuracy among the metrics: Keras names it `val_accuracy` where it is not the only one."""
+    for name in ("val_accuracy", "test_accuracy", "accuracy"):
+        if name in metrics:
+            return float(metrics[name])
+    return None
+
+
+def figures(
+    picture: Picture,
+    faults: Sequence[Fault],
+    writes: Sequence[Write],
+    first_pushes: Mapping[tuple[int, int], float],
+    model: str,
+    seconds: Mapping[str, float],
+) -> dict[str, Any]:
+    """What build/demo.json holds; None for what no witness could tell."""
+    status, evidence = picture.job.status, picture.evidence
+    found = replacements(faults, writes, picture.job.metadata.name)
+    noticed = [round(r.seconds, 3) for r in found if r.fault.kind == "node taken with notice"]
+    silent = [round(r.seconds, 3) for r in found if r.fault.kind == "node taken without notice"]
+    pushes = [
+        round(first_pushes[r.place] - r.created.timestamp(), 3) for r in found if r.place in first_pushes
+    ]
+    ranges = evidence.ranges if evidence else None
+    return {
+        "accuracy": accuracy(evidence.metrics) if evidence else None,
+        "disruptions": status.restarts.disruptions,
+        "failures": status.restarts.failures,
+        "parameterServerRestarts": status.parameter_servers.restarts,
+        "noticeToReplacementSeconds": noticed,
+        "silenceToReplacementSeconds": max(silent) if silent else None,
+        "replacementToFirstPushSeconds": pushes,
+        "wastedSteps": evidence.wasted_steps if evidence else status.training.wasted_steps,
+        "ranges": ranges.model_dump() if ranges else None,
+        "model": model,
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }

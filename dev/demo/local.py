@@ -1,0 +1,68 @@
+"""The demo on the local cluster: real kubelets in network namespaces."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dev.cluster import host
+from dev.cluster.local import DEFAULT_NODES, LocalCluster
+from dev.console import say
+from dev.images import DEMO, IMAGES, build
+from dev.tools import ensure
+
+
+class Local:
+    """Root on Linux."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self.cluster = LocalCluster("local")
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's."""
+        return self.cluster.plane.kubeconfig
+
+    @property
+    def audit_log(self) -> Path:
+        """The API server's."""
+        return self.cluster.plane.audit_log
+
+    @property
+    def env(self) -> dict[str, str]:
+        """With the built kubectl and helm first on PATH."""
+        return self.cluster.plane.env
+
+    def check(self) -> None:
+        """Root, and the packages (installed when lacking)."""
+        host.prepare()
+
+    def up(self) -> None:
+        """Tools and images are made side by side: one compiles while the other downloads."""
+        pause = ensure(("pause",))
+        with ThreadPoolExecutor() as pool:
+            images = pool.submit(build, DEMO, pause)
+            ensure()
+            images.result()
+        if self.cluster.plane.processes.running("kube-apiserver"):
+            say("a cluster of an earlier demo is still up: taking it down first")
+            self.cluster.down()
+        self.cluster.up(DEFAULT_NODES, [IMAGES[name].reference for name in DEMO])
+
+    def notice(self, node: str) -> None:
+        """The power button: the real kubelet's graceful shutdown."""
+        self.cluster.node(node).power_button()
+
+    def kill(self, node: str) -> None:
+        """SIGKILL to the node's pid 1."""
+        self.cluster.kill(node)
+
+    def folder_of_volume(self, path: str) -> Path | None:
+        """All nodes share this machine's file system."""
+        return Path(path)
+
+    def down(self) -> None:
+        """By name and record."""
+        self.cluster.down()

@@ -1,0 +1,206 @@
+"""The demo from its beginning to its end, and nothing left behind: also after Ctrl-C, also after an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.live import Live
+
+from dev.audit import writes
+from dev.console import console, say, step
+from dev.demo.backend import Backend, choose
+from dev.demo.commands import command
+from dev.demo.figures import figures
+from dev.demo.story import Story
+from dev.demo.table import line, render
+from dev.demo.watch import Picture, Watcher
+from dev.errors import DevError
+from dev.images import IMAGES
+from dev.paths import ROOT
+
+MANIFEST = ROOT / "examples" / "digits.yaml"
+RESULT = ROOT / "build" / "demo.json"
+NAMESPACE, JOB = "default", "digits"
+LOOK_SECONDS = 0.5
+LIMIT_SECONDS = 900.0
+VALUES = {
+    "image.repository": IMAGES["operator"].reference.rsplit(":", 1)[0],
+    "image.tag": "dev",
+    "image.pullPolicy": "Never",
+    "trainer.psImage": IMAGES["ps"].reference,
+    "trainer.workerImage": IMAGES["worker"].reference,
+    # The operator is not what is shown here: it stays on the node that nobody takes away.
+    r"nodeSelector.cloud\.google\.com/gke-provisioning": "standard",
+}
+
+
+def run() -> int:
+    """Run the demo; the exit code: 0 when the job has succeeded and every figure could be taken."""
+    start = time.monotonic()
+    backend = choose()
+    backend.check()
+    keep = os.environ.get("KEEP") == "1"
+    with _ended(backend, keep=keep), _interruptible():
+        seconds: dict[str, float] = {}
+        backend.up()
+        with step("helm install shoal"):
+            _install(backend)
+        seconds["setUp"] = time.monotonic() - start
+        watcher = Watcher(backend, NAMESPACE, JOB)
+        try:
+            picture, story = _follow(backend, watcher, seconds)
+            model = _model(backend, watcher, picture)
+        finally:
+            watcher.close()
+        result = figures(
+            picture, story.faults, list(writes(backend.audit_log)), watcher.first_pushes, model, seconds
+        )
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    console.print_json(data=result)
+    say(f"written to {RESULT.relative_to(ROOT)}; the demo took {time.monotonic() - start:.0f} s")
+    return 0 if picture.job.status.phase == "Succeeded" and story.complete else 1
+
+
+def _install(backend: Backend) -> None:
+    values = [word for name, value in VALUES.items() for word in ("--set", f"{name}={value}")]
+    chart = str(ROOT / "charts" / "shoal")
+    where = ["--namespace", "shoal-system", "--create-namespace"]
+    command(
+        "helm",
+        "upgrade",
+        "--install",
+        "shoal",
+        chart,
+        *where,
+        *values,
+        "--wait",
+        "--timeout",
+        "3m",
+        env=backend.env,
+    )
+
+
+def _follow(backend: Backend, watcher: Watcher, seconds: dict[str, float]) -> tuple[Picture, Story]:
+    """Apply the job and watch it to its end.
+
+    Raises:
+        DevError: it failed, it ended before the three faults were done, or it took longer than it should.
+    """
+    command("kubectl", "--namespace", NAMESPACE, "apply", "-f", str(MANIFEST), env=backend.env)
+    begin = time.monotonic()
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(f"{time.monotonic() - begin:5.0f} s  {text}")
+        if not console.is_terminal:
+            say(told[-1])
+
+    story = Story(backend, watcher, tell)
+    picture: Picture | None = None
+    spoken = 0.0
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            now = time.monotonic() - begin
+            picture = watcher.look()
+            phase = _phase(picture)
+            seconds[phase] = seconds.get(phase, 0.0) + now - sum(seconds.get(p, 0.0) for p in _PHASES)
+            if picture.job.status.finished:
+                break
+            story.advance(picture)
+            if console.is_terminal:
+                live.update(render(picture, told, now), refresh=True)
+            elif now - spoken >= 5:
+                say(line(picture))
+                spoken = now
+            if now > LIMIT_SECONDS:
+                raise DevError(f"The job had not ended after {LIMIT_SECONDS:.0f} s. {_state(watcher)}")
+            time.sleep(LOOK_SECONDS)
+    console.print(render(picture, told, time.monotonic() - begin))
+    if picture.job.status.phase != "Succeeded":
+        raise DevError(f"The job ended as {picture.job.status.phase}. {_state(watcher)}")
+    if len(story.faults) < 3:
+        raise DevError(
+            f"The job ended after {len(story.faults)} of 3 faults: it was too short for this machine. "
+            "Raise training.stopAfter.epochs in examples/digits.yaml."
+        )
+    return picture, story
+
+
+_PHASES = ("starting", "training", "finishing")
+
+
+def _phase(picture: Picture) -> str:
+    if picture.report is None:
+        return "starting"
+    return {"Training": "training", "Starting": "starting"}.get(picture.report.phase, "finishing")
+
+
+def _state(watcher: Watcher) -> str:
+    """The words of the cluster about what went wrong."""
+    try:
+        told = watcher.kubectl("describe", "trainingjob", watcher.name)
+        pods = watcher.kubectl("get", "pods", "-o", "wide")
+    except (DevError, OSError) as error:
+        return str(error)
+    return f"KEEP=1 leaves the cluster up for a look.\n{told[-4000:]}\n{pods}"
+
+
+def _model(backend: Backend, watcher: Watcher, picture: Picture) -> str:
+    """Where the exported model lies: copied out of the volume, which goes with the cluster, where it can be read."""
+    output = picture.job.status.output
+    uri = output.uri if output else ""
+    claim = picture.job.spec.storage.volume_claim
+    if claim is None or not uri.startswith("file://"):
+        return uri
+    volume = watcher.kubectl("get", "pvc", claim.name, "-o", "jsonpath={.spec.volumeName}")
+    path = watcher.kubectl("get", "pv", volume, "-o", "jsonpath={.spec.hostPath.path}")
+    root = backend.folder_of_volume(path) if path else None
+    relative = uri.removeprefix("file://").removeprefix("/var/run/shoal/storage").lstrip("/")
+    source = root / relative if root else None
+    if source is None or not source.exists():
+        return uri
+    target = RESULT.parent / "demo-model"
+    shutil.rmtree(target, ignore_errors=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        target.mkdir(parents=True)
+        shutil.copy(source, target)
+    return str(target.relative_to(ROOT))
+
+
+@contextmanager
+def _ended(backend: Backend, *, keep: bool) -> Iterator[None]:
+    """Takes the cluster down in the end, whatever the end is."""
+    try:
+        yield
+    finally:
+        if keep:
+            say(
+                f"KEEP=1: the cluster stays. `make demo-down` takes it down.\nexport KUBECONFIG={backend.kubeconfig}"
+            )
+        else:
+            with step("taking the cluster down"):
+                backend.down()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

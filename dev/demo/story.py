@@ -1,0 +1,104 @@
+"""The three faults: each is due by the job's own progress, and never before it has recovered from the last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from dev.cluster.node import GRACE_SECONDS
+from dev.demo.backend import Backend
+from dev.demo.watch import Picture, Watcher
+from shoal_trainer.contract import Phase
+
+PROGRESS = (10.0, 35.0, 50.0)
+"""Percent of the training at which each fault is due."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What was done. `places` are the (slot, incarnation) of the workers that were on the node."""
+
+    kind: str
+    target: str
+    at: datetime
+    places: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass
+class Story:
+    """Looks at each picture and does what is due. `told` takes a line for the audience."""
+
+    backend: Backend
+    watcher: Watcher
+    told: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    faults: list[Fault] = field(default_factory=list)
+    _doomed: tuple[str, float] | None = None
+
+    def advance(self, picture: Picture) -> None:
+        """Do what is due now, if anything."""
+        self._end_doomed_node()
+        number = len(self.faults)
+        if number == len(PROGRESS) or not self._ready(picture, PROGRESS[number]):
+            return
+        if number == 1:
+            server = picture.role("ps")[0]["metadata"]["name"]
+            self.told(f"fault 2: killing the parameter server {server}")
+            at = datetime.now(UTC)
+            self.watcher.kubectl("delete", "pod", server, "--grace-period=0", "--force", "--wait=false")
+            self.faults.append(Fault("parameter server killed", server, at))
+            return
+        node, places = quietest(picture, self._gone())
+        if number == 0:
+            self.told(f"fault 1: {node} gets the cloud's notice; it is gone in {GRACE_SECONDS} s")
+            at = datetime.now(UTC)
+            self.backend.notice(node)
+            self._doomed = (node, self.clock() + GRACE_SECONDS)
+            self.faults.append(Fault("node taken with notice", node, at, places))
+        else:
+            self.told(f"fault 3: {node} is gone without a word")
+            at = datetime.now(UTC)
+            self.backend.kill(node)
+            self.faults.append(Fault("node taken without notice", node, at, places))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all three were done."""
+        return len(self.faults) == len(PROGRESS) and self._doomed is None
+
+    def _end_doomed_node(self) -> None:
+        if self._doomed and self.clock() >= self._doomed[1]:
+            self.told(f"{self._doomed[0]} is gone")
+            self.backend.kill(self._doomed[0])
+            self._doomed = None
+
+    def _gone(self) -> set[str]:
+        return {fault.target for fault in self.faults}
+
+    def _ready(self, picture: Picture, percent: float) -> bool:
+        """Due by progress, and all is well: PS and every worker at work, the last fault's machine gone."""
+        report = picture.report
+        if report is None or not picture.fresh or report.phase is not Phase.TRAINING or self._doomed:
+            return False
+        working = [w for w in report.workers if w.state == "Active" and w.first_push_at is not None]
+        return (
+            (report.progress_percent or 0.0) >= percent
+            and len(working) >= picture.job.spec.workers.replicas
+            and len(picture.role("ps")) > 0
+        )
+
+
+def quietest(picture: Picture, gone: set[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """The spot node with a worker that has the fewest of them, and their places.
+
+    The fewest: two machines are lost in the demo, and each loss should be that of one worker where it can be.
+    """
+    places: dict[str, list[tuple[int, int]]] = {}
+    for pod in picture.role("worker"):
+        labels = pod["metadata"]["labels"]
+        place = (int(labels["shoal.dev/index"]), int(labels["shoal.dev/incarnation"]))
+        places.setdefault(pod["spec"]["nodeName"], []).append(place)
+    candidates = sorted(places.keys() - gone, key=lambda node: (len(places[node]), node))
+    return candidates[0], tuple(sorted(places[candidates[0]]))

@@ -1,0 +1,169 @@
+"""What the demo sees: the TrainingJob and its pods from the API server, the coordinator's word from PS 0 itself.
+
+The job's status carries telemetry every 30 s only; a live table wants it each second, so the demo asks the
+coordinator, as the operator does: over TLS with the job's own certificate, with the token derived from its key.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import ssl
+import subprocess
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+from dev.demo.backend import Backend
+from dev.demo.commands import command
+from dev.errors import DevError
+from shoal.api.training_job import TrainingJob
+from shoal_trainer.contract import (
+    CONTROL_PORT,
+    STATUS_PATH,
+    StatusReport,
+    TerminationMessage,
+    status_token,
+)
+
+Pod = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One look at the job. `report` is the coordinator's last word, which may be older than the rest."""
+
+    job: TrainingJob
+    pods: tuple[Pod, ...] = ()
+    report: StatusReport | None = None
+    fresh: bool = False
+    """Whether the coordinator answered this time."""
+
+    def pod(self, name: str) -> Pod | None:
+        """A pod by name."""
+        return next((p for p in self.pods if p["metadata"]["name"] == name), None)
+
+    def role(self, role: str) -> list[Pod]:
+        """The pods of a role (`ps`, `worker`) that run and are not on their way out."""
+        return [
+            p
+            for p in self.pods
+            if p["metadata"]["labels"].get("shoal.dev/role") == role
+            and p["status"].get("phase") == "Running"
+            and not p["metadata"].get("deletionTimestamp")
+        ]
+
+    @property
+    def evidence(self) -> TerminationMessage | None:
+        """What PS 0 left in its termination log."""
+        for pod in self.pods:
+            for status in pod["status"].get("containerStatuses", []):
+                end = status["state"].get("terminated") or {}
+                if end.get("exitCode") == 0 and pod["metadata"]["labels"].get("shoal.dev/role") == "ps":
+                    with contextlib.suppress(ValueError):
+                        return TerminationMessage.model_validate_json(end.get("message") or "")
+        return None
+
+
+@dataclass
+class Watcher:
+    """Looks at one job. `first_pushes`: Unix seconds by (slot, incarnation), as the coordinator told them."""
+
+    backend: Backend
+    namespace: str
+    name: str
+    first_pushes: dict[tuple[int, int], float] = field(default_factory=dict)
+    _forward: _Forward | None = None
+    _report: StatusReport | None = None
+
+    def look(self) -> Picture:
+        """One look.
+
+        Raises:
+            DevError: the API server does not know the job, or does not answer.
+        """
+        job = TrainingJob.model_validate_json(self.kubectl("get", "trainingjob", self.name, "-o", "json"))
+        selector = f"shoal.dev/job={self.name}"
+        pods = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
+        picture = Picture(job, tuple(pods))
+        report = self._ask(picture)
+        if report:
+            self._report = report
+            for worker in report.workers:
+                if worker.first_push_at is not None:
+                    self.first_pushes.setdefault((worker.slot, worker.incarnation), worker.first_push_at)
+        return Picture(job, tuple(pods), self._report, fresh=report is not None)
+
+    def kubectl(self, *args: str) -> str:
+        """Kubectl in the job's namespace."""
+        return command("kubectl", "--namespace", self.namespace, *args, env=self.backend.env, timeout=60)
+
+    def close(self) -> None:
+        """End the port forward."""
+        if self._forward:
+            self._forward.close()
+            self._forward = None
+
+    def _ask(self, picture: Picture) -> StatusReport | None:
+        servers = [p for p in picture.role("ps") if p["metadata"]["labels"].get("shoal.dev/index") == "0"]
+        if not servers:
+            self.close()
+            return None
+        name = servers[0]["metadata"]["name"]
+        if self._forward is None or self._forward.pod != name or not self._forward.alive:
+            self.close()
+            try:
+                self._forward = _Forward(self, name, picture.job.metadata.uid)
+            except (DevError, OSError, KeyError, IndexError, ValueError):
+                return None
+        try:
+            return self._forward.ask()
+        except (OSError, ValueError):
+            return None
+
+
+class _Forward:
+    """A `kubectl port-forward` to one pod's control port: works on any cluster, whatever its network."""
+
+    def __init__(self, watcher: Watcher, pod: str, uid: str) -> None:
+        self.pod = pod
+        secrets = json.loads(
+            watcher.kubectl("get", "secrets", "-l", f"shoal.dev/job-uid={uid}", "-o", "json")
+        )
+        data = {key: base64.b64decode(value) for key, value in secrets["items"][0]["data"].items()}
+        self._token = status_token(data["key"])
+        self._context = ssl.create_default_context(cadata=data["tls.crt"].decode())
+        self._context.check_hostname = False  # the certificate is pinned; it names no local port
+        self._process = subprocess.Popen(
+            ["kubectl", "--namespace", watcher.namespace, "port-forward", f"pod/{pod}", f":{CONTROL_PORT}"],
+            env=watcher.backend.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()  # Forwarding from 127.0.0.1:41234 -> 7071
+        if not line:
+            self.close()
+            raise DevError(f"no port-forward to {pod}")
+        self._port = int(line.split("->")[0].strip().rsplit(":", 1)[1])
+
+    @property
+    def alive(self) -> bool:
+        """Whether kubectl still runs."""
+        return self._process.poll() is None
+
+    def ask(self) -> StatusReport:
+        """One status report."""
+        url = f"https://127.0.0.1:{self._port}{STATUS_PATH}"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self._token}"})
+        with urllib.request.urlopen(request, timeout=2, context=self._context) as answer:
+            return StatusReport.model_validate_json(answer.read())
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
