@@ -1,7 +1,7 @@
 """The process `shoal-trainer serve`: one shard of the parameters, and on shard 0 the coordinator.
 
-It starts from the newest snapshot, or another run's, or empty; serves until the job has ended or it is told to stop; and
-leaves a last snapshot behind. It imports no TensorFlow, so it is back within a second or two.
+It starts from the newest snapshot, or another run's, or empty; serves until the job has ended or it is told to stop;
+and leaves a last snapshot behind. It imports no TensorFlow, so it is back within a second or two.
 
 Exit codes: 0 the job has ended (the termination message says how), 2 the configuration is wrong, 4 a newer incarnation
 of this shard is there, 143 told to stop.
@@ -217,7 +217,7 @@ class ParameterServer:
                 sys.exit(EXIT_DRAINED)
 
     def _tell_ready(self) -> bool:
-        """This shard was lost and is back: tell the coordinator what it came back with."""
+        """The shard was lost and is back: tell the coordinator what it came back with."""
         client = ShardControl(self.config.parameter_servers[0], self._credentials, timeout=2.0)
         try:
             client.shard_ready(self.config.index, self.config.incarnation, self.shard.samples)

@@ -1,7 +1,7 @@
-"""A worker's (or a parameter server's) side of the control plane: one request at a time over one kept connection.
+"""The side of the control plane that asks: one request at a time over one kept connection.
 
-Errors come back as they were raised: `Fenced`, `UserError`, `Unauthorized`, `ProtocolError`; everything that time may mend is
-`Unreachable`. Nothing is retried here. Calls may come from any thread.
+Errors come back as they were raised: `Fenced`, `UserError`, `Unauthorized`, `ProtocolError`; everything that time may
+mend is `Unreachable`. Nothing is retried here. Calls may come from any thread.
 """
 
 from __future__ import annotations
