@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from shoal_trainer.data.batch import Batch, batches, map_leaves
 from shoal_trainer.data.files import Files
-from shoal_trainer.data.indexed import Arrays, Indexed
+from shoal_trainer.data.indexed import Arrays, Indexed, require_dataset
 from shoal_trainer.training import Training
 
 

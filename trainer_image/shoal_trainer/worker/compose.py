@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from shoal_trainer.contract import RuntimeConfig
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
@@ -24,10 +25,12 @@ from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
 from shoal_trainer.worker.optimizers import place
-from shoal_trainer.worker.tasks import Outcome, Tasks
+from shoal_trainer.worker.tasks import Tasks
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
 log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.25
 
 
 @dataclass
@@ -71,7 +74,9 @@ def compose(
     """A worker that is ready to run."""
     placement = place(glue.model, glue.layout, config.batch_size)
     if placement.reason:
-        log.warning("the optimizer runs on the workers: %s. Its state is each worker's own.", placement.reason)
+        log.warning(
+            "the optimizer runs on the workers: %s. Its state is each worker's own.", placement.reason
+        )
     spec = ModelSpec(
         fingerprint=glue.layout.fingerprint,
         parameters=glue.layout.trainable,
@@ -86,21 +91,31 @@ def compose(
     tasks = Tasks(job, glue, config.batch_size)
 
     def do_task(work: TaskWork) -> None:
-        flat = aligned(glue.layout.size, np.float32)
+        """Do it, and again after an outage; the coordinator refuses what has become somebody else's."""
+        while not drain.is_set():
+            try:
+                flat = pull()
+                done = tasks.do(work, flat)
+                coordinator.task_done(work, done.metrics, done.files, stop=done.stop)
+            except Unreachable as error:
+                log.warning("%s: %s; trying again", work.kind, error)
+                drain.wait(RETRY_SECONDS)
+            except ProtocolError as error:
+                log.warning("%s is no longer ours: %s", work.kind, error)
+                return
+            else:
+                return
+
+    def pull() -> npt.NDArray[np.float32]:
+        """The parameters in fp32, whatever the wire of the training is."""
+        flat: npt.NDArray[np.float32] = aligned(glue.layout.size, np.float32)
         client = PSClient(config.parameter_servers, identity, credentials, dtype="fp32", tls=config.data_tls)
         try:
             client.hello(spec)
             client.pull(flat)
         finally:
             client.close()
-        done: Outcome
-        if work.kind == "evaluate":
-            done = tasks.evaluate(flat)
-        elif work.kind == "callbacks":
-            done = tasks.run_callbacks(flat, work.history)
-        else:
-            done = tasks.export(flat)
-        coordinator.task_done(work, done.metrics, done.files, stop=done.stop)
+        return flat
 
     feed = Feed(job.data, config.batch_size, coordinator.next_work, leases.grant)
     policy = Policy(

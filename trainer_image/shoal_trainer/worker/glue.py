@@ -153,6 +153,7 @@ class Glue:
             before = self._decode(flat)
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
+            model.reset_metrics()  # so that what it logs is the loss of this step, no mean over many
             logs = model.train_step((x, weights) if y is None else (x, y, weights))
             loss = _loss_of(logs)
             after = [tf.convert_to_tensor(v.value) for v in variables]

@@ -7,10 +7,14 @@ valid, so everyone asks here for the present token of a piece of work; None mean
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping
 
-from shoal_trainer.wire.messages import Progress
-from shoal_trainer.worker.work import DataWork, Token
+from shoal_trainer.wire.messages import Progress, Push
+from shoal_trainer.worker.work import Answered, DataWork, Token
+
+MAX_ANSWERS = 4096
+"""Remembered for a coordinator that comes back from a snapshot: more than any worker pushes between two of them."""
 
 
 class Leases:
@@ -20,6 +24,7 @@ class Leases:
         self._lock = threading.Lock()
         self._ends: dict[Token, tuple[DataWork, int]] = {}
         self._renamed: dict[Token, Token | None] = {}
+        self._answers: deque[Answered] = deque(maxlen=MAX_ANSWERS)
 
     def grant(self, work: DataWork) -> None:
         """A lease was given to this worker."""
@@ -46,12 +51,31 @@ class Leases:
         with self._lock:
             return self._now(token)
 
-    def done(self, mark: Progress) -> None:
-        """The servers have applied up to this position: a lease that ends there is forgotten."""
+    def answered(self, push: Push) -> None:
+        """The servers have answered this push: a lease that ends with it is forgotten, the push is remembered."""
         with self._lock:
-            now = self._now((mark.epoch, mark.lease))
-            if now is not None and self._ends[now][0].stop == mark.offset_end:
-                del self._ends[now]
+            steps = push.steps
+            for mark in push.progress:
+                now = self._now(mark[:2])
+                if now is None:
+                    continue
+                work = self._ends[now][0]
+                self._answers.append(Answered(push.seq, now, work, mark.offset_end, steps))
+                steps = 0
+                if work.stop == mark.offset_end:
+                    del self._ends[now]
+
+    def answers(self) -> list[Answered]:
+        """The newest answered pushes, oldest first."""
+        with self._lock:
+            return list(self._answers)
+
+    def lost(self, after: int) -> None:
+        """The servers came back without the pushes after this sequence number, and have been told so."""
+        with self._lock:
+            kept = [answer for answer in self._answers if answer.seq <= after]
+            self._answers.clear()
+            self._answers.extend(kept)
 
     def drop(self, token: Token) -> None:
         """Forget a lease."""
@@ -60,10 +84,10 @@ class Leases:
             if now is not None:
                 del self._ends[now]
 
-    def held(self) -> dict[Token, Progress]:
+    def held(self) -> dict[Token, tuple[DataWork, Progress]]:
         """Every lease and how far this worker has trained it."""
         with self._lock:
-            return {token: Progress(*token, end) for token, (_, end) in self._ends.items()}
+            return {token: (work, Progress(*token, end)) for token, (work, end) in self._ends.items()}
 
     def rename(self, tokens: Mapping[Token, Token]) -> None:
         """The coordinator's answer to `held`: leases that are not in it are no longer this worker's."""

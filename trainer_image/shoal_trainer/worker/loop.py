@@ -212,8 +212,7 @@ class Loop:
             self._begin_outage(send)
         else:
             self._buffers.swap()
-            for mark in send.push.progress:
-                self._leases.done(mark)
+            self._leases.answered(send.push)
 
     def _checked(self, step: Step, ready: Ready) -> Step:
         if step.finite:
@@ -276,15 +275,14 @@ class Loop:
                 decode(self._buffers.current, first)
                 self._exchange.initialize(first).result()
             if welcome.boots[0] != self._boots[0]:
-                self._rejoin()
+                self._rejoin(welcome.shards[0].last_seq)
             if outage.steps:
                 self._unsent.append(self._local_steps(outage))
             live = max(self._pulled.live_workers, welcome.shards[0].live_workers)
             pulled = None
             while self._unsent:
                 pulled = self._resend(self._unsent[0], live)
-                for mark in self._unsent.pop(0).push.progress:
-                    self._leases.done(mark)
+                self._leases.answered(self._unsent.pop(0).push)
             if pulled is None:
                 pulled = self._exchange.pull(self._buffers.spare).result()
         except Unreachable:
@@ -320,9 +318,10 @@ class Loop:
             ).result()
         return self._exchange.push_pull(send.update, self._buffers.spare, send.push).result()
 
-    def _rejoin(self) -> None:
+    def _rejoin(self, surviving: int) -> None:
         """Shard 0 was lost, and the ledger with it: present the leases; they may have other tokens now."""
-        self._leases.rename(self._coordinator.join(self._leases.held()))
+        self._leases.rename(self._coordinator.join(self._leases.held(), self._leases.answers()))
+        self._leases.lost(surviving)
         self._unsent = [self._retold(send) for send in self._unsent]
         if self._outage is not None:
             marks = (self._leases.present(mark) for mark in self._outage.progress.values())
@@ -354,7 +353,7 @@ class Loop:
     def _file_ended(self, item: EndOfFile) -> None:
         token = self._leases.token(item.work.token)
         if token is not None:
-            self._coordinator.file_ended(replace(item.work, token=token), item.length)
+            self._coordinator.file_ended(token, item.length)
             self._leases.drop(token)
 
     def _leave(self) -> None:

@@ -60,14 +60,20 @@ def main() -> int:
     """Run the worker that `$SHOAL_CONFIG` describes; returns the exit code."""
     started = time.monotonic()
     drain = Drain()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
     try:
         try:
             config = RuntimeConfig.model_validate_json(os.environ[CONFIG_ENV])
         except KeyError:
-            raise UserError(f"${CONFIG_ENV} is not set. Use `shoal-trainer run` to train on this machine.") from None
+            raise UserError(
+                f"${CONFIG_ENV} is not set. Use `shoal-trainer run` to train on this machine."
+            ) from None
         except ValidationError as error:
-            raise UserError(f"${CONFIG_ENV} is not a valid configuration: {error.errors()[0]['msg']}") from error
+            raise UserError(
+                f"${CONFIG_ENV} is not a valid configuration: {error.errors()[0]['msg']}"
+            ) from error
         return _work(config, drain, started)
     except UserError as error:
         log.error("%s", error)
@@ -78,24 +84,26 @@ def main() -> int:
         return EXIT_FENCED
     except Exception as error:
         traceback.print_exc()
-        write_termination(TerminationMessage(outcome=Outcome.FAILED, reason="InternalError", message=repr(error)))
+        write_termination(
+            TerminationMessage(outcome=Outcome.FAILED, reason="InternalError", message=repr(error))
+        )
         return 1
 
 
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
-    from shoal_trainer.worker.entrypoint import load  # noqa: PLC0415  TensorFlow comes with what follows
+    from shoal_trainer.worker.entrypoint import load
 
     job = load(config.entrypoint, config.args)
 
-    from shoal_trainer.security import Credentials  # noqa: PLC0415
-    from shoal_trainer.worker.compose import build_glue, compose  # noqa: PLC0415
-    from shoal_trainer.worker.coordination import ControlPlane  # noqa: PLC0415
-    from shoal_trainer.worker.loop import End  # noqa: PLC0415
+    from shoal_trainer.security import Credentials
+    from shoal_trainer.worker.compose import build_glue, compose
+    from shoal_trainer.worker.coordination import ControlPlane
+    from shoal_trainer.worker.loop import End
 
     imported = time.monotonic()
     credentials = Credentials.load(config.secret_dir)
     glue = build_glue(job, config)
-    coordinator = ControlPlane(config, credentials, job, glue.layout)
+    coordinator = ControlPlane(config, credentials, job)
     coordinator.start()  # its heartbeat says "tracing" while we do, or the slot would be taken for silent
     glue.trace()
     traced = time.monotonic()

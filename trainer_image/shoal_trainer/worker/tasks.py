@@ -22,6 +22,7 @@ from shoal_trainer.training import Training
 from shoal_trainer.worker.alone import dataset_of, quiet_end, validation_batches
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.work import TaskWork
 
 PATHS = ("filepath", "filename", "log_dir")
 """Attributes by which Keras' callbacks name what they write."""
@@ -46,6 +47,12 @@ class Tasks:
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
         self._callbacks: Sequence[Any] | None = None
         self._replayed = 0
+
+    def do(self, work: TaskWork, flat: npt.NDArray[np.float32]) -> Outcome:
+        """One task, whatever its kind, at these parameters."""
+        if work.kind == "evaluate":
+            return self.evaluate(flat)
+        return self.export(flat) if work.kind == "export" else self.run_callbacks(flat, work.history)
 
     def evaluate(self, flat: npt.NDArray[np.float32]) -> Outcome:
         """Keras' own `evaluate` on `validation`; metrics are named as `fit` names them (`val_loss`, …)."""

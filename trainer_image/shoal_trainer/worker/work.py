@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -48,19 +48,32 @@ class Finished:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A push that the servers answered: `work`, under `token`, up to position `end`."""
+
+    seq: int
+    token: Token
+    work: DataWork
+    end: int
+    steps: int
+
+
 Work = DataWork | TaskWork | Idle | Finished
 
 
 class Coordinator(Protocol):
     """What a worker needs of the coordinator. All calls raise `Unreachable` or `Fenced`; any thread may call."""
 
-    def join(self, held: Mapping[Token, Progress]) -> Mapping[Token, Token]:
-        """Say hello, with the leases that are held and how far they are done; which tokens they have now."""
+    def join(
+        self, held: Mapping[Token, tuple[DataWork, Progress]], answered: Sequence[Answered]
+    ) -> Mapping[Token, Token]:
+        """Say hello again, with what is held and what was answered; which tokens the leases have now."""
 
     def next_work(self) -> Work:
         """Ask for something to do."""
 
-    def file_ended(self, work: DataWork, length: int) -> None:
+    def file_ended(self, token: Token, length: int) -> None:
         """Tell that a leased file has `length` samples, all of them in pushes."""
 
     def task_done(

@@ -34,13 +34,23 @@ def test_a_record_file_of_unknown_length_is_read_from_any_offset(tmp_path):
 
 def test_parquet_rows_keep_their_order_and_types(tmp_path):
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6000, dtype=np.float32)), 2)
-    pq.write_table(pa.table({"v": vectors, "y": np.arange(3000), "name": ["n"] * 3000}), tmp_path / "a.parquet")
-    files = Files.parquet(str(tmp_path / "a.parquet"), lambda row: (row["v"][0], row["y"]), columns=["v", "y"])
+    pq.write_table(
+        pa.table({"v": vectors, "y": np.arange(3000), "name": ["n"] * 3000}), tmp_path / "a.parquet"
+    )
+    files = Files.parquet(
+        str(tmp_path / "a.parquet"), lambda row: (row["v"][0], row["y"]), columns=["v", "y"]
+    )
     batches = list(files.batches(files.list()[0], 0, None, 512))
     assert sum(b.samples for b in batches) == 3000
-    assert np.array_equal(np.concatenate([np.asarray(b.x)[: b.samples] for b in batches]), np.arange(0, 6000, 2))
+    assert np.array_equal(
+        np.concatenate([np.asarray(b.x)[: b.samples] for b in batches]), np.arange(0, 6000, 2)
+    )
     with pytest.raises(UserError, match="no column w"):
-        list(Files.parquet(str(tmp_path / "a.parquet"), dict, columns=["w"]).batches(files.list()[0], 0, None, 4))
+        list(
+            Files.parquet(str(tmp_path / "a.parquet"), dict, columns=["w"]).batches(
+                files.list()[0], 0, None, 4
+            )
+        )
 
 
 def test_csv(tmp_path):

@@ -15,7 +15,11 @@ class FakeCoordinator:
     """Leases ranges of `size` samples for `epochs`, then `tasks`, then the end; sees what the servers applied."""
 
     def __init__(self, total, *, size=64, epochs=1, tasks=("evaluate",), start=0):
-        self.free = [(epoch, begin, min(begin + size, total)) for epoch in range(epochs) for begin in range(start, total, size)]
+        self.free = [
+            (epoch, begin, min(begin + size, total))
+            for epoch in range(epochs)
+            for begin in range(start, total, size)
+        ]
         self.tasks = [TaskWork((0, 10_000 + n), kind, epochs - 1) for n, kind in enumerate(tasks)]
         self.leased = {}
         self.applied = {}
@@ -36,9 +40,9 @@ class FakeCoordinator:
                 self.applied[mark[:2]] = mark.offset_end
             self.pushed.notify_all()
 
-    def join(self, held):
+    def join(self, held, answered):
         with self.lock:
-            self.joins.append(dict(held))
+            self.joins.append((dict(held), list(answered)))
             renamed = {}
             for old in held:
                 self.counter += 1
@@ -58,11 +62,13 @@ class FakeCoordinator:
                 return Idle(0.01)
             return self.tasks.pop(0) if self.tasks else Finished()
 
-    def file_ended(self, work, length):
-        self.results.append(("file", work.file, length))
+    def file_ended(self, token, length):
+        self.results.append(("file", token, length))
 
     def task_done(self, work, metrics, files, *, stop):
-        self.results.append((work.kind, dict(metrics), {name: path.read_bytes() for name, path in files.items()}, stop))
+        self.results.append(
+            (work.kind, dict(metrics), {name: path.read_bytes() for name, path in files.items()}, stop)
+        )
 
     def leave(self):
         self.left += 1

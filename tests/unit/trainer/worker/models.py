@@ -1,0 +1,74 @@
+"""Small Keras models of every kind, and data for them."""
+
+import keras
+import numpy as np
+
+from shoal_trainer import Indexed, Training
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(512, 6, 6, 1)).astype("float32")
+Y = (X.mean(axis=(1, 2, 3)) > 0).astype("int64") + 2 * (X[:, 0, 0, 0] > 0)
+DATA = Indexed.from_arrays(X, Y)
+
+
+def compiled(model, optimizer="sgd", **options):
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        **options,
+    )
+    return model
+
+
+def body(dropout=0.0, norm=False, regularizer=None, constraint=None):
+    layers = keras.layers
+    stack = [
+        layers.Conv2D(4, 3, activation="relu", kernel_regularizer=regularizer, kernel_constraint=constraint)
+    ]
+    if norm:
+        stack.append(layers.BatchNormalization(momentum=0.9))
+    stack.append(layers.Flatten())
+    if dropout:
+        stack.append(layers.Dropout(dropout))
+    return [*stack, layers.Dense(4, dtype="float32")]
+
+
+def functional(optimizer="sgd", *, options=None, **features):
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    inputs = x = keras.Input((6, 6, 1))
+    for layer in body(**features):
+        x = layer(x)
+    return compiled(keras.Model(inputs, x), optimizer, **(options or {}))
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = body(dropout=0.2, norm=True)
+
+    def call(self, x, training=False):
+        for part in self.parts:
+            x = (
+                part(x, training=training)
+                if isinstance(part, keras.layers.BatchNormalization | keras.layers.Dropout)
+                else part(x)
+            )
+        self.add_loss(0.001 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class OwnStep(Subclassed):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def subclassed(kind=Subclassed, optimizer="sgd"):
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    return compiled(kind(), optimizer)
+
+
+def job(model=functional, **options):
+    return Training(model=model, data=DATA, validation=DATA, **options)

@@ -1,0 +1,220 @@
+"""The flat function against plain Keras: the same numbers, bit for bit where Keras' own order of operations allows it."""
+
+import keras
+import numpy as np
+import pytest
+
+from shoal_trainer.errors import UserError
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.layout import flatten
+from shoal_trainer.worker.optimizers import place
+from tests.unit.trainer.worker.models import DATA, OwnStep, functional, subclassed
+
+BATCHES = list(DATA.batches(0, 0, 160, 16))
+SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
+schedules = keras.optimizers.schedules
+
+
+class Server:
+    """One shard and one worker without staleness, no network between."""
+
+    def __init__(self, model, wire="fp32"):
+        self.glue = Glue(model, BATCHES[0], wire)
+        self.placement = place(model, self.glue.layout, 16)
+        layout = self.glue.layout
+        self.store = ShardStore(0, 1, 0)
+        self.store.hello(0, 0, ModelSpec(
+            fingerprint=layout.fingerprint, parameters=layout.trainable,
+            statistics=layout.size - layout.trainable, optimizer=self.placement.config,
+        ))  # fmt: skip
+        self.store.initialize(self.glue.initial())
+        self.buffer = aligned(layout.size, self.glue.dtype)
+        self.tensor = self.glue.alias(self.buffer)
+        self.version = self.store.pull(0, self.buffer).version
+        self.seq = self.samples = 0
+
+    def step(self, batch):
+        made = self.glue.step(self.tensor, batch)
+        self.seq += 1
+        self.buffer[:] = made.update
+        rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
+        meta = PushMeta(batch.samples, learning_rate=rate)
+        push = self.store.push if self.placement.on_server else self.store.delta
+        self.version = push(0, 0, self.seq, self.version, meta, self.buffer).version
+        self.samples += batch.samples
+        return made.loss
+
+    def flat(self):
+        out = aligned(self.glue.layout.size)
+        self.store.pull(0, out)
+        return out
+
+
+def compare(make, *, wire="fp32"):
+    """(largest difference of parameters after 10 steps from plain Keras, losses of both)."""
+    server = Server(make(), wire)
+    losses = [server.step(batch) for batch in BATCHES]
+    plain = make()
+    expected = []
+    for batch in BATCHES:
+        plain.reset_metrics()
+        expected.append(float(plain.train_on_batch(batch.x, batch.y, return_dict=True)["loss"]))
+    return np.abs(flatten(plain, server.glue.layout) - server.flat()).max(), losses, expected
+
+
+EXACT = {
+    "sgd": lambda: functional(SGD(0.1)),
+    "momentum": lambda: functional(SGD(0.1, momentum=0.9)),
+    "nesterov": lambda: functional(SGD(0.1, momentum=0.9, nesterov=True)),
+    "dropout": lambda: functional(SGD(0.1), dropout=0.3),
+    "regularizer": lambda: functional(SGD(0.1), regularizer="l2"),
+    "clipnorm": lambda: functional(SGD(0.1, clipnorm=0.1)),
+    "clipvalue": lambda: functional(SGD(0.1, clipvalue=0.01)),
+    "weight_decay": lambda: functional(SGD(0.1, momentum=0.9, weight_decay=0.01)),
+    "PiecewiseConstantDecay": lambda: functional(
+        SGD(schedules.PiecewiseConstantDecay([3, 6], [0.1, 0.05, 0.01]))
+    ),
+    "loss_scale_factor": lambda: functional(SGD(0.1, loss_scale_factor=1024.0)),
+}
+CLOSE = {
+    "adagrad": lambda: functional(keras.optimizers.Adagrad(0.05)),
+    "global_clipnorm": lambda: functional(SGD(0.1, global_clipnorm=0.1)),
+    "adam": lambda: functional(ADAM(0.01)),
+    "adamw": lambda: functional(keras.optimizers.AdamW(0.01, weight_decay=0.01)),
+    "cosine": lambda: functional(SGD(schedules.CosineDecay(0.1, 8, warmup_target=0.2, warmup_steps=3))),
+    "exponential": lambda: functional(SGD(schedules.ExponentialDecay(0.1, 3, 0.5))),
+    "batch_normalization": lambda: functional(SGD(0.1, momentum=0.9), norm=True),
+    "subclassed": lambda: subclassed(optimizer=SGD(0.1)),
+    "xla": lambda: functional(SGD(0.1), options={"jit_compile": True}),
+    "rmsprop (worker)": lambda: functional(keras.optimizers.RMSprop(0.001)),
+    "amsgrad (worker)": lambda: functional(ADAM(0.01, amsgrad=True)),
+    "constraint (worker)": lambda: functional(SGD(0.1), constraint=keras.constraints.MaxNorm(0.5)),
+    "train_step (worker)": lambda: subclassed(OwnStep, SGD(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_bit_for_bit(name):
+    difference, losses, expected = compare(EXACT[name])
+    assert losses == expected
+    assert difference == 0
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_within_rounding(name):
+    difference, losses, expected = compare(CLOSE[name])
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert difference < 2e-5
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "batch_normalization"])
+def test_bf16_on_the_wire_stays_near(name):
+    difference, losses, expected = compare((EXACT | CLOSE)[name], wire="bf16")
+    assert losses == pytest.approx(expected, rel=0.05)
+    assert difference < 0.02
+
+
+def test_where_each_optimizer_runs():
+    reasons = {name: place_of(make) for name, make in (EXACT | CLOSE).items()}
+    assert {name for name, reason in reasons.items() if reason} == {
+        name for name in CLOSE if "worker" in name
+    }
+    assert reasons["rmsprop (worker)"] == "the parameter server has no RMSprop"
+    assert place_of(lambda: functional(SGD(0.1, use_ema=True))) == "SGD(use_ema=True)"
+    assert (
+        place_of(lambda: functional(SGD(0.1, gradient_accumulation_steps=2)))
+        == "SGD(gradient_accumulation_steps=2)"
+    )
+
+
+def place_of(make):
+    model = make()
+    glue = Glue(model, BATCHES[0], "fp32")
+    return place(model, glue.layout, 16).reason
+
+
+def test_variables_excluded_from_weight_decay_are_ranges_of_the_flat_vector():
+    optimizer = keras.optimizers.AdamW(0.01)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model = functional(optimizer)
+    glue = Glue(model, BATCHES[0], "fp32")
+    biases = [(e.offset, e.offset + e.size) for e in glue.layout.entries if e.path.endswith("bias")]
+    assert list(place(model, glue.layout, 16).config.no_decay) == biases
+
+
+def test_mixed_float16_scales_the_loss_and_skips_an_overflow():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        server = Server(functional(SGD(0.1)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    losses = [server.step(batch) for batch in BATCHES * 3]
+    assert np.isfinite(losses).all()
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+    assert {entry.dtype for entry in server.glue.layout.entries} == {"float32"}
+
+
+def test_another_worker_drops_other_units():
+    updates = []
+    for worker in [(0, 0), (1, 0), (1, 1), (0, 0)]:
+        glue = Glue(functional(dropout=0.5), BATCHES[0], "fp32", worker)
+        buffer = aligned(glue.layout.size)
+        buffer[:] = glue.initial()
+        updates.append(glue.step(glue.alias(buffer), BATCHES[0]).update.copy())
+    assert np.array_equal(updates[0], updates[3])
+    assert not np.array_equal(updates[0], updates[1])
+    assert not np.array_equal(updates[1], updates[2])
+
+
+def test_a_short_batch_is_not_traced_again_and_gives_the_mean_of_its_own_samples():
+    glue = Glue(functional(), BATCHES[0], "fp32")
+    buffer = aligned(glue.layout.size)
+    buffer[:] = glue.initial()
+    tensor = glue.alias(buffer)
+    (short,) = DATA.batches(0, 0, 5, 16)
+    made = glue.step(tensor, short)
+    plain = functional()
+    assert made.loss == pytest.approx(
+        float(plain.train_on_batch(short.x[:5], short.y[:5], return_dict=True)["loss"]), rel=1e-5
+    )
+    assert glue._function.experimental_get_tracing_count() == 1
+
+
+def test_what_was_not_aligned_is_refused_instead_of_aborting():
+    glue = Glue(functional(), BATCHES[0], "fp32")
+    with pytest.raises(ValueError, match="aligned"):
+        glue.alias(aligned(glue.layout.size + 1)[1:])
+
+
+def test_models_that_cannot_be_used_say_what_to_change():
+    def not_compiled():
+        return keras.Sequential([keras.layers.Dense(1)])
+
+    class Broken(keras.Model):
+        def call(self, x):
+            return keras.ops.reshape(x, (-1, 7))
+
+    class Untraceable(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(4)
+
+        def call(self, x):
+            x = self.dense(keras.ops.reshape(x, (-1, 36)))
+            return x if not hasattr(x, "graph") or float(x[0, 0]) > 0 else -x
+
+    from tests.unit.trainer.worker.models import compiled
+
+    for make, words in [
+        (not_compiled, "not compiled"),
+        (lambda: 7, "must return a keras.Model"),
+        (lambda: compiled(Broken()), "cannot be built from the first batch"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            Glue(make(), BATCHES[0], "fp32")
+    glue = Glue(compiled(Untraceable()), BATCHES[0], "fp32")
+    with pytest.raises(UserError, match="cannot be traced"):
+        glue.trace()

@@ -1,0 +1,142 @@
+"""The coordinator as the worker's loop sees it: `work.Coordinator` over the control plane.
+
+A thread joins as soon as the coordinator can be reached and then sends a heartbeat each second, also while the model
+is being traced or evaluated: a worker is silent only where it really is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal_trainer.contract import RuntimeConfig
+from shoal_trainer.coordinator.client import CoordinatorClient
+from shoal_trainer.coordinator.protocol import Acknowledged, DataSpec, Given, Held, Lease
+from shoal_trainer.data.files import Files
+from shoal_trainer.errors import TrainerError, Unreachable
+from shoal_trainer.security import Credentials
+from shoal_trainer.training import Training
+from shoal_trainer.wire.messages import Progress
+from shoal_trainer.worker.work import Answered, DataWork, Finished, Idle, TaskWork, Token, Work
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+RETRY_SECONDS = 0.25
+
+
+class ControlPlane:
+    """Implements `work.Coordinator`; `start` begins to join and to send heartbeats."""
+
+    def __init__(self, config: RuntimeConfig, credentials: Credentials, job: Training) -> None:
+        self._config = config
+        self._client = CoordinatorClient(
+            config.parameter_servers[0], credentials, config.index, config.incarnation
+        )
+        data = job.data
+        self._data = DataSpec(
+            size=None if isinstance(data, Files) else data.size,
+            files=data.list() if isinstance(data, Files) else (),
+            validation=job.validation is not None,
+            callbacks=job.callbacks is not None,
+        )
+        self.message = ""
+        self._joined = threading.Event()
+        self._stop = threading.Event()
+        self._error: TrainerError | None = None
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to join and to send heartbeats."""
+        self._thread.start()
+
+    def join(
+        self, held: Mapping[Token, tuple[DataWork, Progress]], answered: Sequence[Answered]
+    ) -> dict[Token, Token]:
+        """Say hello, with what is held and what was answered."""
+        joined = self._client.join(
+            self._data,
+            self._config.batch_size,
+            node=self._config.node_name,
+            pool=self._config.pool,
+            held=tuple(
+                Held(lease=_lease(work, token), end=mark.offset_end) for token, (work, mark) in held.items()
+            ),
+            acknowledged=tuple(
+                Acknowledged(seq=a.seq, lease=_lease(a.work, a.token), offset_end=a.end, steps=a.steps)
+                for a in answered
+            ),
+        )
+        return {renamed.old: renamed.new for renamed in joined.renamed}
+
+    def next_work(self) -> Work:
+        """Ask for something to do."""
+        if self._error is not None:
+            raise self._error
+        if not self._joined.is_set():
+            raise Unreachable("not joined yet")
+        return _work(self._client.next_work())
+
+    def file_ended(self, token: Token, length: int) -> None:
+        """Tell that a leased file has `length` samples."""
+        self._client.file_ended(token, length)
+
+    def task_done(
+        self, work: TaskWork, metrics: Mapping[str, float], files: Mapping[str, Path], *, stop: bool
+    ) -> None:
+        """Stream the files, then give back the task."""
+        for name, path in files.items():
+            self._client.upload(work.token, name, path)
+        self._client.task_done(work.token, metrics, tuple(files), stop=stop)
+
+    def leave(self) -> None:
+        """Say goodbye."""
+        self._client.leave()
+
+    def failed(self, error: Exception) -> None:
+        """Tell that the user's code is at fault."""
+        self._client.failed(str(error))
+
+    def close(self) -> None:
+        """No more heartbeats."""
+        self._stop.set()
+        self._client.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            seconds = HEARTBEAT_SECONDS
+            try:
+                if self._joined.is_set():
+                    self._client.heartbeat(self.message)
+                else:
+                    self.join({}, ())
+                    self._joined.set()
+            except Unreachable:
+                seconds = RETRY_SECONDS
+            except TrainerError as error:
+                self._error = error
+                self._joined.set()
+                return
+            self._stop.wait(seconds)
+
+
+def _lease(work: DataWork, token: Token) -> Lease:
+    return Lease(
+        token_epoch=token[0],
+        counter=token[1],
+        epoch=work.epoch,
+        start=work.start,
+        stop=work.stop,
+        file=work.file,
+    )
+
+
+def _work(given: Given) -> Work:
+    if given.kind == "data" and given.lease is not None:
+        lease = given.lease
+        return DataWork(lease.token, lease.epoch, lease.start, lease.stop, lease.file)
+    if given.kind == "task" and given.task is not None:
+        return TaskWork(given.token, given.task, given.epoch, given.history)
+    return Finished(given.message) if given.kind == "finished" else Idle(given.seconds)
