@@ -27,7 +27,7 @@ from dev.errors import DevError
 from dev.paths import clusters
 from dev.tools import NODES, ensure, locate
 
-NUMBERS = {"local": 0, "test": 1}
+NUMBERS = {"local": 0, "test": 1, "spare": 2}
 """The clusters that can stand side by side on one machine; the number gives each its addresses."""
 
 DEFAULT_NODES = (("ondemand-1", False), ("spot-1", True), ("spot-2", True), ("spot-3", True))

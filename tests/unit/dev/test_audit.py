@@ -1,0 +1,68 @@
+"""Reading the audit log, and the demo's figures from it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from dev.audit import Write, creates, writes
+from dev.demo.figures import replacements
+from dev.demo.story import Fault
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def event(seconds: float, verb: str, resource: str, name: str, **more: Any) -> dict[str, Any]:
+    instant = (START + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+    reference = {"resource": resource, "namespace": "default", "name": name, **more.pop("reference", {})}
+    return {
+        "verb": verb,
+        "user": {"username": "somebody"},
+        "objectRef": reference,
+        "responseStatus": {"code": more.pop("code", 201)},
+        "requestReceivedTimestamp": instant,
+        "stageTimestamp": instant,
+    }
+
+
+def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "audit.log"
+    assert list(writes(log)) == []
+    whole = json.dumps(event(1.25, "create", "pods", "a"))
+    log.write_text(whole + "\n" + whole[:40])
+    assert [(w.name, w.received - START) for w in writes(log)] == [("a", timedelta(seconds=1.25))]
+
+
+def test_only_accepted_creations_of_the_resource_itself(tmp_path: Path) -> None:
+    log = tmp_path / "audit.log"
+    events = [
+        event(1, "create", "pods", "a"),
+        event(2, "create", "pods", "refused", code=403),
+        event(3, "create", "pods", "a", reference={"subresource": "binding"}),
+        event(4, "patch", "pods", "a"),
+    ]
+    log.write_text("".join(json.dumps(e) + "\n" for e in events))
+    assert [w.name for w in creates(log, "pods")] == ["a"]
+    assert creates(log, "pods", namespace="other") == []
+
+
+def test_reactions_are_counted_from_when_the_cluster_could_know() -> None:
+    log = [
+        Write.parse(e)
+        for e in (
+            event(9.9, "patch", "nodes", "spot-1", reference={"subresource": "status"}, code=200),
+            event(10.2, "patch", "nodes", "spot-1", reference={"subresource": "status"}, code=200),
+            event(10.3, "create", "pods", "digits-worker-0-1"),
+            event(10.4, "create", "pods", "digits-worker-0-1", reference={"subresource": "binding"}),
+            event(37.5, "create", "pods", "digits-worker-1-1"),
+        )
+    ]
+    faults = [
+        Fault("node taken with notice", "spot-1", START + timedelta(seconds=10), ((0, 0),)),
+        Fault("parameter server killed", "digits-ps-0-0", START + timedelta(seconds=20)),
+        Fault("node taken without notice", "spot-2", START + timedelta(seconds=30), ((1, 0), (2, 0))),
+    ]
+    found = replacements(faults, log, "digits")
+    assert [(r.place, round(r.seconds, 3)) for r in found] == [((0, 1), 0.1), ((1, 1), 7.5)]
