@@ -1,0 +1,125 @@
+"""The parameter server's optimizers and schedules beside Keras' own, on the same gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from shoal_trainer.errors import UserError
+from shoal_trainer.ps import schedules
+from shoal_trainer.ps.optimizers import explicit_momentum
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta, Schedule
+
+N, STEPS, BATCH = 1000, 20, 8
+
+CASES: list[tuple[str, dict[str, Any], bool]] = [
+    ("SGD", {"learning_rate": 0.1}, True),
+    ("SGD", {"learning_rate": 0.1, "momentum": 0.9}, True),
+    ("SGD", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True}, True),
+    ("SGD", {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.01}, False),
+    ("Adam", {"learning_rate": 0.01}, False),
+    ("Adam", {"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-3}, False),
+    ("AdamW", {"learning_rate": 0.01, "weight_decay": 0.05}, False),
+    ("Adagrad", {"learning_rate": 0.1}, True),
+]
+
+
+def run_keras(optimizer: Any, start: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    variable = keras.Variable(start)
+    optimizer.build([variable])
+    for gradient in gradients:
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)])
+    return np.asarray(variable.value.numpy())
+
+
+def run_shard(config: OptimizerConfig, start: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    shard = ShardStore(0, 1, 0)
+    shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=N, optimizer=config))
+    shard.initialize(start)
+    io = start.copy()
+    for seq, gradient in enumerate(gradients, start=1):
+        io = gradient.copy()
+        shard.push(0, 0, seq, seq - 1, PushMeta(samples=BATCH), io)
+    return io
+
+
+@pytest.fixture
+def numbers() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal(N).astype(np.float32), rng.standard_normal((STEPS, N)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "exact"), CASES, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(CASES)]
+)
+def test_like_keras(
+    numbers: tuple[np.ndarray, np.ndarray], name: str, arguments: dict[str, Any], exact: bool
+) -> None:
+    """Bit for bit where Keras' formula has no scalar that TensorFlow and numpy may round apart."""
+    start, gradients = numbers
+    theirs = run_keras(getattr(keras.optimizers, name)(**arguments), start, gradients)
+    config = OptimizerConfig(name=name.lower(), batch_size=BATCH, **arguments)  # type: ignore[arg-type]
+    mine = run_shard(config, start, gradients)
+    if exact:
+        np.testing.assert_array_equal(mine, theirs)
+    else:
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+
+
+SCHEDULES = [
+    keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5),
+    keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5, staircase=True),
+    keras.optimizers.schedules.InverseTimeDecay(0.1, 10, 0.5),
+    keras.optimizers.schedules.PiecewiseConstantDecay([5, 15], [0.1, 0.01, 0.001]),
+    keras.optimizers.schedules.PolynomialDecay(0.1, 10, 0.01, power=2.0),
+    keras.optimizers.schedules.PolynomialDecay(0.1, 10, 0.01, cycle=True),
+    keras.optimizers.schedules.CosineDecay(0.1, 20, alpha=0.1),
+    keras.optimizers.schedules.CosineDecay(0.0, 20, warmup_target=0.1, warmup_steps=5),
+    keras.optimizers.schedules.CosineDecayRestarts(0.1, 7, t_mul=2.0, m_mul=0.9, alpha=0.01),
+    keras.optimizers.schedules.CosineDecayRestarts(0.1, 7, t_mul=1.0),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{type(s).__name__}-{SCHEDULES.index(s)}")
+def test_schedules_like_keras(schedule: Any) -> None:
+    config = {k: v for k, v in schedule.get_config().items() if k != "name"}
+    mine = Schedule(name=type(schedule).__name__, config=config)
+    for step in (0, 1, 4, 5, 6, 9, 10, 11, 15, 16, 19, 22, 30, 60):
+        value = schedules.learning_rate(mine, step)
+        assert value == pytest.approx(float(schedule(step)), rel=1e-4, abs=1e-8), step
+
+
+def test_a_schedule_follows_the_samples_of_all_workers() -> None:
+    rate = Schedule(name="PiecewiseConstantDecay", config={"boundaries": [1], "values": [1.0, 0.5]})
+    shard = ShardStore(0, 1, 0)
+    config = OptimizerConfig(learning_rate=rate, batch_size=BATCH)
+    shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))
+    shard.initialize(np.zeros(1, np.float32))
+    steps = []
+    for slot in range(4):
+        before, io = shard.samples // BATCH, np.ones(1, np.float32)
+        shard.push(slot, 0, 1, shard.version, PushMeta(samples=BATCH), io)
+        steps.append((before, float(io[0])))
+    assert steps == [(0, -1.0), (1, -2.0), (2, -2.5), (3, -3.0)]
+
+
+def test_a_rate_that_comes_with_the_push() -> None:
+    shard = ShardStore(0, 1, 0)
+    config = OptimizerConfig(learning_rate=Schedule(name="MySchedule"), batch_size=1)
+    shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))
+    shard.initialize(np.zeros(1, np.float32))
+    io = np.ones(1, np.float32)
+    shard.push(0, 0, 1, 0, PushMeta(samples=1, learning_rate=0.25), io)
+    assert io[0] == -0.25
+    with pytest.raises(UserError, match="MySchedule cannot be evaluated"):
+        shard.push(0, 0, 2, 1, PushMeta(samples=1), io)
+
+
+@pytest.mark.parametrize(("live", "mu"), [(1, 0.9), (2, 0.4), (10, 0.0), (100, 0.0)])
+def test_what_asynchrony_leaves_of_momentum(live: int, mu: float) -> None:
+    assert explicit_momentum(OptimizerConfig(momentum=0.9), live) == pytest.approx(mu)
+    assert explicit_momentum(OptimizerConfig(momentum=0.9, momentum_correction=False), live) == 0.9
