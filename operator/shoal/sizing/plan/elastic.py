@@ -1,0 +1,168 @@
+"""Shoal's own model of time and cost: start-up, contention, snapshots, revocations, every price.
+
+For n_i workers of pool i (step time T_i, start-up s_i, interruptions per hour l_i, replaced after R_i = s_i):
+
+    speed of a worker   w_i = 1 / T_i / (1 + l_i R_i)          a revoked worker is away for R_i
+    alone               A = sum n_i w_i                         asynchronous workers add up (spotDNN, CM-DARE)
+    speed               V = softmin(A, capacity of the parameter servers)
+    time                T = sum n_i w_i s_i / A + j / V (1 + snapshots + recoveries of parameter servers)
+    variance            of the work lost to revocations, shocks of whole pools included, and of the speed itself
+    sure time           T + z sd: kept with the confidence asked for (`risk` checks it by simulation)
+    cost                T (sum n_i p_i + servers p_ps) + j x bytes of a step that cross zones x their price
+
+j is fixed, or follows from the loss curve. All sums over pools are one matrix product, so that millions of
+combinations a second can be looked at. The start-up term is exact when every worker starts before the end, and
+errs to the safe side otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shoal.sizing.plan.cost import money_per_step
+from shoal.sizing.plan.evaluation import Evaluated, Evaluator
+from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem
+from shoal.sizing.predict.cluster_speed import soft_min
+
+__all__ = ["REPLACEMENT_SPREAD", "ElasticModel"]
+
+REPLACEMENT_SPREAD = 0.5
+"""Standard deviation of the time to a replacement, relative to its mean."""
+
+
+@dataclass(frozen=True)
+class ElasticModel:
+    """The model of a problem. `margin` is the number of standard deviations between mean and sure time."""
+
+    problem: Problem
+    margin: float = 0.0
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The pools of the problem."""
+        return self.problem.pools
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """The limits of the pools."""
+        return self.problem.limits
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the problem."""
+        return self.problem.objective
+
+    def evaluators(self) -> Sequence[Evaluator]:
+        """One for each number of parameter servers and each zone that they may be in."""
+        servers = self.problem.servers
+        if servers.zone is not None:
+            zones = [servers.zone]
+        elif self.problem.zone_policy == "Any" and not any(pool.transfer_per_gib for pool in self.pools):
+            zones = [""]
+        else:
+            zones = list(dict.fromkeys(pool.zone for pool in self.pools))
+        return [_Evaluator(self.problem, n, zone, self.margin) for n in sorted(servers.counts) for zone in zones]
+
+
+@dataclass(frozen=True)
+class _Evaluator:
+    problem: Problem
+    servers: int
+    zone: str
+    margin: float
+
+    @cached_property
+    def _rates(self) -> Floats:
+        """(k,) steps/s of one worker of each pool, time without a node taken off."""
+        return np.array(
+            [
+                1 / pool.step_seconds / (1 + pool.interruptions_per_hour * pool.startup_seconds / 3600)
+                for pool in self.problem.pools
+            ]
+        )
+
+    @cached_property
+    def _weights(self) -> Floats:
+        """(6, k) what one worker of each pool adds to the sums over pools."""
+        rows = []
+        for pool, rate in zip(self.problem.pools, self._rates, strict=True):
+            money = money_per_step(pool, self.zone, self.problem.servers.bytes_per_step)
+            single = pool.interruptions_per_hour * (1 - pool.shock_share) * _lost(pool)
+            rows.append([rate, rate * pool.batch, pool.price, rate * money, rate * pool.step_sigma, single])
+        return np.array(rows).T
+
+    @cached_property
+    def _shocks(self) -> Floats:
+        """(k,) what the square of a pool's workers adds to the variance of lost work, per hour."""
+        return np.array(
+            [
+                pool.interruptions_per_hour * pool.shock_share * pool.shock_size * _lost(pool)
+                for pool in self.problem.pools
+            ]
+        )
+
+    @cached_property
+    def _waits(self) -> tuple[Floats, Floats]:
+        """(k,) seconds until a new and until a running worker of each pool can work."""
+        servers = self.problem.servers
+        ready = 0.0 if servers.running else servers.startup_seconds
+        new = np.array([max(pool.startup_seconds, ready) for pool in self.problem.pools])
+        return new, np.full_like(new, ready)
+
+    def __call__(self, counts: Floats) -> Evaluated:
+        """Evaluate counts (k, m)."""
+        problem, servers = self.problem, self.problem.servers
+        workers = counts.sum(axis=0)
+        alone, samples, hourly, crossing, unsure, single = self._weights @ counts
+        some = alone > 0
+        alone[~some] = np.nan
+        update = servers.model.update_seconds
+        speed = alone
+        if update > 0:
+            speed = soft_min(alone, self.servers**servers.model.scaling / update, servers.model.sharpness)
+        iterations = problem.work.iterations(samples / alone, workers)
+        training = iterations / speed
+        lost_per_second = self.servers * servers.interruptions_per_hour / 3600
+        again = servers.snapshot_every / 2 + servers.recovery_seconds
+        overhead = 1 + servers.snapshot_seconds / servers.snapshot_every + lost_per_second * again
+        seconds = self._startup(counts) / alone + training * overhead
+        hours = seconds / 3600
+        cost = hours * (hourly + self.servers * servers.price) + iterations * (crossing / alone)
+        variance = hours * (single + self._shocks @ (counts * counts)) / alone**2
+        if servers.interruptions_per_hour > 0:
+            variance += seconds * lost_per_second * (servers.snapshot_every**2 / 3 + servers.recovery_seconds**2)
+        variance += (training * unsure / alone) ** 2
+        sure = seconds + self.margin * np.sqrt(variance)
+        nothing = ~np.isfinite(seconds) | (workers < problem.min_workers)
+        if problem.max_workers is not None:
+            nothing |= workers > problem.max_workers
+        nothing |= self._zones_apart(counts)
+        seconds[nothing] = sure[nothing] = cost[nothing] = np.inf
+        return Evaluated(seconds, sure, cost, iterations)
+
+    def _startup(self, counts: Floats) -> Floats:
+        """(m,) sum over workers of speed times the wait until they can work."""
+        new, there = self._waits
+        weights = self._rates * new
+        total = weights @ counts
+        for i, pool in enumerate(self.problem.pools):
+            if pool.running:
+                kept = np.minimum(counts[i], pool.running)
+                total -= kept * self._rates[i] * (new[i] - there[i])
+        return np.asarray(total)
+
+    def _zones_apart(self, counts: Floats) -> Floats | bool:
+        """(m,) whether workers run outside of the parameter servers' zone though they must not."""
+        if self.problem.zone_policy != "Same":
+            return False
+        other = np.array([float(bool(pool.zone) and pool.zone != self.zone) for pool in self.problem.pools])
+        return np.asarray(other @ counts > 0)
+
+
+def _lost(pool: Pool) -> float:
+    """Mean square of the work (steps) that one revocation costs."""
+    return float((pool.startup_seconds / pool.step_seconds) ** 2 * (1 + REPLACEMENT_SPREAD**2))

@@ -1,0 +1,68 @@
+"""The seam between the search and the models of time and cost: many combinations in, arrays out.
+
+A search knows nothing of parameter servers or prices, and a model knows nothing of grids: this is all they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.sizing.plan.problem import Floats, Objective, Pool
+
+__all__ = ["Evaluated", "Evaluator", "Model"]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What m combinations take and cost. All arrays are (m,); infinite where a combination is no plan.
+
+    `sure_seconds` is the time that is kept with the confidence asked for: this one must meet the deadline.
+    """
+
+    seconds: Floats
+    sure_seconds: Floats
+    cost: Floats
+    iterations: Floats
+
+
+class Evaluator(Protocol):
+    """A model with everything decided but the number of workers of each pool."""
+
+    @property
+    def servers(self) -> int:
+        """How many parameter servers."""
+        ...
+
+    @property
+    def zone(self) -> str:
+        """Where they are; empty if it does not matter."""
+        ...
+
+    def __call__(self, counts: Floats) -> Evaluated:
+        """Evaluate counts (k, m), whole numbers of workers of k pools in m combinations."""
+        ...
+
+
+class Model(Protocol):
+    """A model of time and cost: one evaluator for each choice of parameter servers."""
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        """The k pools, in the order of the counts."""
+        ...
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """The most workers of each pool."""
+        ...
+
+    @property
+    def objective(self) -> Objective:
+        """What a good plan is."""
+        ...
+
+    def evaluators(self) -> Sequence[Evaluator]:
+        """One for each choice of parameter servers, fewer servers first."""
+        ...

@@ -1,0 +1,149 @@
+"""The reason for a plan, in words for someone who does not know how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.sizing.plan.planner import Plan, Point
+from shoal.sizing.plan.problem import Pool
+
+__all__ = ["duration", "explain", "fleet", "money"]
+
+
+def explain(plan: Plan, currency: str = "$") -> str:
+    """A few plain sentences: what to run, why this and nothing cheaper or faster, how sure that is."""
+    sentences = _found(plan, currency) if plan.feasible else _not_found(plan, currency)
+    sentences += _risk(plan)
+    sentences.append(_how_searched(plan))
+    sentences += plan.notes
+    return " ".join(sentences)
+
+
+def fleet(pools: Sequence[Pool], counts: Sequence[int]) -> str:
+    """'2 workers from spot-t4 and 1 from on-demand-t4'."""
+    parts = [f"{n} from {pool.name}" for pool, n in zip(pools, counts, strict=True) if n]
+    first = next((n for n in counts if n), 0)
+    parts[:1] = [part.replace(" from", " worker from" if first == 1 else " workers from", 1) for part in parts[:1]]
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def duration(seconds: float) -> str:
+    """'43 min 20 s', '2 h 5 min', '3.2 s'."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s" if rest and minutes < 60 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes and hours < 48 else f"{hours} h"
+
+
+def money(amount: float, currency: str = "$") -> str:
+    """'$2.97', '$0.0042'."""
+    digits = 2 if amount >= 0.1 or amount == 0 else 4
+    return f"{currency}{amount:,.{digits}f}"
+
+
+def _found(plan: Plan, currency: str) -> list[str]:
+    servers = f"{plan.servers} parameter server{'s' if plan.servers > 1 else ''}"
+    what = f"Run {fleet(plan.pools, plan.counts)}, with {servers}: training then takes {duration(plan.seconds)}"
+    what += f" and costs {money(plan.cost, currency)}."
+    objective = plan.objective
+    limits = []
+    if objective.deadline is not None:
+        limits.append(f"ends within the deadline of {duration(objective.deadline)}")
+    if objective.budget is not None:
+        limits.append(f"stays within the budget of {money(objective.budget, currency)}")
+    superlative = {
+        "MinCost": "the cheapest plan",
+        "MinTime": "the fastest plan",
+        "BestValue": "the plan with the most speed for its cost",
+    }[objective.prefer]
+    why = f"This is {superlative}"
+    why += f" that {' and '.join(limits)}." if limits else "."
+    sentences = [what, why]
+    other = plan.unlimited
+    if plan.binding == "deadline" and other is not None:
+        sentences.append(
+            f"The deadline is what makes it cost so much: with more time, {_brief(plan, other)} would do for "
+            f"{money(other.cost, currency)} in {duration(other.seconds)}."
+        )
+    elif plan.binding == "budget" and other is not None:
+        sentences.append(
+            f"The budget is what makes it take so long: for {money(other.cost, currency)}, {_brief(plan, other)} "
+            f"would be ready in {duration(other.seconds)}."
+        )
+    elif objective.prefer == "MinCost" and objective.deadline is not None:
+        sentences.append("No plan is cheaper, even with more time.")
+    return sentences
+
+
+def _not_found(plan: Plan, currency: str) -> list[str]:
+    objective = plan.objective
+    fastest = (
+        f"The fastest plan is {fleet(plan.pools, plan.counts)}, with {plan.servers} parameter "
+        f"server{'s' if plan.servers > 1 else ''}: it takes {duration(plan.seconds)} and costs "
+        f"{money(plan.cost, currency)}."
+    )
+    if plan.binding == "budget" and objective.budget is not None:
+        cheapest = plan.cheapest
+        return [
+            f"The budget of {money(objective.budget, currency)} is too small for every plan.",
+            f"The cheapest is {_brief(plan, cheapest)} for {money(cheapest.cost, currency)} in "
+            f"{duration(cheapest.seconds)}: raise the budget to at least that.",
+            fastest,
+        ]
+    if plan.binding == "deadline and budget" and objective.deadline and objective.budget:
+        sentences = [
+            f"Deadline and budget cannot be kept together: each of {duration(objective.deadline)} and "
+            f"{money(objective.budget, currency)} can be kept alone.",
+            fastest,
+        ]
+        other = plan.unlimited
+        if other is not None:
+            sentences.append(
+                f"For the budget the fastest is {_brief(plan, other)}, in {duration(other.seconds)}: raise the "
+                "deadline or the budget."
+            )
+        return sentences
+    deadline = objective.deadline or 0.0
+    if plan.seconds <= deadline:
+        return [
+            f"The deadline of {duration(deadline)} can be kept only if nothing goes wrong: no plan keeps it with a "
+            f"probability of {objective.confidence:.0%}.",
+            fastest,
+            f"Allow {duration(plan.sure_seconds)}, ask for less confidence, or add on-demand workers.",
+        ]
+    sentences = [f"No plan ends within {duration(deadline)}.", fastest]
+    full = [p.name for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit]
+    more = f", or raise the limit of {_listed(full)}, which {'is' if len(full) == 1 else 'are'} used up" if full else ""
+    sentences.append(f"Allow at least {duration(plan.sure_seconds)}{more}.")
+    return sentences
+
+
+def _risk(plan: Plan) -> list[str]:
+    if plan.chance is None or plan.objective.deadline is None:
+        return []
+    return [
+        f"In simulated runs with revocations and uncertain speed the deadline was kept in {plan.chance:.1%} "
+        f"(asked for: {plan.objective.confidence:.0%})."
+    ]
+
+
+def _how_searched(plan: Plan) -> str:
+    if plan.exact:
+        return f"All {plan.searched:,} combinations were compared."
+    return (
+        f"There are too many combinations to compare them all; {plan.searched:,} of the most promising were, so a "
+        "slightly better plan may exist."
+    )
+
+
+def _brief(plan: Plan, point: Point) -> str:
+    return fleet(plan.pools, point.counts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

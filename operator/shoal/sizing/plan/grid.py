@@ -1,0 +1,42 @@
+"""All combinations of workers, in blocks small enough for the processor's cache: memory stays bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.sizing.plan.problem import Floats
+
+__all__ = ["Grid"]
+
+BLOCK = 1 << 13
+
+
+class Grid:
+    """The combinations 0..limit of each of k pools, numbered with the last pool running fastest."""
+
+    def __init__(self, limits: Sequence[int], block: int = BLOCK) -> None:
+        self.limits = tuple(limits)
+        self.size = math.prod(limit + 1 for limit in limits)
+        self.block = block
+
+    def __len__(self) -> int:
+        """How many blocks there are."""
+        return -(-self.size // self.block)
+
+    def __getitem__(self, number: int) -> Floats:
+        """Block `number` as counts (k, m) with m <= `block`."""
+        start = number * self.block
+        # 32 bits: division by a constant is then several times faster, and exact grids are far smaller than that.
+        left = np.arange(start, min(start + self.block, self.size), dtype=np.int64)
+        if self.size < 2**31:
+            left = left.astype(np.int32)
+        counts = np.empty((len(self.limits), len(left)))
+        for row in range(len(self.limits) - 1, -1, -1):
+            base = self.limits[row] + 1
+            up = left // base
+            counts[row] = left - up * base
+            left = up
+        return counts

@@ -1,0 +1,204 @@
+"""From a problem to a plan: search, check the risk, and always give an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from shoal.errors import UsageError
+from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.evaluation import Evaluator, Model
+from shoal.sizing.plan.found import Candidate, Found
+from shoal.sizing.plan.problem import LossWork, Objective, Pool, Problem, Work
+from shoal.sizing.plan.risk import finish_times, is_risky
+from shoal.sizing.plan.search import EXACT_LIMIT, search
+
+__all__ = ["Plan", "Point", "plan", "plan_with"]
+
+MARGINS = 5  # times that the margin is raised when simulated runs miss the deadline too often
+RAISE = 1.3
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan on the Pareto front."""
+
+    counts: tuple[int, ...]
+    servers: int
+    seconds: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many workers of each pool, with how many parameter servers, and what that takes and costs.
+
+    `binding`: the constraint that keeps the plan from being cheaper (or faster), or that cannot be met; None if no
+    constraint matters. `chance`: the share of simulated runs that kept the deadline; None where nothing was simulated.
+    `unlimited`: the best plan if `binding` were no constraint.
+    """
+
+    pools: tuple[Pool, ...]
+    objective: Objective
+    work: Work
+    feasible: bool
+    counts: tuple[int, ...]
+    servers: int
+    zone: str
+    seconds: float
+    sure_seconds: float
+    cost: float
+    iterations: float
+    searched: int
+    exact: bool
+    binding: str | None
+    chance: float | None
+    pareto: tuple[Point, ...]
+    unlimited: Point | None
+    cheapest: Point
+    fastest: Point
+    notes: tuple[str, ...] = ()
+
+    def as_json(self, reason: str) -> dict[str, Any]:
+        """The answer of `shoal plan --json`."""
+        return {
+            "feasible": self.feasible,
+            "counts": list(self.counts),
+            "pools": {pool.name: n for pool, n in zip(self.pools, self.counts, strict=True)},
+            "parameterServers": self.servers,
+            "timeSeconds": self.seconds,
+            "sureSeconds": self.sure_seconds,
+            "cost": self.cost,
+            "iterations": self.iterations,
+            "searched": self.searched,
+            "exact": self.exact,
+            "binding": self.binding,
+            "deadlineKept": self.chance,
+            "pareto": [
+                {
+                    "counts": list(p.counts),
+                    "parameterServers": p.servers,
+                    "timeSeconds": p.seconds,
+                    "cost": p.cost,
+                }
+                for p in self.pareto
+            ],
+            "reason": reason,
+        }
+
+
+def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
+    """Plan with Shoal's own model. Raises UsageError where no combination says anything at all."""
+    objective = problem.objective
+    margin = float(norm.ppf(objective.confidence)) if objective.deadline is not None else 0.0
+    chance = None
+    for _ in range(MARGINS):
+        model = ElasticModel(problem, margin)
+        found, exact = search(model, exact_limit=exact_limit)
+        best = found.best
+        shown = best or found.fastest
+        if shown is None or objective.deadline is None or not is_risky(problem, shown.counts):
+            break
+        times = finish_times(problem, shown.counts, model.evaluators()[shown.variant].servers)
+        chance = float(np.mean(times <= objective.deadline))
+        if best is None or chance >= objective.confidence:
+            break
+        margin = margin * RAISE + 0.1
+    else:
+        # The formula cannot be made to agree with the simulation: then the plan is not sure enough.
+        found.reject_best()
+    return _answer(model, found, exact, problem.work, chance, tuple(problem.notes))
+
+
+def plan_with(model: Model, work: Work, *, exact_limit: int = EXACT_LIMIT, notes: Sequence[str] = ()) -> Plan:
+    """Plan with any model of time and cost, such as spotDNN's, taking its times for sure."""
+    found, exact = search(model, exact_limit=exact_limit)
+    return _answer(model, found, exact, work, None, tuple(notes))
+
+
+def _answer(
+    model: Model, found: Found, exact: bool, work: Work, chance: float | None, notes: tuple[str, ...]
+) -> Plan:
+    evaluators = model.evaluators()
+    fastest, cheapest = found.fastest, found.cheapest
+    if fastest is None or cheapest is None:
+        raise UsageError(_no_plan_at_all(work))
+    shown = found.best or fastest
+    binding, unlimited = _binding(found, model.objective, shown)
+    return Plan(
+        pools=tuple(model.pools),
+        objective=model.objective,
+        work=work,
+        feasible=found.best is not None,
+        counts=shown.counts,
+        servers=evaluators[shown.variant].servers,
+        zone=evaluators[shown.variant].zone,
+        seconds=shown.seconds,
+        sure_seconds=shown.sure_seconds,
+        cost=shown.cost,
+        iterations=shown.iterations,
+        searched=found.searched,
+        exact=exact,
+        binding=binding,
+        chance=chance,
+        pareto=_points(found, evaluators),
+        unlimited=_point(unlimited, evaluators) if unlimited else None,
+        cheapest=_point(cheapest, evaluators),
+        fastest=_point(fastest, evaluators),
+        notes=notes,
+    )
+
+
+def _binding(found: Found, objective: Objective, shown: Candidate) -> tuple[str | None, Candidate | None]:
+    """The constraint that binds, and the plan that would be best without it."""
+    fastest, cheapest = found.fastest, found.cheapest
+    assert fastest is not None
+    assert cheapest is not None
+    if found.best is None:
+        if found.in_time and found.in_budget and objective.deadline and objective.budget:
+            if found.feasible == 0:
+                return "deadline and budget", found.fastest_in_budget
+            return "confidence", None
+        if found.in_time == 0:
+            return "deadline", None
+        return ("budget", cheapest) if found.in_budget == 0 else ("confidence", None)
+    if objective.prefer == "MinTime":
+        better = fastest.seconds < shown.seconds * (1 - 1e-9) and objective.budget is not None
+        return ("budget", fastest) if better else (None, None)
+    if objective.prefer == "MinCost" and objective.deadline is not None:
+        better = cheapest.cost < shown.cost * (1 - 1e-9)
+        return ("deadline", cheapest) if better else (None, None)
+    return None, None
+
+
+def _point(candidate: Candidate, evaluators: Sequence[Evaluator]) -> Point:
+    return Point(
+        candidate.counts, evaluators[candidate.variant].servers, candidate.seconds, candidate.cost
+    )
+
+
+def _points(found: Found, evaluators: Sequence[Evaluator]) -> tuple[Point, ...]:
+    front = found.front
+    return tuple(
+        Point(tuple(int(n) for n in front.counts[:, i]), evaluators[front.variant[i]].servers, float(s), float(c))
+        for i, (s, c) in enumerate(zip(front.seconds, front.cost, strict=True))
+    )
+
+
+def _no_plan_at_all(work: Work) -> str:
+    if isinstance(work, LossWork):
+        within = (
+            ""
+            if work.batch_range is None
+            else f" with a weighted batch size between {work.batch_range[0]:g} and {work.batch_range[1]:g}"
+        )
+        return (
+            f"the loss curve gives no number of iterations (at least 1) to a loss of {work.target:g} for any "
+            f"combination of these pools{within}: ask for a lower loss, or for pools whose batch sizes the curve "
+            "was fitted with"
+        )
+    return "no combination of these pools is allowed: raise maxReplicas, lower minReplicas, or change zonePolicy"

@@ -1,0 +1,247 @@
+"""What is asked of the planner: pools, work, parameter servers, objective. Plain frozen values, checked once.
+
+One unit runs through everything: a *worker* is one client of the parameter servers, one pod on one node of a pool,
+whatever number of GPUs it drives. Speeds, batch sizes, prices and limits are per worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageError
+from shoal.sizing.types import PsModel
+
+__all__ = ["Floats", "Lifetimes", "LossWork", "Objective", "Pool", "Prefer", "Problem", "Servers", "StepWork", "Work"]
+
+Floats = NDArray[np.float64]
+Prefer = Literal["MinCost", "MinTime", "BestValue"]
+ZonePolicy = Literal["Same", "Preferred", "Any"]
+
+CONFIDENCE = 0.95
+"""A deadline is kept with this probability unless another one is asked for."""
+
+
+class Lifetimes(Protocol):
+    """Lifetimes of a pool's nodes as they were measured, losses of several nodes at once included."""
+
+    def sample(self, nodes: int, runs: int, seed: int = 0) -> Floats:
+        """(runs, nodes) lifetimes in s; infinite where a node outlives what was seen."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Interchangeable nodes, seen as workers.
+
+    Units: prices in the cluster's currency per worker-hour, times in s, interruptions per worker-hour.
+    `step_sigma` is the relative standard deviation of `step_seconds`. `shock_share` is the part of interruptions
+    that come as shocks, in which a part `shock_size` of the pool's nodes is lost together. `running` workers are
+    there already: they need no start-up.
+    """
+
+    name: str
+    limit: int
+    price: float
+    step_seconds: float
+    batch: int
+    spot: bool = True
+    accelerator: str = ""
+    zone: str = ""
+    transfer_per_gib: float = 0.0
+    startup_seconds: float = 0.0
+    interruptions_per_hour: float = 0.0
+    shock_share: float = 0.5
+    shock_size: float = 0.5
+    step_sigma: float = 0.0
+    running: int = 0
+    lifetimes: Lifetimes | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _number(self.limit, f"the limit of pool {self.name}", least=0)
+        _number(self.price, f"the price of pool {self.name}", least=0)
+        _number(self.step_seconds, f"the step time of pool {self.name}", above=0)
+        _number(self.batch, f"the batch size of pool {self.name}", above=0)
+        for name in ("transfer_per_gib", "startup_seconds", "interruptions_per_hour", "step_sigma", "running"):
+            _number(getattr(self, name), f"{name} of pool {self.name}", least=0)
+        for name in ("shock_share", "shock_size"):
+            _number(getattr(self, name), f"{name} of pool {self.name}", least=0, most=1)
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """So many steps (one step: one worker's mini-batch), or so many samples; give exactly one."""
+
+    steps: float | None = None
+    samples: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.samples is None):
+            raise UsageError("say how much work there is as steps or as samples, not both and not neither")
+        amount = self.steps if self.steps is not None else self.samples
+        if amount is None or not (math.isfinite(amount) and amount >= 1):
+            raise UsageError(f"there must be at least 1 step or sample of work left, not {amount}")
+
+    def iterations(self, batch: Floats, workers: Floats) -> Floats:
+        """(m,) steps for weighted batch sizes (m,) and numbers of workers (m,)."""
+        if self.steps is not None:
+            return np.full(np.shape(workers), float(self.steps))
+        return np.asarray(float(self.samples or 0.0) / batch)
+
+
+@dataclass(frozen=True)
+class LossWork:
+    """Train until the loss is `target`, along spotDNN's curve.
+
+    loss(j) = (r2 b + r3) sqrt(N) / (j + r1) + r4 for N workers and the weighted batch size b. `batch_range` is
+    where the curve was fitted: outside of it the answer is not a number. `done` is the loss that has been reached.
+    """
+
+    target: float
+    r1: float
+    r2: float
+    r3: float
+    r4: float
+    batch_range: tuple[float, float] | None = None
+    done: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("target", "r1", "r2", "r3", "r4"):
+            value = getattr(self, name)
+            if not math.isfinite(value):
+                raise UsageError(f"{name} of the loss curve must be a finite number, not {value}")
+        if self.target <= self.r4:
+            raise UsageError(
+                f"a loss of {self.target:g} is out of reach: the loss curve levels off at {self.r4:g}; "
+                f"ask for a loss above {self.r4:g}"
+            )
+        if self.done is not None and self.done <= self.target:
+            raise UsageError(f"a loss of {self.target:g} is reached already ({self.done:g}): nothing is left to plan")
+
+    def iterations(self, batch: Floats, workers: Floats) -> Floats:
+        """(m,) steps; `nan` where the curve says nothing: fewer than one step, or outside of the fitted range."""
+        amplitude = self.r2 * batch + self.r3
+        amplitude *= np.sqrt(workers)
+        steps = amplitude / (self.target - self.r4)
+        if self.done is not None:
+            steps -= amplitude / (self.done - self.r4)
+        else:
+            steps -= self.r1
+        bad = ~(steps >= 1.0)
+        if self.batch_range is not None:
+            low, high = self.batch_range
+            bad |= (batch < low * (1 - 1e-9)) | (batch > high * (1 + 1e-9))
+        steps[bad] = np.nan
+        return np.asarray(steps)
+
+
+Work = StepWork | LossWork
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The parameter servers: how many there may be and what they cost. They run on safe nodes.
+
+    `bytes_per_step` are the bytes that one step moves, both ways. `interruptions_per_hour` is the rate at which one
+    server is lost; then the work since the last snapshot is done again after `recovery_seconds`.
+    `snapshot_seconds` is how long training stands still for one snapshot.
+    """
+
+    counts: tuple[int, ...] = (1,)
+    price: float = 0.0
+    model: PsModel = field(default_factory=lambda: PsModel(0.0))
+    bytes_per_step: float = 0.0
+    startup_seconds: float = 0.0
+    snapshot_every: float = 60.0
+    snapshot_seconds: float = 0.0
+    interruptions_per_hour: float = 0.001
+    recovery_seconds: float = 60.0
+    zone: str | None = None
+    """None: the planner chooses one of the workers' zones."""
+    running: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.counts or min(self.counts) < 1:
+            raise UsageError(f"the number of parameter servers must be at least 1, not {self.counts}")
+        _number(self.snapshot_every, "the time between snapshots", above=0)
+        for name in ("price", "bytes_per_step", "startup_seconds", "snapshot_seconds", "recovery_seconds"):
+            _number(getattr(self, name), f"{name} of the parameter servers", least=0)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a good plan is. `deadline` in s from now, `budget` in the currency; None: no limit."""
+
+    deadline: float | None = None
+    budget: float | None = None
+    prefer: Prefer = "MinCost"
+    confidence: float = CONFIDENCE
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None:
+            _number(self.deadline, "the deadline in seconds", above=0)
+        if self.budget is not None:
+            _number(self.budget, "the budget", above=0)
+        if not 0.5 <= self.confidence < 1:
+            raise UsageError(f"the confidence must be at least 0.5 and below 1, not {self.confidence}")
+        if self.prefer not in ("MinCost", "MinTime", "BestValue"):
+            raise UsageError(f"prefer MinCost, MinTime or BestValue, not {self.prefer}")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that a plan depends on."""
+
+    pools: Sequence[Pool]
+    work: Work
+    servers: Servers = field(default_factory=Servers)
+    objective: Objective = field(default_factory=Objective)
+    min_workers: int = 1
+    max_workers: int | None = None
+    zone_policy: ZonePolicy = "Any"
+    notes: Sequence[str] = ()
+    """Sentences about the inputs that belong into the explanation."""
+
+    def __post_init__(self) -> None:
+        if not self.pools:
+            raise UsageError("there is no pool to plan with: give at least one")
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) < len(names):
+            raise UsageError("two pools have the same name: rename one")
+        if sum(pool.limit for pool in self.pools) == 0:
+            raise UsageError("the limits of all pools are 0: raise the limit of at least one")
+        if self.max_workers is not None and self.max_workers < max(self.min_workers, 1):
+            raise UsageError(
+                f"at most {self.max_workers} and at least {self.min_workers} workers contradict each other: "
+                "raise the most or lower the least"
+            )
+        if sum(pool.limit for pool in self.pools) < self.min_workers:
+            raise UsageError(
+                f"the pools hold {sum(pool.limit for pool in self.pools)} workers together and at least "
+                f"{self.min_workers} are asked for: raise a limit or lower minReplicas"
+            )
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """The most workers of each pool; never more than `max_workers`."""
+        most = math.inf if self.max_workers is None else self.max_workers
+        return tuple(int(min(pool.limit, most)) for pool in self.pools)
+
+
+def _number(
+    value: float, what: str, *, least: float | None = None, above: float | None = None, most: float | None = None
+) -> None:
+    """Complain in one sentence if a number is not finite or out of its range."""
+    if not math.isfinite(value):
+        raise UsageError(f"{what} must be a number, not {value}")
+    if least is not None and value < least:
+        raise UsageError(f"{what} must be {least:g} or more, not {value:g}")
+    if above is not None and value <= above:
+        raise UsageError(f"{what} must be greater than {above:g}, not {value:g}")
+    if most is not None and value > most:
+        raise UsageError(f"{what} must be {most:g} or less, not {value:g}")
