@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -16,6 +15,7 @@ from dev.cluster.containerd import ensure_template
 from dev.cluster.control_plane import ControlPlane, load
 from dev.cluster.local import DEFAULT_NODES, NUMBERS, LocalCluster
 from dev.cluster.node import GRACE_SECONDS
+from dev.commands import side_by_side
 from dev.console import console, say
 from dev.errors import DevError
 from dev.paths import clusters
@@ -69,10 +69,7 @@ def setup() -> None:
         say("the images need root on Linux; the tests of the nodes tier will be skipped")
         return
     pause = go_tools.ensure(("pause",))
-    with ThreadPoolExecutor() as pool:
-        made = pool.submit(image_builder.build, image_builder.DEMO, pause)
-        go_tools.ensure()
-        made.result()
+    side_by_side(lambda: image_builder.build(image_builder.DEMO, pause), go_tools.ensure)
     ensure_template([image_builder.IMAGES[name].reference for name in image_builder.DEMO])
 
 

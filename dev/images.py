@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dev.commands import command
 from dev.console import say, step
 from dev.errors import DevError
 from dev.paths import ROOT, cache
@@ -128,10 +129,10 @@ def sources(image: Image) -> list[Path]:
     return sorted(p for p in found if "__pycache__" not in p.parts)
 
 
-def buildah(*command: str) -> list[str]:
+def buildah(*words: str) -> list[str]:
     """A buildah command on a store of its own: the user's own images are neither seen nor touched."""
     store = cache() / "buildah"
-    return ["buildah", "--root", str(store / "root"), "--runroot", str(store / "run"), *command]
+    return ["buildah", "--root", str(store / "root"), "--runroot", str(store / "run"), *words]
 
 
 def _stamp(image: Image, stamps: dict[str, str]) -> str:
@@ -234,13 +235,8 @@ def _prune() -> None:
             blob.unlink()
 
 
-def _run(command: Sequence[str]) -> None:
-    env = {**os.environ, "BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
-    done = subprocess.run(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise DevError(f"`{' '.join(command)}` failed:\n{done.stdout[-3000:]}")
+def _run(words: Sequence[str]) -> None:
+    command(*words, env={**os.environ, "BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"})
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dev.cluster.control_plane import AUDIT_POLICY
+from dev.commands import command
 from dev.console import step
-from dev.demo.commands import command
 from dev.errors import DevError
 from dev.images import DEMO, IMAGES
 from dev.paths import ROOT

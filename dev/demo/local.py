@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dev.cluster import host
 from dev.cluster.local import DEFAULT_NODES, LocalCluster
+from dev.commands import side_by_side
 from dev.console import say
 from dev.images import DEMO, IMAGES, build
 from dev.tools import ensure
@@ -42,10 +42,7 @@ class Local:
     def up(self) -> None:
         """Tools and images are made side by side: one compiles while the other downloads."""
         pause = ensure(("pause",))
-        with ThreadPoolExecutor() as pool:
-            images = pool.submit(build, DEMO, pause)
-            ensure()
-            images.result()
+        side_by_side(lambda: build(DEMO, pause), ensure)
         if self.cluster.plane.processes.running("kube-apiserver"):
             say("a cluster of an earlier demo is still up: taking it down first")
             self.cluster.down()

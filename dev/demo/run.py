@@ -14,9 +14,9 @@ from types import FrameType
 from rich.live import Live
 
 from dev.audit import writes
+from dev.commands import command
 from dev.console import console, say, step
 from dev.demo.backend import Backend, choose
-from dev.demo.commands import command
 from dev.demo.figures import figures
 from dev.demo.story import Story
 from dev.demo.table import line, render

@@ -15,8 +15,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
+from dev.commands import command
 from dev.demo.backend import Backend
-from dev.demo.commands import command
 from dev.errors import DevError
 from shoal.api.training_job import TrainingJob
 from shoal_trainer.contract import (

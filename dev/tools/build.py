@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dev.commands import command
 from dev.console import say, step
 from dev.errors import DevError
 from dev.paths import cache
@@ -127,10 +128,8 @@ def _go_env() -> dict[str, str]:
 
 def _build(name: str, folder: Path) -> None:
     unfinished = folder / f".{name}.new"
-    command = ["go", "build", "-trimpath", "-ldflags", LDFLAGS, "-o", str(unfinished), PACKAGES[name]]
-    done = subprocess.run(command, cwd=MODULE, env=_go_env(), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise DevError(f"`{' '.join(command)}` in {MODULE} failed:\n{done.stderr[-2000:]}")
+    flags = ["-trimpath", "-ldflags", LDFLAGS, "-o", str(unfinished)]
+    command("go", "build", *flags, PACKAGES[name], cwd=MODULE, env=_go_env())
     unfinished.rename(folder / name)
 
 

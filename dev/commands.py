@@ -1,0 +1,68 @@
+"""Running other people's commands: with their own words when they fail, and none left running after Ctrl-C."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dev.errors import DevError
+
+_running: set[subprocess.Popen[str]] = set()
+_stopping = threading.Event()
+
+
+def command(
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str | None = None,
+    check: bool = True,
+    timeout: float = 3600,
+) -> str:
+    """Run a command and return what it prints on stdout.
+
+    Raises:
+        DevError: it failed and `check` is set, or it took longer than `timeout` seconds.
+    """
+    if _stopping.is_set():
+        raise DevError("interrupted")
+    with subprocess.Popen(
+        words,
+        env=None if env is None else dict(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        _running.add(process)
+        try:
+            out, err = process.communicate(stdin, timeout)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise DevError(f"`{' '.join(words)}` did not end in {timeout:.0f} s.") from error
+        finally:
+            _running.discard(process)
+    if check and process.returncode != 0:
+        raise DevError(f"`{' '.join(words)}` failed:\n{(err.strip() or out)[-3000:]}")
+    return out
+
+
+def side_by_side(*work: Callable[[], Any]) -> None:
+    """Do things at once in threads; when one fails, or at Ctrl-C, the commands of the others are ended too."""
+    with ThreadPoolExecutor() as pool:
+        try:
+            for future in [pool.submit(each) for each in work]:
+                future.result()
+        except BaseException:
+            _stopping.set()
+            for process in list(_running):
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown()
+            _stopping.clear()
