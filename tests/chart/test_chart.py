@@ -60,7 +60,7 @@ def test_no_rule_has_a_wildcard(tools: Path) -> None:
 
 def test_one_namespace_needs_only_a_role_and_the_reading_of_nodes(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team-a")
-    assert granted(documents, "ClusterRole") == {("nodes", "get"), ("nodes", "list"), ("nodes", "watch")}
+    assert granted(documents, "ClusterRole") == {("nodes", "list"), ("nodes", "watch")}
     assert ("pods", "create") in granted(documents, "Role")
     role = next(r for r in of_kind(documents, "Role") if r["metadata"]["name"] == "shoal")
     assert role["metadata"]["namespace"] == "team-a"
