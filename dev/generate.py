@@ -1,4 +1,4 @@
-"""Writes what is generated from code: the CRDs, in `crds/` and in the chart. `--check` only compares.
+"""Writes what is generated from code: the CRDs (in `crds/` and in the chart), docs/api.md. `--check` only compares.
 
 One place decides what a resource looks like (the pydantic models of `shoal.api`); everything else is a copy.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from shoal.api.crd import manifests
+from shoal.api.crd import files
+from shoal.api.reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (ROOT / "crds", ROOT / "charts" / "shoal" / "files" / "crds")
@@ -16,7 +17,8 @@ FOLDERS = (ROOT / "crds", ROOT / "charts" / "shoal" / "files" / "crds")
 
 def generated() -> dict[Path, str]:
     """Every generated file with the text it must have."""
-    return {folder / name: text for folder in FOLDERS for name, text in manifests().items()}
+    crds = {folder / name: text for folder in FOLDERS for name, text in files().items()}
+    return crds | {ROOT / "docs" / "api.md": reference()}
 
 
 def stale() -> list[Path]:
