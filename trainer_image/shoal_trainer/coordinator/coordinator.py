@@ -486,7 +486,8 @@ class Coordinator:
             begin = max(resumes.get(token, push.lease.start), push.lease.start)
             resumes[token] = max(begin, push.offset_end)
             if push.seq <= surviving:
-                ledger.settle(self._segment(push.lease, begin, push.offset_end), orphan)
+                if ledger.settle(self._segment(push.lease, begin, push.offset_end), orphan):
+                    self.counters.steps += push.steps
             else:
                 self.counters.wasted_steps += push.steps
         renamed = []

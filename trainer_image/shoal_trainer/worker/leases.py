@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shoal_trainer.wire.messages import Progress, Push
 from shoal_trainer.worker.work import Answered, DataWork, Token
@@ -24,6 +25,7 @@ class Leases:
         self._lock = threading.Lock()
         self._ends: dict[Token, tuple[DataWork, int]] = {}
         self._renamed: dict[Token, Token | None] = {}
+        self._answered_to: dict[Token, int] = {}
         self._answers: deque[Answered] = deque(maxlen=MAX_ANSWERS)
 
     def grant(self, work: DataWork) -> None:
@@ -62,8 +64,9 @@ class Leases:
                 work = self._ends[now][0]
                 self._answers.append(Answered(push.seq, now, work, mark.offset_end, steps))
                 steps = 0
+                self._answered_to[now] = mark.offset_end
                 if work.stop == mark.offset_end:
-                    del self._ends[now]
+                    del self._ends[now], self._answered_to[now]
 
     def answers(self) -> list[Answered]:
         """The newest answered pushes, oldest first."""
@@ -83,6 +86,7 @@ class Leases:
             now = self._now(token)
             if now is not None:
                 del self._ends[now]
+                self._answered_to.pop(now, None)
 
     def held(self) -> dict[Token, tuple[DataWork, Progress]]:
         """Every lease and how far this worker has trained it."""
@@ -90,13 +94,17 @@ class Leases:
             return {token: (work, Progress(*token, end)) for token, (work, end) in self._ends.items()}
 
     def rename(self, tokens: Mapping[Token, Token]) -> None:
-        """The coordinator's answer to `held`: leases that are not in it are no longer this worker's."""
+        """The coordinator's answer to `held`: leases that are not in it are no longer this worker's.
+
+        A lease that goes on begins where its answered pushes end: what came before is another token's.
+        """
         with self._lock:
             ends, self._ends = self._ends, {}
-            for old, entry in ends.items():
+            answered_to, self._answered_to = self._answered_to, {}
+            for old, (work, end) in ends.items():
                 new = tokens.get(old)
                 if new is not None:
-                    self._ends[new] = entry
+                    self._ends[new] = (replace(work, start=answered_to.get(old, work.start)), end)
                 if new != old:
                     self._renamed[old] = new
 
