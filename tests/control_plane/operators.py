@@ -17,7 +17,7 @@ from kubernetes.aio import client, config
 from dev.kube import ApiError, Json, Kube
 from shoal.cluster.lease import LeaseTimes
 from shoal.cluster.transport import HttpTransport, Transport
-from shoal.controller.operator import Operator
+from shoal.controller.operator import LEASE_TIMES, Operator
 from shoal.controller.settings import Settings
 from shoal.errors import Unavailable
 from shoal.policy.model import Images
@@ -25,7 +25,8 @@ from shoal.telemetry.coordinator import Endpoint
 from shoal_trainer.contract import StatusReport
 
 INSTALL_KEY = bytes(range(32))
-FAST_LEASE = LeaseTimes(duration=3, renew_deadline=2, retry_period=0.3)
+QUICK_LEASE = LeaseTimes(duration=6, renew_deadline=4, retry_period=0.5)
+"""For tests of taking over. The machine may be busy: much quicker would lose the Lease without a reason."""
 
 
 class PlayedCoordinator:
@@ -66,6 +67,7 @@ async def running_operator(
     namespace: str,
     coordinator: PlayedCoordinator | None = None,
     through: Callable[[Transport], Transport] = lambda inner: inner,
+    lease_times: LeaseTimes = LEASE_TIMES,
     **changes: Any,
 ) -> AsyncIterator[Operator]:
     """An operator in this process, until the end of the block. `through` may put itself before the API server."""
@@ -74,7 +76,7 @@ async def running_operator(
         through(http),
         settings(namespace, **changes),
         coordinator or PlayedCoordinator(),
-        lease_times=FAST_LEASE,
+        lease_times=lease_times,
     )
     task = asyncio.create_task(operator.run())
     try:

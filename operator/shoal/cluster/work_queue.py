@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from enum import IntEnum
 from typing import Generic, TypeVar
 
+from shoal.errors import ShoalError
+
 K = TypeVar("K", bound=Hashable)
 
 logger = logging.getLogger(__name__)
@@ -90,13 +92,13 @@ class WorkQueue(Generic[K]):
     def _fail(self, key: K, error: Exception) -> None:
         count = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(count - 1, 20)) * random.uniform(0.8, 1.2)
-        from_cluster = type(error).__module__ == "shoal.errors"
+        expected = isinstance(error, ShoalError)
         logger.warning(
             "%s: %s; again in %.2f s",
             key,
             error or repr(error),
             delay,
-            exc_info=None if from_cluster else error,
+            exc_info=None if expected else error,
         )
         self.add_after(key, delay)
 

@@ -1,0 +1,274 @@
+"""Nodes and pods are taken in every way; what was asked of the API server, and when, is read from its audit log."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dev.audit import creates
+from dev.cluster import ControlPlane
+from dev.fake_kubelet import FakeKubelet
+from dev.kube import Kube
+from shoal.controller.operator import Operator
+from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+from tests.control_plane.operators import Job, PlayedCoordinator, eventually, running_operator
+
+
+@pytest.fixture
+async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
+    await fake_kubelet.add_node("safe-1")
+    await fake_kubelet.add_node("safe-2")
+    for name in ("spot-1", "spot-2", "spot-3", "spot-4"):
+        await fake_kubelet.add_node(name, spot=True)
+    return fake_kubelet
+
+
+def created_at(plane: ControlPlane, namespace: str, name: str) -> dt.datetime | None:
+    """When the API server received the request that made the pod."""
+    return next(
+        (w.received for w in creates(plane.audit_log, "pods", namespace=namespace) if w.name == name), None
+    )
+
+
+async def created(plane: ControlPlane, namespace: str, name: str) -> dt.datetime:
+    async def there() -> dt.datetime | None:
+        return created_at(plane, namespace, name)
+
+    at = await eventually(there, what=f"{name} is created")
+    assert isinstance(at, dt.datetime)
+    return at
+
+
+def utc_now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+async def count(job: Job, disruptions: int, failures: int) -> dict[str, Any]:
+    async def counted() -> dict[str, Any] | None:
+        status = await job.status()
+        restarts = status["restarts"]
+        there = (restarts["disruptions"], restarts["failures"]) == (disruptions, failures)
+        return status if there and status["workers"]["ready"] == 2 else None
+
+    try:
+        return dict(await eventually(counted))
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {await job.status()}") from None
+
+
+async def test_a_notice_is_answered_within_a_second(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        node = (await job.pods())["digits-worker-0-0"]["spec"]["nodeName"]
+        began = utc_now()
+        await nodes.notice(node)
+        at = await created(control_plane, namespace, "digits-worker-0-1")
+        assert (at - began).total_seconds() <= 1.0
+        replacement = await job.pod_runs("digits-worker-0-1")
+        assert replacement["spec"]["nodeName"] not in {node, "safe-1", "safe-2"}
+        await nodes.end_shutdown(node)
+        status = await count(job, 1, 0)
+        assert status["lastDisruption"]["pod"] == "digits-worker-0-0"
+        assert status["restarts"]["byReason"] == {"NodeShutdown": 1}
+        assert status["parameterServers"]["restarts"] == 0
+        events = await job.events()
+        assert len(events["WorkerDisrupted"]) == 1
+
+
+async def test_a_silent_worker_is_replaced_and_a_voice_takes_it_back(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job, coordinator = Job(kube, namespace), PlayedCoordinator()
+
+    def say(uid: str, state: WorkerState) -> None:
+        workers = (
+            WorkerReport(slot=0, incarnation=0, state=state),
+            WorkerReport(slot=1, incarnation=0, state=WorkerState.ACTIVE),
+        )
+        coordinator.reports[uid] = StatusReport(job_uid=uid, phase=Phase.TRAINING, step=5, workers=workers)
+
+    async with running_operator(control_plane.kubeconfig, namespace, coordinator):
+        uid = (await job.apply())["metadata"]["uid"]
+        say(uid, WorkerState.ACTIVE)
+        await job.runs()
+        nodes.hold = lambda pod: pod["metadata"]["name"] == "digits-worker-0-1"
+        began = utc_now()
+        say(uid, WorkerState.SILENT)
+        at = await created(control_plane, namespace, "digits-worker-0-1")
+        assert (at - began).total_seconds() <= 4.0  # and the coordinator itself needs 5 s
+        say(uid, WorkerState.ACTIVE)
+
+        async def taken_back() -> bool:
+            pods = await job.pods()
+            return "digits-worker-0-1" not in pods and "digits-worker-0-0" in pods
+
+        await eventually(taken_back)
+        status = await count(job, 0, 0)
+        assert status["training"]["step"] == 5
+
+        nodes.hold = lambda _pod: False
+        say(uid, WorkerState.SILENT)
+        await job.pod_runs("digits-worker-0-2")
+        status = await count(job, 1, 0)
+        assert status["restarts"]["byReason"] == {"Silent": 1}
+
+
+async def test_a_node_that_is_gone_does_not_hold_its_slot(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply(runPolicy={"forceDeleteAfterSeconds": 1})
+        await job.runs()
+        node = (await job.pods())["digits-worker-0-0"]["spec"]["nodeName"]
+        await nodes.vanish(node, unknown_after=0)
+        await job.pod_runs("digits-worker-0-1")
+
+        async def old_one_gone() -> bool:
+            return "digits-worker-0-0" not in await job.pods()
+
+        await eventually(old_one_gone)
+        await count(job, 1, 0)
+
+
+async def test_a_node_that_comes_back_under_its_name_is_another_one(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        node = (await job.pods())["digits-worker-0-0"]["spec"]["nodeName"]
+        await nodes.remove_node(node)
+        await nodes.add_node(node, spot=True)
+        await job.pod_runs("digits-worker-0-1")
+        lost = 1 + (await job.pods()).keys().__contains__("digits-worker-1-1")
+        await count(job, lost, 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "disruptions", "failures", "reason"),
+    [
+        ({"exit_code": 1}, 0, 1, "Error"),
+        ({"exit_code": 137, "reason": "OOMKilled"}, 0, 1, "OOMKilled"),
+        ({"exit_code": 1, "pod_reason": "OutOfnvidia.com/gpu"}, 1, 0, "OutOfnvidia.com/gpu"),
+    ],
+)
+async def test_faults_and_disruptions_have_two_counters(
+    control_plane: ControlPlane,
+    crds: None,
+    kube: Kube,
+    namespace: str,
+    nodes: FakeKubelet,
+    end: dict[str, Any],
+    disruptions: int,
+    failures: int,
+    reason: str,
+) -> None:
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        await nodes.fail_pod(namespace, "digits-worker-0-0", **end)
+        status = await count(job, disruptions, failures)
+        assert list(status["restarts"]["byReason"].values()) == [1]
+        if failures:
+            assert status["lastFailure"]["reason"] == reason
+
+
+async def test_too_many_failures_end_the_job(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply(runPolicy={"backoffLimit": 0})
+        await job.runs()
+        await nodes.fail_pod(namespace, "digits-worker-0-0", exit_code=3, message="no such file")
+        status = await job.reaches(phase="Failed")
+        assert status["lastFailure"]["exitCode"] == 3
+        assert "no such file" in status["lastFailure"]["message"]
+        assert (await job.condition("Failed"))["reason"] == "BackoffLimitExceeded"
+
+
+async def test_a_parameter_server_comes_back_as_the_next_epoch(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        workers = {n: p["metadata"]["uid"] for n, p in (await job.pods()).items() if "worker" in n}
+        await kube.delete(f"/api/v1/namespaces/{namespace}/pods/digits-ps-0-0", grace_seconds=0)
+        await job.pod_runs("digits-ps-0-1")
+        service = await kube.get(f"/api/v1/namespaces/{namespace}/services/digits-ps-0")
+        assert service["spec"]["selector"]["shoal.dev/incarnation"] == "1"
+
+        async def counted() -> bool:
+            return bool((await job.status())["parameterServers"] == {"desired": 1, "ready": 1, "restarts": 1})
+
+        await eventually(counted)
+        now = {n: p["metadata"]["uid"] for n, p in (await job.pods()).items() if "worker" in n}
+        assert now == workers
+        assert (await job.status())["restarts"]["disruptions"] == 0
+
+
+async def test_an_evicted_worker_is_replaced_while_it_drains(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    nodes.stop_seconds = 15
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        began = utc_now()
+        path = f"/api/v1/namespaces/{namespace}/pods/digits-worker-1-0"
+        await kube.create(
+            f"{path}/eviction",
+            {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "digits-worker-1-0"}},
+        )
+        at = await created(control_plane, namespace, "digits-worker-1-1")
+        assert (at - began).total_seconds() <= 1.0
+        await job.pod_runs("digits-worker-1-1")
+        assert "digits-worker-1-0" in await job.pods()  # the old one still drains
+        status = await count(job, 1, 0)
+        assert status["restarts"]["byReason"] == {"EvictionByEvictionAPI": 1}
+
+
+async def test_many_at_once(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+) -> None:
+    workers = 40
+    await fake_kubelet.add_node("safe-1")
+    for number in range(4):
+        await fake_kubelet.add_node(f"spot-{number}", spot=True)
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace) as operator:
+        await job.apply(workers={"replicas": workers, "maxSurge": "100%"})
+        await job.runs(workers)
+        gone = [
+            p["metadata"]["name"] for p in fake_kubelet.pods_on("spot-0") if "worker" in p["metadata"]["name"]
+        ]
+        assert len(gone) > 3
+        began = utc_now()
+        await fake_kubelet.notice("spot-0")
+        last = max([await created(control_plane, namespace, name[:-1] + "1") for name in gone])
+        assert (last - began).total_seconds() <= 2.0
+        await settled(operator, lambda: operator.world.jobs.get("digits", namespace))
+        assert (await job.status())["restarts"]["disruptions"] == len(gone)
+
+
+async def settled(operator: Operator, job: Callable[[], Any]) -> None:
+    """All workers run again."""
+
+    async def ready() -> bool:
+        found = job()
+        return bool(found and found.status.workers.ready == found.spec.workers.replicas)
+
+    await eventually(ready)
