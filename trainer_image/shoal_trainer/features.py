@@ -43,13 +43,17 @@ def model_features(model: Any, input_shape: Any = None) -> Features:
         UserError: the model is not built, or a dimension of an input is open.
 
     """
-    import keras  # noqa: PLC0415 - heavy, and not needed to import this module
-    import tensorflow as tf  # noqa: PLC0415
+    import keras  # heavy, and not needed to import this module
+    import tensorflow as tf
 
     if not getattr(model, "inputs", None):
-        raise UserError(f"the model {model.name!r} has no known inputs: call build(input_shape) or use it once first")
+        raise UserError(
+            f"the model {model.name!r} has no known inputs: call build(input_shape) or use it once first"
+        )
     inputs = list(model.inputs)
-    shapes = [tuple(t.shape[1:]) for t in inputs] if input_shape is None else _shapes(input_shape, len(inputs))
+    shapes = (
+        [tuple(t.shape[1:]) for t in inputs] if input_shape is None else _shapes(input_shape, len(inputs))
+    )
     for tensor, shape in zip(inputs, shapes, strict=True):
         if any(d is None for d in shape):
             raise UserError(
@@ -70,7 +74,7 @@ def model_features(model: Any, input_shape: Any = None) -> Features:
             return model(tensors[0] if len(tensors) == 1 else list(tensors), training=False)
 
     graph = tf.function(forward, autograph=False).get_concrete_function(*specs).graph
-    flops = _count(graph.get_operations(), lambda name: _body(graph, name))
+    flops = _count(_used(graph), lambda name: _body(graph, name))
     shapes_of = [tuple(int(d) for d in v.shape) for v in model.trainable_variables]
     parameters = sum(math.prod(s) for s in shapes_of)
     description = repr((flops, shapes_of)).encode()
@@ -79,46 +83,59 @@ def model_features(model: Any, input_shape: Any = None) -> Features:
 
 def _shapes(given: Any, count: int) -> list[tuple[int, ...]]:
     one = count == 1 and (not given or not isinstance(given[0], (tuple, list)))
-    shapes = [tuple(given)] if one else [tuple(s) for s in (given.values() if isinstance(given, dict) else given)]
+    shapes = (
+        [tuple(given)] if one else [tuple(s) for s in (given.values() if isinstance(given, dict) else given)]
+    )
     if len(shapes) != count:
         raise UserError(f"input_shape gives {len(shapes)} shapes for {count} inputs")
     return shapes
 
 
-def _body(graph: Any, name: Any) -> Sequence[Any]:
-    """Operations of a function that the graph calls."""
-    key = name.decode() if isinstance(name, bytes) else name
-    function = graph._get_function(key)
-    return function.graph.get_operations() if function is not None else ()
+def _used(graph: Any) -> Sequence[Any]:
+    """Operations that the outputs depend on: a layer may trace more than it uses (Keras' recurrent layers do)."""
+    open_ = [tensor.op for tensor in graph.outputs]
+    seen = {id(op): op for op in open_}
+    while open_:
+        op = open_.pop()
+        for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if id(before) not in seen:
+                seen[id(before)] = before
+                open_.append(before)
+    return list(seen.values())
 
 
-def _count(operations: Sequence[Any], body: Callable[[Any], Sequence[Any]]) -> int:
+def _body(graph: Any, name: Any) -> Any:
+    """The graph of a function that the graph calls."""
+    return graph._get_function(name.decode() if isinstance(name, bytes) else name).graph
+
+
+def _count(operations: Sequence[Any], body: Callable[[Any], Any]) -> int:
     total = 0
     for op in operations:
         kind = op.type
         if kind in ("PartitionedCall", "StatefulPartitionedCall"):
-            total += _count(body(op.get_attr("f").name), body)
+            total += _count(_used(body(op.get_attr("f").name)), body)
         elif kind in ("While", "StatelessWhile"):
-            total += _trips(op) * _count(body(op.get_attr("body").name), body)
+            total += _trips(body(op.get_attr("cond").name)) * _count(
+                _used(body(op.get_attr("body").name)), body
+            )
         elif kind in ("If", "StatelessIf"):
             branches = (op.get_attr("then_branch").name, op.get_attr("else_branch").name)
-            total += max(_count(body(branch), body) for branch in branches)
+            total += max(_count(_used(body(branch)), body) for branch in branches)
         elif kind in ("Case", "StatelessCase"):
-            total += max(_count(body(branch.name), body) for branch in op.get_attr("branches"))
+            total += max(_count(_used(body(branch.name)), body) for branch in op.get_attr("branches"))
         elif kind in _COSTS:
             total += 2 * _COSTS[kind](op)
     return total
 
 
-def _trips(op: Any) -> int:
-    """How often a loop runs: its constant bound (Keras' recurrent layers give the sequence's length), or once."""
-    import tensorflow as tf  # noqa: PLC0415
+def _trips(condition: Any) -> int:
+    """How often a loop runs: the smallest constant that its counters are compared with (a sequence's length), or 1."""
+    import tensorflow as tf
 
-    for tensor in op.inputs[:3]:
-        value = tf.get_static_value(tensor)
-        if value is not None and value.shape == () and int(value) > 0:
-            return int(value)
-    return 1
+    compared = (tf.get_static_value(op.inputs[1]) for op in condition.get_operations() if op.type == "Less")
+    bounds = [int(value) for value in compared if value is not None and int(value) > 0]
+    return min(bounds, default=1)
 
 
 def _dims(tensor: Any) -> list[int]:
@@ -164,7 +181,9 @@ def _einsum(op: Any) -> int:
         labels = [*head, *([""] * middle), *tail]
         kept = [d for label, d in zip(labels, dims, strict=True) if not label]
         broadcast = max(broadcast, kept, key=math.prod)
-        sizes.update({label: max(d, sizes.get(label, 1)) for label, d in zip(labels, dims, strict=True) if label})
+        sizes.update(
+            {label: max(d, sizes.get(label, 1)) for label, d in zip(labels, dims, strict=True) if label}
+        )
     return math.prod(sizes.values()) * math.prod(broadcast)
 
 

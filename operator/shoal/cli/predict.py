@@ -51,8 +51,8 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Print MAPE, MAE and the coverage of the 90 % interval, by accelerator."""
-    from shoal.sizing.accelerators import catalogue  # noqa: PLC0415 - pandas and scikit-learn take a second
-    from shoal.sizing.predict.evaluation import evaluate as run  # noqa: PLC0415
+    from shoal.sizing.accelerators import catalogue  # pandas and scikit-learn take a second
+    from shoal.sizing.predict.evaluation import evaluate as run
 
     if sum([test is not None, leave_one_model_out, new_accelerator is not None]) != 1:
         raise UsageError("give exactly one of --test, --leave-one-model-out and --new-accelerator")

@@ -93,7 +93,9 @@ def diagnose(seen: Observation, *, threshold: float = 0.067, warm_up: float = 30
         raise UsageError("no worker has reported a step: wait for the first report")
     for w in seen.workers:
         if not (np.isfinite(w.step_seconds) and w.step_seconds > 0):
-            raise UsageError(f"worker {w.name} reports {w.step_seconds} s for a step: it must be a positive number")
+            raise UsageError(
+                f"worker {w.name} reports {w.step_seconds} s for a step: it must be a positive number"
+            )
     measured = sum(1 / w.step_seconds for w in seen.workers)
     if seen.warmed_up_seconds < warm_up:
         wait = f"only {seen.warmed_up_seconds:.0f} s since the workers changed"
@@ -101,7 +103,9 @@ def diagnose(seen: Observation, *, threshold: float = 0.067, warm_up: float = 30
             Bottleneck.NONE, measured, measured, (), f"{wait}: too early to judge", f"wait {warm_up:.0f} s"
         )
     gap = 1 - measured / seen.predicted if seen.predicted > 0 else 0.0
-    options = [v for v in (_servers(seen, measured), _input(seen, measured), _stragglers(seen, measured)) if v]
+    options = [
+        v for v in (_servers(seen, measured), _input(seen, measured), _stragglers(seen, measured)) if v
+    ]
     if options:
         return max(options, key=lambda v: v.after)
     if gap > max(threshold, seen.relative_error):
@@ -154,14 +158,25 @@ def _input(seen: Observation, measured: float) -> Verdict | None:
     share = float(np.mean([w.input_seconds / w.step_seconds for w in starved]))
     names = tuple(w.name for w in starved)
     saturated = [w for w in starved if w.cpu_busy is not None and w.cpu_busy >= BUSY]
-    wait = f"{len(starved)} of {len(seen.workers)} workers wait {100 * share:.0f} % of each step for their input"
+    wait = (
+        f"{len(starved)} of {len(seen.workers)} workers wait {100 * share:.0f} % of each step for their input"
+    )
     if len(saturated) * 2 > len(starved):
         # SAD (Xiao et al., SoCC 2018): a faster accelerator needs more CPU cores to be fed.
-        factor = float(np.mean([1 + w.input_seconds / max(w.step_seconds - w.input_seconds, 1e-9) for w in saturated]))
+        factor = float(
+            np.mean([1 + w.input_seconds / max(w.step_seconds - w.input_seconds, 1e-9) for w in saturated])
+        )
         cores = [w.cpu_cores for w in saturated if w.cpu_cores]
-        much = f"about {int(np.ceil(np.mean(cores) * factor))} CPU cores a worker" if cores else f"{factor:.1f} times the CPU cores"
+        much = f"{factor:.1f} times the CPU cores"
+        if cores:
+            much = f"about {int(np.ceil(np.mean(cores) * factor))} CPU cores a worker"
         return Verdict(
-            Bottleneck.CPU_CORES, measured, after, names, f"{wait} while their CPU cores are all busy", f"give {much}"
+            Bottleneck.CPU_CORES,
+            measured,
+            after,
+            names,
+            f"{wait} while their CPU cores are all busy",
+            f"give {much}",
         )
     return Verdict(
         Bottleneck.INPUT,
@@ -177,9 +192,13 @@ def _stragglers(seen: Observation, measured: float) -> Verdict | None:
     groups: dict[str, list[WorkerParts]] = {}
     for w in seen.workers:
         groups.setdefault(w.group, []).append(w)
-    medians: Mapping[str, float] = {g: float(np.median([w.compute_seconds for w in ws])) for g, ws in groups.items()}
+    medians: Mapping[str, float] = {
+        g: float(np.median([w.compute_seconds for w in ws])) for g, ws in groups.items()
+    }
     slow = [
-        w for w in seen.workers if len(groups[w.group]) > 2 and w.compute_seconds > STRAGGLER * medians[w.group]
+        w
+        for w in seen.workers
+        if len(groups[w.group]) > 2 and w.compute_seconds > STRAGGLER * medians[w.group]
     ]
     if not slow:
         return None

@@ -28,8 +28,13 @@ FEW_GROUPS = 10  # below this a 90 % quantile lies beyond the largest residual
 
 
 def group_folds(groups: NDArray[Any], most: int, seed: int = 0) -> Ints:
-    """Give every row the number of its fold: one group per fold up to `most` groups, else groups dealt evenly."""
+    """Give every row the number of its fold: one group per fold up to `most` groups, else groups dealt evenly.
+
+    Of more than three times `most` groups, half as many folds do: each leaves out few enough.
+    """
     names, index = np.unique(groups, return_inverse=True)
+    if len(names) > 3 * most:
+        most = (most + 1) // 2
     order = (
         np.random.default_rng(seed).permutation(len(names)) if len(names) > most else np.arange(len(names))
     )
@@ -93,27 +98,28 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Fit to X (n, d) >= 0, y (n,) > 0; `groups` (n,) keeps rows together, None: every row by itself."""
-        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
-        if np.any(y <= 0):
+        checked: tuple[Floats, Floats] = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        features, target = checked
+        if np.any(target <= 0):
             raise UsageError("y must be > 0: a time or a speed of zero or less cannot be fitted")
-        weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
-        names = np.arange(len(y)) if groups is None else np.asarray(groups)
+        weight = _check_sample_weight(sample_weight, features, dtype=np.float64)
+        names = np.arange(len(target)) if groups is None else np.asarray(groups)
         self.groups_ = len(np.unique(names))
         candidates = list(self.candidates) if self.candidates else [RelativeNNLS()]
         self.fold_ = group_folds(names, self.folds, self.seed)
         if self.groups_ < 2:
             self.best_, self.scores_ = 0, np.array([np.nan])
-            self.estimator_ = clone(candidates[0]).fit(X, y, sample_weight=weight)
+            self.estimator_ = clone(candidates[0]).fit(features, target, sample_weight=weight)
             self.fold_estimators_ = [self.estimator_]
-            self.fold_ = np.zeros(len(y), dtype=np.intp)
-            self.residuals_ = np.log(y / self.estimator_.predict(X))
+            self.fold_ = np.zeros(len(target), dtype=np.intp)
+            self.residuals_ = np.log(target / self.estimator_.predict(features))
             return self
-        trials = [self._out_of_fold(c, X, y, weight) for c in candidates]
+        trials = [self._out_of_fold(c, features, target, weight) for c in candidates]
         errors = np.array([np.abs(np.exp(-residuals) - 1) for _, residuals in trials])
         self.scores_ = errors @ weight / weight.sum()
         self.best_ = _simplest_good(errors, names)
         self.fold_estimators_, self.residuals_ = trials[self.best_]
-        self.estimator_ = clone(candidates[self.best_]).fit(X, y, sample_weight=weight)
+        self.estimator_ = clone(candidates[self.best_]).fit(features, target, sample_weight=weight)
         return self
 
     def _out_of_fold(self, candidate: Any, X: Floats, y: Floats, weight: Floats) -> tuple[list[Any], Floats]:

@@ -91,7 +91,9 @@ class LossCurve:
     def loss(self, steps: ArrayLike, workers: ArrayLike = 1) -> Floats:
         """The fitted loss after `steps` with `workers`."""
         root = np.sqrt(np.asarray(workers, dtype=np.float64))
-        return np.asarray(self.amplitude * root / (np.asarray(steps, dtype=np.float64) + self.delay) + self.floor)
+        return np.asarray(
+            self.amplitude * root / (np.asarray(steps, dtype=np.float64) + self.delay) + self.floor
+        )
 
     def steps_to(self, target: float, workers: float = 1, done: float | None = None) -> StepsToTarget:
         """Steps from `done` (the last step fitted, if not given) to the target loss with `workers`."""
@@ -107,7 +109,7 @@ class LossCurve:
                 None,
                 False,
                 f"a loss of {target:g} is out of reach: the curve levels off at {self.floor:.4g} "
-                f"(between {np.quantile(floors, 0.05):.4g} and {np.quantile(floors, 0.95):.4g}): choose a higher target",
+                f"(90 %: {np.quantile(floors, 0.05):.4g} to {np.quantile(floors, 0.95):.4g}): choose a higher target",
             )
         if float(self.loss(now, workers)) <= target:
             return StepsToTarget(Interval(0.0, 0.0, 0.0), True, "the target loss is reached already")
@@ -136,7 +138,9 @@ def _solve(j: Floats, y: Floats, root: Floats, start: Floats | None) -> Floats:
         return np.asarray((np.exp(z[0]) * root / (j + np.exp(z[1])) + z[2] - y) / scale)
 
     low, high = [-40.0, math.log(span * 1e-4), floor], [60.0, math.log(span * 1e3), float(np.max(y))]
-    guesses = [start] if start is not None else [np.array([scale * d, d, 0.9 * lowest]) for d in (span / 30, span)]
+    guesses = (
+        [start] if start is not None else [np.array([scale * d, d, 0.9 * lowest]) for d in (span / 30, span)]
+    )
     best = None
     for guess in guesses:
         z0 = np.array([math.log(max(guess[0], 1e-12)), math.log(max(guess[1], 1e-12)), guess[2]])
@@ -148,7 +152,9 @@ def _solve(j: Floats, y: Floats, root: Floats, start: Floats | None) -> Floats:
     return np.array([math.exp(best.x[0]), math.exp(best.x[1]), best.x[2]])
 
 
-def _needed(theta: tuple[float, float, float] | Floats, target: float, root: float, now: float, limit: float) -> float:
+def _needed(
+    theta: tuple[float, float, float] | Floats, target: float, root: float, now: float, limit: float
+) -> float:
     amplitude, delay, floor = (float(v) for v in theta)
     if target <= floor:
         return limit

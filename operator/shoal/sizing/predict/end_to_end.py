@@ -53,7 +53,8 @@ def end_to_end(
         speed: steps/s of the whole cluster.
         workers: how many workers share the speed.
         startup: s until the cluster runs.
-        snapshot: s of one snapshot; one is taken every `snapshot_every` s, 0: none.
+        snapshot: s of one snapshot.
+        snapshot_every: s between snapshots, 0: none are taken.
         snapshot_blocks: part of a snapshot during which training stands still; Shoal's are written beside it, so 0.
         revocations_per_hour: of one worker.
         recovery: s from a revocation to a replacement at full speed.
@@ -69,7 +70,9 @@ def end_to_end(
         raise UsageError("snapshot_blocks is a part (0 to 1), and rates and intervals are not negative")
     rng = np.random.default_rng(seed)
     zero = Interval(0.0, 0.0, 0.0)
-    w, v, s, c, r = (_draw(i, rng, draws) for i in (steps, speed, startup or zero, snapshot or zero, recovery or zero))
+    w, v, s, c, r = (
+        _draw(i, rng, draws) for i in (steps, speed, startup or zero, snapshot or zero, recovery or zero)
+    )
     training = w / v
     blocked = snapshot_blocks * c / snapshot_every if snapshot_every > 0 else np.zeros(draws)
     busy = training * (1 + blocked)
@@ -79,7 +82,8 @@ def end_to_end(
     hits = rng.poisson(per_second * busy / factor)
     total = s + busy + hits * r / workers
     mean_training = steps.mean / speed.mean
-    mean_blocked = mean_training * (snapshot_blocks * (snapshot or zero).mean / snapshot_every if snapshot_every else 0.0)
+    share = snapshot_blocks * (snapshot or zero).mean / snapshot_every if snapshot_every > 0 else 0.0
+    mean_blocked = mean_training * share
     mean_r = (recovery or zero).mean
     mean_hits = per_second * (mean_training + mean_blocked) / max(1 - per_second * mean_r / workers, 0.05)
     mean = (startup or zero).mean + mean_training + mean_blocked + mean_hits * mean_r / workers

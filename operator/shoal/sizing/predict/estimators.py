@@ -34,7 +34,7 @@ class _PositiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _validated(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, *, reset: bool
+        self, X: Any, y: Any, sample_weight: ArrayLike | None, *, reset: bool
     ) -> tuple[Floats, Floats, Floats]:
         X, y = validate_data(self, X, y, reset=reset, y_numeric=True, dtype=np.float64)
         if np.any(X < 0):
@@ -45,7 +45,7 @@ class _PositiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise UsageError("y must be > 0: a time or a speed of zero or less cannot be fitted")
         return X, y, _check_sample_weight(sample_weight, X, dtype=np.float64)
 
-    def _features(self, X: ArrayLike) -> Floats:
+    def _features(self, X: Any) -> Floats:
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         if np.any(X < 0):
@@ -169,7 +169,7 @@ class PowerLaw(_PositiveRegressor):
 
     def _logs(self, X: Floats) -> Floats:
         Z = np.log(np.maximum(X, self._floors))
-        return Z if self.columns is None else Z[:, list(self.columns)]
+        return np.asarray(Z if self.columns is None else Z[:, list(self.columns)])
 
     def predict(self, X: ArrayLike) -> Floats:
         """Predict (n,) values > 0."""

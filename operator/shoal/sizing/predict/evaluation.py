@@ -27,7 +27,7 @@ __all__ = ["LEAST_MODELS", "Evaluation", "Predictor", "evaluate", "folds_by_mode
 Floats = NDArray[np.float64]
 
 LEAST_MODELS = 3  # fewer say nothing about a model that was not measured
-MOST_FOLDS = 50
+MOST_FOLDS = 40  # of as many models; see group_folds
 
 
 class Predictor(Protocol):
@@ -135,7 +135,7 @@ def leave_one_model_out(predictor: Predictor, rows: pd.DataFrame) -> tuple[pd.Da
     if rows["model"].nunique() > MOST_FOLDS:
         notes = [
             *notes,
-            f"more than {MOST_FOLDS} models: they are left out in {MOST_FOLDS} groups of whole models",
+            f"more than {MOST_FOLDS} models: they are left out in {len(parts)} groups of whole models",
         ]
     return pd.concat(parts).sort_index(), notes
 
@@ -214,8 +214,9 @@ def _cluster(
     )
     if given:
         notes.append(
-            f"single workers of {len(seen)} models only are known, too few to predict an unseen model's worker: the rows "
-            "of one worker are taken as given and not scored; add a file of worker speeds with --models to predict them"
+            f"single workers of {len(seen)} models only are known, too few to predict an unseen model's worker: the "
+            "rows of one worker are taken as given and not scored; to predict them too, give a file of worker speeds "
+            "as another --models"
         )
     predictor = _ClusterSteps(catalogue, workers, given, one_out)
     if workers is not None:

@@ -30,7 +30,7 @@ def kaplan_meier(seconds: Floats, lost: NDArray[np.bool_]) -> tuple[Floats, Floa
     times = np.unique(seconds[lost])
     at_risk = np.array([(seconds >= t).sum() for t in times], dtype=np.float64)
     deaths = np.array([((seconds == t) & lost).sum() for t in times], dtype=np.float64)
-    return times, np.cumprod(1 - deaths / at_risk)
+    return times, np.asarray(np.cumprod(1 - deaths / at_risk), dtype=np.float64)
 
 
 @dataclass
@@ -63,7 +63,9 @@ class Lifetimes:
         if t.shape != d.shape or t.ndim != 1 or len(t) == 0:
             raise NotEnoughData("no lifetime is known: give at least one, and as many `lost` as lifetimes")
         if not np.all(np.isfinite(t) & (t > 0)):
-            raise UsageError("every lifetime must be a positive number of seconds: remove or correct the others")
+            raise UsageError(
+                "every lifetime must be a positive number of seconds: remove or correct the others"
+            )
         self.notes = []
         self._times, self._survival = kaplan_meier(t, d)
         hours = t.sum() / 3600
@@ -137,10 +139,12 @@ class Lifetimes:
         if distance <= 0.9 / np.sqrt(d.sum()):
             self.weibull = (float(shape), float(scale))
         else:
-            self.notes.append(f"a Weibull curve misses the lifetimes by {distance:.2f}: the empirical curve is used")
+            self.notes.append(
+                f"a Weibull curve misses the lifetimes by {distance:.2f}: the empirical curve is used"
+            )
 
     def _shocks(self, ended: Floats, t: Floats, d: NDArray[np.bool_], together: float) -> None:
-        """A shock: losses within `together` s of each other that are at least a third of the nodes then alive, and 3."""
+        """A shock: 3 or more losses within `together` s that take at least a third of the nodes then alive."""
         ends = np.sort(ended[d])
         if len(ends) < 3:
             return

@@ -62,9 +62,19 @@ STEP_TIME = Column(
     "step_time_s", ("step_time_mean_s", "step_time_median_s", "step_seconds"), "seconds per step"
 )
 DURATION = Column("total_s", ("total_mean_s", "seconds", "checkpoint_s"), "seconds to save a checkpoint")
-COLUMNS = (
-    MODEL, ACCELERATOR, FLOPS, PARAMETERS, TENSORS, BATCH, CORES, WORKERS, SERVERS, SIZE, STEP_SPEED, STEP_TIME, DURATION,
-)  # fmt: skip
+COLUMNS: tuple[Column, ...] = (
+    MODEL,
+    ACCELERATOR,
+    FLOPS,
+    PARAMETERS,
+    TENSORS,
+    BATCH,
+    CORES,
+    WORKERS,
+    SERVERS,
+    SIZE,
+)
+COLUMNS += (STEP_SPEED, STEP_TIME, DURATION)
 
 # target of `evaluate` -> (columns that must be there, columns that may be there)
 TARGETS: dict[str, tuple[tuple[Column, ...], tuple[Column, ...]]] = {

@@ -224,7 +224,7 @@ class WorkerSpeed:
 
     def _predict(self, name: str, X: Floats) -> Floats:
         if name in self._fits:
-            return self._fits[name].predict_interval(X)
+            return np.asarray(self._fits[name].predict_interval(X))
         prior, sigma = self._carried(name, X)
         factor, left, seen = self._factors.get(name, (0.0, sigma, 0))
         if seen == 0:
@@ -235,7 +235,7 @@ class WorkerSpeed:
         logs = np.log(prior)
         half = np.hypot(np.maximum(logs[:, 2] - logs[:, 1], logs[:, 1] - logs[:, 0]), Z90 * left) * wide
         mean = logs[:, 1] + factor
-        return np.exp(np.column_stack([mean - half, mean, mean + half]))
+        return np.asarray(np.exp(np.column_stack([mean - half, mean, mean + half])))
 
     def _remembered(self, name: str, rows: pd.DataFrame, predicted: Floats) -> Floats:
         """Correct predictions for models that were measured on this very accelerator and batch size.

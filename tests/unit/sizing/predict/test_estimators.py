@@ -1,0 +1,113 @@
+"""scikit-learn's own checks, and what its checks do not know: signs, units, forgetting."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from shoal.errors import UsageError
+from shoal.sizing.predict.conformal import GroupConformalRegressor, group_quantile, little_data_factor
+from shoal.sizing.predict.estimators import PowerLaw, RelativeNNLS
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks(
+    [RelativeNNLS(), RelativeNNLS(intercept=False), PowerLaw(), GroupConformalRegressor(folds=5)]
+)
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_coefficients_are_found_and_never_negative() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0.1, 10, (200, 3))
+    fit = RelativeNNLS(ridge=1e-9).fit(X, 0.5 + 2 * X[:, 0] + 0.1 * X[:, 1])
+    assert fit.coef_ == pytest.approx([2, 0.1, 0], abs=1e-3)
+    assert fit.intercept_ == pytest.approx(0.5, abs=1e-2)
+    assert (RelativeNNLS().fit(X, 20 - X[:, 0]).coef_ >= 0).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(1e-9, 1e12), st.floats(1e-6, 1e6))
+def test_units_do_not_matter(of_x: float, of_y: float) -> None:
+    rng = np.random.default_rng(1)
+    X, noise = rng.uniform(1, 10, (30, 2)), np.exp(rng.normal(0, 0.1, 30))
+    y = (1 + X[:, 0] + 3 * X[:, 1]) * noise
+    plain, scaled = RelativeNNLS().fit(X, y), RelativeNNLS().fit(X * of_x, y * of_y)
+    assert scaled.predict(X * of_x) == pytest.approx(plain.predict(X) * of_y, rel=1e-6)
+
+
+def test_partial_fit_equals_fit_and_forgets() -> None:
+    rng = np.random.default_rng(2)
+    X = rng.uniform(1, 10, (40, 2))
+    y = 1 + X @ [2.0, 3.0]
+    parts = RelativeNNLS()
+    for rows in (slice(0, 7), slice(7, 40)):
+        parts.partial_fit(X[rows], y[rows])
+    assert parts.predict(X) == pytest.approx(RelativeNNLS().fit(X, y).predict(X), rel=1e-9)
+    forgetful = RelativeNNLS(forgetting=0.5).partial_fit(X, y)
+    for _ in range(12):
+        forgetful.partial_fit(X, 2 * y)
+    assert forgetful.predict(X) == pytest.approx(2 * y, rel=0.02)
+
+
+def test_a_power_law_is_found() -> None:
+    X = np.random.default_rng(3).uniform(1, 100, (80, 2))
+    y = 3 * X[:, 0] ** 0.7 * X[:, 1] ** -0.2
+    assert PowerLaw(ridge=1e-9).fit(X, y).predict(X) == pytest.approx(y, rel=1e-6)
+
+
+def test_targets_of_zero_are_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="y must be > 0"):
+        RelativeNNLS().fit([[1.0], [2.0]], [0.0, 1.0])
+
+
+def test_rows_of_a_group_are_never_split() -> None:
+    rng = np.random.default_rng(4)
+    groups = np.repeat(np.arange(30), 5)
+    fit = GroupConformalRegressor(folds=7).fit(
+        rng.uniform(1, 2, (150, 2)), rng.uniform(1, 2, 150), groups=groups
+    )
+    assert all(len(set(fit.fold_[groups == g])) == 1 for g in range(30))
+
+
+def test_the_simplest_good_candidate_is_chosen() -> None:
+    rng = np.random.default_rng(5)
+    X = rng.uniform(1, 10, (60, 2))
+    candidates = [RelativeNNLS(columns=(0,)), RelativeNNLS(columns=(0, 1)), PowerLaw()]
+    noise = np.exp(rng.normal(0, 0.05, 60))
+    assert GroupConformalRegressor(candidates).fit(X, (1 + X[:, 0]) * noise).best_ == 0
+    assert GroupConformalRegressor(candidates).fit(X, (X[:, 0] + 2 * X[:, 1]) * noise).best_ == 1
+    assert GroupConformalRegressor(candidates).fit(X, X[:, 0] ** 0.3 * X[:, 1] ** -1.5 * noise).best_ == 2
+
+
+def test_the_interval_covers_groups_with_a_deviation_of_their_own() -> None:
+    rng = np.random.default_rng(6)
+    groups = np.repeat(np.arange(400), 4)
+    X = rng.uniform(1, 10, (1600, 2))
+    own = rng.normal(0, 0.1, 400)[groups]
+    y = (1 + X[:, 0] + 3 * X[:, 1]) * np.exp(own + rng.normal(0, 0.03, 1600))
+    train = groups < 200
+    fit = GroupConformalRegressor().fit(X[train], y[train], groups=groups[train])
+    low, _, high = fit.predict_interval(X[~train]).T
+    assert np.mean((low <= y[~train]) & (y[~train] <= high)) == pytest.approx(0.9, abs=0.03)
+
+
+def test_few_groups_widen_the_interval() -> None:
+    assert little_data_factor(2) > little_data_factor(4) > little_data_factor(9) > 1 == little_data_factor(10)
+    assert group_quantile(np.arange(1.0, 20.0), 0.9, 19) == pytest.approx(18.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 10_000))
+def test_predictions_are_positive_and_ordered_whatever_the_data(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    X, y = 10 ** rng.uniform(-6, 12, (n, 2)), 10 ** rng.uniform(-6, 6, n)
+    fit = GroupConformalRegressor([RelativeNNLS(), PowerLaw()]).fit(X, y)
+    found = fit.predict_interval(10 ** rng.uniform(-6, 12, (20, 2)))
+    assert np.isfinite(found).all()
+    assert (found > 0).all()
+    assert (np.diff(found, axis=1) >= 0).all()
