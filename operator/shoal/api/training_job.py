@@ -254,15 +254,15 @@ class TrainingJobSpec(Strict):
     managed_by: str | None = Field(None, min_length=1, max_length=253)
     """Another controller that takes care of this job: Shoal leaves it alone. Cannot change."""
     storage: Storage
-    """Where the run is saved. Cannot change."""
+    """Where snapshots, the trained model and the logs go: set exactly one of the fields. Cannot change."""
     run_policy: RunPolicy = RunPolicy()
     """How long the job may run, what it may survive, and what is left at the end."""
     training: TrainingSpec
     """What is trained. Cannot change."""
     parameter_servers: ParameterServers = ParameterServers()
-    """The processes that own the model."""
+    """The processes that own the model, on nodes that carry no known spot label."""
     workers: Workers
-    """The processes that compute gradients."""
+    """The processes that compute gradients, on spot nodes. They may come and go at any time."""
 
 
 class TrainingJob(Resource):

@@ -1,14 +1,15 @@
 """What a plan sees and what it answers: the seam between the pure policies and the controller.
 
 The controller fills an `Observation` from its caches, calls `shoal.policy.plan.plan`, carries out the actions in their
-order, writes the status if it changed, posts the events, and comes back after `wake_after` seconds or when something
-happens. Nothing here is remembered between two calls: all memory is `job.status` (and what `apply` knows of refusals
-and of objects that it need not create again, which may be lost at any time).
+order, looks and plans again (a pod that was made belongs into the first status after it), writes the last plan's
+status if it changed, posts the events, and comes back after `wake_after` seconds or when something happens. Nothing
+here is remembered between two calls: all memory is `job.status` (and what `apply` knows of refusals and of objects
+that it need not create again, which may be lost at any time).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -202,20 +203,6 @@ class Plan:
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
     """Seconds until something is due though nothing happens; None: only an event."""
-
-    def status_after(self, not_created: Collection[str]) -> TrainingJobStatus:
-        """The status to write when the actions are done: without the records of pods that could not be created.
-
-        `not_created` are the names of the `CreatePod`s that did not succeed. Every pod that was made is so recorded
-        in the first status after it, and is missed if it vanishes before anybody sees it.
-        """
-        missing = {
-            (a.role, a.index, a.incarnation)
-            for a in self.actions
-            if isinstance(a, CreatePod) and a.name in not_created
-        }
-        kept = tuple(s for s in self.status.slots if (s.role, s.index, s.incarnation) not in missing)
-        return self.status.model_copy(update={"slots": kept})
 
 
 __all__ = [

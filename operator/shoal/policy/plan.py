@@ -153,7 +153,7 @@ class _Picture:
             start_time=started,
             suspended_seconds=suspension.suspended_seconds(seen),
             conditions=conditions.done(),
-            slots=slots.records((self.servers, self.crew), self._created(), seen.now),
+            slots=slots.records(self.servers, self.crew),
             parameter_servers=ParameterServersStatus(
                 desired=census.servers_wanted,
                 ready=census.servers_ready,
@@ -237,12 +237,8 @@ class _Picture:
     def _staying(self, role: Seats) -> list[Holder]:
         return [h for of in role.values() for h in of if h.staying]
 
-    def _created(self) -> list[names.Place]:
-        made = [a for a in self.decisions.actions if isinstance(a, CreatePod)]
-        return [names.Place(a.role, a.index, a.incarnation) for a in made]
-
     def _has_pods(self) -> bool:
-        return bool(self.seen.pods) or bool(self._created())
+        return bool(self.seen.pods) or any(isinstance(a, CreatePod) for a in self.decisions.actions)
 
     def _disrupted(self) -> tuple[str, str] | None:
         """A replacement is outstanding: not created, or created and not yet running."""

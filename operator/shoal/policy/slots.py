@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job_status import Slot
@@ -91,49 +91,29 @@ def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], 
     """Bring the records of one role up to date. What is newly lost is counted in `counters`."""
     pods = {place: pod for pod in seen.pods if (place := place_of(pod)) is not None and place.role == role}
     records = {Place(s.role, s.index, s.incarnation): s for s in seen.job.status.slots if s.role == role}
-    never_made = {r.name for r in seen.refusals} | set(seen.foreign)
-    records = {
-        place: slot
-        for place, slot in records.items()
-        if place in pods or pod_name(seen.job.metadata.name, place) not in never_made
-    }
-    attempts: dict[int, int] = {}
+    before: dict[int, Holder] = {}
     holders = []
     for place in sorted(pods.keys() | records.keys()):
-        holder = _Accountant(seen, counters, wanted(place), attempts.get(place.index, 0)).holder(
-            place, records.get(place), pods.get(place)
-        )
-        attempts[place.index] = holder.slot.attempts
-        holders.append(holder)
+        accountant = _Accountant(seen, counters, wanted(place), before.get(place.index))
+        before[place.index] = accountant.holder(place, records.get(place), pods.get(place))
+        holders.append(before[place.index])
     return {index: _settle_rivals(of, seen, counters) for index, of in seats(holders).items()}
 
 
-def records(roles: Iterable[Seats], created: Iterable[Place], now: datetime) -> tuple[Slot, ...]:
-    """What to write down: all that have a pod, the newest of each place, and what is being created."""
+def records(*roles: Seats) -> tuple[Slot, ...]:
+    """What to write down: all that have a pod, and the newest of each place."""
     kept = []
     for role in roles:
         for of in role.values():
             kept += [h.slot for h in of if h.pod is not None or h is of[-1] or h.awaiting_the_end]
-    attempts = {(s.role, s.index): s.attempts for s in kept}
-    kept += [
-        Slot(
-            role=place.role,
-            index=place.index,
-            incarnation=place.incarnation,
-            state="Starting",
-            attempts=attempts.get(place.seat, 0),
-            created_at=whole(now),
-        )
-        for place in created
-    ]
-    return tuple(sorted(kept, key=lambda s: (s.role, s.index, s.incarnation)))
+    return tuple(kept)
 
 
 class _Accountant:
-    """Brings one record up to date."""
+    """Brings one record up to date. `older`: the incarnation before it, if there is one."""
 
-    def __init__(self, seen: Observation, counters: Counters, wanted: bool, attempts: int) -> None:
-        self._seen, self._counters, self._wanted, self._attempts = seen, counters, wanted, attempts
+    def __init__(self, seen: Observation, counters: Counters, wanted: bool, older: Holder | None) -> None:
+        self._seen, self._counters, self._wanted, self._older = seen, counters, wanted, older
         self._now = whole(seen.now)
 
     def holder(self, place: Place, record: Slot | None, pod: Pod | None) -> Holder:
@@ -142,7 +122,7 @@ class _Accountant:
             index=place.index,
             incarnation=place.incarnation,
             state="Starting",
-            attempts=self._attempts,
+            attempts=self._older.slot.attempts if self._older else 0,
             created_at=parse_time(pod.metadata.creation_timestamp) if pod else None,
         )
         if pod is None:
@@ -171,8 +151,9 @@ class _Accountant:
             if slot.ended_at is None:
                 change["ended_at"] = self._now
             if not slot.cause:
-                slot = slot.model_copy(update=change)
-                return self._count(slot, verdict, pod)
+                if slot.state == "Silent" and verdict.reason in {"Deleted", "Gone"}:
+                    verdict = Verdict(verdict.fate, SILENT)  # deleted by us, or nobody knows better
+                return self._count(slot.model_copy(update=change), verdict, pod)
         return slot.model_copy(update=change), verdict
 
     def _state_when_fine(self, slot: Slot, pod: Pod | None) -> str:
@@ -195,6 +176,9 @@ class _Accountant:
         """It left or is leaving, and nothing was written down about it so far."""
         if not self._wanted:
             return slot.model_copy(update={"cause": UNWANTED}), verdict
+        if self._older is not None and self._older.staying and self._older.slot.state != "Silent":
+            # A replacement that is not needed after all: we deleted it, or nobody misses it.
+            return slot.model_copy(update={"cause": TAKEN_BACK}), verdict
         if verdict.fate is Fate.DONE:
             if self._may_be_done(slot):
                 return slot, verdict

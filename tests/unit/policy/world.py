@@ -99,20 +99,28 @@ class World:
         return Pod.model_validate(self.pods[name])
 
     def reconcile(self, crash_after: int | None = None) -> Plan:
-        """One reconcile; with `crash_after` the operator dies after so many actions and writes no status."""
-        made = plan(self.observation())
-        self.last_plan = made
-        for number, action in enumerate(made.actions):
-            if crash_after is not None and number >= crash_after:
+        """One pass as the controller makes it: act, look again, write the status.
+
+        With `crash_after` the operator dies after so many actions and writes no status. Returns the first plan.
+        """
+        first = made = plan(self.observation())
+        number = 0
+        for _ in range(4):
+            for action in made.actions:
+                if number == crash_after:
+                    break
+                self._apply(action)
+                number += 1
+            if crash_after is not None:
+                self.existing, self.refusals = set(), {}
+                return first
+            if not made.actions:
                 break
-            self._apply(action)
-        if crash_after is not None:
-            self.existing, self.refusals = set(), {}
-            return made
-        status = made.status_after(self.refusals.keys())
-        self.status = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            made = plan(self.observation())
+        self.last_plan = made
+        self.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.unrecorded -= self.pods.keys()
-        return made
+        return first
 
     def settle(self, most: int = 60) -> Plan:
         """Reconcile and let time pass until nothing is left to do."""

@@ -1,0 +1,236 @@
+"""The CRD on a real API server: `kubectl apply` refuses a bad manifest and says what to change."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dev.cluster import ControlPlane
+
+pytestmark = [pytest.mark.control_plane, pytest.mark.usefixtures("crds")]
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "good"},
+    "spec": {
+        "storage": {"uri": "s3://bucket/runs"},
+        "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 3}},
+        "workers": {"replicas": 2},
+    },
+}
+
+
+def kubectl(plane: ControlPlane, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["kubectl", *arguments], env=plane.env, input=stdin, capture_output=True, text=True, check=False
+    )
+
+
+def with_(**at: Any) -> dict[str, Any]:
+    """The good manifest with values at paths, `__` between the steps; None takes a field away."""
+    manifest = copy.deepcopy(GOOD)
+    for path, value in at.items():
+        *steps, last = path.split("__")
+        part = manifest
+        for step in steps:
+            part = part.setdefault(step, {})
+        if value is None:
+            part.pop(last)
+        else:
+            part[last] = value
+    return manifest
+
+
+def template(role: str, **spec: Any) -> dict[str, Any]:
+    return with_(**{f"spec__{role}__template__spec": spec})
+
+
+TRAINS = {"name": "worker", "image": "me/digits:1"}
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("no-spec", with_(spec=None), "spec: Required value"),
+    ("no-storage", with_(spec__storage=None), "spec.storage: Required value"),
+    ("storage-empty", with_(spec__storage={}), "set exactly one of uri, volumeClaim, ephemeral"),
+    ("storage-twice", with_(spec__storage__ephemeral={}), "set exactly one of uri, volumeClaim, ephemeral"),
+    ("storage-scheme", with_(spec__storage__uri="http://x/y"), "should match '^(s3|gs|file)://.+'"),
+    ("claim-nameless", with_(spec__storage={"volumeClaim": {}}), "spec.storage.volumeClaim.name: Required value"),
+    ("no-training", with_(spec__training=None), "spec.training: Required value"),
+    ("no-entrypoint", with_(spec__training__entrypoint=None), "spec.training.entrypoint: Required value"),
+    ("entrypoint", with_(spec__training__entrypoint="digits.py"), "spec.training.entrypoint in body should match"),
+    ("no-stop", with_(spec__training__stopAfter={}), "say when training ends: set epochs, steps, or metric with value"),
+    ("metric-alone", with_(spec__training__stopAfter={"metric": "accuracy"}), "metric and value go together"),
+    ("value-float", with_(spec__training__stopAfter={"metric": "accuracy", "value": 0.97}), "must be of type string"),
+    ("value-words", with_(spec__training__stopAfter={"metric": "a", "value": "most"}), "value in body should match"),
+    ("epochs-0", with_(spec__training__stopAfter__epochs=0), "should be greater than or equal to 1"),
+    ("batch-0", with_(spec__training__batchSize=0), "batchSize in body should be greater than or equal to 1"),
+    ("arg-float", with_(spec__training__args={"rate": 0.1}), "must be of type integer,string"),
+    ("staleness", with_(spec__training__staleness={"policy": "Linear"}), '"Constant", "InverseSquareRoot", "Inverse"'),
+    ("no-workers", with_(spec__workers=None), "spec.workers: Required value"),
+    ("workers-word", with_(spec__workers__replicas="two"), "must be of type integer"),
+    ("workers-many", with_(spec__workers__maxReplicas=1), "lower replicas or raise maxReplicas"),
+    ("workers-few", with_(spec__workers__minReplicas=3), "raise replicas or lower minReplicas"),
+    ("surge", with_(spec__workers__maxSurge="200%"), "a whole number from 0, or a percentage in quotes"),
+    ("surge-negative", with_(spec__workers__maxSurge=-1), "a whole number from 0, or a percentage in quotes"),
+    ("servers-0", with_(spec__parameterServers={"replicas": 0}), "should be greater than or equal to 1"),
+    ("servers-17", with_(spec__parameterServers={"replicas": 17}), "should be less than or equal to 16"),
+    ("clean", with_(spec__runPolicy={"cleanPodPolicy": "Some"}), 'supported values: "None", "Running", "All"'),
+    ("backoff",
+     with_(spec__runPolicy={"backoffLimit": -1}),
+     "backoffLimit in body should be greater than or equal to 0"),
+    ("rule-0",
+     with_(spec__runPolicy={"failureRules": [{"onExitCodes": [0], "action": "Ignore"}]}),
+     "greater than or equal to 1"),
+    ("rule-action", with_(spec__runPolicy={"failureRules": [{"onExitCodes": [1], "action": "Retry"}]}), '"FailJob"'),
+    ("long-name", with_(metadata__name="x" * 41), "metadata.name must be at most 40 characters"),
+    ("dotted-name", with_(metadata__name="my.job"), "must begin with a letter and hold only a-z, 0-9 and '-'"),
+    ("typing-error", with_(spec__workers__replica=3), 'unknown field "spec.workers.replica"'),
+    ("not-yet", with_(spec__elasticity={"mode": "Auto"}), 'unknown field "spec.elasticity"'),
+    ("container", template("workers", containers=[{"name": "main"}]), "one container must be named worker"),
+    ("container-ps", template("parameterServers", containers=[TRAINS]), "one container must be named ps"),
+    ("container-twice", template("workers", containers=[TRAINS, TRAINS]), "two containers have the same name"),
+    ("restart", template("workers", restartPolicy="Always"), "restartPolicy is Shoal's"),
+    ("node-name", template("workers", nodeName="n"), "use nodeSelector"),
+    ("host-network", template("workers", hostNetwork=True), "hostNetwork would put the job's ports on the node"),
+    (
+        "our-label",
+        with_(spec__workers__template__metadata={"labels": {"shoal.dev/role": "ps"}}),
+        "keys under shoal.dev/ are the operator's",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG]
+)
+def test_a_wrong_manifest_is_refused_with_words(
+    control_plane: ControlPlane, manifest: Any, message: str
+) -> None:
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+CANNOT_CHANGE: list[tuple[str, dict[str, Any], str]] = [
+    ("managed-by", {"managedBy": "me.example/other"}, "managedBy cannot change"),
+    ("storage", {"storage": {"uri": "s3://other/runs"}}, "storage cannot change: make a new TrainingJob"),
+    ("training", {"training": {"batchSize": 7}}, "training cannot change: make a new TrainingJob"),
+    (
+        "shards",
+        {"parameterServers": {"replicas": 2}},
+        "only while the job is suspended: set suspend to true first",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [c[1:] for c in CANNOT_CHANGE], ids=[c[0] for c in CANNOT_CHANGE]
+)
+def test_what_cannot_change(control_plane: ControlPlane, namespace: str, change: Any, message: str) -> None:
+    kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
+    patch = json.dumps({"spec": change})
+    done = kubectl(control_plane, "patch", "-n", namespace, "etj", "good", "--type=merge", "-p", patch)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_a_good_manifest_with_its_defaults(control_plane: ControlPlane, namespace: str) -> None:
+    assert kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD)).returncode == 0
+    spec = json.loads(kubectl(control_plane, "get", "-n", namespace, "etj", "good", "-o", "json").stdout)[
+        "spec"
+    ]
+    assert spec["runPolicy"] == {
+        "backoffLimit": 6,
+        "cleanPodPolicy": "Running",
+        "forceDeleteAfterSeconds": 60,
+    }
+    assert spec["parameterServers"] == {"replicas": 1, "snapshot": {"everySeconds": 60, "retain": 3}}
+    assert spec["workers"] == {"replicas": 2, "minReplicas": 1, "maxSurge": "25%"}
+    assert spec["training"]["batchSize"] == 128
+    assert spec["training"]["staleness"] == {"policy": "InverseSquareRoot"}
+    assert spec["suspend"] is False
+
+
+def test_the_shards_may_change_while_the_job_is_suspended(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(with_(spec__suspend=True)))
+    patch = json.dumps({"spec": {"parameterServers": {"replicas": 2}}})
+    done = kubectl(control_plane, "patch", "-n", namespace, "etj", "good", "--type=merge", "-p", patch)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kubectl_scale_within_the_limits(control_plane: ControlPlane, namespace: str) -> None:
+    manifest = with_(spec__workers__maxReplicas=4)
+    kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
+    scaled = kubectl(control_plane, "scale", "-n", namespace, "etj/good", "--replicas=4")
+    assert scaled.returncode == 0, scaled.stderr
+    too_far = kubectl(control_plane, "scale", "-n", namespace, "etj/good", "--replicas=5")
+    assert too_far.returncode != 0
+    assert "lower replicas or raise maxReplicas" in too_far.stderr
+
+
+def test_a_template_keeps_what_shoal_does_not_know(control_plane: ControlPlane, namespace: str) -> None:
+    container = {**TRAINS, "resources": {"limits": {"nvidia.com/gpu": 1}}, "fieldOfTomorrow": {"a": [1]}}
+    manifest = template("workers", containers=[container], runtimeClassName="gvisor")
+    kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
+    kept = json.loads(kubectl(control_plane, "get", "-n", namespace, "etj", "good", "-o", "json").stdout)
+    assert kept["spec"]["workers"]["template"]["spec"] == manifest["spec"]["workers"]["template"]["spec"]
+
+
+def test_kubectl_explain_reads_well(control_plane: ControlPlane) -> None:
+    fields = {
+        "etj": "keeps going while its spot workers come and go",
+        "etj.spec": "on spot nodes. They may come and go",
+        "etj.spec.storage": "set exactly one of the fields",
+        "etj.spec.workers.maxSurge": "beside pods that are still on their way out",
+        "etj.spec.training.entrypoint": "in the worker image",
+        "etj.spec.runPolicy.cleanPodPolicy": "None, Running, All",
+        "etj.status.restarts.disruptions": "Workers that the platform took",
+    }
+    for field, words in fields.items():
+        said = kubectl(control_plane, "explain", field).stdout
+        assert words in " ".join(said.split()), said
+
+
+def test_every_field_is_explained(control_plane: ControlPlane) -> None:
+    said = kubectl(control_plane, "get", "crd", "trainingjobs.shoal.dev", "-o", "json").stdout
+    schema = json.loads(said)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    missing: list[str] = []
+
+    def walk(part: dict[str, Any], path: str) -> None:
+        for name, field in part.get("properties", {}).items():
+            if not field.get("description") and name != "metadata":
+                missing.append(f"{path}.{name}")
+            walk(field, f"{path}.{name}")
+        if "items" in part:
+            walk(part["items"], f"{path}[]")
+
+    walk(schema, "")
+    assert missing == []
+
+
+def test_the_columns(control_plane: ControlPlane, namespace: str) -> None:
+    kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
+    narrow = kubectl(control_plane, "get", "-n", namespace, "etj").stdout.splitlines()[0].split()
+    assert narrow == ["NAME", "PHASE", "PS", "WORKERS", "DESIRED", "SPEED", "PROGRESS", "DISRUPTIONS", "AGE"]
+    wide = (
+        kubectl(control_plane, "get", "-n", namespace, "training", "-o", "wide")
+        .stdout.splitlines()[0]
+        .split()
+    )
+    assert wide[-3:] == ["ETA", "FAILURES", "REASON"]
+
+
+@pytest.mark.parametrize("path", sorted(Path("examples").glob("*.yaml")), ids=lambda p: p.name)
+def test_the_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
+    jobs = [d for d in yaml.safe_load_all(path.read_text()) if d and d["kind"] == "TrainingJob"]
+    for manifest in jobs:
+        done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(manifest))
+        assert done.returncode == 0, done.stderr
