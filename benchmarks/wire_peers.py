@@ -1,0 +1,209 @@
+"""The processes that `benchmarks.wire` measures: a parameter server, workers that do nothing but push, a bare socket.
+
+Each is a process of its own, as in a cluster, started by `Peer` and ended when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal_trainer.contract import Shard
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.server import DataServer
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.security import Credentials, create_secret_dir
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
+
+HOT = 1 << 20
+JOB = "benchmark"
+
+
+class Peer:
+    """One of this module's roles in a process; `said` is the line of JSON that it prints when it is ready."""
+
+    def __init__(self, role: str, *, prefix: Sequence[str] = (), **options: Any) -> None:
+        command = [*prefix, sys.executable, "-m", "benchmarks.wire_peers", role, json.dumps(options)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.said: dict[str, Any] = self.hear()
+
+    def hear(self) -> dict[str, Any]:
+        """The next line of JSON that it prints."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a process of the benchmark ended with {self.process.wait()}")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def tell(self, **words: Any) -> dict[str, Any]:
+        """Send it a line and hear the answer."""
+        self.say(**words)
+        return self.hear()
+
+    def say(self, **words: Any) -> None:
+        """Send it a line of JSON."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+def _print(**words: Any) -> None:
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+def model(size: int) -> ModelSpec:
+    """A model of `size` values with momentum."""
+    optimizer = OptimizerConfig(learning_rate=1e-6, momentum=0.9, batch_size=1, momentum_correction=False)
+    return ModelSpec(fingerprint="0" * 64, parameters=size, optimizer=optimizer)
+
+
+def serve(size: int, secret: str, host: str = "127.0.0.1", tls: bool = False) -> None:
+    """A parameter server of one shard; answers each line with the CPU seconds that it has used."""
+    credentials = create_secret_dir(secret)
+    shard = ShardStore(0, 1, 0)
+    shard.hello(0, 0, model(size))
+    shard.initialize(aligned(size))
+    server = DataServer(shard, JOB, credentials, host=host, tls=tls)
+    server.start()
+    _print(port=server.port)
+    for _ in sys.stdin:
+        _print(cpu=time.process_time(), version=shard.version)
+    server.close()
+
+
+def work(
+    size: int, secret: str, port: int, slot: int, dtype: str, host: str = "127.0.0.1", tls: bool = False
+) -> None:
+    """A worker without a model: told {"seconds": s}, it pushes and pulls that long and says how often it did."""
+    for _ in kernels.compile_all():
+        pass
+    identity = WorkerIdentity(JOB, slot, 0)
+    shards = [Shard(host=host, data_port=port)]
+    client = PSClient(shards, identity, Credentials.load(secret), dtype=dtype, tls=tls)  # type: ignore[arg-type]
+    client.hello(model(size))
+    kind = "uint16" if dtype == "bf16" else "float32"  # the graph of a real worker makes bf16 itself
+    gradient, out = aligned(size, kind), aligned(size, kind)
+    pulled, seq = client.pull(out), 0
+    _print(ready=True)
+    for line in sys.stdin:
+        until, count, cpu = time.monotonic() + json.loads(line)["seconds"], 0, time.process_time()
+        begin = time.monotonic()
+        while time.monotonic() < until:
+            seq, count = seq + 1, count + 1
+            pulled = client.push_pull(gradient, out, Push(seq, 1, pulled.versions))
+        _print(count=count, seconds=time.monotonic() - begin, cpu=time.process_time() - cpu)
+    client.close()
+
+
+def _send_until(sock: socket.socket, until: float) -> None:
+    data = bytes(HOT)
+    while time.monotonic() < until:
+        sock.sendall(data)
+    sock.shutdown(socket.SHUT_WR)
+
+
+def _receive_all(sock: socket.socket) -> int:
+    view, total = memoryview(bytearray(HOT)), 0
+    while count := sock.recv_into(view, HOT, socket.MSG_WAITALL):
+        total += count
+    return total
+
+
+def _both_ways(sock: socket.socket, seconds: float) -> dict[str, float]:
+    cpu, begin = time.process_time(), time.monotonic()
+    sender = threading.Thread(target=_send_until, args=(sock, begin + seconds))
+    sender.start()
+    received = _receive_all(sock)
+    sender.join()
+    return {"received": received, "seconds": time.monotonic() - begin, "cpu": time.process_time() - cpu}
+
+
+def hot(host: str = "127.0.0.1") -> None:
+    """The bare limit of the machine: one megabyte that stays in the cache, sent and received both ways at once."""
+    with socket.create_server((host, 0)) as listener:
+        _print(port=listener.getsockname()[1])
+        for line in sys.stdin:
+            sock, _ = listener.accept()
+            with sock:
+                _print(**_both_ways(sock, json.loads(line)["seconds"]))
+
+
+def hot_rate(seconds: float) -> tuple[float, float]:
+    """(bytes a second, both directions together; CPU seconds a GB on both sides) of the bare socket."""
+    with Peer("hot") as peer:
+        peer.say(seconds=seconds)
+        with socket.create_connection(("127.0.0.1", peer.said["port"])) as sock:
+            mine = _both_ways(sock, seconds)
+        theirs = peer.hear()
+    moved = mine["received"] + theirs["received"]
+    return moved / max(mine["seconds"], theirs["seconds"]), (mine["cpu"] + theirs["cpu"]) / moved * 1e9
+
+
+def exchange(
+    size: int,
+    dtype: str,
+    workers: int,
+    seconds: float,
+    *,
+    tls: bool = False,
+    host: str = "127.0.0.1",
+    server_prefix: Sequence[str] = (),
+    repeats: int = 3,
+) -> list[dict[str, float]]:
+    """What `workers` and one server do in each of `repeats` spans: push-pulls a second, bytes a second, CPU a GB."""
+    itemsize = 2 if dtype == "bf16" else 4
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        secret = str(Path(folder) / "secret")
+        with Peer("serve", prefix=server_prefix, size=size, secret=secret, host=host, tls=tls) as server:
+            port = server.said["port"]
+            clients = [
+                Peer("work", size=size, secret=secret, port=port, slot=slot, dtype=dtype, host=host, tls=tls)
+                for slot in range(workers)
+            ]
+            for index in range(repeats + 1):
+                before = server.tell()
+                for client in clients:
+                    client.say(seconds=seconds if index else 0.5)
+                heard = [client.hear() for client in clients]
+                after = server.tell()
+                count = sum(one["count"] for one in heard)
+                span = max(one["seconds"] for one in heard)
+                moved = count * size * itemsize * 2
+                results.append(
+                    {
+                        "per_second": count / span,
+                        "bytes_per_second": moved / span,
+                        "server_cpu_per_gb": (after["cpu"] - before["cpu"]) / moved * 1e9,
+                        "client_cpu_per_gb": sum(one["cpu"] for one in heard) / moved * 1e9,
+                    }
+                )
+            for client in clients:
+                client.__exit__()
+    return results[1:]  # the first span warms up
+
+
+if __name__ == "__main__":
+    {"serve": serve, "work": work, "hot": hot}[sys.argv[1]](**json.loads(sys.argv[2]))
