@@ -54,11 +54,6 @@ class Memories:
         """The memory of one run, empty at first."""
         return self._of.setdefault(uid, JobMemory())
 
-    def keep_only(self, uids: set[str]) -> None:
-        """Forget all other runs."""
-        for uid in self._of.keys() - uids:
-            del self._of[uid]
-
     def forget(self, uid: str) -> None:
         """The run is gone."""
         self._of.pop(uid, None)

@@ -1,7 +1,8 @@
-"""One pass over one job: observe, plan, apply, and when nothing is left to do, report.
+"""One pass over one job: observe, plan, create, report, delete.
 
-The plan is pure and cheap, so it is made again after its actions were done: what is reported is what is there, not
-what was hoped for. Replacements come first; the status is written after them and never waited for.
+What is missing is created first and waits for nothing. The plan is pure and cheap, so it is made again after that: what
+is reported is what is there, not what was hoped for. Nothing is deleted before the reason is written down: a crash in
+between would find neither the pod nor why it went.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shoal.api.training_job_status import TrainingJobStatus
 from shoal.cluster.work_queue import Priority
 from shoal.controller.apply import Applier
 from shoal.controller.credentials import JobCredentials
@@ -18,7 +18,7 @@ from shoal.controller.observe import Observer
 from shoal.controller.report import Reporter
 from shoal.controller.world import Key, Wake, World
 from shoal.errors import ClusterError
-from shoal.policy.model import CreatePod, Observation, Plan
+from shoal.policy.model import DeleteJob, DeletePod, DeleteService, Event, Observation
 from shoal.policy.names import place_of
 from shoal.policy.plan import plan
 from shoal.telemetry.coordinator import Endpoint
@@ -26,7 +26,11 @@ from shoal.telemetry.metrics import Metrics
 from shoal.telemetry.poller import Poller
 
 ROUNDS = 4
-"""Rounds of actions in one pass. What is still to do after them is done in the next."""
+"""Plans in one pass. What is still to be made after them is made in the next."""
+NAMESAKE_SECONDS = 3.0
+"""How often a name that somebody else has is tried again: no watch tells when it is free."""
+
+_REMOVALS = (DeletePod, DeleteService, DeleteJob)
 
 
 class Reconciler:
@@ -69,27 +73,30 @@ class Reconciler:
 
     async def _reconcile(self, key: Key) -> float | None:
         self._forget_earlier_runs(key)
-        if (seen := self._observer.observe(key)) is None:
-            return None
-        decided = plan(seen)
-        events = [*decided.events]
         failed: ClusterError | None = None
+        events: list[Event] = []
         for _ in range(ROUNDS):
-            if failed is not None or not decided.actions:
-                break
-            outcome = await self._applier.apply(seen.job, decided.actions)
-            failed = outcome.error
-            if (seen := self._observer.observe(key)) is None:
+            if (observed := self._observer.observe(key)) is None:
                 return None
-            decided = plan(seen)
+            seen, decided = observed, plan(observed)
             events += decided.events
+            to_make = tuple(a for a in decided.actions if not isinstance(a, _REMOVALS))
+            if failed is not None or not to_make:
+                break
+            outcome = await self._applier.apply(seen.job, to_make)
+            failed = outcome.error
         self._listen(key, seen)
-        status = _without_unborn(decided)
-        wishes = [decided.wake_after, await self._reporter.report(seen.job, status, events)]
+        reported = await self._reporter.report(seen.job, decided.status, events)
+        if reported.recorded:
+            to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
+            failed = (await self._applier.apply(seen.job, to_remove)).error or failed
         if failed is not None:
             raise failed
-        if decided.actions:
+        wishes = [decided.wake_after, reported.wait]
+        if to_make:
             wishes.append(0.0)
+        if self._memories.of(seen.job.metadata.uid).taken:
+            wishes.append(NAMESAKE_SECONDS)
         return min((each for each in wishes if each is not None), default=None)
 
     def _forget_earlier_runs(self, key: Key) -> None:
@@ -131,15 +138,3 @@ class Reconciler:
         self._poller.follow(
             endpoint, lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE)
         )
-
-
-def _without_unborn(decided: Plan) -> TrainingJobStatus:
-    """The plan's status without the pods that it wanted and that could not be made now.
-
-    Written down, they would be counted as lost by the next plan.
-    """
-    unborn = {(a.role, a.index, a.incarnation) for a in decided.actions if isinstance(a, CreatePod)}
-    if not unborn:
-        return decided.status
-    slots = tuple(s for s in decided.status.slots if (s.role, s.index, s.incarnation) not in unborn)
-    return decided.status.model_copy(update={"slots": slots})

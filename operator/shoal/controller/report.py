@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
@@ -24,6 +25,16 @@ logger = logging.getLogger(__name__)
 
 CONFLICT_SECONDS = 1.0
 """The watch brings what we did not know, and wakes the job; this is for the case that it does not."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What became of a status."""
+
+    recorded: bool
+    """The cluster holds all of it, but perhaps the newest progress."""
+    wait: float | None = None
+    """After how many seconds it wants to be called again."""
 
 
 class Reporter:
@@ -49,10 +60,8 @@ class Reporter:
         """The job is gone."""
         self._written.pop(uid, None)
 
-    async def report(
-        self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]
-    ) -> float | None:
-        """Write and post. Answers after how many seconds it wants to be called again, or None.
+    async def report(self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]) -> Reported:
+        """Write and post.
 
         Raises:
             Unavailable: the API server did not take it this time.
@@ -62,9 +71,9 @@ class Reporter:
         if status != job.status:
             wait = self._too_soon(job, status)
             if wait is None and not await self._write(job, status):
-                return CONFLICT_SECONDS
+                return Reported(recorded=False, wait=CONFLICT_SECONDS)
         await self._recorder.record(job, events)
-        return wait
+        return Reported(recorded=True, wait=wait)
 
     def _too_soon(self, job: TrainingJob, status: TrainingJobStatus) -> float | None:
         if _without_progress(status) != _without_progress(job.status):

@@ -1,0 +1,220 @@
+"""What the API server will not have: quotas, names that are taken, bad templates, missing rights. None is a failure."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dev.cluster import ControlPlane
+from dev.fake_kubelet import FakeKubelet
+from dev.kube import Json, Kube
+from tests.control_plane.operators import Job, eventually, running_operator
+
+CHART = Path(__file__).parents[2] / "charts" / "shoal"
+
+
+@pytest.fixture
+async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
+    await fake_kubelet.add_node("safe-1")
+    for name in ("spot-1", "spot-2"):
+        await fake_kubelet.add_node(name, spot=True)
+    return fake_kubelet
+
+
+async def condition_holds(job: Job, kind: str, reason: str | None = None) -> Json:
+    async def holds() -> Json | None:
+        found = await job.condition(kind)
+        return found if found.get("status") == "True" and reason in (None, found["reason"]) else None
+
+    try:
+        return dict(await eventually(holds))
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {await job.status()}") from None
+
+
+async def condition_ends(job: Job, kind: str) -> None:
+    async def over() -> bool:
+        return (await job.condition(kind)).get("status") != "True"
+
+    await eventually(over)
+
+
+async def test_a_quota_is_a_wait(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    quota = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    await kube.create(quota, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}})
+
+    async def in_force() -> bool:
+        return "hard" in (await kube.get(f"{quota}/few")).get("status", {})
+
+    await eventually(in_force)
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        said = await condition_holds(job, "QuotaExceeded")
+        assert "exceeded quota: few" in said["message"]
+        assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+        assert len(await job.pods()) == 2
+        await kube.patch(f"{quota}/few", {"spec": {"hard": {"pods": "5"}}})
+        await job.runs()
+        await condition_ends(job, "QuotaExceeded")
+        assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+async def test_a_name_that_somebody_else_has(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+
+    async def default_account() -> Json:
+        return await kube.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/default")
+
+    await eventually(default_account)
+    await kube.create(
+        pods,
+        {
+            "metadata": {"name": "digits-worker-0-0"},
+            "spec": {"nodeSelector": {"no": "where"}, "containers": [{"name": "a", "image": "a"}]},
+        },
+    )
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        said = await condition_holds(job, "Stalled", "NameCollision")
+        assert "digits-worker-0-0 exists and does not belong to this job" in said["message"]
+        await kube.delete(f"{pods}/digits-worker-0-0", grace_seconds=0)
+        await job.runs()
+        await condition_ends(job, "Stalled")
+
+
+async def test_a_template_that_the_api_server_refuses(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    job = Job(kube, namespace)
+    bad = {"spec": {"containers": [{"name": "worker", "image": "a", "recources": {}}]}}
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply(workers={"replicas": 2, "template": bad})
+        said = await condition_holds(job, "Stalled", "Invalid")
+        assert 'unknown field "spec.containers[0].recources"' in said["message"]
+        good = {"spec": {"containers": [{"name": "worker", "image": "a"}]}}
+        await kube.patch(job.path, {"spec": {"workers": {"template": good}}})
+        await job.runs()
+        await condition_ends(job, "Stalled")
+
+
+async def test_an_image_that_does_not_exist(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    nodes.image_errors["no/such:image"] = 'Back-off pulling image "no/such:image"'
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        template = {"spec": {"containers": [{"name": "worker", "image": "no/such:image"}]}}
+        await job.apply(workers={"replicas": 1, "template": template})
+        said = await condition_holds(job, "Degraded", "ImagePullFailed")
+        assert "no/such:image" in said["message"]
+        assert "check the image" in said["message"]
+        assert (await job.status())["restarts"]["failures"] == 0
+
+
+async def test_restricted_pod_security_takes_our_pods(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await kube.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+
+
+# --- with the chart's rights and no others --------------------------------------------------------------------------
+
+
+def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
+    helm = plane.tools["helm"]
+
+    settings = [part for value in values for part in ("--set", value)]
+    text = subprocess.run(
+        [helm, "template", "shoal", str(CHART), "--namespace", namespace, *settings],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+async def as_service_account(
+    plane: ControlPlane, kube: Kube, namespace: str, folder: Path, *values: str
+) -> Path:
+    """A kubeconfig with the rights that the chart gives the operator."""
+    wanted = {"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
+    objects = [o for o in rendered(plane, namespace, *values) if o["kind"] in wanted]
+    for each in objects:  # one installation per test: cluster-wide names must not meet
+        if each["kind"].startswith("Cluster"):
+            each["metadata"]["name"] += f"-{namespace}"
+            if "roleRef" in each:
+                each["roleRef"]["name"] += f"-{namespace}"
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    account = next(o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount")
+    answer = await kube.create(
+        f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+    )
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": answer["status"]["token"]}
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.mark.parametrize("scope", ["cluster", "namespace", "no-nodes"])
+async def test_the_charts_rights_are_enough(
+    control_plane: ControlPlane,
+    crds: None,
+    kube: Kube,
+    namespace: str,
+    nodes: FakeKubelet,
+    tmp_path: Path,
+    scope: str,
+) -> None:
+    values = {
+        "cluster": (),
+        "namespace": (f"scope.namespace={namespace}",),
+        "no-nodes": (f"scope.namespace={namespace}", "scope.nodes=false"),
+    }[scope]
+    kubeconfig = await as_service_account(control_plane, kube, namespace, tmp_path, *values)
+    job = Job(kube, namespace)
+    watched = "" if scope == "cluster" else namespace
+    async with running_operator(kubeconfig, watched, lease_namespace=namespace):
+        await job.apply(runPolicy={"ttlSecondsAfterFinished": 0})
+        await job.runs()
+        if scope == "no-nodes":
+            said = await condition_holds(job, "NodeSignalsUnavailable")
+            assert "nodes cannot be read" in said["message"]
+        else:
+            assert not await job.condition("NodeSignalsUnavailable")
+        secrets = await kube.get(f"/api/v1/namespaces/{namespace}/secrets")
+        [secret] = [s for s in secrets["items"] if s["metadata"]["name"].startswith("digits-")]
+        assert len(base64.b64decode(secret["data"]["key"])) == 32
+        await kube.delete(f"/api/v1/namespaces/{namespace}/pods/digits-ps-0-0", grace_seconds=0)
+        await job.pod_runs("digits-ps-0-1")  # which updates a Service
+        await job.runs()
+
+        async def told() -> bool:
+            return "ParameterServerRestored" in await job.events()
+
+        await eventually(told)
+        await nodes.succeed_pod(
+            namespace, "digits-ps-0-1", message='{"outcome": "Succeeded", "modelUri": "file:///m"}'
+        )
+
+        async def gone() -> bool:
+            listed = await kube.get(job.path.rpartition("/")[0])
+            return not listed["items"]
+
+        await eventually(gone)  # its time to live is over
