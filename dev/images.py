@@ -70,7 +70,8 @@ IMAGES = {
         Image("digits", "Dockerfile", ("examples/digits",), context="examples/digits", after="worker"),
     )
 }
-DEMO = ("operator", "ps", "worker", "digits")
+DEMO = ("operator", "ps", "digits")
+"""What the demo's nodes need; `worker` is built on the way, as the base of `digits`."""
 
 
 def folder() -> Path:
@@ -78,18 +79,22 @@ def folder() -> Path:
     return cache() / "images"
 
 
-def oci_layout() -> Path:
-    """An OCI image layout (https://github.com/opencontainers/image-spec) that holds every image built."""
-    return folder() / "oci"
+def layout(reference: str) -> Path:
+    """A folder with one built image: `manifest.json` and the blobs it names, each by its hexadecimal SHA-256.
+
+    The layers are not compressed: they only go into a containerd on this machine.
+    """
+    return folder() / "built" / reference.rsplit("/", 1)[1].replace(":", "_")
 
 
 def built() -> dict[str, str]:
-    """Digest of the manifest by reference, of everything in the layout."""
-    try:
-        index = json.loads((oci_layout() / "index.json").read_text())
-    except FileNotFoundError:
-        return {}
-    return {m["annotations"]["org.opencontainers.image.ref.name"]: m["digest"] for m in index["manifests"]}
+    """Digest of the manifest by reference, of everything that was built for the nodes."""
+    found = {}
+    for reference in (PAUSE, *(image.reference for image in IMAGES.values())):
+        with contextlib.suppress(FileNotFoundError):
+            manifest = (layout(reference) / "manifest.json").read_bytes()
+            found[reference] = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    return found
 
 
 def build(names: Sequence[str], tools: Tools) -> dict[str, str]:
@@ -100,22 +105,35 @@ def build(names: Sequence[str], tools: Tools) -> dict[str, str]:
     """
     folder().mkdir(parents=True, exist_ok=True)
     with _lock():
-        stamps = _read_stamps()
         if PAUSE not in built():
             _build_pause(tools)
         for name in names:
             image = IMAGES[name]
-            stamp = _stamp(image, stamps)
-            if stamps.get(name) == stamp and image.reference in built():
-                continue
-            _ensure_base()
-            _run(buildah("rm", "--all"))  # what a build that was interrupted left behind
-            with step(f"building the image {image.reference}", every=30):
-                _build(image)
-                _push(image.reference)
-            stamps[name] = stamp
-            (folder() / "stamps.json").write_text(json.dumps(stamps))
+            if image.after:
+                _build_if_stale(IMAGES[image.after])
+            if _build_if_stale(image) or image.reference not in built():
+                with step(f"writing out {image.reference}", every=20):
+                    _export(image.reference)
     return built()
+
+
+def _build_if_stale(image: Image) -> bool:
+    stamps = _read_stamps()
+    stamp = _stamp(image, stamps)
+    if stamps.get(image.name) == stamp and _present(image.reference):
+        return False
+    _ensure_base()
+    _run(buildah("rm", "--all"))  # what a build that was interrupted left behind
+    with step(f"building {image.reference}", every=30):
+        _build(image)
+    shutil.rmtree(layout(image.reference), ignore_errors=True)
+    (folder() / "stamps.json").write_text(json.dumps({**stamps, image.name: stamp}))
+    return True
+
+
+def _present(reference: str) -> bool:
+    words = buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", reference)
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 def sources(image: Image) -> list[Path]:
@@ -184,7 +202,7 @@ def _build_pause(tools: Tools) -> None:
         dockerfile = 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/pause"]\n'
         (Path(name) / "Dockerfile").write_text(dockerfile)
         _run(buildah("build", "--tag", PAUSE, name))
-    _push(PAUSE)
+    _export(PAUSE)
 
 
 def _ensure_base() -> None:
@@ -217,22 +235,21 @@ def _ensure_base() -> None:
         _run(buildah("build", "--tag", BASE, name))
 
 
-def _push(reference: str) -> None:
-    """Into the OCI layout; layers that are there already are not written again, and none is compressed."""
-    _run(buildah("push", "--disable-compression", reference, f"oci:{oci_layout()}:{reference}"))
-    _prune()
-
-
-def _prune() -> None:
-    """Remove the blobs that no manifest of the layout names any more."""
-    blobs = oci_layout() / "blobs" / "sha256"
-    wanted: set[str] = set()
-    for digest in built().values():
-        manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
-        wanted |= {digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])}
-    for blob in blobs.iterdir():
-        if f"sha256:{blob.name}" not in wanted:
-            blob.unlink()
+def _export(reference: str) -> None:
+    """Into a folder of its own; blobs that another image has too are kept once, by hard links."""
+    target = layout(reference)
+    unfinished = target.with_suffix(".new")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    _run(buildah("push", "--quiet", "--disable-compression", reference, f"dir:{unfinished}"))
+    for blob in unfinished.iterdir():
+        for twin in target.parent.glob(f"*/{blob.name}"):
+            if len(blob.name) == 64 and not twin.samefile(blob):
+                blob.unlink()
+                blob.hardlink_to(twin)
+                break
+    shutil.rmtree(target, ignore_errors=True)
+    unfinished.rename(target)
 
 
 def _run(words: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ gigabytes. A running node takes a newer image through its socket; only layers th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from dev.cluster.host import cni_folder, run
 from dev.cluster.processes import ProcessTable
 from dev.console import step
 from dev.errors import DevError
-from dev.images import PAUSE, built, folder, oci_layout
+from dev.images import PAUSE, built, folder, layout
 
 NAMESPACE = "k8s.io"
 
@@ -142,26 +143,24 @@ def load(socket: Path, reference: str) -> None:
 
 
 def archive(reference: str, present: set[str], out: IO[bytes]) -> None:
-    """Write an OCI archive of one image of the layout, without the blobs named in `present`."""
-    layout = oci_layout()
-    index = json.loads((layout / "index.json").read_text())
-    name = "org.opencontainers.image.ref.name"
-    entry = next(m for m in index["manifests"] if m["annotations"][name] == reference)
-    entry = {
-        **entry,
-        "annotations": {name: reference.rsplit(":", 1)[1], "io.containerd.image.name": reference},
+    """Write one built image as an OCI archive, without the blobs named in `present`."""
+    source = layout(reference)
+    text = (source / "manifest.json").read_bytes()
+    manifest = json.loads(text)
+    tag = {
+        "org.opencontainers.image.ref.name": reference.rsplit(":", 1)[1],
+        "io.containerd.image.name": reference,
     }
-    manifest = json.loads(_blob(layout, entry["digest"]).read_text())
+    digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
+    entry = {"mediaType": manifest["mediaType"], "digest": digest, "size": len(text), "annotations": tag}
     with tarfile.open(fileobj=out, mode="w|") as tar:
         _add(tar, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
         _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
-        for digest in (entry["digest"], manifest["config"]["digest"]):
-            _add(tar, f"blobs/sha256/{digest.removeprefix('sha256:')}", _blob(layout, digest).read_bytes())
+        _add(tar, _blob(digest), text)
+        tar.add(source / _hex(manifest["config"]["digest"]), _blob(manifest["config"]["digest"]))
         for layer in manifest["layers"]:
             if layer["digest"] not in present:
-                tar.add(
-                    _blob(layout, layer["digest"]), f"blobs/sha256/{layer['digest'].removeprefix('sha256:')}"
-                )
+                tar.add(source / _hex(layer["digest"]), _blob(layer["digest"]))
 
 
 def ctr(socket: Path, *args: str) -> str:
@@ -187,8 +186,12 @@ def _ctr(socket: Path, *args: str) -> Sequence[str]:
     return ["ctr", "--address", str(socket), "--namespace", NAMESPACE, *args]
 
 
-def _blob(layout: Path, digest: str) -> Path:
-    return layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/sha256/{_hex(digest)}"
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
