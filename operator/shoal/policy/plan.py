@@ -60,7 +60,7 @@ def plan(seen: Observation) -> Plan:
     counters = Counters(job.status, seen.now)
     decisions = Decisions()
     crew = slots.account(seen, "worker", suspension.wants_worker(job), counters)
-    servers = slots.account(seen, "ps", suspension.wants_server(job, crew), counters)
+    servers = slots.account(seen, "ps", suspension.wants_server(seen, crew), counters)
 
     if end := completion.decide(seen, servers, counters, decisions.wake_after):
         return finish.ending(seen, end, _Picture(seen, servers, crew, counters, decisions).status())

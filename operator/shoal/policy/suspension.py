@@ -13,7 +13,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus, TrainingProgress
 from shoal.policy.conditions import Conditions
 from shoal.policy.model import Event, Observation
-from shoal.policy.names import Place
+from shoal.policy.names import Place, place_of
 from shoal.policy.slots import Seats
 from shoal.policy.telling import seconds_between
 
@@ -24,11 +24,18 @@ def wants_worker(job: TrainingJob) -> Callable[[Place], bool]:
     return lambda place: place.index < replicas
 
 
-def wants_server(job: TrainingJob, workers: Seats) -> Callable[[Place], bool]:
-    """Whether a shard is wanted: as long as a worker still pushes to it."""
-    busy = any(h.alive for of in workers.values() for h in of)
-    replicas = job.spec.parameter_servers.replicas if busy or not job.spec.suspend else 0
-    return lambda place: place.index < replicas
+def wants_server(seen: Observation, workers: Seats) -> Callable[[Place], bool]:
+    """Whether a shard is wanted: as long as a worker still pushes to it, and shard 0 still saves all of them."""
+    replicas = seen.job.spec.parameter_servers.replicas
+    if not seen.job.spec.suspend or any(h.alive for of in workers.values() for h in of):
+        return lambda place: place.index < replicas
+    saving = any(
+        (place := place_of(pod)) is not None
+        and place.seat == ("ps", 0)
+        and pod.status.phase not in {"Failed", "Succeeded"}
+        for pod in seen.pods
+    )
+    return lambda place: saving and 0 < place.index < replicas
 
 
 def say(seen: Observation, conditions: Conditions, *, anyone_left: bool) -> None:

@@ -205,6 +205,18 @@ def test_a_job_created_suspended_starts_nothing() -> None:
     assert made.status.phase == "Suspended"
 
 
+def test_the_other_shards_stay_until_shard_0_has_saved_them() -> None:
+    world = running_world(servers=2)
+    world.manifest["spec"]["suspend"] = True
+    world.reconcile()
+    world.tick()
+    made = world.reconcile()
+    assert [a.name for a in made.actions if isinstance(a, DeletePod)] == ["digits-ps-0-0"]
+    world.tick()
+    made = world.reconcile()
+    assert [a.name for a in made.actions if isinstance(a, DeletePod)] == ["digits-ps-1-0"]
+
+
 def test_suspending_ends_the_workers_before_the_servers_and_counts_nothing() -> None:
     world = running_world()
     world.manifest["spec"]["suspend"] = True

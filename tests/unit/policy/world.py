@@ -264,7 +264,7 @@ class World:
         """A machine comes up under the old name; the pods of the old one are forgotten or failed."""
         taken = [n for n in self._on(node) if self._lives(n)]
         self.taken |= set(taken)
-        self.ever_lost |= set(taken)
+        self.ever_lost |= set(self._on(node))
         for name in taken:
             self.end(name, 137)
         self.dead_nodes.discard(node)

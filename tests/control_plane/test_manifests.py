@@ -1,0 +1,57 @@
+"""What Shoal makes is taken by a real API server as it is: strictly, and under the restricted Pod Security Standard."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from dev.cluster import ControlPlane
+from shoal.policy import manifests
+from shoal.policy.model import Images
+from shoal.policy.names import Place
+from tests.unit.policy import build
+
+pytestmark = pytest.mark.control_plane
+
+CLAIM = {"volumeClaim": {"name": "runs"}}
+IMAGES = Images(ps="shoal/ps:test", worker="shoal/worker:test")
+
+
+def objects(namespace: str) -> list[dict[str, Any]]:
+    job = build.job(storage=CLAIM, parameterServers={"replicas": 2})
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+    return [
+        manifests.pod(job, Place("ps", 0, 0), IMAGES),
+        manifests.pod(job, Place("worker", 1, 3), IMAGES, avoid=["spot-0", "spot-1"]),
+        manifests.service(job, 0, 0),
+        manifests.secret(job, {"key": b"\x00" * 32}),
+        manifests.disruption_budget(job),
+    ]
+
+
+def create(plane: ControlPlane, *manifest: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifest})
+    command = ["kubectl", "create", "--dry-run=server", "--validate=strict", "-f", "-"]
+    return subprocess.run(command, env=plane.env, input=text, capture_output=True, text=True, check=False)
+
+
+def test_everything_is_taken_under_restricted_pod_security(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.kubectl("label", "ns", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    made = create(control_plane, *objects(namespace))
+    assert made.returncode == 0, made.stderr
+    assert "Warning" not in made.stderr
+
+
+def test_a_typing_error_in_a_template_is_an_error_with_its_path(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    pod = objects(namespace)[1]
+    pod["spec"]["containers"][0]["imagePolicy"] = "Always"
+    made = create(control_plane, pod)
+    assert made.returncode != 0
+    assert "spec.containers[0].imagePolicy" in made.stderr
