@@ -198,7 +198,7 @@ class ParameterServer:
                 "<storage>/<namespace>/<job>/<uid>."
             )
         manifest, copy = begun
-        self.shard.restore(copy, weights_only=initial.weights_only)
+        self.shard.restore(copy, other_run=True, weights_only=initial.weights_only)
         if self.coordinator is not None and not initial.weights_only:
             self.coordinator.load(manifest.ledger)
         log.info("begins with snapshot %d of %s", manifest.number, initial.uri)

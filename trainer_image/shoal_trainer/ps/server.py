@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_trainer.contract import Message, Role
+from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned, octets
 from shoal_trainer.ps.shard import Answer, ShardStore
@@ -103,7 +103,6 @@ class RefusalLog:
 class DataServer:
     """Serves `shard` on `host`:`port` (0: any free one; then see `port`).
 
-    `snapshot(number, epoch)`: write this shard's part of a snapshot of PS 0 at that epoch, and describe it.
     `on_superseded(epoch)`: a client has met a newer incarnation of this shard.
     """
 
@@ -116,7 +115,6 @@ class DataServer:
         host: str,
         port: int = 0,
         tls: bool = False,
-        snapshot: Callable[[int, int], Message] | None = None,
         on_superseded: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         handshake_seconds: float = HANDSHAKE_SECONDS,
@@ -126,7 +124,6 @@ class DataServer:
         self._credentials = credentials
         self._context = credentials.server_context() if tls else None
         self._binding = credentials.certificate_digest() if tls else b""
-        self._snapshot = snapshot
         self._on_superseded = on_superseded
         self._clock = clock
         self._handshake_seconds = handshake_seconds
@@ -230,7 +227,9 @@ class DataServer:
         verdict = Verdict.WELCOME
         if peer.minimum_epoch > self._shard.epoch:
             verdict = Verdict.SUPERSEDED
-        elif peer.role is Role.WORKER:
+        elif peer.role is not Role.WORKER:
+            verdict = Verdict.REFUSED
+        else:
             try:
                 self._shard.connect(peer.slot, peer.incarnation)
             except Fenced:
@@ -238,7 +237,7 @@ class DataServer:
         try:
             handshake.conclude(channel, verdict)
         except Unreachable:
-            if verdict is Verdict.WELCOME and peer.role is Role.WORKER:
+            if verdict is Verdict.WELCOME:
                 self._shard.disconnect(peer.slot)
             raise
         if verdict is Verdict.SUPERSEDED and self._on_superseded is not None:
@@ -262,23 +261,18 @@ class DataServer:
                     return
                 self._answer(channel, peer, request, meta)
         finally:
-            if peer.role is Role.WORKER:
-                self._shard.disconnect(peer.slot)
+            self._shard.disconnect(peer.slot)
 
     # --- requests -------------------------------------------------------------------------------------------------
 
     def _answer(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> None:
         try:
-            if request.op is Op.HELLO and not request.length and peer.role is Role.WORKER:
+            if request.op is Op.HELLO and not request.length:
                 hello = decode_json(Hello, meta)
                 welcome = self._shard.hello(peer.slot, peer.incarnation, hello.model, hello.copy_version)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
-            elif request.op is Op.SNAPSHOT and not request.length and peer.role is Role.PS and self._snapshot:
-                self._send(channel, Op.OK, self._snapshot(request.seq, peer.incarnation).to_json().encode())
-            elif peer.role is Role.WORKER:
-                self._exchange(channel, peer, request, meta)
             else:
-                raise ProtocolError(f"{request.op.name} is no request of a {peer.role}")
+                self._exchange(channel, peer, request, meta)
         except TrainerError as error:
             code = _code(error)
             self._send(channel, Op.ERROR, str(error).encode()[:4096], seq=code)

@@ -32,6 +32,9 @@ EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
 KEPT_INCARNATIONS = 4
 """Of each slot: how many incarnations the vector of applied pushes remembers."""
 
+MERGE_SECONDS = 30.0
+"""Differences that come within this time of each other belong to the same outage."""
+
 
 class State(StrEnum):
     """Whether a shard can be read and written."""
@@ -122,6 +125,7 @@ class ShardStore:
         self._parameters: Vector = aligned(0)
         self._optimizer: Optimizer | None = None
         self._merged: Vector | None = None
+        self._merged_at = -math.inf
         self._other_run = False
         self._known = False
         self._minimum: dict[int, int] = {}
@@ -297,11 +301,6 @@ class ShardStore:
             tau = max(0, self.version - base)
             return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
 
-    def end_merging(self) -> None:
-        """The outage is over: forget what `merge` combined."""
-        with self.lock:
-            self._merged = None
-
     def wait_ready(self, timeout: float) -> bool:
         """Wait until the shard can be read; False if it cannot after `timeout` seconds."""
         with self.changed:
@@ -366,7 +365,7 @@ class ShardStore:
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
         """Begin from a snapshot, before any worker is here; then RECOVERING until the workers' copies are seen.
 
-        `other_run`: READY at once, with no pushes applied, and the first worker may configure the optimizer otherwise.
+        `other_run`: READY at once, with no push of this run, and the first worker may configure the optimizer anew.
         `weights_only`: of another run, its weights and nothing else.
         """
         with self.lock:
@@ -379,6 +378,7 @@ class ShardStore:
                     values[:] = copy.arrays[name]
                 self.updates = copy.updates
             if self._other_run:
+                self.samples = 0 if weights_only else copy.samples
                 self._become_ready()
                 return
             self._known = True
@@ -488,8 +488,10 @@ class ShardStore:
         self.applied[slot, incarnation] = seq
 
     def _merge(self, io: Buffer) -> None:
-        if self._merged is None:
-            self._merged = aligned(self.size)
+        now = self._clock()
+        if self._merged is None or now - self._merged_at > MERGE_SECONDS:
+            self._merged = aligned(self.size)  # another outage: nothing to combine with yet
+        self._merged_at = now
         aa, ad, dd = kernels.products(self._merged, io)
         of_a = 1 - ad / (2 * aa) if aa > 0 else 1.0
         of_d = 1 - ad / (2 * dd) if dd > 0 else 1.0

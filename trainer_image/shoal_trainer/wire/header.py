@@ -35,8 +35,7 @@ class Op(IntEnum):
     PUSH_PULL = 5
     DELTA_PULL = 6
     MERGE_PULL = 7
-    SNAPSHOT = 8
-    BYE = 9
+    BYE = 8
     OK = 64
     WELCOME = 65
     PARAMETERS = 66

@@ -19,7 +19,6 @@ from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Fenced, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient, ShardClient
-from shoal_trainer.ps.peer import request_snapshot
 from shoal_trainer.ps.server import BufferPool, DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
@@ -241,23 +240,6 @@ def test_a_client_never_goes_back_to_an_older_server(house: House) -> None:
         client.hello(MODEL)
 
 
-def test_ps_0_asks_the_other_shards_for_their_part(house: House, tmp_path: Path) -> None:
-    store = SnapshotStore(open_storage(tmp_path.as_uri()))
-
-    def snapshot(number: int, epoch: int) -> Any:
-        copy = house.stores[1].copy()
-        assert copy is not None
-        return store.write_shard(number, epoch, copy)
-
-    house.serve(2, snapshot=snapshot)
-    client = house.client()
-    client.hello(MODEL)
-    client.initialize(flat(1.0))
-    address = Shard(host="127.0.0.1", data_port=house.servers[1].port)
-    part = request_snapshot(1, address, number=7, epoch=5, job_uid="uid", credentials=house.credentials)
-    assert (part.index, part.shards, part.file) == (1, 2, "0000000007-5/shard-1-of-2")
-
-
 # --- those who do not belong here ---------------------------------------------------------------------------------
 
 
@@ -404,7 +386,6 @@ def proven(house: House) -> Iterator[Channel]:
         Header(Op.PULL, Codec.FP32, slot=8),
         Header(Op.PULL, Codec.FP32, slot=9, incarnation=1),
         Header(Op.OFFER, Codec.BF16, slot=9, length=N * 2),
-        Header(Op.SNAPSHOT, slot=9),
         Header(Op.PARAMETERS, Codec.FP32, slot=9, length=N * 4),
     ],
     ids=[
@@ -414,7 +395,6 @@ def proven(house: House) -> Iterator[Channel]:
         "another slot",
         "another incarnation",
         "no vector",
-        "not a PS",
         "an answer",
     ],
 )
