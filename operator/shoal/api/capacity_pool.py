@@ -170,7 +170,7 @@ class CapacityPoolStatus(Status):
     """Measured interruptions."""
     recommended: Recommendation = Recommendation()
     """The size it should have, and why."""
-    conditions: list[PoolCondition] = []
+    conditions: tuple[PoolCondition, ...] = ()
     """FieldConflict and the like."""
 
 

@@ -65,7 +65,9 @@ class ElasticModel:
             zones = [""]
         else:
             zones = list(dict.fromkeys(pool.zone for pool in self.pools))
-        return [_Evaluator(self.problem, n, zone, self.margin) for n in sorted(servers.counts) for zone in zones]
+        return [
+            _Evaluator(self.problem, n, zone, self.margin) for n in sorted(servers.counts) for zone in zones
+        ]
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,17 @@ class _Evaluator:
         cost = hours * (hourly + self.servers * servers.price) + iterations * (crossing / alone)
         variance = hours * (single + self._shocks @ (counts * counts)) / alone**2
         if servers.interruptions_per_hour > 0:
-            variance += seconds * lost_per_second * (servers.snapshot_every**2 / 3 + servers.recovery_seconds**2)
+            variance += (
+                seconds * lost_per_second * (servers.snapshot_every**2 / 3 + servers.recovery_seconds**2)
+            )
         variance += (training * unsure / alone) ** 2
         sure = seconds + self.margin * np.sqrt(variance)
         nothing = ~np.isfinite(seconds) | (workers < problem.min_workers)
         if problem.max_workers is not None:
             nothing |= workers > problem.max_workers
+        if problem.min_on_demand:
+            steady = np.array([float(not pool.spot) for pool in problem.pools])
+            nothing |= steady @ counts < problem.min_on_demand
         nothing |= self._zones_apart(counts)
         seconds[nothing] = sure[nothing] = cost[nothing] = np.inf
         return Evaluated(seconds, sure, cost, iterations)

@@ -23,7 +23,9 @@ def fleet(pools: Sequence[Pool], counts: Sequence[int]) -> str:
     """'2 workers from spot-t4 and 1 from on-demand-t4'."""
     parts = [f"{n} from {pool.name}" for pool, n in zip(pools, counts, strict=True) if n]
     first = next((n for n in counts if n), 0)
-    parts[:1] = [part.replace(" from", " worker from" if first == 1 else " workers from", 1) for part in parts[:1]]
+    parts[:1] = [
+        part.replace(" from", " worker from" if first == 1 else " workers from", 1) for part in parts[:1]
+    ]
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
@@ -48,7 +50,9 @@ def money(amount: float, currency: str = "$") -> str:
 
 def _found(plan: Plan, currency: str) -> list[str]:
     servers = f"{plan.servers} parameter server{'s' if plan.servers > 1 else ''}"
-    what = f"Run {fleet(plan.pools, plan.counts)}, with {servers}: training then takes {duration(plan.seconds)}"
+    what = (
+        f"Run {fleet(plan.pools, plan.counts)}, with {servers}: training then takes {duration(plan.seconds)}"
+    )
     what += f" and costs {money(plan.cost, currency)}."
     objective = plan.objective
     limits = []
@@ -118,7 +122,11 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
         ]
     sentences = [f"No plan ends within {duration(deadline)}.", fastest]
     full = [p.name for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit]
-    more = f", or raise the limit of {_listed(full)}, which {'is' if len(full) == 1 else 'are'} used up" if full else ""
+    more = (
+        f", or raise the limit of {_listed(full)}, which {'is' if len(full) == 1 else 'are'} used up"
+        if full
+        else ""
+    )
     sentences.append(f"Allow at least {duration(plan.sure_seconds)}{more}.")
     return sentences
 

@@ -23,8 +23,7 @@ class Grid:
         self.block = block
 
     def __len__(self) -> int:
-        """How many blocks there are."""
-        return -(-self.size // self.block)
+        return math.ceil(self.size / self.block)
 
     def __getitem__(self, number: int) -> Floats:
         """Block `number` as counts (k, m) with m <= `block`."""

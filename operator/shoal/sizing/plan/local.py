@@ -64,7 +64,9 @@ def _score(goal: Objective, out: Evaluated) -> Floats:
     if goal.budget is not None:
         over += np.maximum(out.cost / goal.budget - 1, 0)
     # An order of magnitude that no cost or time reaches keeps the two kinds apart.
-    return np.asarray(np.where(in_time & in_budget, first, np.where(np.isfinite(first), 1e30 * (1 + over), np.inf)))
+    return np.asarray(
+        np.where(in_time & in_budget, first, np.where(np.isfinite(first), 1e30 * (1 + over), np.inf))
+    )
 
 
 def _descend(

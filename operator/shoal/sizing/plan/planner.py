@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
 
 from shoal.errors import UsageError
 from shoal.sizing.plan.elastic import ElasticModel
@@ -94,7 +94,7 @@ class Plan:
 def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
     """Plan with Shoal's own model. Raises UsageError where no combination says anything at all."""
     objective = problem.objective
-    margin = float(norm.ppf(objective.confidence)) if objective.deadline is not None else 0.0
+    margin = NormalDist().inv_cdf(objective.confidence) if objective.deadline is not None else 0.0
     chance = None
     for _ in range(MARGINS):
         model = ElasticModel(problem, margin)
@@ -176,15 +176,18 @@ def _binding(found: Found, objective: Objective, shown: Candidate) -> tuple[str 
 
 
 def _point(candidate: Candidate, evaluators: Sequence[Evaluator]) -> Point:
-    return Point(
-        candidate.counts, evaluators[candidate.variant].servers, candidate.seconds, candidate.cost
-    )
+    return Point(candidate.counts, evaluators[candidate.variant].servers, candidate.seconds, candidate.cost)
 
 
 def _points(found: Found, evaluators: Sequence[Evaluator]) -> tuple[Point, ...]:
     front = found.front
     return tuple(
-        Point(tuple(int(n) for n in front.counts[:, i]), evaluators[front.variant[i]].servers, float(s), float(c))
+        Point(
+            tuple(int(n) for n in front.counts[:, i]),
+            evaluators[front.variant[i]].servers,
+            float(s),
+            float(c),
+        )
         for i, (s, c) in enumerate(zip(front.seconds, front.cost, strict=True))
     )
 
@@ -201,4 +204,6 @@ def _no_plan_at_all(work: Work) -> str:
             f"combination of these pools{within}: ask for a lower loss, or for pools whose batch sizes the curve "
             "was fitted with"
         )
-    return "no combination of these pools is allowed: raise maxReplicas, lower minReplicas, or change zonePolicy"
+    return (
+        "no combination of these pools is allowed: raise maxReplicas, lower minReplicas, or change zonePolicy"
+    )

@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 from shoal.errors import UsageError
 from shoal.sizing.types import PsModel
 
-__all__ = ["Floats", "Lifetimes", "LossWork", "Objective", "Pool", "Prefer", "Problem", "Servers", "StepWork", "Work"]
+__all__ = [
+    "Floats",
+    "Lifetimes",
+    "LossWork",
+    "Objective",
+    "Pool",
+    "Prefer",
+    "Problem",
+    "Servers",
+    "StepWork",
+    "Work",
+]
 
 Floats = NDArray[np.float64]
 Prefer = Literal["MinCost", "MinTime", "BestValue"]
@@ -67,7 +78,13 @@ class Pool:
         _number(self.price, f"the price of pool {self.name}", least=0)
         _number(self.step_seconds, f"the step time of pool {self.name}", above=0)
         _number(self.batch, f"the batch size of pool {self.name}", above=0)
-        for name in ("transfer_per_gib", "startup_seconds", "interruptions_per_hour", "step_sigma", "running"):
+        for name in (
+            "transfer_per_gib",
+            "startup_seconds",
+            "interruptions_per_hour",
+            "step_sigma",
+            "running",
+        ):
             _number(getattr(self, name), f"{name} of pool {self.name}", least=0)
         for name in ("shock_share", "shock_size"):
             _number(getattr(self, name), f"{name} of pool {self.name}", least=0, most=1)
@@ -121,7 +138,9 @@ class LossWork:
                 f"ask for a loss above {self.r4:g}"
             )
         if self.done is not None and self.done <= self.target:
-            raise UsageError(f"a loss of {self.target:g} is reached already ({self.done:g}): nothing is left to plan")
+            raise UsageError(
+                f"a loss of {self.target:g} is reached already ({self.done:g}): nothing is left to plan"
+            )
 
     def iterations(self, batch: Floats, workers: Floats) -> Floats:
         """(m,) steps; `nan` where the curve says nothing: fewer than one step, or outside of the fitted range."""
@@ -203,6 +222,7 @@ class Problem:
     objective: Objective = field(default_factory=Objective)
     min_workers: int = 1
     max_workers: int | None = None
+    min_on_demand: int = 0
     zone_policy: ZonePolicy = "Any"
     notes: Sequence[str] = ()
     """Sentences about the inputs that belong into the explanation."""
@@ -226,6 +246,12 @@ class Problem:
                 f"{self.min_workers} are asked for: raise a limit or lower minReplicas"
             )
 
+        if sum(pool.limit for pool in self.pools if not pool.spot) < self.min_on_demand:
+            raise UsageError(
+                f"{self.min_on_demand} workers are to be on-demand and the on-demand pools hold fewer: lower "
+                "onDemandBase or add on-demand pools"
+            )
+
     @property
     def limits(self) -> tuple[int, ...]:
         """The most workers of each pool; never more than `max_workers`."""
@@ -234,7 +260,12 @@ class Problem:
 
 
 def _number(
-    value: float, what: str, *, least: float | None = None, above: float | None = None, most: float | None = None
+    value: float,
+    what: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
 ) -> None:
     """Complain in one sentence if a number is not finite or out of its range."""
     if not math.isfinite(value):

@@ -73,7 +73,9 @@ def _away(pool: Pool, n: int, seconds: Floats, rng: np.random.Generator) -> Floa
         ended = lives < seconds[:, None]
         count = ended.sum(axis=1)
         # Those who come after live as the pool's mean says.
-        left = np.where(ended, np.maximum(seconds[:, None] - lives - pool.startup_seconds, 0.0), 0.0).sum(axis=1)
+        left = np.where(ended, np.maximum(seconds[:, None] - lives - pool.startup_seconds, 0.0), 0.0).sum(
+            axis=1
+        )
         count = count + rng.poisson(rate * left / 3600)
     else:
         count = rng.poisson(n * rate * (1 - pool.shock_share) * hours)

@@ -96,7 +96,9 @@ def read_workload(path: Path) -> Workload:
         and all(isinstance(b, int | float) for b in fitted)
         and 0 < fitted[0] <= fitted[1]
     ):
-        raise UsageError(f"loss.batch_range in {path} must be [least, most] weighted batch size, not {fitted}")
+        raise UsageError(
+            f"loss.batch_range in {path} must be [least, most] weighted batch size, not {fitted}"
+        )
     price = data.get("ps_price_per_hour", 0.0)
     if not isinstance(price, int | float) or not (math.isfinite(price) and price >= 0):
         raise UsageError(f"ps_price_per_hour in {path} must be a price of 0 or more, not {price}")
@@ -116,7 +118,9 @@ def read_pools(
         raise UsageError(f"{path} has no pools: give a header line and one line for each pool")
     for values, what in ((limits, "limits"), (prices, "prices")):
         if values is not None and len(values) != len(rows):
-            raise UsageError(f"--{what} has {len(values)} numbers and {path} has {len(rows)} pools: give one for each")
+            raise UsageError(
+                f"--{what} has {len(values)} numbers and {path} has {len(rows)} pools: give one for each"
+            )
     pools = [
         _pool(
             row,
@@ -128,7 +132,9 @@ def read_pools(
     ]
     names = [pool.name for pool in pools]
     return [
-        replace(pool, name=f"{pool.name}#{names[:i].count(pool.name) + 1}") if names.count(pool.name) > 1 else pool
+        replace(pool, name=f"{pool.name}#{names[:i].count(pool.name) + 1}")
+        if names.count(pool.name) > 1
+        else pool
         for i, pool in enumerate(pools)
     ]
 

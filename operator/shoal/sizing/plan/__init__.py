@@ -1,0 +1,22 @@
+"""The planner: how many workers of each capacity pool, and how many parameter servers, and why.
+
+`plan(Problem(...))` is the whole of it; `explain(plan)` says it in words. docs/planning.md has the formulas.
+"""
+
+from shoal.sizing.plan.explain import explain
+from shoal.sizing.plan.planner import Plan, Point, plan, plan_with
+from shoal.sizing.plan.problem import LossWork, Objective, Pool, Problem, Servers, StepWork
+
+__all__ = [
+    "LossWork",
+    "Objective",
+    "Plan",
+    "Point",
+    "Pool",
+    "Problem",
+    "Servers",
+    "StepWork",
+    "explain",
+    "plan",
+    "plan_with",
+]

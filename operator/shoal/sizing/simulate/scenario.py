@@ -1,0 +1,132 @@
+"""What is simulated: one job, a spot pool and an on-demand pool, so many workers at a time, a deadline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shoal.errors import UsageError
+from shoal.sizing.plan.cost import money_per_step
+from shoal.sizing.plan.problem import Floats, Pool, Problem, StepWork
+from shoal.sizing.predict.cluster_speed import soft_min
+
+__all__ = ["Scenario", "scenario_of"]
+
+ENOUGH = 0.95  # parameter servers are added until this part of the workers' speed is left
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job to replay. Work is counted in steps of a spot worker; prices are per hour."""
+
+    problem: Problem
+    spot: Pool
+    on_demand: Pool
+    workers: int
+    servers: int
+    work: float
+    deadline: float
+
+    @property
+    def most_on_demand(self) -> int:
+        """On-demand workers that can be had."""
+        return min(self.workers, self.on_demand.limit)
+
+    @cached_property
+    def speeds(self) -> Floats:
+        """(spot + 1, on-demand + 1) steps/s for every number of workers at work."""
+        return _speeds(
+            self.problem, self.spot, self.on_demand, self.workers, self.most_on_demand, self.servers
+        )
+
+    @cached_property
+    def sure_rate(self) -> float:
+        """Steps/s that one on-demand worker gives at least, all of them working."""
+        return float(self.speeds[0, -1]) / self.most_on_demand
+
+    @cached_property
+    def prices(self) -> tuple[float, float, float]:
+        """Price per second of a spot worker, an on-demand worker, and the parameter servers."""
+        servers = self.problem.servers
+        return self.spot.price / 3600, self.on_demand.price / 3600, self.servers * servers.price / 3600
+
+    @cached_property
+    def crossing(self) -> tuple[float, float]:
+        """Price per second of the bytes that a working spot or on-demand worker moves between zones."""
+        servers = self.problem.servers
+        zone = servers.zone or self.spot.zone
+        costs = [
+            money_per_step(pool, zone, servers.bytes_per_step) / pool.step_seconds
+            for pool in (self.spot, self.on_demand)
+        ]
+        return costs[0], costs[1]
+
+
+def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | None = None) -> Scenario:
+    """Take the pools that give most speed for their price; deadline from the problem, or from `slack`.
+
+    `slack` is the deadline over the time that the job takes on on-demand workers alone.
+    """
+    spot = _best([pool for pool in problem.pools if pool.spot and pool.limit])
+    on_demand = _best([pool for pool in problem.pools if not pool.spot and pool.limit])
+    if spot is None or on_demand is None:
+        kind = "spot" if spot is None else "on-demand"
+        raise UsageError(
+            f"the simulation needs a spot and an on-demand pool, and no {kind} pool is given: add one"
+        )
+    number = workers or problem.max_workers or spot.limit
+    most = min(number, on_demand.limit)
+    count = _servers(problem, spot, on_demand, number, most)
+    steps = float(problem.work.iterations(np.array([float(spot.batch)]), np.array([float(number)]))[0])
+    if not np.isfinite(steps):
+        raise UsageError(
+            f"the loss curve says nothing for {number} workers with {spot.batch} samples in a step: choose others"
+        )
+    ps = problem.servers
+    steps *= 1 + ps.snapshot_seconds / ps.snapshot_every
+    alone = float(_speeds(problem, spot, on_demand, number, most, count)[0, -1])
+    least = on_demand.startup_seconds + steps / alone
+    if slack is not None:
+        if not slack >= 1:
+            raise UsageError(
+                f"--slack must be 1 or more, not {slack:g}: below, not even on-demand nodes are in time"
+            )
+        deadline = slack * least
+    elif problem.objective.deadline is not None:
+        deadline = problem.objective.deadline
+    else:
+        raise UsageError(
+            "say when the job must be ready: elasticity.objective.deadlineSeconds, --deadline or --slack"
+        )
+    return Scenario(problem, spot, on_demand, number, count, steps, deadline)
+
+
+def _best(pools: list[Pool]) -> Pool | None:
+    """The pool with the lowest price for its speed."""
+    return min(pools, key=lambda pool: pool.price * pool.step_seconds / pool.batch, default=None)
+
+
+def _servers(problem: Problem, spot: Pool, on_demand: Pool, workers: int, most: int) -> int:
+    counts = sorted(problem.servers.counts)
+    alone = workers / spot.step_seconds
+    for count in counts:
+        if _speeds(problem, spot, on_demand, workers, most, count)[-1, 0] >= ENOUGH * alone:
+            return count
+    return counts[-1]
+
+
+def _speeds(problem: Problem, spot: Pool, on_demand: Pool, workers: int, most: int, servers: int) -> Floats:
+    x, y = np.meshgrid(np.arange(workers + 1.0), np.arange(most + 1.0), indexing="ij")
+    rate_x, rate_y = 1 / spot.step_seconds, 1 / on_demand.step_seconds
+    steps = x * rate_x + y * rate_y
+    # Where samples count, a step with more samples is worth more.
+    by_samples = isinstance(problem.work, StepWork) and problem.work.samples is not None
+    worth = x * rate_x + y * rate_y * (on_demand.batch / spot.batch if by_samples else 1.0)
+    update = problem.servers.model.update_seconds
+    if update > 0:
+        cap = servers**problem.servers.model.scaling / update
+        shared = soft_min(steps, cap, problem.servers.model.sharpness)
+        worth = worth * np.divide(shared, steps, out=np.ones_like(steps), where=steps > 0)
+    return np.asarray(worth)
