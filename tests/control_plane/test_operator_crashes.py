@@ -80,7 +80,8 @@ async def test_killed_at_five_random_points(
 
 
 def is_pod_made(write: Any, namespace: str) -> bool:
-    return (write.verb, write.resource, write.namespace, write.code) == ("create", "pods", namespace, 201)
+    said = (write.verb, write.resource, write.subresource, write.namespace, write.code)
+    return bool(said == ("create", "pods", "", namespace, 201))
 
 
 async def made(plane: ControlPlane, count: int) -> None:
