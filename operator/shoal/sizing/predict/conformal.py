@@ -25,6 +25,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 FEW_GROUPS = 10  # below this a 90 % quantile lies beyond the largest residual
+PRIOR_NOISE = (
+    0.1  # relative deviation of a group from a fit that is expected before anything was measured ...
+)
+PRIOR_GROUPS = 3  # ... worth so many groups
 
 
 def group_folds(groups: NDArray[Any], most: int, seed: int = 0) -> Ints:
@@ -146,6 +150,8 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         X = validate_data(self, X, reset=False, dtype=np.float64)
         logs = np.log(np.column_stack([e.predict(X) for e in self.fold_estimators_]))
         spread = np.abs(self.residuals_) * little_data_factor(self.groups_, level)
+        if self.groups_ < FEW_GROUPS:
+            spread = np.maximum(spread, self._least_spread(level))
         low, high = np.empty(len(mean)), np.empty(len(mean))
         for start in range(0, len(mean), 256):  # bounded memory: 256 x training rows
             part = slice(start, start + 256)
@@ -153,6 +159,12 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
             low[part] = -group_quantile(spread - centres, level, self.groups_)
             high[part] = group_quantile(spread + centres, level, self.groups_)
         return np.column_stack([np.minimum(np.exp(low), mean), mean, np.maximum(np.exp(high), mean)])
+
+    def _least_spread(self, level: float) -> float:
+        """Half width by a prior for the noise: a few residuals that happen to be small prove nothing."""
+        variance = float(np.mean(self.residuals_**2))
+        pooled = (self.groups_ * variance + PRIOR_GROUPS * PRIOR_NOISE**2) / (self.groups_ + PRIOR_GROUPS)
+        return float(stats.t.ppf(0.5 + level / 2, self.groups_ + PRIOR_GROUPS - 1) * np.sqrt(pooled))
 
 
 def _simplest_good(errors: Floats, groups: NDArray[Any]) -> int:

@@ -97,7 +97,8 @@ def test_a_test_file_and_the_table_for_people(tmp_path: Path) -> None:
     test = rows[held].rename(columns={"gpu": "accelerator", "step_time_mean_s": "step_time_s"})
     test[["model", "accelerator", "step_time_s"]].to_csv(tmp_path / "test.csv", index=False)
     table = run(
-        "--target", "worker-speed", "--train", tmp_path / "train.csv", "--models", MODELS, "--test", tmp_path / "test.csv"
+        "--target", "worker-speed", "--train", tmp_path / "train.csv", "--models", MODELS,
+        "--test", tmp_path / "test.csv",
     )  # fmt: skip
     assert [line.split()[:2] for line in table.splitlines()[1:]] == [
         ["K80", "3"],
@@ -174,7 +175,7 @@ def test_bad_options_get_a_sentence(tmp_path: Path) -> None:
 
 def test_three_models_are_few_and_that_is_said(tmp_path: Path) -> None:
     rows = pd.read_csv(WORKERS)
-    rows[rows["model"].isin(rows["model"].unique()[4:8])].to_csv(tmp_path / "few.csv", index=False)
+    rows[rows["model"].isin(rows["model"].unique()[:4])].to_csv(tmp_path / "few.csv", index=False)
     few = of_workers("--train", tmp_path / "few.csv", "--leave-one-model-out")
     all_ = of_workers("--train", WORKERS, "--leave-one-model-out")
     assert "only: its interval is widened" in " ".join(few["notes"])

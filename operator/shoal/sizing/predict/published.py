@@ -1,0 +1,110 @@
+"""The regressors that CM-DARE published, to stand beside ours in the same table, fitted and tested in the same way.
+
+Li, Walls, Guo: "Characterizing and Modeling Distributed Training with Transient Cloud GPU Servers", ICDCS 2020, with
+the features and hyperparameters of the authors' notebooks: step time by FLOPs (C_m) and by the accelerator's TFLOPS
+(C_gpu), checkpoint time by size, cluster speed as the sum of its workers. They give no intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.svm import SVR
+
+from shoal.sizing.accelerators import Catalogue
+
+__all__ = ["Published", "checkpoint_regressors", "worker_regressors"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Published:
+    """A published regression of a time, per accelerator or for all; predicts in the unit of `measured`."""
+
+    regression: Any
+    features: Callable[[pd.DataFrame], Floats]
+    per_accelerator: bool
+    of_speed: bool  # `measured` is a speed, the regression one of time
+    notes: list[str] = field(default_factory=list)
+
+    def fit(self, rows: pd.DataFrame) -> Published:
+        """Fit to the rows of `tables.load`."""
+        y = rows["measured"].to_numpy(float)
+        times = 1 / y if self.of_speed else y
+        self._least = 0.01 * float(times.min())
+        self._fits = {
+            name: clone(self.regression).fit(self.features(rows[at]), times[at])
+            for name, at in self._parts(rows).items()
+        }
+        return self
+
+    def predict(self, rows: pd.DataFrame) -> Floats:
+        """Give (n, 3); low and high are nan. A negative time, which nothing forbids here, counts as nearly none."""
+        times = np.empty(len(rows))
+        for name, at in self._parts(rows).items():
+            times[at] = np.maximum(self._fits[name].predict(self.features(rows[at])), self._least)
+        mean = 1 / times if self.of_speed else times
+        return np.column_stack([np.full(len(rows), np.nan), mean, np.full(len(rows), np.nan)])
+
+    def _parts(self, rows: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
+        if not self.per_accelerator:
+            return {"": np.ones(len(rows), dtype=bool)}
+        names = rows["accelerator"].to_numpy()
+        return {str(name): names == name for name in sorted(set(names))}
+
+
+def worker_regressors(catalogue: Catalogue) -> dict[str, Published]:
+    """The five regressors of a worker's step time in the paper."""
+
+    def work(rows: pd.DataFrame) -> Floats:
+        return np.asarray(rows[["flops"]].to_numpy(float) / 1e9)
+
+    def peak(rows: pd.DataFrame) -> Floats:
+        return np.array([[catalogue.find(name).fp32_tflops] for name in rows["accelerator"]])
+
+    def normalised(rows: pd.DataFrame) -> Floats:
+        return np.asarray(work(rows) / peak(rows))
+
+    def both(rows: pd.DataFrame) -> Floats:
+        return np.column_stack([work(rows), peak(rows)])
+
+    polynomial = _svr(kernel="poly", degree=2, coef0=1.0)
+    radial = _svr(kernel="rbf")
+    return {
+        "linear, C_m / C_gpu, all accelerators": Published(LinearRegression(), normalised, False, True),
+        "linear, C_m and C_gpu, all accelerators": Published(LinearRegression(), both, False, True),
+        "linear, C_m, per accelerator": Published(LinearRegression(), work, True, True),
+        "SVR polynomial, C_m, per accelerator": Published(polynomial, work, True, True),
+        "SVR RBF, C_m, per accelerator": Published(radial, work, True, True),
+    }
+
+
+def _svr(**options: Any) -> Any:
+    """A support vector regression with the authors' search: C and epsilon by 10-fold cross-validation."""
+    grid = {"svr__C": [10, 30, 100], "svr__epsilon": [0.01, 0.03, 0.1]}
+    pipeline = make_pipeline(MinMaxScaler(), SVR(gamma="auto", **options))
+    return GridSearchCV(pipeline, grid, cv=10, scoring="neg_mean_absolute_error")
+
+
+def checkpoint_regressors() -> dict[str, Published]:
+    """The two regressors of a checkpoint's time by its size (or the parameters, where no size is known)."""
+
+    def size(rows: pd.DataFrame) -> Floats:
+        return np.asarray(rows[["ckpt_mb" if "ckpt_mb" in rows else "params"]].to_numpy(float))
+
+    radial = make_pipeline(MinMaxScaler(), SVR(kernel="rbf", C=10, epsilon=0.14, gamma="auto"))
+    return {
+        "linear, size": Published(LinearRegression(), size, False, False),
+        "SVR RBF, size": Published(radial, size, False, False),
+    }

@@ -1,0 +1,197 @@
+"""The benchmark page of the predictor: tables and plots from measurements, ours beside what was published.
+
+Everything is computed first and written at the end, each file by a rename, so that a bad input leaves the old page.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from shoal.errors import UsageError
+from shoal.sizing.accelerators import Catalogue
+from shoal.sizing.predict import tables
+from shoal.sizing.predict.contention import alone_speeds
+from shoal.sizing.predict.evaluation import Evaluation, Predictor, evaluate, leave_one_model_out
+from shoal.sizing.predict.published import checkpoint_regressors, worker_regressors
+
+__all__ = ["FILES", "write_report"]
+
+# The files of a folder of measurements that the report reads.
+FILES = {
+    "worker-speed": "worker_speed.csv",
+    "cluster-speed": "cluster_speed.csv",
+    "checkpoint": "checkpoint_models.csv",
+}
+_MODELS = "models.csv"
+
+
+@dataclass(frozen=True)
+class _Section:
+    target: str
+    title: str
+    unit: str
+    ours: Evaluation
+    others: Mapping[str, pd.DataFrame]
+
+
+def write_report(data: Path, out: Path, catalogue: Catalogue) -> list[Path]:
+    """Write predictor.md and its plots to `out` from the folder `data`; gives the files written."""
+    missing = [name for name in FILES.values() if not (data / name).is_file()]
+    if missing:
+        raise UsageError(
+            f"{data} has no {', '.join(missing)}: give a folder with {', '.join(FILES.values())}"
+        )
+    sections = [_worker(data, catalogue), _cluster(data, catalogue), _checkpoint(data, catalogue)]
+    new = {
+        name: evaluate(
+            "worker-speed", data / FILES["worker-speed"], _models(data), catalogue, new_accelerator=name
+        )
+        for name in sorted(set(sections[0].ours.rows["accelerator"]))
+        if sections[0].ours.rows["accelerator"].nunique() > 1
+    }
+    contents: dict[str, bytes] = {"predictor.md": _page(sections, new).encode()}
+    for section in sections:
+        contents[f"predictor-{section.target}.png"] = _plot(section)
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, content in contents.items():
+        partial = out / f".{name}.partial"
+        partial.write_bytes(content)
+        written.append(partial.replace(out / name))
+    return written
+
+
+def _models(data: Path) -> list[Path]:
+    return [data / _MODELS] if (data / _MODELS).is_file() else []
+
+
+def _rows_of(predictor: Predictor, rows: pd.DataFrame) -> pd.DataFrame:
+    found, _ = leave_one_model_out(predictor, rows)
+    return found if "accelerator" in found else found.assign(accelerator="any")
+
+
+def _worker(data: Path, catalogue: Catalogue) -> _Section:
+    path = data / FILES["worker-speed"]
+    rows = tables.load(path, "worker-speed", _models(data), catalogue)
+    others = {name: _rows_of(p, rows) for name, p in worker_regressors(catalogue).items()}
+    ours = evaluate("worker-speed", path, _models(data), catalogue)
+    return _Section("worker-speed", "Speed of one worker", "steps/s", ours, others)
+
+
+def _cluster(data: Path, catalogue: Catalogue) -> _Section:
+    path = data / FILES["cluster-speed"]
+    models = [*_models(data), data / FILES["worker-speed"]]
+    ours = evaluate("cluster-speed", path, models, catalogue)
+    rows = tables.load(path, "cluster-speed", models, catalogue)
+    others = {}
+    alone = alone_speeds(rows)
+    if alone is not None:
+        others["sum of the measured workers (CM-DARE)"] = rows.assign(predicted=alone * rows["num_workers"])
+        given = evaluate("cluster-speed", path, _models(data), catalogue)
+        if given.notes:
+            others["ours, with one worker's speed measured (2 workers and more)"] = given.rows
+    return _Section("cluster-speed", "Speed of a cluster", "steps/s", ours, others)
+
+
+def _checkpoint(data: Path, catalogue: Catalogue) -> _Section:
+    path = data / FILES["checkpoint"]
+    rows = tables.load(path, "checkpoint", _models(data), catalogue)
+    others = {name: _rows_of(p, rows) for name, p in checkpoint_regressors().items()}
+    return _Section(
+        "checkpoint",
+        "Time of a checkpoint",
+        "s",
+        evaluate("checkpoint", path, _models(data), catalogue),
+        others,
+    )
+
+
+def _line(name: str, rows: pd.DataFrame, accelerators: list[str]) -> str:
+    error = 100 * (rows["predicted"] / rows["measured"] - 1).abs()
+    cells = [f"{error.mean():.1f}"]
+    if len(accelerators) > 1:
+        cells += [f"{error[(rows['accelerator'] == a).to_numpy()].mean():.1f}" for a in accelerators]
+    cells += [f"{error.max():.0f}", f"{(rows['predicted'] - rows['measured']).abs().mean():.3g}"]
+    inside = (rows["low"] <= rows["measured"]) & (rows["measured"] <= rows["high"]) if "low" in rows else None
+    known = inside is not None and rows["low"].notna().all()
+    cells.append(f"{100 * inside.mean():.0f} %" if inside is not None and known else "none given")
+    return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
+
+
+def _page(sections: list[_Section], new: Mapping[str, Evaluation]) -> str:
+    out = [
+        "# How good the predictor is",
+        "",
+        "Written by `shoal predict report`; do not edit. Every model is predicted by a fit that never saw it: all its",
+        "rows, on all accelerators, are left out together. The regressors that CM-DARE published are fitted and tested",
+        "in the same way on the same rows, the SVRs with the authors' search of C and epsilon. MAPE is the mean of",
+        "|predicted / measured - 1|; `worst` is its largest value.",
+        "How it is predicted: [sizing](../sizing.md). Data: `tests/data/cmdare` (source and licence there).",
+    ]
+    for s in sections:
+        accelerators = sorted(set(s.ours.rows["accelerator"]))
+        heads = [f"MAPE {a} %" for a in accelerators] if len(accelerators) > 1 else []
+        columns = ["", "rows", "MAPE %", *heads, "worst %", f"MAE {s.unit}", "in 90 % interval"]
+        out += ["", f"## {s.title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+        out.append(_line("**ours**", s.ours.rows, accelerators))
+        out += [_line(name, rows, accelerators) for name, rows in s.others.items()]
+        out += ["", f"![predicted against measured, residuals, coverage](predictor-{s.target}.png)"]
+        out += [f"\nNote: {note}." for note in s.ours.notes]
+    if new:
+        out += ["", "## An accelerator that was never measured", ""]
+        out += ["| accelerator | rows | MAPE % | in 90 % interval |", "|---|---|---|---|"]
+        for name, found in new.items():
+            total = found.summary()
+            out.append(f"| {name} | {total['n']} | {total['mape']:.1f} | {100 * total['coverage90']:.0f} % |")
+    return "\n".join(out) + "\n"
+
+
+def _plot(section: _Section) -> bytes:
+    from matplotlib.figure import Figure  # heavy; no global state is touched by a Figure of one's own
+
+    rows = section.ours.rows
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    against, residuals, coverage = figure.subplots(1, 3)
+    for name, part in rows.groupby("accelerator"):
+        bars = np.abs(np.array([part["predicted"] - part["low"], part["high"] - part["predicted"]]))
+        label = "all" if name == "any" else str(name)
+        against.errorbar(part["measured"], part["predicted"], yerr=bars, fmt="o", ms=4, lw=0.8, label=label)
+        residuals.plot(
+            part["measured"], 100 * (part["predicted"] / part["measured"] - 1), "o", ms=4, label=label
+        )
+    ends = [rows[["measured", "low"]].min().min(), rows[["measured", "high"]].max().max()]
+    against.plot(ends, ends, color="grey", lw=0.8)
+    against.set(
+        xscale="log", yscale="log", xlabel=f"measured ({section.unit})", ylabel=f"predicted ({section.unit})"
+    )
+    against.set_title("predicted, with 90 % interval")
+    against.legend()
+    residuals.axhline(0, color="grey", lw=0.8)
+    residuals.set(xscale="log", xlabel=f"measured ({section.unit})", ylabel="predicted / measured - 1 (%)")
+    residuals.set_title("residuals, models not seen")
+    _coverage(coverage, rows)
+    figure.suptitle(section.title)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=100, metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _coverage(axes: Any, rows: pd.DataFrame) -> None:
+    """Share of rows within a multiple of the 90 % interval: at 1 it should be 0.9."""
+    logs = np.log(rows[["low", "predicted", "high", "measured"]])
+    up = logs["measured"] >= logs["predicted"]
+    half = np.where(up, logs["high"] - logs["predicted"], logs["predicted"] - logs["low"])
+    needed = np.sort(np.abs(logs["measured"] - logs["predicted"]).to_numpy() / np.maximum(half, 1e-12))
+    axes.step(np.concatenate([[0], needed]), np.arange(len(needed) + 1) / len(needed), where="post")
+    axes.axvline(1, color="grey", lw=0.8)
+    axes.axhline(0.9, color="grey", lw=0.8)
+    axes.set(
+        xlabel="multiple of the 90 % interval", ylabel="part of rows inside", title="coverage", ylim=(0, 1.03)
+    )
