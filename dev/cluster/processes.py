@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +91,6 @@ class ProcessTable:
     def __init__(self, folder: Path, logs: Path) -> None:
         self.folder = folder
         self.logs = logs
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(
         self,
@@ -112,13 +111,22 @@ class ProcessTable:
         record.unlink(missing_ok=True)
         if netns is not None:
             command = ["nsenter", f"--net=/run/netns/{netns}", *command]
-        shim = ["/bin/sh", "-c", _SHIM, "shoal", str(record), str(self.log(name)), *command]
-        self._children[name] = subprocess.Popen(
-            shim, start_new_session=True, env=None if env is None else dict(env), cwd="/"
-        )
-        deadline = time.monotonic() + 10
+        # It is nobody's child: it outlives whoever starts it, and nobody has to wait for it.
+        shim = [
+            "setsid",
+            "--fork",
+            "/bin/sh",
+            "-c",
+            _SHIM,
+            "shoal",
+            str(record),
+            str(self.log(name)),
+            *command,
+        ]
+        subprocess.run(shim, env=None if env is None else dict(env), cwd="/", check=True)
+        deadline = time.monotonic() + 20
         while (found := self.find(name)) is None:
-            if time.monotonic() > deadline or self._children[name].poll() is not None:
+            if time.monotonic() > deadline:
                 raise DevError(f"{command[0]} could not be started: see {self.log(name)}")
             time.sleep(0.002)
         return found
@@ -140,9 +148,6 @@ class ProcessTable:
 
     def running(self, name: str) -> bool:
         """Whether a process of this table runs."""
-        child = self._children.get(name)
-        if child is not None and child.poll() is not None:
-            return False
         found = self.find(name)
         return found is not None and found.running
 
@@ -151,14 +156,12 @@ class ProcessTable:
         ending = {name: found for name in names if (found := self.find(name))}
         for found in ending.values():
             found.signal(number)
-        _await_end(list(ending.values()), seconds, self._reap)
+        _await_end(list(ending.values()), seconds)
         for found in ending.values():
             found.signal(signal.SIGKILL)
-        _await_end(list(ending.values()), 10.0, self._reap)
+        _await_end(list(ending.values()), 10.0)
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
-            if child := self._children.pop(name, None):
-                child.wait()
 
     def tail(self, name: str, lines: int = 8) -> str:
         """The end of a log, for an error message."""
@@ -167,13 +170,8 @@ class ProcessTable:
         except FileNotFoundError:
             return ""
 
-    def _reap(self) -> None:
-        for child in self._children.values():
-            child.poll()
 
-
-def _await_end(processes: Sequence[Identity], seconds: float, reap: Callable[[], None]) -> None:
+def _await_end(processes: Sequence[Identity], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while any(p.running for p in processes) and time.monotonic() < deadline:
-        reap()
         time.sleep(0.01)

@@ -33,7 +33,7 @@ def test_a_process_is_on_record_and_another_command_can_end_it(table: ProcessTab
     later.stop("sleeper")
     assert not started.running
     assert later.names() == []
-    table.stop("sleeper")  # the parent reaps it; that it is gone is no error
+    table.stop("sleeper")  # that it is gone is no error
 
 
 def test_a_process_that_ignores_sigterm_is_killed(table: ProcessTable) -> None:
