@@ -28,13 +28,14 @@ def fill(seen: Observation, workers: Seats, avoid: list[str], decisions: Decisio
     """Create the pods that are wanted and not there."""
     spec = seen.job.spec.workers
     creator = Creator(seen, "worker", avoid, decisions)
-    surge_left = max_surge(spec.max_surge, spec.replicas) - sum(_is_surge(of) for of in workers.values())
+    alive = {index: sum(h.alive for h in of) for index, of in workers.items()}
+    surge_left = max_surge(spec.max_surge, spec.replicas) - sum(max(0, n - 1) for n in alive.values())
     waiting_left = max(LEAST_WAITING, int(WAITING_SHARE * spec.replicas)) - sum(
         _waits_again(of) for of in workers.values()
     )
     vacant = [i for i in range(spec.replicas) if not _held(workers.get(i, ()))]
     decisions.outstanding += vacant
-    beside = {i for i in vacant if any(h.alive for h in workers.get(i, ()))}
+    beside = {i for i in vacant if alive.get(i)}
     for index in sorted(vacant, key=lambda i: i in beside):  # the vacant first: they need no surge
         of = workers.get(index, ())
         if (index in beside and surge_left <= 0) or (of and waiting_left <= 0):
@@ -47,14 +48,6 @@ def fill(seen: Observation, workers: Seats, avoid: list[str], decisions: Decisio
 def _held(of: tuple[Holder, ...]) -> bool:
     """There is a pod that needs no replacement, or the worker was told that the work is done."""
     return any((h.staying and h.slot.state != "Silent") or h.awaiting_the_end for h in of)
-
-
-def _is_surge(of: tuple[Holder, ...]) -> bool:
-    """A pod of the place is on its way out or silent, and a newer one is there already."""
-    held = _held(of)
-    return (
-        any(h.alive and h is not of[-1] and not (h.staying and h.slot.state != "Silent") for h in of) and held
-    )
 
 
 def _waits_again(of: tuple[Holder, ...]) -> bool:
