@@ -266,4 +266,8 @@ async def test_many_at_once(
             status = await job.status()
             return (status["restarts"]["disruptions"], status["workers"]["ready"]) == (len(gone), workers)
 
-        await eventually(counted)
+        try:
+            await eventually(counted)
+        except AssertionError as error:
+            status = await job.status()
+            raise AssertionError(f"{error}: {len(gone)} went; {status['restarts']}, {status['workers']}") from None

@@ -58,7 +58,7 @@ class Lease:
         self._times = times
         self._wall = wall
         self._renewed_at: float | None = None
-        self._seen: tuple[Any, ...] = ()
+        self._seen = ""
         self._seen_at = 0.0
 
     @property
@@ -121,19 +121,17 @@ class Lease:
             self._hold(began, await self._send("POST", self._collection, {**body, "spec": spec}))
             return True
         spec = lease.get("spec") or {}
-        if not self._may_take(spec):
+        if not self._may_take(spec, str(lease["metadata"].get("resourceVersion"))):
             return False
         lease["spec"] = self._spec(spec)
         self._hold(began, await self._send("PUT", self._path, lease))
         return True
 
-    def _may_take(self, spec: dict[str, Any]) -> bool:
-        holder = spec.get("holderIdentity") or ""
-        if holder in {"", self.identity}:
+    def _may_take(self, spec: dict[str, Any], version: str) -> bool:
+        if (spec.get("holderIdentity") or "") in {"", self.identity}:
             return True
-        seen = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, self._now()
+        if version != self._seen:  # not renewTime: the holder's clock may stand still
+            self._seen, self._seen_at = version, self._now()
         return self._now() >= self._seen_at + float(spec.get("leaseDurationSeconds") or self._times.duration)
 
     def _spec(self, old: dict[str, Any]) -> dict[str, Any]:

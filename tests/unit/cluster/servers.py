@@ -1,0 +1,161 @@
+"""A small API server behind the transport's seam: objects with versions, watches that can be cut, faults at will."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from shoal.cluster.transport import Answer, Query, StreamRefused
+from shoal.errors import Unavailable
+
+Json = dict[str, Any]
+
+
+class SmallServer:
+    """One collection at `path`, or any number of single objects; every write is remembered in `writes`."""
+
+    def __init__(self) -> None:
+        self.version = 100
+        self.objects: dict[str, Json] = {}
+        self.writes: list[tuple[str, str, Any]] = []
+        self.watches: list[asyncio.Queue[bytes | Exception]] = []
+        self.history: list[tuple[int, bytes]] = []
+        self.oldest = 0
+        self.lists = 0
+        self.page_size = 2
+        self.fault: Callable[[str, str], Answer | Exception | None] = lambda _method, _path: None
+        self.delay = 0.0
+        self._pages: dict[str, tuple[list[Json], int]] = {}
+
+    # --- what a test does to it
+
+    def set(self, name: str, **fields: Any) -> Json:
+        """Create or change an object."""
+        self.version += 1
+        kind = "MODIFIED" if name in self.objects else "ADDED"
+        old = self.objects.get(
+            name, {"metadata": {"name": name, "namespace": "ns", "uid": f"uid-{self.version}"}}
+        )
+        fresh = {**old, **fields}
+        fresh["metadata"] = {
+            **old["metadata"],
+            "resourceVersion": str(self.version),
+            **fields.get("metadata", {}),
+        }
+        self.objects[name] = fresh
+        self._tell(kind, fresh)
+        return fresh
+
+    def remove(self, name: str) -> None:
+        """Delete an object."""
+        self.version += 1
+        gone = self.objects.pop(name)
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        self._tell("DELETED", gone)
+
+    def bookmark(self) -> None:
+        """Tell how far the watch is."""
+        self._tell("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}}, remember=False)
+
+    def send(self, line: bytes) -> None:
+        """Anything, to every watch."""
+        for watch in self.watches:
+            watch.put_nowait(line)
+
+    def cut(self) -> None:
+        """Every connection breaks."""
+        for watch in self.watches:
+            watch.put_nowait(Unavailable("connection reset"))
+
+    def compact(self) -> None:
+        """Forget history: a watch from before now is answered with 410."""
+        self.oldest = self.version
+        self.history.clear()
+
+    def _tell(self, kind: str, told: Json, *, remember: bool = True) -> None:
+        line = json.dumps({"type": kind, "object": told}, separators=(",", ":")).encode() + b"\n"
+        if remember:
+            self.history.append((self.version, line))
+        self.send(line)
+
+    # --- the transport
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        timeout: float = 30.0,
+    ) -> Answer:
+        if self.delay:
+            try:
+                await asyncio.wait_for(asyncio.sleep(self.delay), timeout)
+            except TimeoutError:
+                raise Unavailable("timeout") from None
+        await asyncio.sleep(0)
+        if method != "GET":
+            self.writes.append((method, path, body))
+        fault = self.fault(method, path)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault is not None:
+            return fault
+        return self.answer(method, path, query or {}, body)
+
+    def answer(self, method: str, path: str, query: Query, body: Any) -> Answer:
+        """A list, page by page. Subclasses know more."""
+        return self._list(query)
+
+    def _list(self, query: Query) -> Answer:
+        token = query.get("continue", "")
+        if token:
+            items, at = self._pages.pop(token)
+        else:
+            self.lists += 1
+            items, at = list(self.objects.values()), self.version
+        page, rest = items[: self.page_size], items[self.page_size :]
+        meta = {"resourceVersion": str(at)}
+        if rest:
+            meta["continue"] = f"token-{len(self._pages)}-{len(rest)}"
+            self._pages[meta["continue"]] = (rest, at)
+        return Answer(200, json.dumps({"metadata": meta, "items": page}).encode())
+
+    def stream(self, path: str, query: Query) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self._stream(path, query)
+
+    @asynccontextmanager
+    async def _stream(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
+        await asyncio.sleep(0)
+        fault = self.fault("WATCH", path)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault is not None:
+            raise StreamRefused(fault)
+        since = int(query["resourceVersion"])
+        if since < self.oldest:
+            raise StreamRefused(Answer(410, b'{"message": "too old resource version"}'))
+        watch: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        for version, line in self.history:
+            if version > since:
+                watch.put_nowait(line)
+        self.watches.append(watch)
+        try:
+            yield self._lines(watch)
+        finally:
+            self.watches.remove(watch)
+
+    @staticmethod
+    async def _lines(watch: asyncio.Queue[bytes | Exception]) -> AsyncIterator[bytes]:
+        while True:
+            told = await watch.get()
+            if isinstance(told, Exception):
+                raise told
+            if told == b"":
+                return
+            yield told

@@ -1,0 +1,135 @@
+"""The cache against what really happened: facts arrive late, twice, out of order, or not at all until a relist."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shoal.api.kube import OwnedMeta, Pod, PodSpec
+from shoal.cluster.cache import Cache
+
+NODES = [None, "n1", "n2"]
+NAMES = ["a", "b", "c"]
+
+
+class ServerAndCache(RuleBasedStateMachine):
+    """A server whose events reach the cache whenever they like; writing through and relists go past them."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.version = 0
+        self.there: dict[str, Pod] = {}
+        self.undelivered: list[tuple[str, Pod]] = []
+        self.told: dict[str, Pod] = {}
+        self.cache: Cache[Pod] = Cache(self.changed, {"node": lambda pod: pod.spec.node_name})
+        self.uids = 0
+
+    def changed(self, old: Pod | None, new: Pod | None) -> None:
+        """What a listener believes must always follow from what it was told."""
+        if old is not None:
+            assert self.told[old.metadata.uid] == old
+        if new is None:
+            assert old is not None
+            del self.told[old.metadata.uid]
+        else:
+            self.told[new.metadata.uid] = new
+
+    def write(self, pod: Pod) -> Pod:
+        self.version += 1
+        meta = pod.metadata.model_copy(update={"resource_version": str(self.version)})
+        return pod.model_copy(update={"metadata": meta})
+
+    @rule(name=st.sampled_from(NAMES), through=st.booleans())
+    def create(self, name: str, through: bool) -> None:
+        if name in self.there:
+            return
+        self.uids += 1
+        pod = self.write(Pod(metadata=OwnedMeta(name=name, namespace="ns", uid=f"u{self.uids}")))
+        self.there[name] = pod
+        self.undelivered.append(("ADDED", pod))
+        if through:
+            self.cache.put(pod)
+
+    @rule(name=st.sampled_from(NAMES), node=st.sampled_from(NODES))
+    def bind(self, name: str, node: str | None) -> None:
+        if name in self.there:
+            pod = self.write(self.there[name].model_copy(update={"spec": PodSpec(node_name=node)}))
+            self.there[name] = pod
+            self.undelivered.append(("MODIFIED", pod))
+
+    @rule(name=st.sampled_from(NAMES), through=st.booleans())
+    def delete(self, name: str, through: bool) -> None:
+        if name in self.there:
+            pod = self.write(self.there.pop(name))
+            self.undelivered.append(("DELETED", pod))
+            if through:
+                self.cache.drop(pod.metadata.uid)
+
+    @precondition(lambda self: self.undelivered)
+    @rule(count=st.integers(1, 5))
+    def deliver(self, count: int) -> None:
+        for kind, pod in self.undelivered[:count]:
+            self.cache.drop(pod.metadata.uid) if kind == "DELETED" else self.cache.put(pod)
+        del self.undelivered[:count]
+
+    @rule(late=st.lists(st.sampled_from(NAMES), max_size=2))
+    def relist(self, late: list[str]) -> None:
+        """The watch was lost: what it had not told is never told. Pods may be made after the list was taken."""
+        listed, at = list(self.there.values()), self.version
+        self.undelivered.clear()
+        for name in late:
+            self.create(name, through=True)
+        self.cache.replace(listed, at)
+
+    @invariant()
+    def no_phantom_once_all_is_told(self) -> None:
+        if not self.undelivered:
+            known = {pod.metadata.uid: pod for pod in self.cache.all()}
+            assert known == {pod.metadata.uid: pod for pod in self.there.values()}
+
+    @invariant()
+    def indices_and_listeners_agree(self) -> None:
+        known = {pod.metadata.uid: pod for pod in self.cache.all()}
+        assert known == self.told
+        for node in ("n1", "n2"):
+            filed = {pod.metadata.uid for pod in self.cache.of("node", node)}
+            assert filed == {uid for uid, pod in known.items() if pod.spec.node_name == node}
+        for name in NAMES:
+            if (found := self.cache.get(name, "ns")) is not None:
+                assert found.metadata.name == name
+                assert self.cache.with_uid(found.metadata.uid) is found
+
+
+ServerAndCache.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestServerAndCache = ServerAndCache.TestCase
+
+
+def pod(name: str, uid: str, version: int) -> Pod:
+    return Pod(metadata=OwnedMeta(name=name, namespace="ns", uid=uid, resource_version=str(version)))
+
+
+def test_an_answer_that_comes_after_the_end_does_not_raise_the_dead() -> None:
+    cache: Cache[Pod] = Cache(lambda _old, _new: None)
+    cache.put(pod("a", "u1", 5))
+    cache.drop("u1")
+    cache.put(pod("a", "u1", 6))
+    assert cache.get("a", "ns") is None
+
+
+def test_what_cannot_be_read_stays_as_it_was() -> None:
+    cache: Cache[Pod] = Cache(lambda _old, _new: None)
+    cache.put(pod("a", "u1", 5))
+    cache.put(pod("b", "u2", 6))
+    cache.replace([], 10, unread={"u1"})
+    assert [each.metadata.uid for each in cache.all()] == ["u1"]
+
+
+def test_a_name_belongs_to_the_newest() -> None:
+    cache: Cache[Pod] = Cache(lambda _old, _new: None)
+    cache.put(pod("a", "u1", 5))
+    cache.put(pod("a", "u2", 8))
+    cache.drop("u1")
+    found = cache.get("a", "ns")
+    assert found is not None
+    assert found.metadata.uid == "u2"

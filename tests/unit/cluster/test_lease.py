@@ -1,0 +1,197 @@
+"""The Lease, in virtual time: two candidates, an API server that comes and goes, and never two leaders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from shoal.cluster.lease import Lease, LeaseLost, LeaseTimes
+from shoal.cluster.transport import Answer, Fenced, Query
+from shoal.errors import Unavailable
+from tests.unit.cluster.servers import SmallServer
+
+pytestmark = pytest.mark.looptime
+
+TIMES = LeaseTimes()
+
+
+class LeaseServer(SmallServer):
+    """Holds one Lease, with optimistic concurrency."""
+
+    lease: dict[str, Any] | None = None
+
+    def answer(self, method: str, path: str, query: Query, body: Any) -> Answer:
+        if method == "GET":
+            return Answer(200, json.dumps(self.lease).encode()) if self.lease else Answer(404, b"{}")
+        if (method == "POST") == (self.lease is not None):
+            return Answer(409, b"{}")
+        if self.lease and body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            return Answer(409, b'{"message": "the object has been modified"}')
+        self.version += 1
+        self.lease = json.loads(json.dumps(body))
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return Answer(200, json.dumps(self.lease).encode())
+
+
+def wall() -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC)  # it never moves: nothing may depend on it
+
+
+def candidate(server: SmallServer, identity: str) -> Lease:
+    return Lease(server, namespace="shoal", name="shoal", identity=identity, times=TIMES, wall=wall)
+
+
+async def test_the_first_takes_it_and_renews_it() -> None:
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    assert lease.held
+    keeping = asyncio.create_task(lease.keep())
+    await asyncio.sleep(300)
+    assert lease.held
+    assert not keeping.done()
+    assert server.lease is not None
+    assert server.lease["spec"]["leaseTransitions"] == 0
+    keeping.cancel()
+
+
+async def test_the_second_waits_for_as_long_as_it_lasts() -> None:
+    server = LeaseServer()
+    one, two = candidate(server, "one"), candidate(server, "two")
+    await one.acquire()
+    began = asyncio.get_running_loop().time()
+    await two.acquire()  # nobody keeps the first
+    waited = asyncio.get_running_loop().time() - began
+    assert TIMES.duration <= waited <= TIMES.duration + 2 * 1.2 * TIMES.retry_period
+    assert not one.held
+
+
+async def test_given_up_it_is_free_at_once() -> None:
+    server = LeaseServer()
+    one, two = candidate(server, "one"), candidate(server, "two")
+    await one.acquire()
+    await one.release()
+    assert not one.held
+    began = asyncio.get_running_loop().time()
+    await two.acquire()
+    assert asyncio.get_running_loop().time() - began < TIMES.retry_period
+
+
+async def test_a_restart_in_the_same_pod_need_not_wait() -> None:
+    server = LeaseServer()
+    await candidate(server, "one").acquire()
+    began = asyncio.get_running_loop().time()
+    await candidate(server, "one").acquire()
+    assert asyncio.get_running_loop().time() - began < 0.1
+
+
+async def test_nothing_is_sent_after_the_renew_deadline() -> None:
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    fenced = Fenced(server, lease.check)
+    await lease.acquire()
+    await fenced.request("POST", "/x")
+    await asyncio.sleep(TIMES.renew_deadline + 0.01)
+    with pytest.raises(LeaseLost):
+        await fenced.request("POST", "/x")
+    await fenced.request("GET", "/x")
+
+
+async def test_unable_to_renew_it_ends() -> None:
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    began = asyncio.get_running_loop().time()
+    server.fault = lambda _method, _path: Unavailable("partition")
+    with pytest.raises(LeaseLost):
+        await lease.keep()
+    assert asyncio.get_running_loop().time() - began <= TIMES.renew_deadline + TIMES.retry_period
+
+
+async def test_a_touched_lease_is_not_a_lost_one() -> None:
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    keeping = asyncio.create_task(lease.keep())
+    conflicts = 2
+
+    def touch(method: str, _path: str) -> Answer | None:
+        nonlocal conflicts
+        if method == "PUT" and conflicts:
+            conflicts -= 1
+            return Answer(409, b"{}")
+        return None
+
+    server.fault = touch
+    await asyncio.sleep(60)
+    assert lease.held
+    keeping.cancel()
+
+
+async def test_taken_by_another_it_ends() -> None:
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    assert server.lease is not None
+    server.lease["spec"]["holderIdentity"] = "two"
+    with pytest.raises(LeaseLost, match="another one"):
+        await lease.keep()
+    assert not lease.held
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_never_two_at_once(seed: int) -> None:
+    dice, server = random.Random(seed), LeaseServer()
+    cut: set[str] = set()
+
+    class Line:
+        """A way to the server that can be cut, for one candidate, and is slow at times."""
+
+        def __init__(self, identity: str) -> None:
+            self.identity = identity
+
+        async def request(self, method: str, path: str, *, timeout: float = 30.0, **options: Any) -> Answer:
+            delay = dice.random() * 4
+            if delay > timeout:
+                await asyncio.sleep(timeout)
+                raise Unavailable("timeout")
+            await asyncio.sleep(delay)
+            if self.identity in cut:
+                raise Unavailable("cut")
+            answer = await server.request(method, path, **options)
+            if dice.random() < 0.1:
+                raise Unavailable("the answer was lost")
+            return answer
+
+        def stream(self, path: str, query: Query) -> Any:
+            raise NotImplementedError
+
+    leases: dict[str, Lease] = {}
+
+    async def live(identity: str) -> None:
+        while True:
+            leases[identity] = lease = candidate(Line(identity), identity)  # type: ignore[arg-type]
+            await lease.acquire()
+            try:
+                await lease.keep()
+            except LeaseLost:
+                await asyncio.sleep(dice.random() * 5)
+
+    lives = [asyncio.create_task(live(identity)) for identity in ("one", "two", "three")]
+    led = set()
+    for _ in range(600):
+        await asyncio.sleep(dice.random())
+        if dice.random() < 0.05:
+            cut ^= {dice.choice(["one", "two", "three"])}
+        leading = [identity for identity, lease in leases.items() if lease.held]
+        assert len(leading) <= 1
+        led |= set(leading)
+    assert led
+    for task in lives:
+        task.cancel()
+    await asyncio.gather(*lives, return_exceptions=True)

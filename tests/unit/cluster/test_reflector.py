@@ -1,0 +1,200 @@
+"""The reflector, in virtual time, against a server that cuts, forgets, refuses and falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shoal.api.kube import Pod
+from shoal.cluster.cache import Cache
+from shoal.cluster.reflector import SILENCE_SECONDS, Reflector, Source
+from shoal.cluster.transport import Answer
+from shoal.errors import Unavailable
+from tests.unit.cluster.servers import SmallServer
+
+pytestmark = pytest.mark.looptime
+
+
+class Watched:
+    """A server, a cache and the reflector between them."""
+
+    def __init__(self) -> None:
+        self.server = SmallServer()
+        self.cache: Cache[Pod] = Cache(lambda _old, _new: None)
+        self.restarts: list[str] = []
+        source = Source("/api/v1/pods", Pod, "shoal.dev/job")
+        self.reflector = Reflector(self.server, source, self.cache, on_restart=self.restarts.append)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Watched]:
+        task = asyncio.create_task(self.reflector.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def names(self) -> set[str]:
+        return {pod.metadata.name for pod in self.cache.all()}
+
+
+async def test_lists_by_pages_then_follows() -> None:
+    w = Watched()
+    for name in "abcde":
+        w.server.set(name)
+    async with w.running():
+        await w.reflector.synced.wait()
+        assert w.names == set("abcde")
+        w.server.set("f", status={"phase": "Running"})
+        w.server.remove("a")
+        w.server.set("b", status={"phase": "Failed"})
+        await asyncio.sleep(1)
+        assert w.names == set("bcdef")
+        found = w.cache.get("b", "ns")
+        assert found is not None
+        assert found.status.phase == "Failed"
+        assert w.server.lists == 1
+
+
+async def test_a_broken_connection_goes_on_where_it_was() -> None:
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await asyncio.sleep(1)
+        w.server.cut()
+        w.server.set("b")
+        w.server.remove("a")
+        await asyncio.sleep(5)
+        assert w.names == {"b"}
+        assert w.server.lists == 1
+        assert w.restarts == ["broken"]
+
+
+async def test_what_vanished_in_the_gap_is_no_phantom() -> None:
+    w = Watched()
+    w.server.set("a")
+    w.server.set("b")
+    async with w.running():
+        await asyncio.sleep(1)
+        w.server.cut()
+        w.server.remove("a")
+        w.server.set("c")
+        w.server.compact()
+        await asyncio.sleep(5)
+        assert w.names == {"b", "c"}
+        assert w.server.lists == 2
+        assert "expired" in w.restarts
+
+
+@pytest.mark.parametrize("code", [410, 500])
+async def test_an_error_event_ends_nothing(code: int) -> None:
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await asyncio.sleep(1)
+        w.server.send(b'{"type":"ERROR","object":{"kind":"Status","code":%d,"message":"no"}}\n' % code)
+        w.server.set("b")
+        await asyncio.sleep(5)
+        assert w.names == {"a", "b"}
+        assert w.server.lists == (2 if code == 410 else 1)
+
+
+async def test_a_silent_watch_is_dead_and_bookmarks_keep_it_alive() -> None:
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await asyncio.sleep(1)
+        for _ in range(5):
+            w.server.bookmark()
+            await asyncio.sleep(SILENCE_SECONDS - 5)
+        assert w.restarts == []
+        w.server.watches[0].put_nowait = lambda _line: None  # type: ignore[method-assign]  nothing comes through
+        w.server.set("b")
+        await asyncio.sleep(SILENCE_SECONDS + 5)
+        assert w.names == {"a", "b"}
+        assert w.restarts == ["broken"]
+
+
+async def test_refused_by_rbac_it_says_so_and_tries_again() -> None:
+    w = Watched()
+    w.server.set("a")
+    w.server.fault = lambda method, _path: (
+        Answer(403, b'{"message": "forbidden"}') if method == "GET" else None
+    )
+    async with w.running():
+        await w.reflector.first_try.wait()
+        assert w.reflector.denied
+        assert not w.reflector.synced.is_set()
+        w.server.fault = lambda _method, _path: None
+        await asyncio.sleep(31)
+        assert w.names == {"a"}
+        assert not w.reflector.denied
+
+
+async def test_rights_taken_away_midway_are_noticed() -> None:
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await w.reflector.synced.wait()
+        w.server.fault = lambda _method, _path: Answer(403, b'{"message": "forbidden"}')
+        w.server.cut()
+        await asyncio.sleep(2)
+        assert w.reflector.denied
+        assert w.names == {"a"}
+
+
+async def test_one_object_that_cannot_be_read_does_not_stop_the_others() -> None:
+    w = Watched()
+    w.server.set("a", status={"phase": "Running"})
+    w.server.set("bad", status={"conditions": "?"})
+    async with w.running():
+        await w.reflector.synced.wait()
+        assert w.names == {"a"}
+        w.server.set("a", status={"conditions": "?"})
+        w.server.set("c")
+        await asyncio.sleep(1)
+        assert w.names == {"a", "c"}
+        w.server.cut()
+        w.server.compact()
+        w.server.set("d")
+        await asyncio.sleep(5)
+        assert w.names == {"a", "c", "d"}
+        w.server.remove("a")
+        await asyncio.sleep(1)
+        assert w.names == {"c", "d"}
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_any_order_of_faults_ends_in_the_truth(seed: int) -> None:
+    dice, w = random.Random(seed), Watched()
+    broken = False
+
+    def fault(_method: str, _path: str) -> Exception | None:
+        return Unavailable("chaos") if broken and dice.random() < 0.5 else None
+
+    w.server.fault = fault
+    async with w.running():
+        for _ in range(60):
+            broken = dice.random() < 0.7
+            name = dice.choice("abcdefgh")
+            match dice.choice(["set", "set", "remove", "cut", "compact", "wait"]):
+                case "set":
+                    w.server.set(name)
+                case "remove" if name in w.server.objects:
+                    w.server.remove(name)
+                case "cut":
+                    w.server.cut()
+                case "compact":
+                    w.server.compact()
+                case _:
+                    await asyncio.sleep(dice.random() * 3)
+        broken = False
+        await asyncio.sleep(SILENCE_SECONDS * 2)
+        known = {pod.metadata.uid: pod.metadata.resource_version for pod in w.cache.all()}
+        truth = {o["metadata"]["uid"]: o["metadata"]["resourceVersion"] for o in w.server.objects.values()}
+        assert known == truth
