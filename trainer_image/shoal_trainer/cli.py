@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it, and a worker's SIGTERM hand
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -106,6 +107,7 @@ def _watch(job: Any) -> int:
     from shoal_trainer.local import LocalRun
     from shoal_trainer.table import line, render
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: no process is left behind
     console = Console()
     started = time.monotonic()
     with LocalRun(job) as processes:
@@ -120,7 +122,7 @@ def _watch(job: Any) -> int:
                         live.update(render(status, title=job.entrypoint, note=note), refresh=True)
                     elif time.monotonic() - printed >= 5:
                         printed = time.monotonic()
-                        console.print(f"{line(status)}; {note}", highlight=False)
+                        console.print(f"{line(status)}; {note}", highlight=False, soft_wrap=True)
                     time.sleep(0.25)
         except KeyboardInterrupt:
             console.print("stopped; what was trained lies in the last snapshot", style="yellow")

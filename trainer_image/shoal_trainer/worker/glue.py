@@ -10,6 +10,7 @@ the result). The caller must not receive into a buffer while a step reads it.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -259,6 +260,7 @@ def _vary_seeds(model: Any, worker: tuple[int, int]) -> None:
 
 def _brief(error: BaseException) -> str:
     """The sentence of an error that a person can act on."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     text = " ".join(lines)[:600] or repr(error)
     return f"{type(error).__name__}: {text}"

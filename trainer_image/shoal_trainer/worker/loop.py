@@ -35,6 +35,10 @@ from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS = 0.25
+PROBE_SECONDS = 1.0
+"""A worker with nothing to do pulls this often: it would not notice the loss of a server otherwise, and when work comes it
+begins with fresh parameters."""
 LEAVE_SECONDS = 10.0
 """How long a worker that was told to stop waits for its last push."""
 
@@ -99,7 +103,7 @@ class Loop:
         self._reconnect: Future[Welcome] | None = None
         self._held: Item | None = None
         self._input_seconds = 0.0
-        self._last_push = clock()
+        self._last_push = self._heard = clock()
         self._pile: list[tuple[Step, Ready]] = []
         self.steps = 0
 
@@ -118,21 +122,36 @@ class Loop:
             self._input_seconds += self._clock() - began
             if isinstance(item, Ready):
                 self._train(item)
-            elif item is not None:
+            elif item is None:
+                self._collect()
+                if self._outage is None and self._clock() - self._heard >= PROBE_SECONDS:
+                    self._refresh()
+            else:
                 self._collect()
                 if self._outage is not None:
                     self._held = item
                 elif isinstance(item, Finished):
+                    self._leave()
                     return End.FINISHED
-                elif isinstance(item, TaskWork):
-                    self._do_task(item)
-                    self._input_seconds, self._last_push = 0.0, self._clock()
-                elif isinstance(item, EndOfFile):
-                    self._file_ended(item)
-                else:
+                elif isinstance(item, BaseException):
                     raise item
+                else:
+                    self._do(item)
         self._leave()
         return End.DRAINED
+
+    def _do(self, item: TaskWork | EndOfFile) -> None:
+        """What is done once; while somebody is away it is held, and tried again."""
+        try:
+            if isinstance(item, TaskWork):
+                self._do_task(item)
+            else:
+                self._file_ended(item)
+        except Unreachable as error:
+            log.warning("cannot give back a result now, will do so again: %s", error)
+            self._held = item
+            self._drain.wait(RETRY_SECONDS)
+        self._input_seconds, self._last_push = 0.0, self._clock()
 
     def _join(self) -> None:
         """Connect, give the first parameters unless another worker was first, and pull."""
@@ -208,11 +227,22 @@ class Loop:
         try:
             self._pulled = future.result()
         except Unreachable as error:
-            log.warning("a parameter server is away (%s): training on locally", error)
-            self._begin_outage(send)
+            self._begin_outage(error, send)
         else:
             self._buffers.swap()
             self._leases.answered(send.push)
+        self._heard = self._clock()
+
+    def _refresh(self) -> None:
+        """Take the present parameters; nothing is under way."""
+        try:
+            self._pulled = self._exchange.pull(self._buffers.spare).result()
+        except Unreachable as error:
+            self._begin_outage(error, None)
+        else:
+            self._buffers.swap()
+        self._input_seconds, self._last_push = 0.0, self._clock()
+        self._heard = self._last_push
 
     def _checked(self, step: Step, ready: Ready) -> Step:
         if step.finite:
@@ -227,15 +257,18 @@ class Loop:
 
     # --- an outage ------------------------------------------------------------------------------------------------
 
-    def _begin_outage(self, send: Send) -> None:
+    def _begin_outage(self, error: Unreachable, send: Send | None) -> None:
+        """`send`: what was under way."""
+        log.warning("a parameter server is away (%s): training on locally", error)
         assert self._pulled is not None
         config = self._placement.config
-        rate = send.push.learning_rate
+        rate = None if send is None else send.push.learning_rate
         if rate is None:
             rate = schedules.learning_rate(config.learning_rate, self._pulled.samples // config.batch_size)
         self._outage = Outage(self._buffers.current, config, self._glue.layout.trainable, rate, self._clock)
-        self._outage.absorb(send.update)
-        self._unsent.append(send)
+        if send is not None:
+            self._outage.absorb(send.update)
+            self._unsent.append(send)
         copy = Copy(self._buffers.current, self._pulled)
         self._reconnect = self._exchange.connect(lambda: copy)
 
@@ -292,7 +325,7 @@ class Loop:
         self._buffers.swap()
         self._pulled, self._boots = pulled, welcome.boots
         self._outage = self._reconnect = None
-        self._last_push = self._clock()
+        self._last_push = self._heard = self._clock()
         log.warning("the parameter servers are back%s", ", restored" if lost else "")
 
     def _local_steps(self, outage: Outage) -> Send:
