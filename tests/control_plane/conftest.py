@@ -61,4 +61,6 @@ def crds(control_plane: ControlPlane) -> None:
     """The custom resources, installed from `crds/` and served."""
     folder = str(HERE.parents[1] / "crds")
     control_plane.kubectl("apply", "--server-side", "-f", folder)
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", folder)
+    # Not --for=condition=Established: that is an error as long as there are no conditions at all.
+    established = '--for=jsonpath={.status.conditions[?(@.type=="Established")].status}=True'
+    control_plane.kubectl("wait", established, "--timeout=30s", "-f", folder)

@@ -191,7 +191,7 @@ def test_kubectl_explain_reads_well(control_plane: ControlPlane) -> None:
         "etj.spec.storage": "set exactly one of the fields",
         "etj.spec.workers.maxSurge": "beside pods that are still on their way out",
         "etj.spec.training.entrypoint": "in the worker image",
-        "etj.spec.runPolicy.cleanPodPolicy": "None, Running, All",
+        "etj.spec.runPolicy.cleanPodPolicy": "ENUM: None Running All",
         "etj.status.restarts.disruptions": "Workers that the platform took",
     }
     for field, words in fields.items():

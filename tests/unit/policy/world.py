@@ -247,9 +247,8 @@ class World:
     def notice(self, node: str) -> None:
         """The node says that it is shutting down."""
         if node not in self.dead_nodes and node in self.nodes:
-            self.nodes[node] = build.node_manifest(
-                node, spot=node.startswith("spot"), ready="False", message="node is shutting down"
-            )
+            ready = {"type": "Ready", "status": "False", "message": "node is shutting down"}
+            self.nodes[node]["status"]["conditions"] = [ready]
             self.taken |= {n for n in self._on(node) if self._lives(n)}
 
     def kill_node(self, node: str) -> None:
@@ -258,7 +257,7 @@ class World:
             self.taken |= {n for n in self._on(node) if self._lives(n)}
             self.ever_lost |= set(self._on(node))
             self.dead_nodes.add(node)
-            self.nodes[node] = build.node_manifest(node, spot=node.startswith("spot"), ready="Unknown")
+            self.nodes[node]["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
 
     def remake_node(self, node: str) -> None:
         """A machine comes up under the old name; the pods of the old one are forgotten or failed."""
