@@ -1,0 +1,234 @@
+"""One pass over one job, down to the requests: their order, their repetition, and what is made of refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.cluster.transport import Answer
+from shoal.cluster.work_queue import Priority
+from shoal.errors import Unavailable
+from tests.unit.controller.clusters import EVERYTHING, JOB_PATH, KEY, Rig
+
+pytestmark = pytest.mark.looptime
+
+
+async def settled(rig: Rig) -> None:
+    """Reconcile until a pass changes nothing."""
+    for _ in range(10):
+        rig.see()
+        before = rig.cluster.version
+        await rig.reconcile(KEY)
+        if rig.cluster.version == before:
+            return
+    raise AssertionError(f"it does not settle: {rig.cluster.asked[-20:]}")
+
+
+async def test_everything_is_made_in_one_pass_and_the_status_written_once() -> None:
+    rig = Rig()
+    rig.apply()
+    await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING
+    kinds = [path for method, path in rig.cluster.asked if method == "POST" and "events" not in path]
+    assert kinds[:2] == ["/api/v1/namespaces/ns/secrets", "/api/v1/namespaces/ns/services"]
+    assert rig.cluster.writes("PUT", "trainingjobs") == ["status"]
+    slots = {(s.role, s.index, s.incarnation) for s in rig.job.status.slots}
+    assert slots == {("ps", 0, 0), ("worker", 0, 0), ("worker", 1, 0)}
+
+
+async def test_what_is_settled_asks_nothing_more() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    rig.cluster.asked.clear()
+    await rig.reconcile(KEY)
+    assert rig.cluster.asked == []
+    assert rig.job.status.phase == "Running"
+
+
+async def test_a_lost_pod_is_replaced_before_anything_is_written() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
+    rig.see()
+    assert rig.woken[-1] == (KEY, Priority.URGENT)
+    rig.cluster.asked.clear()
+    await rig.reconcile(KEY)
+    assert rig.cluster.asked[0] == ("POST", "/api/v1/namespaces/ns/pods")
+    assert "digits-worker-1-1" in rig.pods()
+    assert rig.job.status.restarts.disruptions == 1
+    assert rig.metrics.registry.get_sample_value("shoal_disruptions_total") == 1
+    assert rig.metrics.registry.get_sample_value("shoal_workers_lost_total", {"reason": "Gone"}) == 1
+
+
+async def test_nothing_is_deleted_before_its_reason_is_written_down() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "workers": {"replicas": 1}})
+    rig.see()
+    rig.cluster.fault = lambda method, _path: Unavailable("no status today") if method == "PUT" else None
+    with pytest.raises(Unavailable):
+        await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING
+    rig.cluster.fault = lambda _method, _path: None
+    rig.cluster.asked.clear()
+    await settled(rig)
+    assert rig.pods() == EVERYTHING - {"digits-worker-1-0"}
+    methods = [method for method, path in rig.cluster.asked if "events" not in path]
+    assert methods.index("PUT") < methods.index("DELETE")
+    assert rig.job.status.restarts.disruptions == 0
+
+
+async def test_a_status_that_was_overtaken_is_made_anew() -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.change(JOB_PATH, metadata={**rig.cluster.objects[JOB_PATH]["metadata"], "labels": {"a": "b"}})
+    assert await rig.reconcile(KEY) is not None  # a conflict: it wants to come again
+    assert not rig.job.status.slots
+    await settled(rig)
+    assert len(rig.job.status.slots) == 3
+    assert rig.job.status.restarts.disruptions == 0
+
+
+async def test_an_answer_that_was_lost_makes_no_second_pod() -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.loses_answer = lambda method, path: method == "POST" and path.endswith("/pods")
+    with pytest.raises(Unavailable):
+        await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING  # it was done, and we never heard of it
+    rig.cluster.loses_answer = lambda _method, _path: False
+    await rig.reconcile(KEY)  # the watch has not told of them either: by their names they are found
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+    assert rig.job.status.restarts.disruptions == 0
+
+
+async def test_a_pod_that_was_made_and_not_seen_is_found_by_its_name() -> None:
+    rig = Rig()
+    rig.apply()
+    await rig.reconcile(KEY)
+    uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
+    rig.world.pods.replace([], rig.cluster.version)  # a cache that knows of nothing
+    rig.world.pods._dead.clear()
+    rig.cluster.change(JOB_PATH, status={})
+    rig.world.jobs.put(rig.job)
+    await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING
+    assert rig.pod("digits-worker-0-0")["metadata"]["uid"] == uid
+
+
+async def test_a_quota_is_remembered_and_tried_again() -> None:
+    rig = Rig()
+    rig.apply()
+    words = {"message": 'pods "x" is forbidden: exceeded quota: few, requested: pods=1'}
+    full = Answer(403, json.dumps(words).encode())
+    rig.cluster.fault = lambda method, path: full if method == "POST" and path.endswith("/pods") else None
+    delay = await rig.reconcile(KEY)
+    assert delay is not None
+    assert delay <= 5.0
+    condition = rig.job.status.condition("QuotaExceeded")
+    assert condition is not None
+    assert "exceeded quota: few" in condition.message
+    tried = len(rig.cluster.writes("POST", "pods"))
+    await rig.reconcile(KEY)
+    assert len(rig.cluster.writes("POST", "pods")) == tried  # not before its time
+    rig.cluster.fault = lambda _method, _path: None
+    rig.pass_time(31)
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+    condition = rig.job.status.condition("QuotaExceeded")
+    assert condition is None or condition.status == "False"
+
+
+async def test_what_is_invalid_is_not_tried_again_until_the_spec_changes() -> None:
+    rig = Rig()
+    rig.apply()
+    no = Answer(422, b'{"message": "spec.containers[0].image: Required value"}')
+    rig.cluster.fault = lambda method, path: no if method == "POST" and path.endswith("/pods") else None
+    await rig.reconcile(KEY)
+    condition = rig.job.status.condition("Stalled")
+    assert condition is not None
+    assert "Required value" in condition.message
+    tried = len(rig.cluster.writes("POST", "pods"))
+    rig.pass_time(3600)
+    rig.see()
+    await rig.reconcile(KEY)
+    assert len(rig.cluster.writes("POST", "pods")) == tried
+    rig.cluster.fault = lambda _method, _path: None
+    body = rig.cluster.objects[JOB_PATH]
+    rig.cluster.change(JOB_PATH, metadata={**body["metadata"], "generation": 2})
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+
+
+async def test_a_name_that_is_taken_is_tried_again_soon() -> None:
+    rig = Rig()
+    stranger: dict[str, Any] = {"metadata": {"name": "digits-worker-0-0", "namespace": "ns"}, "spec": {}}
+    path = "/api/v1/namespaces/ns/pods/digits-worker-0-0"
+    rig.cluster.add(path, stranger)
+    rig.apply()
+    delay = await rig.reconcile(KEY)
+    condition = rig.job.status.condition("Stalled")
+    assert condition is not None
+    assert condition.reason == "NameCollision"
+    assert delay is not None
+    assert delay <= 3.0
+    rig.cluster.objects.pop(path)
+    rig.pass_time(delay)
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+
+
+async def test_a_job_that_goes_while_we_are_busy_gets_nothing_more() -> None:
+    rig = Rig()
+    rig.apply()
+    uid = rig.job.metadata.uid
+
+    def gone(method: str, path: str) -> None:
+        if method == "POST" and path.endswith("/services"):
+            rig.cluster.objects.pop(JOB_PATH, None)
+            rig.world.jobs.drop(uid)
+
+    rig.cluster.fault = gone
+    assert await rig.reconcile(KEY) is None
+    assert not rig.pods()
+
+
+async def test_a_run_that_is_gone_is_forgotten() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    uid = rig.job.metadata.uid
+    assert rig.memories.of(uid).existing
+    rig.cluster.objects.clear()
+    rig.see()
+    assert await rig.reconcile(KEY) is None
+    assert not rig.memories.of(uid).existing
+
+
+async def test_progress_alone_is_written_rarely() -> None:
+    rig = Rig(telemetry_seconds=30)
+    rig.apply()
+    await settled(rig)
+    job = rig.job
+    rig.world.jobs.put(job)
+    status = job.status.model_copy(update={"training": job.status.training.model_copy(update={"step": 5})})
+    held = await rig.reporter.report(job, status, [])
+    assert held.recorded
+    assert held.wait is not None
+    assert 29 <= held.wait <= 30
+    assert rig.job.status.training.step == 0
+    loud = status.model_copy(update={"reason": "Something"})
+    assert (await rig.reporter.report(job, loud, [])).wait is None
+    assert rig.job.status.training.step == 5

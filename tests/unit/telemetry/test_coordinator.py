@@ -1,0 +1,114 @@
+"""Reading a coordinator over real TLS: the job's certificate and token, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from shoal.controller.credentials import JobCredentials, job_credentials
+from shoal.errors import Unavailable
+from shoal.telemetry.coordinator import Endpoint, HttpsCoordinator
+from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, Phase, StatusReport
+from shoal_trainer.security import Credentials
+
+KEY = b"k" * 32
+
+
+def mounted(folder: Path, job_uid: str) -> Credentials:
+    """The job's Secret, as a pod finds it."""
+    for name, content in job_credentials(KEY, job_uid).secret_data().items():
+        (folder / name).write_bytes(content)
+    return Credentials.load(folder)
+
+
+@asynccontextmanager
+async def serving(folder: Path, job_uid: str, answer: web.Response | None = None) -> AsyncIterator[str]:
+    """A coordinator as the trainer's credentials make it; its address."""
+    credentials = mounted(folder, job_uid)
+
+    async def status(request: web.Request) -> web.Response:
+        token = request.headers["Authorization"].removeprefix("Bearer ")
+        if token != job_credentials(KEY, job_uid).token:
+            return web.Response(status=401)
+        return answer or web.Response(
+            text=StatusReport(job_uid=job_uid, phase=Phase.TRAINING, step=3).to_json()
+        )
+
+    app = web.Application()
+    app.router.add_get(STATUS_PATH, status)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    address = await _listen(runner, credentials.server_context())
+    try:
+        yield address
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, context: ssl.SSLContext) -> str:
+    """The port is fixed by the contract, so each test takes an address of its own on loopback."""
+    for _ in range(20):
+        address = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.{random.randint(1, 254)}"
+        try:
+            await web.TCPSite(runner, address, CONTROL_PORT, ssl_context=context).start()
+        except OSError:
+            continue
+        return address
+    raise AssertionError("no free address on loopback")
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[HttpsCoordinator]:
+    reader = HttpsCoordinator()
+    yield reader
+    await reader.close()
+
+
+def endpoint(job_uid: str, address: str, of: JobCredentials | None = None) -> Endpoint:
+    made = of or job_credentials(KEY, job_uid)
+    return Endpoint(job_uid, address, made.token, made.certificate)
+
+
+async def test_a_report_is_read(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
+    async with serving(tmp_path, "u1") as address:
+        for _ in range(3):
+            report = await coordinator.read(endpoint("u1", address))
+            assert (report.phase, report.step) == (Phase.TRAINING, 3)
+
+
+async def test_another_jobs_coordinator_is_not_believed(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    async with serving(tmp_path, "u2") as address:
+        with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await coordinator.read(endpoint("u1", address))
+        with pytest.raises(Unavailable, match="another job"):
+            await coordinator.read(endpoint("u1", address, job_credentials(KEY, "u2")))
+
+
+async def test_a_wrong_token_is_refused(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
+    async with serving(tmp_path, "u1") as address:
+        right = endpoint("u1", address)
+        with pytest.raises(Unavailable, match="HTTP 401"):
+            await coordinator.read(Endpoint("u1", address, "wrong", right.certificate))
+        assert right.token not in repr(right)
+
+
+@pytest.mark.parametrize("body", ["", "{", '{"phase": "Dreaming", "jobUid": "u1"}', "[]"])
+async def test_nonsense_is_unavailable(tmp_path: Path, coordinator: HttpsCoordinator, body: str) -> None:
+    async with serving(tmp_path, "u1", web.Response(text=body)) as address:
+        with pytest.raises(Unavailable):
+            await coordinator.read(endpoint("u1", address))
+
+
+async def test_nobody_there(coordinator: HttpsCoordinator) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable):
+            await coordinator.read(endpoint("u1", "127.0.0.99"))

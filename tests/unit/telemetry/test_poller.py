@@ -1,0 +1,92 @@
+"""The poller, in virtual time: quick with what matters, rare with the rest, and never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shoal.errors import Unavailable
+from shoal.telemetry.coordinator import Endpoint
+from shoal.telemetry.poller import Poller
+from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+
+pytestmark = pytest.mark.looptime
+
+
+class Coordinator:
+    def __init__(self) -> None:
+        self.report: StatusReport | None = None
+        self.asked: list[str] = []
+
+    async def read(self, endpoint: Endpoint) -> StatusReport:
+        self.asked.append(endpoint.address)
+        if self.report is None:
+            raise Unavailable("nobody there")
+        return self.report
+
+
+def report(step: int, state: WorkerState = WorkerState.ACTIVE) -> StatusReport:
+    workers = (WorkerReport(slot=0, incarnation=0, state=state),)
+    return StatusReport(job_uid="u", phase=Phase.TRAINING, step=step, workers=workers)
+
+
+def endpoint(address: str = "10.0.0.1") -> Endpoint:
+    return Endpoint("u", address, "token", "certificate")
+
+
+async def test_silence_is_told_at_once_and_progress_now_and_then() -> None:
+    coordinator = Coordinator()
+    poller = Poller(coordinator, poll_seconds=2, show_every=30)
+    wakes: list[bool] = []
+    poller.follow(endpoint(), wakes.append)
+    await asyncio.sleep(10)
+    assert wakes == []
+    assert poller.latest("u") == (None, 0.0)
+    coordinator.report = report(1)
+    await asyncio.sleep(2)
+    assert wakes == [True]
+    for step in range(2, 32):
+        coordinator.report = report(step)
+        await asyncio.sleep(2)
+    assert wakes == [True, False, False]
+    coordinator.report = report(40, WorkerState.SILENT)
+    await asyncio.sleep(2.01)
+    assert wakes[-1] is True
+    seen, age = poller.latest("u")
+    assert seen is not None
+    assert seen.step == 40
+    assert age <= 2.01
+    await poller.close()
+
+
+async def test_what_was_told_grows_older_when_nobody_answers() -> None:
+    coordinator = Coordinator()
+    coordinator.report = report(7)
+    poller = Poller(coordinator, poll_seconds=2)
+    poller.follow(endpoint(), lambda _urgent: None)
+    await asyncio.sleep(1)
+    coordinator.report = None
+    await asyncio.sleep(99)
+    seen, age = poller.latest("u")
+    assert seen is not None
+    assert age == pytest.approx(100, abs=0.1)
+    poller.forget("u")
+    assert poller.latest("u") == (None, 0.0)
+    await poller.close()
+
+
+async def test_following_again_changes_nothing_and_another_address_does() -> None:
+    coordinator = Coordinator()
+    poller = Poller(coordinator, poll_seconds=2)
+    for _ in range(5):
+        poller.follow(endpoint(), lambda _urgent: None)
+        await asyncio.sleep(0.1)
+    assert coordinator.asked == ["10.0.0.1"]
+    poller.follow(endpoint("10.0.0.2"), lambda _urgent: None)
+    await asyncio.sleep(5)
+    assert coordinator.asked == ["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.2"]
+    poller.pause("u")
+    await asyncio.sleep(20)
+    assert len(coordinator.asked) == 4
+    await poller.close()
