@@ -227,9 +227,7 @@ class Coordinator:
         new = sum(self.ledger.advance(token, end) for token, end in marks)
         if (extra := meta.samples - new) > 0 and not self.gathering:
             # Another server's lease, or one that was given to somebody else meanwhile.
-            self.counters.repeated += extra
-            for segment in touched:
-                self.counters.repeated_ranges |= {(segment.epoch, r) for r in self.ledger.range_of(segment)}
+            self._repeat(extra, [(s.epoch, r) for s in touched for r in self.ledger.range_of(s)])
 
     def ready(self, version: int, applied: Applied) -> None:
         """The shard has its parameters (called inside its lock); `applied`: which pushes are in them."""
@@ -522,14 +520,23 @@ class Coordinator:
         accounted = ledger.done_samples + self.counters.repeated - self.counters.lost
         surplus = self._shard.samples - accounted
         if surplus > 0:
-            self.counters.repeated += surplus
-            touched = [(s.epoch, r) for lease in given_up for s in (lease.rest,) for r in ledger.range_of(s)]
-            if not touched:
-                touched = [(ledger.current, r) for r in range(-(-surplus // ledger.range_size))]
-            self.counters.repeated_ranges |= set(touched)
+            self._repeat(
+                surplus, [(lease.rest.epoch, r) for lease in given_up for r in ledger.range_of(lease.rest)]
+            )
         elif surplus < 0:
             self.counters.lost -= surplus
         log.info("gathered: %d samples will be repeated, %d are lost", max(0, surplus), max(0, -surplus))
+
+    def _repeat(self, samples: int, touched: list[tuple[int, int]]) -> None:
+        """Count samples that are in the parameters twice, or will be; in which ranges, where that is known."""
+        assert self.ledger is not None
+        self.counters.repeated += samples
+        flagged = self.counters.repeated_ranges
+        flagged |= set(touched)
+        if not touched:  # whose they were went with the old server: as many ranges as they fill
+            size, epoch = self.ledger.range_size, min(self.ledger.current, max(0, self.ledger.opened - 1))
+            unknown = (r for r in range(self.ledger.ranges_in_a_pass()) if (epoch, r) not in flagged)
+            flagged |= {(epoch, r) for r, _ in zip(unknown, range(-(-samples // size)), strict=False)}
 
     def _lose(self, member: Member, state: WorkerState, why: str) -> None:
         held = bool(self.ledger and any(_holds(member, lease) for lease in self.ledger.leases.values()))

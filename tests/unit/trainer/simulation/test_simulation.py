@@ -1,0 +1,63 @@
+"""Seeded faults against the real state machines: what is promised about data holds in every run."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.unit.trainer.simulation.world import PASSES, SAMPLES, World
+
+SEEDS = int(os.environ.get("SHOAL_SEEDS", "500"))
+CHUNKS = 20
+
+
+def counts(world):
+    """How often each sample of each pass is in the surviving parameters."""
+    assert world.final is not None
+    copy = world.final.shard.copy()
+    assert copy is not None
+    found = copy.arrays["parameters"]
+    assert np.all(found == np.round(found))
+    return found.astype(int)
+
+
+def check(seed, world):
+    applied = counts(world)
+    counters = world.final.coordinator.counters
+    surplus, missing = np.maximum(applied - 1, 0).sum(), np.maximum(1 - applied, 0).sum()
+    told = f"seed {seed}: {world.describe()}"
+    if world.ps_losses == 0:
+        assert (surplus, missing, counters.repeated, counters.lost) == (0, 0, 0, 0), told
+    # Never counted wrongly: what the parameters hold is what is told of them.
+    assert surplus - missing == counters.repeated - counters.lost, told
+    assert missing <= counters.lost, told
+    assert surplus <= counters.repeated, told
+    assert applied.sum() == world.final.shard.samples, told
+    assert world.final.coordinator.ranges().never == 0, told
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
+def test_each_sample_is_applied_once_or_counted(chunk):
+    for seed in range(chunk, SEEDS, CHUNKS):
+        world = World(seed, workers=1 + seed % 4, faults=(0.5, 1.0, 2.0)[seed % 3], ps_faults=seed % 4)
+        world.run()
+        check(seed, world)
+
+
+def test_a_run_is_the_same_for_the_same_seed():
+    def story(seed):
+        world = World(seed, ps_faults=2)
+        world.run()
+        return world.now, world.kills, world.ps_losses, world.steps
+
+    assert story(7) == story(7)
+    assert story(7) != story(8)
+
+
+def test_without_faults_no_step_is_in_vain():
+    world = World(1, faults=0.0, ps_faults=0)
+    world.run()
+    assert world.steps == SAMPLES * PASSES / 2
+    assert world.final.coordinator.counters.wasted_steps == 0
+    assert np.all(counts(world) == 1)
