@@ -1,10 +1,11 @@
 """A job in virtual time: the real worker loop, shard, coordinator and snapshots; a simulated network and scheduler.
 
 Every worker's loop runs in a thread of its own, but only one of them at a time: it runs until it touches the network,
-and then the scheduler, which draws everything from one seed, decides who is next. So a run is the same for the same seed.
+and then the scheduler, which draws everything from one seed, decides who is next. So a run is the same for the same
+seed.
 
-The model is a counter: the "gradient" of a batch is 1 at each of its samples, so the parameters themselves say how often
-every sample of every pass was applied.
+The model is a counter: the "gradient" of a batch is 1 at each of its samples, so the parameters themselves say how
+often every sample of every pass was applied.
 """
 
 from __future__ import annotations
@@ -467,7 +468,7 @@ class World:
             self.server.coordinator.tick()
         for slot, worker in list(self.slots.items()):
             if worker.end is not None and worker.end is not End.FINISHED:
-                if not (worker.end in {Killed, Fenced, End.DRAINED}):
+                if worker.end not in {Killed, Fenced, End.DRAINED}:
                     raise AssertionError(f"worker {slot} ended with {worker.end!r}") from worker.end
                 self.start(slot, worker.incarnation + 1)
         ready = [w for w in self.everyone if w.end is None and self.asleep.get(w, 0.0) <= self.now]
