@@ -6,18 +6,19 @@ IWQoS 2023) describes the loss of asynchronous SGD with N workers and a weighted
     loss(j) = (g2 b + g3) sqrt(N) / (j + g1) + g5
 
 For one running job b and N are known, so the curve is `k sqrt(N) / (j + d) + floor` with three unknowns. They are
-fitted with a robust loss and bounds; the interval comes from refits to resampled residuals in blocks, since
-neighbouring losses resemble each other.
+fitted with a robust loss and bounds; the interval comes from refits with the residuals' signs drawn anew in blocks
+(the wild bootstrap: early losses are noisier, and neighbours resemble each other).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.ndimage import median_filter
 from scipy.optimize import least_squares
 
 from shoal.errors import NotEnoughData, UsageError
@@ -70,20 +71,29 @@ class LossCurve:
         if len(j) > 400:  # a long curve is thinned to medians of equal parts: as robust, and quick
             parts = np.array_split(np.arange(len(j)), 400)
             j, y, root = (np.array([np.median(v[p]) for p in parts]) for v in (j, y, root))
+        y = _without_spikes(y)
         self._j, self._root, self._last = j, root, float(j[-1])
         theta = _solve(j, y, root, None)
         self._set(theta)
         fitted = self.loss(j, root**2)
-        rest = y - fitted
-        self._noise = float(np.median(np.abs(rest)) * 1.4826)
+        rest = (y - fitted) / (1 - self._leverage())  # HC3: a fit bends towards its most influential points
         rng = np.random.default_rng(self.seed)
         block = max(1, round(len(j) ** (1 / 3)))
         self._refits = []
         for _ in range(REFITS):
-            starts = rng.integers(0, len(j) - block + 1, size=math.ceil(len(j) / block))
-            drawn = np.concatenate([rest[s : s + block] for s in starts])[: len(j)]
+            signs = np.repeat(rng.choice([-1.0, 1.0], size=math.ceil(len(j) / block)), block)[: len(j)]
+            drawn = rest * signs
             self._refits.append(_solve(j, fitted + drawn, root, theta))
         return self
+
+    def _leverage(self) -> Floats:
+        """(n,) how much each loss decides its own fitted value, 0 to below 1."""
+        over = self._root / (self._j + self.delay)
+        jacobian = np.column_stack(
+            [over, -self.amplitude * over / (self._j + self.delay), np.ones(len(over))]
+        )
+        q, _ = np.linalg.qr(jacobian / np.maximum(np.linalg.norm(jacobian, axis=0), 1e-300))
+        return np.asarray(np.minimum((q**2).sum(axis=1), 0.9))
 
     def _set(self, theta: Floats) -> None:
         self.amplitude, self.delay, self.floor = (float(v) for v in theta)
@@ -127,29 +137,41 @@ class LossCurve:
         return StepsToTarget(Interval(min(low, mean), mean, max(high, mean)), True, note)
 
 
+def _without_spikes(y: Floats) -> Floats:
+    """Replace what lies far from the median of its neighbours by that median (Hampel's identifier)."""
+    smooth = median_filter(y, size=5, mode="reflect")
+    away = np.abs(y - smooth)
+    return np.where(away > 6 * 1.4826 * np.median(away) + 1e-12, smooth, y)
+
+
 def _solve(j: Floats, y: Floats, root: Floats, start: Floats | None) -> Floats:
     """Robust least squares for amplitude > 0, delay > 0, floor >= 0 (a loss below zero if one was seen)."""
     lowest = float(y.min())
     floor = 0.0 if lowest >= 0 else lowest - abs(lowest)
     span = max(float(np.ptp(j)), 1.0)
-    scale = max(float(np.ptp(y)), abs(float(np.median(y))) * 1e-3, 1e-12)
+    # Noise by the second differences, so that neither the slope nor a spike counts (Var = 6 sigma²).
+    jumps = np.abs(np.diff(y, 2))
+    scale = max(float(np.median(jumps)) * 1.4826 / np.sqrt(6), abs(float(np.median(y))) * 1e-3, 1e-12)
 
     def residuals(z: Floats) -> Floats:
         return np.asarray((np.exp(z[0]) * root / (j + np.exp(z[1])) + z[2] - y) / scale)
 
     low, high = [-40.0, math.log(span * 1e-4), floor], [60.0, math.log(span * 1e3), float(np.max(y))]
-    guesses = (
-        [start] if start is not None else [np.array([scale * d, d, 0.9 * lowest]) for d in (span / 30, span)]
-    )
-    best = None
-    for guess in guesses:
+    bounds = (np.array(low), np.maximum(high, np.array(low) + 1e-6))
+
+    def solve(guess: Floats, loss: str) -> Any:
         z0 = np.array([math.log(max(guess[0], 1e-12)), math.log(max(guess[1], 1e-12)), guess[2]])
-        z0 = np.clip(z0, np.array(low) + 1e-9, np.maximum(np.array(high) - 1e-9, np.array(low) + 2e-9))
-        bounds = (low, np.maximum(high, np.array(low) + 1e-6))
-        found = least_squares(residuals, z0, bounds=bounds, loss="soft_l1", f_scale=0.05)
-        best = found if best is None or found.cost < best.cost else best
-    assert best is not None
-    return np.array([math.exp(best.x[0]), math.exp(best.x[1]), best.x[2]])
+        inside = np.clip(z0, bounds[0] + 1e-9, np.maximum(bounds[1] - 1e-9, bounds[0] + 2e-9))
+        return least_squares(residuals, inside, bounds=bounds, loss=loss, f_scale=2.0, max_nfev=100)
+
+    def curve(found: Any) -> Floats:
+        return np.array([math.exp(found.x[0]), math.exp(found.x[1]), found.x[2]])
+
+    if start is None:  # a convex-like loss finds the region, then the redescending one ignores spikes
+        height = float(np.median(y[: max(len(y) // 10, 3)]) - lowest)
+        guesses = [np.array([height * d, d, 0.9 * lowest]) for d in (span / 30, span / 5, span)]
+        start = curve(min((solve(guess, "soft_l1") for guess in guesses), key=lambda found: found.cost))
+    return curve(solve(start, "cauchy"))
 
 
 def _needed(
