@@ -103,4 +103,5 @@ def test_your_own_install_key_replaces_the_made_one(tools: Path) -> None:
 def test_a_value_that_does_not_exist_is_refused(tools: Path, setting: str) -> None:
     done = helm(tools, "template", "shoal", str(CHART), "--set", setting)
     assert done.returncode != 0
-    assert setting.split("=")[0].split(".")[-1] in done.stderr
+    name, _, _ = setting.partition("=")
+    assert name.rpartition(".")[2] in done.stderr

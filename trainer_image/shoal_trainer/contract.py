@@ -23,7 +23,10 @@ CONFIG_ENV = "SHOAL_CONFIG"
 """The environment variable that holds a pod's `RuntimeConfig` as JSON."""
 
 SECRET_DIR = "/var/run/shoal/secret"
-"""Where the job's Secret is mounted: `key` (32 bytes), `key-id`, `tls.crt`, `tls.key`; during a rotation also `previous-key`, `previous-key-id`."""
+"""Where the job's Secret is mounted: `key` (32 bytes), `key-id`, `tls.crt`, `tls.key`.
+
+During a rotation also `previous-key`, `previous-key-id`.
+"""
 
 STORAGE_DIR = "/var/run/shoal/storage"
 """Where a volume claim (or the ephemeral volume) of the job is mounted; its URI is `file://` + this."""
@@ -138,7 +141,7 @@ class RuntimeConfig(Message):
     storage_uri: str
     initial_from: InitialFrom | None = None
     secret_dir: str = SECRET_DIR
-    bind_host: str = "0.0.0.0"  # noqa: S104  the operator sets the pod's own address through the downward API
+    bind_host: str = "0.0.0.0"  # the operator sets the pod's own address through the downward API
     data_tls: bool = False
     node_name: str = ""
     pool: str = ""
