@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dev.errors import DevError
 
@@ -45,6 +45,9 @@ class Backend(Protocol):
 
     def kill(self, node: str) -> None:
         """The machine is gone."""
+
+    def ask(self, pod: dict[str, Any], token: str, certificate: str) -> bytes:
+        """The coordinator's status report, from the pod of PS 0; OSError or DevError where it does not answer."""
 
     def folder_of_volume(self, path: str) -> Path | None:
         """Where a hostPath volume lies on this machine, if it can be read here."""

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from dev.cluster.control_plane import AUDIT_POLICY
 from dev.commands import command
@@ -19,6 +20,7 @@ from dev.console import step
 from dev.errors import DevError
 from dev.images import DEMO, IMAGES
 from dev.paths import ROOT
+from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH
 
 CLUSTER = "shoal-demo"
 
@@ -103,6 +105,18 @@ class Kind:
     def kill(self, node: str) -> None:
         """SIGKILL to the node's container."""
         command("docker", "kill", node)
+
+    def ask(self, pod: dict[str, Any], token: str, certificate: str) -> bytes:
+        """From within the pod: there is no route to it from here, and it listens on its own address only."""
+        del certificate  # asked inside the pod itself, so there is nobody else to be mistaken for it
+        url = f"https://{pod['status']['podIP']}:{CONTROL_PORT}{STATUS_PATH}"
+        script = (
+            "import ssl, sys, urllib.request as u;"
+            f"r = u.Request({url!r}, headers={{'Authorization': 'Bearer ' + sys.stdin.read()}});"
+            "print(u.urlopen(r, timeout=2, context=ssl._create_unverified_context()).read().decode())"
+        )
+        words = ["kubectl", "exec", "-i", pod["metadata"]["name"], "--", "python", "-c", script]
+        return command(*words, stdin=token, env=self.env, timeout=10).encode()
 
     def folder_of_volume(self, path: str) -> Path | None:
         """Inside the nodes' containers: not readable here."""

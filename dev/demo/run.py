@@ -54,11 +54,8 @@ def run() -> int:
             _install(backend)
         seconds["setUp"] = time.monotonic() - start
         watcher = Watcher(backend, NAMESPACE, JOB)
-        try:
-            picture, story = _follow(backend, watcher, seconds)
-            model = _model(backend, watcher, picture)
-        finally:
-            watcher.close()
+        picture, story = _follow(backend, watcher, seconds)
+        model = _model(backend, watcher, picture)
         result = figures(
             picture, story.faults, list(writes(backend.audit_log)), watcher.first_pushes, model, seconds
         )

@@ -9,9 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import ssl
-import subprocess
-import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +16,7 @@ from dev.commands import command
 from dev.demo.backend import Backend
 from dev.errors import DevError
 from shoal.api.training_job import TrainingJob
-from shoal_trainer.contract import (
-    CONTROL_PORT,
-    STATUS_PATH,
-    StatusReport,
-    TerminationMessage,
-    status_token,
-)
+from shoal_trainer.contract import StatusReport, TerminationMessage, status_token
 
 Pod = dict[str, Any]
 
@@ -74,7 +65,7 @@ class Watcher:
     namespace: str
     name: str
     first_pushes: dict[tuple[int, int], float] = field(default_factory=dict)
-    _forward: _Forward | None = None
+    _credentials: dict[str, tuple[str, str]] = field(default_factory=dict)
     _report: StatusReport | None = None
 
     def look(self) -> Picture:
@@ -99,71 +90,20 @@ class Watcher:
         """Kubectl in the job's namespace."""
         return command("kubectl", "--namespace", self.namespace, *args, env=self.backend.env, timeout=60)
 
-    def close(self) -> None:
-        """End the port forward."""
-        if self._forward:
-            self._forward.close()
-            self._forward = None
-
     def _ask(self, picture: Picture) -> StatusReport | None:
         servers = [p for p in picture.role("ps") if p["metadata"]["labels"].get("shoal.dev/index") == "0"]
         if not servers:
-            self.close()
             return None
-        name = servers[0]["metadata"]["name"]
-        if self._forward is None or self._forward.pod != name or not self._forward.alive:
-            self.close()
-            try:
-                self._forward = _Forward(self, name, picture.job.metadata.uid)
-            except (DevError, OSError, KeyError, IndexError, ValueError):
-                return None
         try:
-            return self._forward.ask()
-        except (OSError, ValueError):
+            token, certificate = self._credential(picture.job.metadata.uid)
+            return StatusReport.model_validate_json(self.backend.ask(servers[0], token, certificate))
+        except (DevError, OSError, ValueError, LookupError):
             return None
 
-
-class _Forward:
-    """A `kubectl port-forward` to one pod's control port: works on any cluster, whatever its network."""
-
-    def __init__(self, watcher: Watcher, pod: str, uid: str) -> None:
-        self.pod = pod
-        secrets = json.loads(
-            watcher.kubectl("get", "secrets", "-l", f"shoal.dev/job-uid={uid}", "-o", "json")
-        )
-        data = {key: base64.b64decode(value) for key, value in secrets["items"][0]["data"].items()}
-        self._token = status_token(data["key"])
-        self._context = ssl.create_default_context(cadata=data["tls.crt"].decode())
-        self._context.check_hostname = False  # the certificate is pinned; it names no local port
-        self._process = subprocess.Popen(
-            ["kubectl", "--namespace", watcher.namespace, "port-forward", f"pod/{pod}", f":{CONTROL_PORT}"],
-            env=watcher.backend.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()  # Forwarding from 127.0.0.1:41234 -> 7071
-        if not line:
-            self.close()
-            raise DevError(f"no port-forward to {pod}")
-        self._port = int(line.split("->")[0].strip().rsplit(":", 1)[1])
-
-    @property
-    def alive(self) -> bool:
-        """Whether kubectl still runs."""
-        return self._process.poll() is None
-
-    def ask(self) -> StatusReport:
-        """One status report."""
-        url = f"https://127.0.0.1:{self._port}{STATUS_PATH}"
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self._token}"})
-        with urllib.request.urlopen(request, timeout=2, context=self._context) as answer:
-            return StatusReport.model_validate_json(answer.read())
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdout:
-            self._process.stdout.close()
+    def _credential(self, uid: str) -> tuple[str, str]:
+        """The bearer token and the certificate of a run, from its Secret."""
+        if uid not in self._credentials:
+            found = json.loads(self.kubectl("get", "secrets", "-l", f"shoal.dev/job-uid={uid}", "-o", "json"))
+            data = {key: base64.b64decode(value) for key, value in found["items"][0]["data"].items()}
+            self._credentials[uid] = status_token(data["key"]), data["tls.crt"].decode()
+        return self._credentials[uid]
