@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,14 @@ def kubectl(plane: ControlPlane, *arguments: str, stdin: str = "") -> subprocess
     return subprocess.run(
         ["kubectl", *arguments], env=plane.env, input=stdin, capture_output=True, text=True, check=False
     )
+
+
+def eventually(call: Callable[[], str], seconds: float = 20.0) -> str:
+    """What `call` says as soon as it says anything: the OpenAPI document follows a new CRD after a moment."""
+    deadline = time.monotonic() + seconds
+    while not (said := call()) and time.monotonic() < deadline:
+        pass
+    return said
 
 
 def with_(**at: Any) -> dict[str, Any]:
@@ -195,7 +205,7 @@ def test_kubectl_explain_reads_well(control_plane: ControlPlane) -> None:
         "etj.status.restarts.disruptions": "Workers that the platform took",
     }
     for field, words in fields.items():
-        said = kubectl(control_plane, "explain", field).stdout
+        said = eventually(lambda field=field: kubectl(control_plane, "explain", field).stdout)
         assert words in " ".join(said.split()), said
 
 

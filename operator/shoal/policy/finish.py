@@ -93,7 +93,7 @@ def _stuck(seen: Observation, wake_after: list[float]) -> list[Action]:
         place = place_of(pod)
         if place is None or not pod.metadata.deletion_timestamp or place not in records:
             continue
-        verdict = judge(pod, records[place], seen.nodes.get(pod.spec.node_name or ""), [])
+        verdict = judge(pod, records[place], seen.nodes_if_read)
         holder = Holder(place, records[place], pod, verdict, settled=True)
         found.append(cleanup.force(seen, holder, pod, wake_after))
     return list(chain.from_iterable(found))

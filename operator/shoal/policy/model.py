@@ -102,6 +102,11 @@ class Observation:
     """Seconds since it did."""
     refusals: tuple[Refusal, ...] = ()
 
+    @property
+    def nodes_if_read(self) -> Mapping[str, Node] | None:
+        """The nodes, or None where they cannot be read: then one that is missing says nothing."""
+        return self.nodes if self.node_signals else None
+
 
 @dataclass(frozen=True)
 class CreatePod:

@@ -128,13 +128,11 @@ class _Accountant:
         if pod is None:
             verdict = _vanished(slot)
         else:
-            node = self._seen.nodes.get(pod.spec.node_name or "")
-            slot = _bound(slot, pod, node)
-            verdict = judge(pod, slot, node, self._seen.job.spec.run_policy.failure_rules)
+            rules = self._seen.job.spec.run_policy.failure_rules
+            slot = _bound(slot, pod, self._seen.nodes.get(pod.spec.node_name or ""))
+            verdict = judge(pod, slot, self._seen.nodes_if_read, rules)
             if place.role == "ps":
-                slot = restarted_in_place(
-                    slot, pod, self._seen.job.spec.run_policy.failure_rules, self._counters
-                )
+                slot = restarted_in_place(slot, pod, rules, self._counters)
         slot, verdict = self._advance(slot, verdict, pod)
         return Holder(place, slot, pod, verdict, settled=bool(record and record.cause))
 

@@ -6,6 +6,7 @@ memory, the user's rules for exit codes, killed without a word, ended too early,
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -72,16 +73,19 @@ def terminated(pod: Pod, container: str) -> Terminated | None:
     return found.state.terminated if found else None
 
 
-def judge(pod: Pod, slot: Slot, node: Node | None, rules: list[FailureRule]) -> Verdict:
+def judge(
+    pod: Pod, slot: Slot, nodes: Mapping[str, Node] | None, rules: Sequence[FailureRule] = ()
+) -> Verdict:
     """The verdict on a pod.
 
-    `node` is the node it is bound to as it is now, None when there is none of that name; `slot` says which machine it
-    was when the pod was bound.
+    `nodes` are all nodes as they are now, None where nodes cannot be read; `slot` says which machine it was when the
+    pod was bound.
     """
     end = terminated(pod, slot.role)
     restarts_in_place = slot.role == "ps" and end is not None and end.exit_code != 0
     ended = pod.status.phase in {"Failed", "Succeeded"} or (end is not None and not restarts_in_place)
-    signal = node_signal(node, slot) if pod.spec.node_name else None
+    bound = pod.spec.node_name
+    signal = node_signal(nodes.get(bound), slot) if bound and nodes is not None else None
     if not ended:
         return _alive(pod, signal.reason if signal else "", signal.meaning if signal else None)
     code = end.exit_code if end else None
@@ -112,7 +116,7 @@ def _alive(pod: Pod, reason: str, meaning: Meaning | None) -> Verdict:
     return FINE
 
 
-def judge_exit(end: Terminated, slot: Slot, rules: list[FailureRule]) -> Verdict:
+def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Verdict:
     """The verdict on an exit that nothing outside the container explains."""
     code = end.exit_code
     if end.reason == "OOMKilled":

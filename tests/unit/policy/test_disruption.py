@@ -111,6 +111,7 @@ def test_spot_nodes_of_every_cloud(label: dict[str, str]) -> None:
     assert is_spot(plain.model_copy(update={"metadata": plain.metadata.model_copy(update={"labels": label})}))
 
 
+NODES = {"spot-0": build.node()}
 SHUTDOWN = build.node(ready="False", message="node is shutting down")
 TARGET = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
 LOW = "The node was low on resource: memory."
@@ -149,7 +150,7 @@ USER_FAULT = build.last_word(Outcome.FAILED, reason="EntrypointNotFound", messag
     ],
 )  # fmt: skip
 def test_what_has_become_of_a_worker(pod: dict[str, Any], node: Any, fate: Fate, reason: str) -> None:
-    verdict = judge(build.pod(**pod), SLOT, node or build.node(), [])
+    verdict = judge(build.pod(**pod), SLOT, {"spot-0": node or build.node()})
     assert (verdict.fate, verdict.reason) == (fate, reason)
 
 
@@ -158,7 +159,7 @@ def test_a_pod_evicted_before_its_containers_were_made() -> None:
         phase="Failed", reason="Evicted", message="The node was low on resource: memory."
     )
     del manifest["status"]["containerStatuses"]
-    verdict = judge(build.Pod.model_validate(manifest), SLOT, build.node(), [])
+    verdict = judge(build.Pod.model_validate(manifest), SLOT, NODES)
     assert verdict.fate is Fate.DISRUPTED
 
 
@@ -176,27 +177,31 @@ def test_the_users_rules_for_exit_codes(action: Any, fate: Fate, fatal: bool) ->
         FailureRule(on_exit_codes=[7], action="FailJob"),
         FailureRule(on_exit_codes=[42, 137], action=action),
     ]
-    verdict = judge(build.pod(phase="Failed", state=build.ended(42)), SLOT, build.node(), rules)
+    verdict = judge(build.pod(phase="Failed", state=build.ended(42)), SLOT, NODES, rules)
     assert (verdict.fate, verdict.fatal) == (fate, fatal)
 
 
 def test_only_the_trainers_word_makes_exit_2_final() -> None:
-    told = judge(build.pod(phase="Failed", state=build.ended(2, message=USER_FAULT)), SLOT, build.node(), [])
+    told = judge(build.pod(phase="Failed", state=build.ended(2, message=USER_FAULT)), SLOT, NODES)
     assert told.fatal
     assert told.message == "no module named digts"
-    untold = judge(
-        build.pod(phase="Failed", state=build.ended(2, message="usage: python")), SLOT, build.node(), []
-    )
+    untold = judge(build.pod(phase="Failed", state=build.ended(2, message="usage: python")), SLOT, NODES)
     assert not untold.fatal
 
 
 def test_a_server_that_is_restarted_in_place_has_not_ended() -> None:
     slot = SLOT.model_copy(update={"role": "ps"})
-    again = judge(build.pod("ps", state=build.ended(1)), slot, build.node(), [])
+    again = judge(build.pod("ps", state=build.ended(1)), slot, NODES)
     assert again.fate is Fate.FINE
 
 
 def test_a_name_that_comes_back_is_another_machine() -> None:
     """GKE makes a reclaimed node anew under its old name: the pod that was on it is lost."""
     pod = build.pod(created=build.NOW - timedelta(minutes=5))
-    assert judge(pod, SLOT, build.node(boot="boot-2"), []).fate is Fate.LOST
+    assert judge(pod, SLOT, {"spot-0": build.node(boot="boot-2")}).fate is Fate.LOST
+
+
+def test_a_node_that_cannot_be_read_says_nothing() -> None:
+    """An operator that loses its right to read nodes must not take all of them for gone."""
+    assert judge(build.pod(), SLOT, {}).fate is Fate.LOST
+    assert judge(build.pod(), SLOT, None).fate is Fate.FINE

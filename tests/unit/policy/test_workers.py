@@ -291,3 +291,12 @@ def test_a_second_look_after_five_minutes_of_quiet_forgets_nothing() -> None:
     world.now += timedelta(minutes=5)
     world.reconcile()
     assert world.status["workers"] == first
+
+
+def test_losing_the_right_to_read_nodes_changes_nothing() -> None:
+    world = running_world()
+    seen = world.observation()
+    more = {"services": seen.services, "existing": seen.existing, "now": world.now}
+    made = plan(build.observe(seen.job, *seen.pods, nodes={}, node_signals=False, **more))
+    assert made.actions == ()
+    assert made.status.restarts.disruptions == 0
