@@ -8,6 +8,7 @@ storage cannot do now is `Unreachable`; that a file is not there is `FileNotFoun
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -17,6 +18,8 @@ from typing import IO, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV}
 
 
 class Storage(Protocol):
@@ -95,6 +98,10 @@ class LocalStorage:
                 os.link(part, path)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                return self._create_in_place(path, data)
             finally:
                 part.unlink(missing_ok=True)
             self._sync_folder(path.parent)
@@ -134,6 +141,17 @@ class LocalStorage:
                 path.unlink(missing_ok=True)
 
     @staticmethod
+    def _create_in_place(path: Path, data: bytes) -> bool:
+        """Where there are no hard links (SMB, some FUSE): still only once, but for a moment visible in part."""
+        try:
+            with path.open("xb", buffering=0) as handle:
+                handle.write(data)
+                os.fsync(handle.fileno())
+        except FileExistsError:
+            return False
+        return True
+
+    @staticmethod
     def _write_beside(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
@@ -153,7 +171,8 @@ class LocalStorage:
     def _sync_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            with contextlib.suppress(OSError):  # network file systems may know no such thing
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

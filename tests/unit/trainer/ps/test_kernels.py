@@ -151,6 +151,7 @@ def test_buffers_are_aligned(n: int) -> None:
         assert len(octets(buffer)) == buffer.nbytes
 
 
+@pytest.mark.timeout(300)
 def test_compiling_ahead_fills_a_cache_that_the_next_process_hits(tmp_path: Path) -> None:
     """As the image build does: a fixed CPU name, then a start with that cache compiles nothing."""
     environment = os.environ | {

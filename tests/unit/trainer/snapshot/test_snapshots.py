@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import io
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -307,6 +309,18 @@ def test_storage_basics(storage: Storage) -> None:
             missing("x/one")
 
 
+def test_a_volume_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    storage = LocalStorage(tmp_path)
+    assert storage.create("manifest", b"1")
+    assert not storage.create("manifest", b"2")
+    assert storage.read("manifest") == b"1"
+    assert storage.names("") == ["manifest"]
+
+
 def test_writes_leave_no_parts_behind(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.write("a", [b"1"])
@@ -315,6 +329,7 @@ def test_writes_leave_no_parts_behind(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10 * GRAIN), st.integers(1, 12))
 def test_ranges_cover_everything_once(size: int, count: int) -> None:
     parts = bounds(size, count)

@@ -60,6 +60,7 @@ pushes = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(headers)
 def test_a_header_comes_back(value: Header) -> None:
     data = header.encode(value)
@@ -67,16 +68,19 @@ def test_a_header_comes_back(value: Header) -> None:
     assert header.decode(data) == value
 
 
+@settings(deadline=None)
 @given(pushes)
 def test_a_push_comes_back(value: PushMeta) -> None:
     assert decode_push(encode_push(value)) == value
 
 
+@settings(deadline=None)
 @given(st.builds(AnswerMeta, u64, u64, u32, applied))
 def test_an_answer_comes_back(value: AnswerMeta) -> None:
     assert decode_answer(encode_answer(value)) == value
 
 
+@settings(deadline=None)
 @given(applied)
 def test_a_vector_comes_back_from_json(value: dict[tuple[int, int], int]) -> None:
     assert applied_from_list(applied_to_list(value)) == value
@@ -96,7 +100,7 @@ DECODERS = (
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused_or_decoded(data: bytes) -> None:
     for decode in DECODERS:
@@ -106,7 +110,7 @@ def test_random_bytes_are_refused_or_decoded(data: bytes) -> None:
             continue
 
 
-@settings(max_examples=500)
+@settings(max_examples=200, deadline=None)
 @given(
     st.one_of(headers.map(header.encode), pushes.map(encode_push)),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4),
