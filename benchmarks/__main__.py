@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.harness import Measurement, show, write
 
-ORDER = ("kernels", "wire", "simulated_device", "real_compute", "strategy", "join", "scale")
+ORDER = ("kernels", "wire", "simulated_device", "real_compute", "strategy", "join", "scale", "convergence")
 
 
 def main() -> None:

@@ -1,0 +1,58 @@
+"""Entrypoints of the jobs that the benchmarks run through the real worker loop: synthetic data, no input cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks import models
+from shoal_trainer import Indexed, Training
+
+SAMPLES = 4096
+
+
+def _data(shape: tuple[int, ...]) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((SAMPLES, *shape), np.float32)
+    return Indexed.from_arrays(x, rng.integers(0, 10, SAMPLES).astype(np.int32))
+
+
+def compute(model: str) -> Training:
+    """`mlp`, `resnet20` or `resnet110`: real compute."""
+
+    def build() -> Any:
+        return models.compiled(
+            models.mlp() if model == "mlp" else models.resnet(int(model.removeprefix("resnet")))
+        )
+
+    return Training(model=build, data=_data((784,) if model == "mlp" else (32, 32, 3)))
+
+
+def sleeping(parameters: int, milliseconds: int, wire: str = "bf16") -> Training:
+    """A step that takes `milliseconds` and hardly any processor, as one on an accelerator does for its host."""
+
+    def build() -> Any:
+        import keras
+        import tensorflow as tf
+
+        from benchmarks.strategy_peer import sleep_op
+
+        class Sleeping(keras.layers.Layer):  # type: ignore[misc]
+            def build(self, _shape: Any) -> None:
+                # Eight tensors of a like size, so that the glue slices and concatenates as for a model.
+                sizes = [parameters // 8] * 7 + [parameters - 7 * (parameters // 8)]
+                self.parts = [
+                    self.add_weight(shape=(n,), initializer="zeros", name=f"w{i}")
+                    for i, n in enumerate(sizes)
+                ]
+
+            def call(self, x: Any) -> Any:
+                slept = sleep_op(tf.reshape(x, [-1])[0] * 0.0, milliseconds / 1000)
+                total = tf.add_n([tf.reduce_sum(tf.convert_to_tensor(part)) for part in self.parts])
+                return x[:, :10] + 1e-9 * total + tf.reshape(slept, [1, 1])
+
+        model = keras.Sequential([keras.Input((16,)), Sleeping()])
+        return models.compiled(model)
+
+    return Training(model=build, data=_data((16,)), wire="fp32" if wire == "fp32" else "bf16")

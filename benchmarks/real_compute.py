@@ -1,0 +1,26 @@
+"""Real compute, 2 workers: share of what the same processes compute with no parameter server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks import compute_only
+from benchmarks.harness import Measurement, summary
+from benchmarks.runs import run
+
+CASES = (("resnet20", 16, 0.95), ("resnet110", 4, 0.95), ("mlp", 64, 0.75))
+
+
+def measure(quick: bool) -> Iterator[Measurement]:
+    """One row for each model."""
+    seconds = 8.0 if quick else 20.0
+    for model, batch, goal in CASES[:1] if quick else CASES:
+        shares = []
+        for _ in range(1 if quick else 3):
+            alone = compute_only.rate(model, batch, 2, seconds)
+            shares.append(_ours(model, batch, seconds) / alone)
+        yield summary(f"{model}, batch {batch}, 2 workers, bf16", shares, "x", "compute only", goal)
+
+
+def _ours(model: str, batch: int, seconds: float) -> float:
+    return run("benchmarks.jobs:compute", workers=2, args={"model": model}, batch=batch, seconds=seconds).rate

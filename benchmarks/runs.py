@@ -1,0 +1,96 @@
+"""Runs a job as local processes and reads its rate from the coordinator, once every worker is at work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from shoal_trainer.contract import Role, Staleness, StopAfter, WorkerState
+from shoal_trainer.local import LocalJob, LocalRun
+
+START_SECONDS = 420.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps a second of all workers; processor seconds a step and peak memory (bytes) of PS and of a worker."""
+
+    rate: float
+    ps_cpu: float
+    worker_cpu: float
+    ps_memory: int
+    first_push_seconds: tuple[float, ...]
+    """From the start of each worker's process to its first accepted push."""
+
+
+def run(
+    entrypoint: str,
+    *,
+    workers: int,
+    args: Mapping[str, Any],
+    batch: int,
+    seconds: float,
+    parameter_servers: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> Run:
+    """Measure over `seconds`. Raises RuntimeError where a worker does not come to work."""
+    del environment
+    job = LocalJob(
+        entrypoint=entrypoint,
+        workers=workers,
+        parameter_servers=parameter_servers,
+        batch_size=batch,
+        stop_after=StopAfter(epochs=100_000),
+        args=dict(args),
+        snapshot_seconds=3600,
+        staleness=Staleness(),
+    )
+    with LocalRun(job) as local:
+        started = {
+            p.index: psutil.Process(p.popen.pid).create_time()
+            for p in local.processes
+            if p.role is Role.WORKER
+        }
+        status = _all_at_work(local, workers)
+        time.sleep(2.0)  # the first steps of the last one
+        before, at = local.status() or status, time.monotonic()
+        cpu = _cpu(local)
+        time.sleep(seconds)
+        after, elapsed = local.status(), time.monotonic() - at
+        if after is None or local.outcome is not None:
+            raise RuntimeError(f"the job ended while it was measured: logs in {local.logs}")
+        steps = after.step - before.step
+        spent = {role: value - cpu[role] for role, value in _cpu(local).items()}
+        memory = max(
+            psutil.Process(p.popen.pid).memory_info().rss for p in local.processes if p.role is Role.PS
+        )
+        pushes = tuple(
+            w.first_push_at - started[w.slot] for w in after.workers if w.first_push_at is not None
+        )
+        return Run(steps / elapsed, spent[Role.PS] / steps, spent[Role.WORKER] / steps, memory, pushes)
+
+
+def _all_at_work(local: LocalRun, workers: int) -> Any:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        outcome = local.poll()
+        if outcome is not None:
+            raise RuntimeError(f"the job ended: {outcome.message}")
+        status = local.status()
+        if status is not None:
+            working = [w for w in status.workers if w.state is WorkerState.ACTIVE and w.steps > 1]
+            if len(working) >= workers:
+                return status
+        time.sleep(0.25)
+    raise RuntimeError(f"not all workers came to work: logs in {local.logs}")
+
+
+def _cpu(local: LocalRun) -> dict[Role, float]:
+    spent = {Role.PS: 0.0, Role.WORKER: 0.0}
+    for process in local.processes:
+        spent[process.role] += sum(psutil.Process(process.popen.pid).cpu_times()[:2])
+    return spent

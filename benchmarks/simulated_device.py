@@ -1,0 +1,36 @@
+"""The real worker loop on a simulated device: share of N x ideal, where a step sleeps and the cores are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.harness import Measurement, summary
+from benchmarks.runs import run
+
+CASES = [
+    *(
+        ("1.73 M", 1_730_000, 100, workers, 1, 0.97 if workers <= 16 else None)
+        for workers in (1, 2, 4, 8, 16)
+    ),
+    ("1.73 M", 1_730_000, 100, 4, 2, None),
+    ("25.6 M", 25_600_000, 300, 2, 1, 0.96),
+]
+"""(name, parameters, milliseconds a step, workers, parameter servers, goal)."""
+
+
+def measure(quick: bool) -> Iterator[Measurement]:
+    """One row for each number of workers."""
+    for name, parameters, milliseconds, workers, servers, goal in CASES[:2] if quick else CASES:
+        shares = []
+        for _ in range(1 if quick else 3):
+            found = run(
+                "benchmarks.jobs:sleeping",
+                workers=workers,
+                args={"parameters": parameters, "milliseconds": milliseconds},
+                batch=4,
+                seconds=5 if quick else 12,
+                parameter_servers=servers,
+            )
+            shares.append(found.rate * milliseconds / 1000 / workers)
+        title = f"{name}, {milliseconds} ms, {workers} workers, {servers} PS, bf16"
+        yield summary(title, shares, "x", "workers / step time", goal)
