@@ -20,7 +20,7 @@ from shoal.policy.in_place import restarted_in_place
 from shoal.policy.model import Observation
 from shoal.policy.names import Place, RoleName, place_of, pod_name
 from shoal.policy.telling import is_running, parse_time, whole
-from shoal.policy.verdict import ENDED, FINE, Fate, Verdict, judge
+from shoal.policy.verdict import ENDED, Fate, Verdict, judge
 from shoal_trainer.contract import Phase, WorkerState
 
 UNWANTED = "Unwanted"  # scaled down or suspended
@@ -91,10 +91,12 @@ def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], 
     """Bring the records of one role up to date. What is newly lost is counted in `counters`."""
     pods = {place: pod for pod in seen.pods if (place := place_of(pod)) is not None and place.role == role}
     records = {Place(s.role, s.index, s.incarnation): s for s in seen.job.status.slots if s.role == role}
+    silent = _silent(seen) if role == "worker" else frozenset()
     before: dict[int, Holder] = {}
     holders = []
     for place in sorted(pods.keys() | records.keys()):
-        accountant = _Accountant(seen, counters, wanted(place), before.get(place.index))
+        older = before.get(place.index)
+        accountant = _Accountant(seen, counters, wanted=wanted(place), older=older, silent=silent)
         before[place.index] = accountant.holder(place, records.get(place), pods.get(place))
         holders.append(before[place.index])
     return {index: _settle_rivals(of, seen, counters) for index, of in seats(holders).items()}
@@ -112,8 +114,17 @@ def records(*roles: Seats) -> tuple[Slot, ...]:
 class _Accountant:
     """Brings one record up to date. `older`: the incarnation before it, if there is one."""
 
-    def __init__(self, seen: Observation, counters: Counters, wanted: bool, older: Holder | None) -> None:
+    def __init__(
+        self,
+        seen: Observation,
+        counters: Counters,
+        *,
+        wanted: bool,
+        older: Holder | None,
+        silent: frozenset[Place],
+    ) -> None:
         self._seen, self._counters, self._wanted, self._older = seen, counters, wanted, older
+        self._silent = silent
         self._now = whole(seen.now)
 
     def holder(self, place: Place, record: Slot | None, pod: Pod | None) -> Holder:
@@ -159,16 +170,7 @@ class _Accountant:
             return "Draining"
         if pod is None or not is_running(pod):
             return "Starting"
-        return "Silent" if self._is_silent(slot) else "Running"
-
-    def _is_silent(self, slot: Slot) -> bool:
-        report = self._seen.report
-        if slot.role != "worker" or report is None or self._seen.report_age > FRESH_REPORT_SECONDS:
-            return False
-        return any(
-            w.slot == slot.index and w.incarnation == slot.incarnation and w.state is WorkerState.SILENT
-            for w in report.workers
-        )
+        return "Silent" if _place(slot) in self._silent else "Running"
 
     def _count(self, slot: Slot, verdict: Verdict, pod: Pod | None) -> tuple[Slot, Verdict]:
         """It left or is leaving, and nothing was written down about it so far."""
@@ -227,6 +229,14 @@ def _leaving(slot: Slot, cause: str, seen: Observation) -> Slot:
     return slot.model_copy(update={"cause": cause, "state": "Draining", "ended_at": whole(seen.now)})
 
 
+def _silent(seen: Observation) -> frozenset[Place]:
+    """The workers that PS 0 does not hear, as far as what it says is new."""
+    if seen.report is None or seen.report_age > FRESH_REPORT_SECONDS:
+        return frozenset()
+    said = (w for w in seen.report.workers if w.state is WorkerState.SILENT)
+    return frozenset(Place("worker", w.slot, w.incarnation) for w in said)
+
+
 def _vanished(slot: Slot) -> Verdict:
     """There is a record and no pod."""
     if slot.cause:
@@ -262,4 +272,4 @@ def _place(slot: Slot) -> Place:
     return Place(slot.role, slot.index, slot.incarnation)
 
 
-__all__ = ["FINE", "OURS", "Holder", "Seats", "account", "records", "seats"]
+__all__ = ["OURS", "Holder", "Seats", "account", "records", "seats"]
