@@ -21,8 +21,6 @@ class Decisions:
     wake_after: list[float] = field(default_factory=list)
     stalled: tuple[str, str] | None = None
     quota: str | None = None
-    outstanding: list[int] = field(default_factory=list)
-    """Places whose next pod is not there yet."""
 
 
 class Creator:

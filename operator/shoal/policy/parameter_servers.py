@@ -27,7 +27,6 @@ def fill(seen: Observation, servers: Seats, avoid: list[str], decisions: Decisio
         of = servers.get(shard, ())
         current = of[-1].place.incarnation if of else 0
         if not any(_holds(h, seen, decisions) for h in of):
-            decisions.outstanding.append(shard)
             if (place := creator.create(shard, of)) is not None:
                 current = place.incarnation
         _service(seen, shard, current, decisions)

@@ -13,8 +13,8 @@ from shoal.policy.creation import Creator, Decisions
 from shoal.policy.model import Observation
 from shoal.policy.slots import Holder, Seats
 
-LEAST_WAITING = 8
-WAITING_SHARE = 0.1
+LEAST_WAITING = 16
+WAITING_SHARE = 0.25
 
 
 def max_surge(value: int | str, replicas: int) -> int:
@@ -34,7 +34,6 @@ def fill(seen: Observation, workers: Seats, avoid: list[str], decisions: Decisio
         _waits_again(of) for of in workers.values()
     )
     vacant = [i for i in range(spec.replicas) if not _held(workers.get(i, ()))]
-    decisions.outstanding += vacant
     beside = {i for i in vacant if alive.get(i)}
     for index in sorted(vacant, key=lambda i: i in beside):  # the vacant first: they need no surge
         of = workers.get(index, ())

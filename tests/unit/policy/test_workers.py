@@ -259,9 +259,9 @@ def test_of_the_replacements_without_room_only_a_bounded_number_waits() -> None:
     world.settle()
     for i in range(40):
         world.kill_node(f"spot-{i}")
-    assert len(names(world.reconcile())) == 8
+    assert len(names(world.reconcile())) == 16
     world.reconcile()
-    assert len([n for n in world.pods if n.endswith("-1")]) == 8
+    assert len([n for n in world.pods if n.endswith("-1")]) == 16
 
 
 def test_a_plan_carried_out_leaves_nothing_to_do() -> None:
