@@ -95,13 +95,13 @@ def _segments(config: OptimizerConfig, offset: int, size: int) -> Iterator[tuple
 
 
 def compile_for(config: OptimizerConfig) -> None:
-    """Load (or compile) the kernels that `config` uses, before the first push has to wait for it."""
-    w = aligned(1)
-    for dtype in (np.float32, np.uint16):
-        io = aligned(1, dtype)
-        kernels.read(w, io)
-        kernels.adopt(w, io)
-        kernels.add(w, io, np.float32(0))
-        if config.name != "delta":
-            plain = config.model_copy(update={"no_decay": ()})
-            Optimizer(plain, 0, 1).apply(w, io, Update(0.0, 1, 1))
+    """Load (or compile) the kernels that `config` uses, before the first push has to wait for it.
+
+    Only for bf16, which is what workers send unless told otherwise; loading takes time, and the shard is wanted soon.
+    """
+    w, io = aligned(1), aligned(1, np.uint16)
+    kernels.read(w, io)
+    kernels.add(w, io, np.float32(0))
+    if config.name != "delta":
+        plain = config.model_copy(update={"no_decay": ()})
+        Optimizer(plain, 0, 1).apply(w, io, Update(0.0, 1, 1))
