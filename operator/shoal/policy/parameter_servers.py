@@ -26,9 +26,11 @@ def fill(seen: Observation, servers: Seats, avoid: list[str], decisions: Decisio
     for shard in range(replicas):
         of = servers.get(shard, ())
         current = of[-1].place.incarnation if of else 0
-        if not any(_holds(h, seen, decisions) for h in of):
-            if (place := creator.create(shard, of)) is not None:
-                current = place.incarnation
+        if (
+            not any(_holds(h, seen, decisions) for h in of)
+            and (place := creator.create(shard, of)) is not None
+        ):
+            current = place.incarnation
         _service(seen, shard, current, decisions)
     _remove_services_beyond(seen, replicas, decisions)
 
