@@ -31,7 +31,7 @@ BASE = "docker.io/library/python:3.11-slim-bookworm"
 PAUSE = "localhost/shoal-pause:dev"
 CERTIFICATES = Path("/etc/ssl/certs")
 _EPOCH = 1_577_836_800
-"""The time stamp of every file in a build context: a fresh clone must not look like a change."""
+"""The time stamp of every file in a build context. A fresh clone must not look like a change, nor another umask."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def buildah(*words: str) -> list[str]:
 def _stamp(image: Image, stamps: dict[str, str]) -> str:
     digest = hashlib.sha256(BASE.encode())
     for path in sources(image):
-        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_mode & 0o111}\n".encode())
+        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_mode & 0o100}\n".encode())
         digest.update(path.read_bytes())
     if image.after:
         digest.update(stamps.get(image.after, "").encode())
@@ -176,8 +176,11 @@ def _build(image: Image) -> None:
         for source in sources(image):
             target = context / source.relative_to(ROOT / image.context)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
+            shutil.copyfile(source, target)
+            target.chmod(0o755 if source.stat().st_mode & 0o100 else 0o644)
         for path in sorted(context.rglob("*"), reverse=True):
+            if path.is_dir():
+                path.chmod(0o755)
             os.utime(path, (_EPOCH, _EPOCH))
         with _pip_configuration() as volumes:
             _run(
