@@ -12,20 +12,19 @@ import math
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
 from shoal_trainer.contract import Staleness
-from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.layout import bounds
+from shoal_trainer.ps.members import Members, Permits
 from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
+from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, difference, same_shapes
 from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
 
 EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
@@ -34,53 +33,6 @@ KEPT_INCARNATIONS = 4
 
 MERGE_SECONDS = 30.0
 """Differences that come within this time of each other belong to the same outage."""
-
-
-class State(StrEnum):
-    """Whether a shard can be read and written."""
-
-    EMPTY = "Empty"
-    RECOVERING = "Recovering"
-    READY = "Ready"
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedPush:
-    """One update, as it was just applied. `version` is the one that it made, `staleness` in versions."""
-
-    slot: int
-    incarnation: int
-    seq: int
-    version: int
-    staleness: int
-    weight: float
-    meta: PushMeta
-    delta: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What goes back with parameters."""
-
-    version: int
-    meta: AnswerMeta
-
-
-@dataclass(frozen=True)
-class ShardCopy:
-    """A shard at one moment: what a snapshot holds. `arrays`: `parameters` (all) and the optimizer's (trainable)."""
-
-    index: int
-    shards: int
-    epoch: int
-    version: int
-    samples: int
-    updates: int
-    low: int
-    high: int
-    model: ModelSpec
-    applied: Applied
-    arrays: dict[str, Vector]
 
 
 class ShardStore:
@@ -128,48 +80,39 @@ class ShardStore:
         self._merged_at = -math.inf
         self._other_run = False
         self._known = False
-        self._minimum: dict[int, int] = {}
-        self._connected: dict[int, int] = {}
-        self._live: int | None = None
-        self._bases: dict[int, deque[int]] = {}
-        self._pending: dict[int, int] = {}
+        self._members = Members()
+        self._permits = Permits()
 
     # --- who is there ---------------------------------------------------------------------------------------------
 
     @property
     def live_workers(self) -> int:
         """Workers with a connection, or as many as `set_live_workers` said; at least 1."""
-        return max(1, len(self._connected) if self._live is None else self._live)
+        return self._members.live
 
     def set_live_workers(self, count: int | None) -> None:
         """Let the coordinator say how many workers there are; None: count connections."""
         with self.lock:
-            self._live = count
+            self._members.said = count
             self.changed.notify_all()
 
     def connect(self, slot: int, incarnation: int) -> None:
         """A proven worker opened a connection; `Fenced` if a newer incarnation of its slot has been here."""
         with self.lock:
-            self._check_fence(slot, incarnation)
-            self._minimum[slot] = incarnation
-            self._connected[slot] = self._connected.get(slot, 0) + 1
+            self._members.connect(slot, incarnation)
 
     def disconnect(self, slot: int) -> None:
         """A worker's connection ended."""
         with self.lock:
-            left = self._connected.get(slot, 0) - 1
-            if left > 0:
-                self._connected[slot] = left
-            else:
-                self._connected.pop(slot, None)
-                self._bases.pop(slot, None)
+            if not self._members.disconnect(slot):
+                self._permits.forget(slot)
             self._waiting_for.discard(slot)
             self.changed.notify_all()
 
     def fence(self, slot: int, minimum_incarnation: int) -> None:
         """Refuse all older incarnations of a slot from now on."""
         with self.lock:
-            self._minimum[slot] = max(minimum_incarnation, self._minimum.get(slot, 0))
+            self._members.fence(slot, minimum_incarnation)
 
     # --- the model ------------------------------------------------------------------------------------------------
 
@@ -192,13 +135,13 @@ class ShardStore:
         if self.model is None:
             compile_for(model.optimizer)  # not under the lock: without a cache it takes seconds
         with self.lock:
-            self._check_fence(slot, incarnation)
+            self._members.check(slot, incarnation)
             if self.model is None:
                 self._allocate(model)
-            elif self._other_run and self.model != model and _same_shapes(self.model, model):
+            elif self._other_run and self.model != model and same_shapes(self.model, model):
                 self._take_optimizer(model)
             elif self.model != model:
-                raise UserError(_difference(self.model, model))
+                raise UserError(difference(self.model, model))
             if self._deadline is None:
                 self._deadline = self._clock() + self._recovery_seconds
             wants = copy_version is not None and self._wants(copy_version)
@@ -219,7 +162,7 @@ class ShardStore:
     def offer(self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Buffer) -> ShardWelcome:
         """A worker's copy of the parameters: adopted if it is newer than what this recovering shard has."""
         with self.lock:
-            self._check_fence(slot, incarnation)
+            self._members.check(slot, incarnation)
             self._check_size(io)
             if self._wants(version):
                 kernels.adopt(self._parameters, io)
@@ -316,26 +259,20 @@ class ShardStore:
             return self._state is State.READY
 
     def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
-        """Bounded staleness: wait while applying this push would leave a live worker's gradient too old.
-
-        The oldest one never waits, so no two wait for each other; a worker without a connection counts for nothing.
-        """
-        bound = self.staleness.max
-        if bound is None:
+        """Bounded staleness: wait while applying this push would leave a live worker's gradient too old."""
+        if self.staleness.max is None:
             return
         with self.changed:
             deadline = self._clock() + timeout
-            self._pending[slot] = base
+            self._permits.arrive(slot, base)
             try:
-                while (left := deadline - self._clock()) > 0:
-                    others = [bases[0] for other, bases in self._bases.items() if other != slot and bases]
-                    others += [value for other, value in self._pending.items() if other != slot]
-                    oldest = min(others, default=base)
-                    if base <= oldest or self.version + 1 - oldest <= bound:
+                while not self._permits.admits(slot, base, self.version, self.staleness.max):
+                    left = deadline - self._clock()
+                    if left <= 0:
                         return
                     self.changed.wait(left)
             finally:
-                del self._pending[slot]
+                self._permits.leave(slot)
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
@@ -447,7 +384,7 @@ class ShardStore:
 
     def _repeated(self, slot: int, incarnation: int, seq: int, io: Buffer, boot: int | None) -> bool:
         """Whether this push is in the parameters already; then `io` is filled and nothing else changes."""
-        self._check_fence(slot, incarnation)
+        self._members.check(slot, incarnation)
         self._check_ready(io)
         if boot is not None and boot != self.boot:
             raise Unreachable("the push was meant for the shard before its restart")
@@ -472,9 +409,7 @@ class ShardStore:
         self.version += 1
         self.samples += meta.samples
         self._remember(slot, incarnation, seq)
-        bases = self._bases.get(slot)
-        while bases and bases[0] <= base:
-            bases.popleft()
+        self._permits.pushed(slot, base)
         if self.on_applied is not None:
             self.on_applied(AppliedPush(slot, incarnation, seq, self.version, tau, weight, meta, delta))
         self.changed.notify_all()
@@ -498,18 +433,11 @@ class ShardStore:
         kernels.merge(self._parameters, self._merged, io, np.float32(of_a), np.float32(of_d))
 
     def _answer(self, slot: int) -> Answer:
-        if self.staleness.max is not None and slot in self._connected:
-            self._bases.setdefault(slot, deque(maxlen=8)).append(self.version)
+        if self.staleness.max is not None and self._members.has(slot):
+            self._permits.pulled(slot, self.version)
         return Answer(
             self.version, AnswerMeta(self.samples, self.updates, self.live_workers, dict(self.applied))
         )
-
-    def _check_fence(self, slot: int, incarnation: int) -> None:
-        newest = self._minimum.get(slot, 0)
-        if incarnation < newest:
-            raise Fenced(
-                f"slot {slot} has incarnation {newest}; incarnation {incarnation} may not write any more"
-            )
 
     def _check_size(self, values: Buffer) -> None:
         if values.shape != self._parameters.shape:
@@ -522,18 +450,4 @@ class ShardStore:
         self._check_size(io)
 
 
-def _same_shapes(held: ModelSpec, given: ModelSpec) -> bool:
-    return held.model_copy(update={"optimizer": given.optimizer}) == given
-
-
-def _difference(held: ModelSpec, given: ModelSpec) -> str:
-    if held.parameters != given.parameters or held.statistics != given.statistics:
-        what = (
-            f"the job's model has {held.parameters} trainable and {held.statistics} other values, "
-            f"this worker's {given.parameters} and {given.statistics}"
-        )
-    elif held.fingerprint != given.fingerprint:
-        what = "the names, shapes or types of this worker's variables differ from the job's model"
-    else:
-        what = "this worker's optimizer is configured otherwise than the job's"
-    return f"{what}: build the same model in every worker, or start a new run"
+__all__ = ["Answer", "AppliedPush", "ShardCopy", "ShardStore", "State"]

@@ -432,7 +432,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_push_leaves_no_trace(house:
     with proven(house) as channel:
         whole = Header(Op.PUSH_PULL, Codec.BF16, slot=9, seq=1, length=N * 2)
         channel.send(header.encode(whole), bytes(N))
-    until(lambda: 9 not in house.stores[0]._connected)
+    until(lambda: not house.stores[0]._members.has(9))
     assert house.stores[0].version == 0
     serving(house)
 

@@ -1,0 +1,95 @@
+"""Who a shard knows: which incarnation of each slot may write, who is connected, and whose gradients are awaited.
+
+Plain bookkeeping without a lock of its own: it is used inside the shard's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shoal_trainer.errors import Fenced
+
+
+class Members:
+    """Newest incarnations and open connections by slot. `said`: how many live workers the coordinator counts."""
+
+    def __init__(self) -> None:
+        self.said: int | None = None
+        self._newest: dict[int, int] = {}
+        self._connections: dict[int, int] = {}
+
+    @property
+    def live(self) -> int:
+        """How many workers share the parameters; at least 1."""
+        return max(1, len(self._connections) if self.said is None else self.said)
+
+    def has(self, slot: int) -> bool:
+        """Whether a worker of this slot is connected."""
+        return slot in self._connections
+
+    def connect(self, slot: int, incarnation: int) -> None:
+        """One more connection; its incarnation fences older ones."""
+        self.check(slot, incarnation)
+        self._newest[slot] = incarnation
+        self._connections[slot] = self._connections.get(slot, 0) + 1
+
+    def disconnect(self, slot: int) -> bool:
+        """One connection less; whether another one is left."""
+        left = self._connections.get(slot, 0) - 1
+        if left > 0:
+            self._connections[slot] = left
+        else:
+            self._connections.pop(slot, None)
+        return left > 0
+
+    def fence(self, slot: int, minimum_incarnation: int) -> None:
+        """Refuse all older incarnations of a slot from now on."""
+        self._newest[slot] = max(minimum_incarnation, self._newest.get(slot, 0))
+
+    def check(self, slot: int, incarnation: int) -> None:
+        """`Fenced` if a newer incarnation of this slot has been here."""
+        newest = self._newest.get(slot, 0)
+        if incarnation < newest:
+            raise Fenced(
+                f"slot {slot} has incarnation {newest}; incarnation {incarnation} may not write any more"
+            )
+
+
+class Permits:
+    """Bounded staleness: which versions the gradients under way are computed on.
+
+    The oldest one never waits, so no two wait for each other; a worker that has gone is waited for by nobody.
+    """
+
+    def __init__(self) -> None:
+        self._pulled: dict[int, deque[int]] = {}
+        self._waiting: dict[int, int] = {}
+
+    def pulled(self, slot: int, version: int) -> None:
+        """A worker got these parameters and will push what it computes on them."""
+        self._pulled.setdefault(slot, deque(maxlen=8)).append(version)
+
+    def pushed(self, slot: int, base: int) -> None:
+        """What a worker computed on `base`, or before, is applied."""
+        versions = self._pulled.get(slot)
+        while versions and versions[0] <= base:
+            versions.popleft()
+
+    def forget(self, slot: int) -> None:
+        """A worker has gone."""
+        self._pulled.pop(slot, None)
+
+    def arrive(self, slot: int, base: int) -> None:
+        """A push is here and may have to wait."""
+        self._waiting[slot] = base
+
+    def leave(self, slot: int) -> None:
+        """It waits no longer."""
+        self._waiting.pop(slot, None)
+
+    def admits(self, slot: int, base: int, version: int, bound: int) -> bool:
+        """Whether the push may be applied to `version` without making another gradient older than `bound`."""
+        others = [versions[0] for other, versions in self._pulled.items() if other != slot and versions]
+        others += [value for other, value in self._waiting.items() if other != slot]
+        oldest = min(others, default=base)
+        return base <= oldest or version + 1 - oldest <= bound

@@ -1,0 +1,75 @@
+"""The values that come out of a shard, and what makes two models the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal_trainer.ps.kernels import Vector
+from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta
+
+
+class State(StrEnum):
+    """Whether a shard can be read and written."""
+
+    EMPTY = "Empty"
+    RECOVERING = "Recovering"
+    READY = "Ready"
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPush:
+    """One update, as it was just applied. `version` is the one that it made, `staleness` in versions."""
+
+    slot: int
+    incarnation: int
+    seq: int
+    version: int
+    staleness: int
+    weight: float
+    meta: PushMeta
+    delta: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes back with parameters."""
+
+    version: int
+    meta: AnswerMeta
+
+
+@dataclass(frozen=True)
+class ShardCopy:
+    """A shard at one moment: what a snapshot holds. `arrays`: `parameters` (all) and the optimizer's (trainable)."""
+
+    index: int
+    shards: int
+    epoch: int
+    version: int
+    samples: int
+    updates: int
+    low: int
+    high: int
+    model: ModelSpec
+    applied: Applied
+    arrays: dict[str, Vector]
+
+
+def same_shapes(held: ModelSpec, given: ModelSpec) -> bool:
+    """Whether two models differ in their optimizer at most."""
+    return held.model_copy(update={"optimizer": given.optimizer}) == given
+
+
+def difference(held: ModelSpec, given: ModelSpec) -> str:
+    """What is not the same in the model that a worker brings, and what to do."""
+    if held.parameters != given.parameters or held.statistics != given.statistics:
+        what = (
+            f"the job's model has {held.parameters} trainable and {held.statistics} other values, "
+            f"this worker's {given.parameters} and {given.statistics}"
+        )
+    elif held.fingerprint != given.fingerprint:
+        what = "the names, shapes or types of this worker's variables differ from the job's model"
+    else:
+        what = "this worker's optimizer is configured otherwise than the job's"
+    return f"{what}: build the same model in every worker, or start a new run"
