@@ -19,6 +19,11 @@ __all__ = ["POLICIES", "Hindsight", "Policy", "SpotOnly", "View"]
 
 Ints = NDArray[np.int64]
 
+OPTIMISM = 0.01
+"""Before anything was seen, spot is taken to be there: as if seen for this part of the time to the deadline."""
+RESERVE = 0.15
+"""At most this part of the time left is set aside for starting on-demand workers."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -37,6 +42,8 @@ class View:
     """On-demand workers that are starting."""
     starting_wait: Floats
     """Sum over those of the seconds until they work."""
+    spot_there: Ints
+    """Spot workers at work or starting."""
     startup: float
     """Seconds until an on-demand worker that is asked for now works."""
     on_demand_work: Floats
@@ -111,14 +118,49 @@ class UniformProgress:
 
 
 class Shoal:
-    """All spot there is, and the fewest on-demand workers that keep the deadline safe if all spot were lost now.
+    """All spot there is, and the fewest on-demand workers that keep the deadline safe.
 
-    Safe means: what is left could be done by on-demand workers alone, those there and those that would have to be
-    started a step from now. On-demand that is not needed for that yet is bought later or never; a run whose spot holds never
-    buys any. On-demand is given back when it is safe without it for twice the time that getting it again takes.
+    Two rules, the larger answer counts:
+
+    - *safety*: what is left could still be done if all spot were lost now, by the on-demand workers there and those
+      that would be started a step from now. It holds whatever spot does, so no deadline is missed that was safe at first.
+    - *expectation*: spot so far says how often how many workers can be had. If that is not enough for what is left,
+      on-demand fills the valleys up to the lowest level that is: buying early and little keeps spot in use, where
+      waiting for the safety rule would in the end put on-demand workers into spot's place.
+
+    On-demand that neither rule needs is given back after it was not needed for as long as getting it again takes.
     """
 
+    def __init__(self) -> None:
+        self._seen: Floats | None = (
+            None  # (r, workers + 1) seconds in which so many spot workers could be had
+        )
+        self._idle: Floats | None = None  # (r,) seconds since on-demand was needed as it is
+        self._asked: Ints | None = None
+
     def __call__(self, view: View) -> tuple[Ints, Ints]:
+        """The larger answer of both rules."""
+        scenario, runs = view.scenario, len(view.remaining)
+        if self._seen is None or self._idle is None or self._asked is None:
+            self._seen = np.zeros((runs, scenario.workers + 1))
+            self._seen[:, -1] = OPTIMISM * scenario.deadline
+            self._idle = np.zeros(runs)
+            self._asked = _all(view, 0)  # nothing was asked for yet: spot may have everything
+        # Who has all that was asked for might have had more.
+        could = np.where(view.spot_there >= self._asked, scenario.workers, view.spot_there)
+        self._seen[np.arange(runs), could] += view.step
+        there = view.on_demand + view.starting
+        wanted = np.maximum(self._safe(view), self._expected(view, self._seen, could))
+        self._idle = np.where(wanted < there, self._idle + view.step, 0.0)
+        keep = (wanted < there) & (self._idle < view.startup + view.step)
+        on_demand = np.clip(np.where(keep, there, wanted), 0, scenario.most_on_demand)
+        # A worker that is starting does nothing yet: spot stays until it works.
+        self._asked = np.maximum(scenario.workers - np.minimum(view.on_demand, on_demand), 0)
+        return self._asked, on_demand
+
+    @staticmethod
+    def _safe(view: View) -> Ints:
+        """On-demand workers that the safety rule asks for."""
         scenario = view.scenario
         rate, most = scenario.sure_rate, scenario.most_on_demand
         left = view.left - view.step  # work done within a step ends with it
@@ -132,10 +174,22 @@ class Shoal:
         short = view.remaining - sure
         more = np.ceil(short / (rate * view.step)).astype(np.int64)
         fewer = np.floor(-short / (2 * rate * (view.step + view.startup))).astype(np.int64)
-        change = np.where(short > 0, more, -np.clip(fewer, 0, view.on_demand))
-        on_demand = np.clip(there + change, 0, most)
-        # A worker that is starting does nothing yet: spot stays until it works.
-        return np.maximum(scenario.workers - np.minimum(view.on_demand, on_demand), 0), on_demand
+        return there + np.where(short > 0, more, -np.clip(fewer, 0, view.on_demand))
+
+    @staticmethod
+    def _expected(view: View, seen: Floats, could: Ints) -> Ints:
+        """On-demand workers that fill spot's valleys to the lowest level that is enough on average."""
+        scenario = view.scenario
+        share = seen / seen.sum(axis=1, keepdims=True)
+        level = np.arange(scenario.workers + 1)
+        below = np.cumsum(share, axis=1)
+        above = (share * level).sum(axis=1, keepdims=True) - np.cumsum(share * level, axis=1)
+        mean = level * below + above  # of max(spot, level)
+        # Whoever is asked for must start first; near the end that would ask for ever more, so it fades.
+        seconds = max(view.left - min(view.startup, RESERVE * view.left), view.step)
+        enough = mean * seconds >= (view.remaining / scenario.sure_rate)[:, None]
+        lowest = np.where(enough.any(axis=1), enough.argmax(axis=1), scenario.workers)
+        return np.maximum(lowest - could, 0)
 
 
 class Hindsight:

@@ -173,6 +173,7 @@ def replay(
             spot=spot.working,
             on_demand=own.working,
             starting=own.starting,
+            spot_there=spot.there,
             starting_wait=own.wait(step),
             startup=own.delay * step,
             on_demand_work=own_done,

@@ -1,0 +1,152 @@
+"""The two commands as a user meets them: files in, JSON and sentences out, exit code 2 for what is not understood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shoal.cli import main
+
+ROOT = Path(__file__).parents[4]
+DATA, EXAMPLES = ROOT / "tests" / "data", ROOT / "examples" / "sizing"
+SPOTDNN = ["--workload", str(DATA / "spotdnn/workload.json"), "--pools", str(DATA / "spotdnn/instances.csv")]
+RESOURCES = [
+    "-f", str(EXAMPLES / "job.yaml"), "--pools", str(EXAMPLES / "pools.yaml"),
+    "--profiles", str(EXAMPLES / "profiles.yaml"),
+]  # fmt: skip
+TRACE = str(DATA / "traces/aws-p3-2xlarge-32-nodes.csv")
+
+
+def shoal(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_spotdnn_as_json() -> None:
+    result = shoal(
+        "plan", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--model", "spotdnn", "--json",
+        "--limits", "0,5,5,5,5", "--prices", "0.918,0.3612,0.684,1.37,2.16",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.output)
+    assert answer["feasible"]
+    assert answer["counts"] == [0, 2, 5, 2, 0]
+    assert answer["exact"]
+    assert answer["searched"] == 6**4
+    assert answer["binding"] == "deadline"
+    assert answer["timeSeconds"] == pytest.approx(2597.351254)
+    assert {"cost", "iterations", "pareto", "reason"} <= answer.keys()
+
+
+def test_our_model_from_the_same_files_counts_start_up_and_risk() -> None:
+    result = shoal("plan", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--json")
+    answer = json.loads(result.output)
+    assert answer["timeSeconds"] < answer["sureSeconds"] <= 2600
+    assert answer["deadlineKept"] >= 0.95
+
+
+def test_a_plan_from_resources_is_explained_and_drawn(tmp_path: Path) -> None:
+    picture = tmp_path / "front.png"
+    result = shoal("plan", *RESOURCES, "--plot", str(picture), "--trace", f"spot-p100={TRACE}")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Run ")
+    assert "from spot-p100" in result.output
+    assert "cheapest plan that ends within the deadline of 40 min" in result.output
+    assert "node-hours" in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in tmp_path.iterdir()] == ["front.png"]
+
+
+def test_a_simulation_side_by_side(tmp_path: Path) -> None:
+    picture = tmp_path / "runs.png"
+    arguments = ["simulate", *RESOURCES, "--trace", TRACE, "--runs", "50", "--slack", "1.3"]
+    shown = shoal(*arguments, "--plot", str(picture))
+    assert shown.exit_code == 0, shown.output
+    assert "uniform progress" in shown.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    answer = json.loads(shoal(*arguments, "--json").output)
+    assert set(answer["policies"]) == {
+        "shoal", "spot only", "on-demand only", "greedy with safety net", "uniform progress", "oracle",
+    }  # fmt: skip
+    ours = answer["policies"]["shoal"]
+    assert ours["deadlinesKept"] == 1
+    assert len(ours["workersOverTime"]) == len(answer["timesSeconds"])
+
+
+def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
+    text = (EXAMPLES / name).read_text()
+    assert old in text
+    path = tmp_path / name
+    path.write_text(text.replace(old, new))
+    return [str(path) if argument.endswith(name) else argument for argument in RESOURCES]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("job.yaml", "spot-k80, ", "spot-k90, ", "names spot-k90"),
+        (
+            "job.yaml",
+            "stopAfter: {epochs: 400}",
+            "stopAfter: {metric: accuracy, value: '0.9'}",
+            "steps or epochs",
+        ),
+        ("job.yaml", "kind: TrainingJob", "kind: Job", "0 TrainingJobs"),
+        ("job.yaml", "epochs: 400", "epochs: -1", "spec.training.stopAfter.epochs"),
+        ("pools.yaml", 'perHour: "0.23"', "perHour: 0.23", 'in quotes, "0.23"'),
+        ("pools.yaml", "name: K80", "name: K81", "not in the catalogue"),
+        ("pools.yaml", "startupSeconds: 160", "startSeconds: 160", "check its spelling"),
+        ("pools.yaml", "metadata: {name: spot-k80}", "metadata: {name: spot-p100}", "two CapacityPools"),
+        ("pools.yaml", "spec:", "spec: [", "is not YAML"),
+        ("profiles.yaml", 'stepSeconds: "0.218"', 'stepSeconds: "0"', "greater than 0"),
+        ("profiles.yaml", "samplesPerEpoch: 50000", "# none", "samplesPerEpoch"),
+    ],
+)
+def test_bad_resources_say_what_to_change(tmp_path: Path, name: str, old: str, new: str, says: str) -> None:
+    result = shoal("plan", *_edited(tmp_path, name, old, new), "--plot", str(tmp_path / "never.png"))
+    assert result.exit_code == 2, result.output
+    assert says in " ".join(result.output.split())
+    assert not (tmp_path / "never.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "--pools", str(EXAMPLES / "pools.yaml")], "either -f"),
+        (["plan", *SPOTDNN, "--deadline", "10"], "--loss"),
+        (["plan", *SPOTDNN, "--deadline", "-3", "--loss", "0.8"], "greater than 0"),
+        (["plan", *SPOTDNN, "--deadline", "100", "--loss", "0.4"], "out of reach"),
+        (["plan", *SPOTDNN, "--loss", "0.8", "--limits", "1,2"], "give one for each"),
+        (["plan", *SPOTDNN, "--loss", "0.8", "--limits", "1,a"], "whole numbers"),
+        (["plan", *SPOTDNN, "--loss", "0.8", "--limits", "0,0,0,0,0"], "limits of all pools are 0"),
+        (["plan", *SPOTDNN, "--loss", "0.8", "--limits", "-1,0,0,0,2"], "0 or more"),
+        (["plan", *SPOTDNN, "--loss", "0.8", "--prices", "nan,1,1,1,1"], "must be a number"),
+        (["plan", *RESOURCES, "--loss", "0.8"], "no meaning with -f"),
+        (["plan", *RESOURCES, "--trace", "nothing"], "POOL=FILE"),
+        (["simulate", *RESOURCES, "--trace", TRACE, "--slack", "1.2", "--deadline", "9"], "not both"),
+    ],
+)
+def test_bad_options_say_what_to_change(arguments: list[str], says: str) -> None:
+    result = shoal(*arguments)
+    assert result.exit_code == 2, result.output
+    assert says in " ".join(result.output.split())
+
+
+def test_a_table_of_pools_with_holes(tmp_path: Path) -> None:
+    good = (DATA / "spotdnn/instances.csv").read_text()
+    path = tmp_path / "pools.csv"
+    for text, says in (
+        (good.replace("750,1024,1024", ",1024,1024"), "line 3: the column img_per_s(instance) is empty"),
+        (good.replace("750,1024,1024", "nan,1024,1024"), "greater than 0"),
+        (good.replace("quota", "most"), "quota is missing"),
+        (good.splitlines()[0], "has no pools"),
+        ("", "has no pools"),
+    ):
+        path.write_text(text)
+        result = shoal(
+            "plan", SPOTDNN[0], SPOTDNN[1], "--pools", str(path), "--deadline", "2600", "--loss", "0.8"
+        )
+        assert result.exit_code == 2, result.output
+        assert says in " ".join(result.output.split())

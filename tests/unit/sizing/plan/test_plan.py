@@ -1,0 +1,203 @@
+"""Our own model: what the planner promises about start-up, risk, zones, servers and limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.errors import UsageError
+from shoal.sizing.plan import LossWork, Objective, Pool, Problem, Servers, StepWork, explain, plan
+from shoal.sizing.plan.cost import capped, wire_bytes
+from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.replan import replan
+from shoal.sizing.plan.risk import finish_times
+from shoal.sizing.types import PsModel
+
+HOUR = 3600.0
+
+
+def pool(name: str = "spot", **changes: object) -> Pool:
+    settings = {
+        "limit": 8,
+        "price": 1.0,
+        "step_seconds": 0.1,
+        "batch": 128,
+        "accelerator": "T4",
+        "startup_seconds": 60,
+    } | changes
+    return Pool(name, **settings)  # type: ignore[arg-type]
+
+
+def problem(*pools: Pool, deadline: float | None = HOUR, **changes: object) -> Problem:
+    return Problem(pools, StepWork(steps=100_000), objective=Objective(deadline=deadline), **changes)  # type: ignore[arg-type]
+
+
+def quiet(**changes: object) -> Servers:
+    return Servers(**({"interruptions_per_hour": 0.0} | changes))  # type: ignore[arg-type]
+
+
+def test_without_risk_time_and_cost_are_what_anyone_would_compute() -> None:
+    answer = plan(problem(pool(), servers=quiet(price=0.05)))
+    assert answer.counts == (3,)  # 100,000 steps / 3 / 10 a second = 3,333 s; two workers would take 5,000 s
+    assert answer.seconds == pytest.approx(60 + 100_000 / 30)
+    assert answer.cost == pytest.approx(answer.seconds / HOUR * 3.05)
+
+
+def test_start_up_counts_against_the_deadline() -> None:
+    assert plan(problem(pool(startup_seconds=400), servers=quiet())).counts == (4,)
+
+
+def test_revocations_make_it_take_more_workers() -> None:
+    calm = plan(problem(pool(), servers=quiet()))
+    rough = plan(problem(pool(startup_seconds=300, interruptions_per_hour=1.0), servers=quiet()))
+    assert sum(rough.counts) > sum(calm.counts)
+    assert rough.chance is not None
+    assert rough.chance >= 0.95
+    assert "deadline was kept in" in explain(rough)
+
+
+def test_shocks_of_a_whole_pool_are_riskier_than_single_losses() -> None:
+    single = problem(pool(startup_seconds=600, interruptions_per_hour=0.5, shock_share=0.0))
+    together = replace(single, pools=(replace(single.pools[0], shock_share=1.0, shock_size=1.0),))
+    spread = [np.std(finish_times(p, (6,), 1, runs=20_000)) for p in (single, together)]
+    assert spread[1] > 1.5 * spread[0]
+    formula = [ElasticModel(p, 1.0).evaluators()[0](np.array([[6.0]])) for p in (single, together)]
+    assert formula[1].sure_seconds[0] > formula[0].sure_seconds[0]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    rate=st.floats(0.01, 0.4),
+    startup=st.floats(30, 400),
+    share=st.floats(0, 1),
+    workers=st.integers(2, 8),
+)
+def test_the_formula_agrees_with_simulated_runs(
+    rate: float, startup: float, share: float, workers: int
+) -> None:
+    one = problem(
+        pool(startup_seconds=startup, interruptions_per_hour=rate, shock_share=share, step_sigma=0.02),
+        servers=quiet(model=PsModel(0.01)),
+    )
+    out = ElasticModel(one, 1.0).evaluators()[0](np.array([[float(workers)]]))
+    times = finish_times(one, (workers,), 1, runs=20_000)
+    assert out.seconds[0] == pytest.approx(times.mean(), rel=0.03)
+    assert out.sure_seconds[0] - out.seconds[0] == pytest.approx(times.std(), rel=0.35)
+
+
+def test_more_servers_where_one_is_too_slow() -> None:
+    slow = PsModel(update_seconds=0.05)  # at most 20 updates a second
+    answer = plan(problem(pool(), servers=quiet(counts=(1, 2, 3, 4), price=0.2, model=slow)))
+    assert answer.servers > 1
+    assert "parameter servers" in explain(answer)
+
+
+def test_bytes_that_cross_zones_are_priced() -> None:
+    # DESIGN: 8 workers, 25.6 M parameters in bf16, 300 ms a step move about 10 TB an hour.
+    moved = 8 * wire_bytes(25_600_000) / 0.3 * HOUR
+    assert moved == pytest.approx(10e12, rel=0.03)
+    near = pool("near", zone="a", price=1.2, limit=8)
+    far = pool("far", zone="b", price=1.0, limit=8, transfer_per_gib=0.01)
+    there = quiet(zone="a", bytes_per_step=wire_bytes(25_600_000))
+    assert plan(problem(near, far, servers=there)).counts == (3, 0)
+    assert plan(problem(near, far, servers=quiet(zone="a"))).counts == (0, 3)
+
+
+def test_workers_stay_in_one_zone_if_asked() -> None:
+    pools = pool("a", zone="a", limit=2), pool("b", zone="b", limit=4)
+    answer = plan(problem(*pools, servers=quiet(), zone_policy="Same"))
+    assert answer.counts == (0, 3)
+    assert answer.zone == "b"
+
+
+def test_spot_costs_no_more_than_on_demand() -> None:
+    pools = capped([pool("spot", price=5.0), pool("steady", price=3.0, spot=False)])
+    assert [p.price for p in pools] == [3.0, 3.0]
+
+
+def test_fastest_for_the_money() -> None:
+    base = problem(pool(startup_seconds=120), deadline=None, servers=quiet())
+    answer = plan(replace(base, objective=Objective(budget=3.0, prefer="MinTime")))
+    assert answer.feasible
+    assert answer.cost <= 3.0
+    assert answer.binding == "budget"
+    assert "The budget is what makes it take so long" in explain(answer)
+
+
+def test_deadline_and_budget_that_exclude_each_other() -> None:
+    base = problem(pool(startup_seconds=120), deadline=None, servers=quiet())
+    answer = plan(replace(base, objective=Objective(deadline=2400, budget=2.9)))
+    assert not answer.feasible
+    assert answer.binding == "deadline and budget"
+    assert "cannot be kept together" in explain(answer)
+
+
+def test_limits_of_the_job() -> None:
+    wide = problem(pool(), deadline=None, servers=quiet(), min_workers=2, max_workers=5)
+    answer = plan(wide)
+    assert 2 <= sum(answer.counts) <= 5
+    mixed = problem(pool(), pool("od", spot=False, price=3.0), servers=quiet(), min_on_demand=1)
+    assert plan(mixed).counts == (2, 1)
+
+
+def test_the_loss_that_was_reached_shortens_what_is_left() -> None:
+    curve = {"r1": 876.5, "r2": -0.2, "r3": 2507.6, "r4": 0.5}
+    batch, workers = np.array([128.0]), np.array([4.0])
+    whole = LossWork(0.8, **curve).iterations(batch, workers)[0]
+    half = LossWork(0.8, **curve, done=1.0).iterations(batch, workers)[0]
+    assert half == pytest.approx(whole - LossWork(1.0, **curve).iterations(batch, workers)[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (problem, "at least one"),
+        (lambda: problem(pool(limit=0)), "limits of all pools are 0"),
+        (lambda: problem(pool(), pool()), "same name"),
+        (lambda: pool(price=float("nan")), "must be a number"),
+        (lambda: pool(step_seconds=0), "greater than 0"),
+        (lambda: problem(pool(), deadline=-5), "deadline in seconds must be greater than 0"),
+        (lambda: problem(pool(), min_workers=9), "hold 8 workers together"),
+        (lambda: problem(pool(), min_workers=4, max_workers=2), "contradict each other"),
+        (StepWork, "not both and not neither"),
+        (lambda: LossWork(0.4, 1, 1, 1, 0.5), "out of reach"),
+    ],
+)
+def test_bad_input_says_what_to_change(make: object, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make()  # type: ignore[operator]
+
+
+class TestReplan:
+    def setup_method(self) -> None:
+        self.problem = problem(
+            pool("a", startup_seconds=200), pool("b", startup_seconds=200), servers=quiet()
+        )
+
+    def test_keeps_what_runs_when_it_is_as_good(self) -> None:
+        decision = replan(self.problem, (0, 3))
+        assert not decision.change
+        assert decision.counts == (0, 3)
+
+    def test_keeps_what_runs_for_a_small_gain(self) -> None:
+        a, b = self.problem.pools
+        decision = replan(replace(self.problem, pools=(replace(a, price=0.97), b)), (0, 3))
+        assert not decision.change
+
+    def test_changes_for_a_large_gain_but_not_at_once(self) -> None:
+        a, b = self.problem.pools
+        cheaper = replace(self.problem, pools=(replace(a, price=0.3), b))
+        assert replan(cheaper, (0, 3)).change
+        early = replan(cheaper, (0, 3), since_change_seconds=10)
+        assert not early.change
+        assert "too short ago" in early.reason
+
+    def test_changes_at_once_when_the_deadline_is_in_danger(self) -> None:
+        decision = replan(self.problem, (1, 0), since_change_seconds=1)
+        assert decision.change
+        assert sum(decision.counts) >= 3
+        assert "deadline" in decision.reason

@@ -1,0 +1,141 @@
+"""Traces as they come, and what the policies do with them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.errors import UsageError
+from shoal.sizing.plan import Pool, Problem, Servers, StepWork
+from shoal.sizing.simulate.measured import with_trace
+from shoal.sizing.simulate.scenario import Scenario, scenario_of
+from shoal.sizing.simulate.summary import explain, run
+from shoal.sizing.simulate.traces import Trace, read_trace
+
+AWS = Path(__file__).parents[3] / "data" / "traces" / "aws-p3-2xlarge-32-nodes.csv"
+WORKERS, STEP = 16, 0.1
+
+
+def scenario(hours: float, slack: float) -> Scenario:
+    spot = Pool("spot", 32, 0.9, STEP, 128, startup_seconds=180)
+    steady = Pool("steady", 32, 3.0, STEP, 128, spot=False, startup_seconds=180)
+    work = StepWork(steps=hours * 3600 * WORKERS / STEP)
+    problem = Problem((spot, steady), work, Servers(price=0.2), max_workers=WORKERS)
+    return scenario_of(problem, slack=slack)
+
+
+def counts(tmp_path: Path, nodes: list[int], gap: float = 300) -> Trace:
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": gap}, "data": nodes}))
+    return read_trace(path)
+
+
+@pytest.mark.parametrize(("hours", "slack"), [(0.5, 1.2), (2, 1.2), (2, 1.5), (8, 1.2)])
+def test_on_the_trace_no_deadline_is_missed_and_uniform_progress_is_not_cheaper(
+    hours: float, slack: float
+) -> None:
+    result = run(scenario(hours, slack), [read_trace(AWS)], runs=200)
+    ours = result.outcome("shoal")
+    assert ours.kept == 1
+    for other in ("uniform progress", "greedy with safety net", "on-demand only"):
+        assert (ours.cost["mean"] or 0) <= (result.outcome(other).cost["mean"] or 0) * 1.0001
+    assert (result.outcome("oracle").cost["mean"] or 0) <= (ours.cost["mean"] or 0)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [0] * 50,
+        [16] * 60 + [0] * 200,
+        [16, 0] * 100,
+        np.random.default_rng(3).integers(0, 17, 60).repeat(8).tolist(),
+    ],
+    ids=["no spot at all", "spot that ends", "spot that comes and goes", "scarce spot"],
+)
+def test_no_deadline_is_missed_whatever_spot_does(tmp_path: Path, nodes: list[int]) -> None:
+    result = run(scenario(2, 1.2), [counts(tmp_path, nodes)], runs=100)
+    assert result.outcome("shoal").kept == 1
+    assert result.outcome("spot only").kept < 1
+    assert "would have been late" in explain(result)
+
+
+def test_plenty_of_spot_costs_what_spot_costs(tmp_path: Path) -> None:
+    result = run(scenario(1, 1.5), [counts(tmp_path, [32] * 100)], runs=20)
+    ours, spot = result.outcome("shoal"), result.outcome("spot only")
+    assert ours.cost == spot.cost
+    assert ours.on_demand_share == 0
+    # 16 workers at work for an hour, and 180 s to start; workers at $0.9, the server at $0.2.
+    hours = 1 + 180 / 3600
+    assert spot.cost["mean"] == pytest.approx(hours * (16 * 0.9 + 0.2), rel=0.01)
+    assert spot.goodput == pytest.approx(1 / hours, rel=0.01)
+
+
+def test_the_same_seed_gives_the_same_runs() -> None:
+    one, two = (run(scenario(1, 1.3), [read_trace(AWS)], runs=30, seed=5) for _ in range(2))
+    assert one.as_json("") == two.as_json("")
+
+
+def test_the_three_formats_agree(tmp_path: Path) -> None:
+    events = tmp_path / "events.csv"
+    events.write_text("0,add,a\n0,add,b\n600000,remove,a\n900000,add,c\n1200000,remove,b\n")
+    table = tmp_path / "table.csv"
+    table.write_text("seconds,nodes\n0,2\n600,1\n900,2\n1200,1\n")
+    there = counts(tmp_path, [2, 2, 1, 2, 1])
+    for path in (events, table):
+        trace = read_trace(path)
+        assert trace.span == 1200
+        assert trace.bins(300)[0].tolist() == there.bins(300)[0].tolist()[:4]
+    assert read_trace(events).bins(300)[1].tolist() == [0, 1, 0, 1]
+
+
+def test_a_node_removed_before_it_was_added_was_there_all_along(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("# a comment\nms,event,node\n60000,add,b\n120000,remove,a\n180000,remove,a\n")
+    trace = read_trace(path)
+    assert sorted(trace.begins.tolist()) == [0, 0]
+    assert sorted(trace.ends.tolist()) == [60, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("0,add\n", "line 1"),
+        ("0,add,a\n5,explode,a\n", "add or remove"),
+        ("x,add,a\n0,nothing,b\n", "ms or seconds"),
+        ("seconds,nodes\n", "no rows"),
+        ("seconds,nodes\n0,-1\n", "0 or more"),
+        ("seconds,price\n0,1\n", "no column nodes"),
+        ("0,5\n60,4\n", "needs a header"),
+        ('{"data": []}', "gap_seconds"),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_bad_trace_says_what_to_change(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says):
+        read_trace(path)
+
+
+def test_a_trace_measures_a_pool() -> None:
+    problem = scenario(1, 1.2).problem
+    spot = with_trace(problem, "spot", read_trace(AWS)).pools[0]
+    assert 0 < spot.interruptions_per_hour < 5
+    assert spot.lifetimes is not None
+    with pytest.raises(UsageError, match="not among spot, steady"):
+        with_trace(problem, "other", read_trace(AWS))
+
+
+def test_what_a_simulation_needs() -> None:
+    problem = scenario(1, 1.2).problem
+    with pytest.raises(UsageError, match="on-demand pool"):
+        scenario_of(Problem(problem.pools[:1], problem.work), slack=1.2)
+    with pytest.raises(UsageError, match="must be ready"):
+        scenario_of(problem)
+    with pytest.raises(UsageError, match="1 or more"):
+        scenario_of(problem, slack=0.5)
