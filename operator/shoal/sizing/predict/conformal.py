@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from shoal.errors import UsageError
-from shoal.sizing.predict.estimators import RelativeNNLS
+from shoal.sizing.predict.estimators import PositiveRegressor, RelativeNNLS
 
 __all__ = ["GroupConformalRegressor", "group_folds", "group_quantile", "little_data_factor"]
 
@@ -71,7 +71,7 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
     """The simplest of some candidate regressions that is not clearly worse than the best, with intervals.
 
     Args:
-        candidates: estimators of a positive target, simplest first; None: `RelativeNNLS` on all columns.
+        candidates: `PositiveRegressor`s, simplest first; None: `RelativeNNLS` on all columns.
         folds: at most so many folds; up to so many groups each group is a fold of its own.
         seed: deals groups to folds.
 
@@ -82,7 +82,9 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
 
     """
 
-    def __init__(self, candidates: Sequence[Any] | None = None, folds: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self, candidates: Sequence[PositiveRegressor] | None = None, folds: int = 16, seed: int = 0
+    ) -> None:
         self.candidates = candidates
         self.folds = folds
         self.seed = seed
@@ -126,16 +128,18 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         self.estimator_ = clone(candidates[self.best_]).fit(features, target, sample_weight=weight)
         return self
 
-    def _out_of_fold(self, candidate: Any, X: Floats, y: Floats, weight: Floats) -> tuple[list[Any], Floats]:
+    def _out_of_fold(
+        self, candidate: PositiveRegressor, X: Floats, y: Floats, weight: Floats
+    ) -> tuple[list[Any], Floats]:
         fitted: list[Any] = []
         residuals = np.empty(len(y))
         for fold in range(int(self.fold_.max()) + 1):
             out = self.fold_ == fold
             if weight[~out].sum() > 0:
-                fitted.append(clone(candidate).fit(X[~out], y[~out], sample_weight=weight[~out]))
+                fitted.append(clone(candidate).fit_checked(X[~out], y[~out], weight[~out]))
             else:
-                fitted.append(clone(candidate).fit(X, y, sample_weight=weight))
-            residuals[out] = np.log(y[out] / fitted[-1].predict(X[out]))
+                fitted.append(clone(candidate).fit_checked(X, y, weight))
+            residuals[out] = np.log(y[out] / fitted[-1].predict_checked(X[out]))
         return fitted, residuals
 
     def predict(self, X: ArrayLike) -> Floats:
@@ -148,7 +152,7 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         """Give (n, 3) low, prediction, high: the value lies between low and high with probability `level`."""
         mean = self.predict(X)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        logs = np.log(np.column_stack([e.predict(X) for e in self.fold_estimators_]))
+        logs = np.log(np.column_stack([e.predict_checked(X) for e in self.fold_estimators_]))
         spread = np.abs(self.residuals_) * little_data_factor(self.groups_, level)
         if self.groups_ < FEW_GROUPS:
             spread = np.maximum(spread, self._least_spread(level))

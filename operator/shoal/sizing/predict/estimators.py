@@ -18,13 +18,33 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from shoal.errors import UsageError
 
-__all__ = ["PowerLaw", "RelativeNNLS"]
+__all__ = ["PositiveRegressor", "PowerLaw", "RelativeNNLS"]
 
 Floats = NDArray[np.float64]
 
 
-class _PositiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """What both have in common: features >= 0, targets > 0, predictions > 0 and finite."""
+class PositiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """What both have in common: features >= 0, targets > 0, predictions > 0 and finite.
+
+    `fit_checked` and `predict_checked` take arrays that were validated already: cross-validation calls them hundreds
+    of times, where scikit-learn's validation would take most of the time.
+    """
+
+    def fit_checked(self, X: Floats, y: Floats, weight: Floats) -> Self:
+        """Fit to X (n, d), y (n,) and weights (n,)."""
+        raise NotImplementedError
+
+    def predict_checked(self, X: Floats) -> Floats:
+        """Predict (n,) values > 0."""
+        raise NotImplementedError
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit to X (n, d) >= 0 and y (n,) > 0."""
+        return self.fit_checked(*self._validated(X, y, sample_weight, reset=True))
+
+    def predict(self, X: ArrayLike) -> Floats:
+        """Predict (n,) values > 0."""
+        return self.predict_checked(self._features(X))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -55,7 +75,7 @@ class _PositiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(X, dtype=np.float64)
 
 
-class RelativeNNLS(_PositiveRegressor):
+class RelativeNNLS(PositiveRegressor):
     """y = a + sum_j c_j x_j with all coefficients >= 0, least squares on the relative error 1 - prediction/y.
 
     Lawson and Hanson's non-negative least squares on rows divided by y. A small ridge on every term's share of the
@@ -85,10 +105,10 @@ class RelativeNNLS(_PositiveRegressor):
         self.ridge = ridge
         self.forgetting = forgetting
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Fit to X (n, d) >= 0 and y (n,) > 0."""
+    def fit_checked(self, X: Floats, y: Floats, weight: Floats) -> Self:
+        """Fit to X (n, d), y (n,) and weights (n,)."""
         self._sums: tuple[Floats, Floats, float] | None = None
-        return self._update(*self._validated(X, y, sample_weight, reset=True))
+        return self._update(X, y, weight)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Add rows to what is known, the older ones weighing `forgetting` times less. O(d³), no rows are kept."""
@@ -130,13 +150,12 @@ class RelativeNNLS(_PositiveRegressor):
         self._floor = float(total / np.sum(weight / y) * 1e-6) if weight.any() else 1e-12
         return self
 
-    def predict(self, X: ArrayLike) -> Floats:
+    def predict_checked(self, X: Floats) -> Floats:
         """Predict (n,) values > 0."""
-        X = self._features(X)
         return np.asarray(np.maximum(X @ self.coef_ + self.intercept_, self._floor))
 
 
-class PowerLaw(_PositiveRegressor):
+class PowerLaw(PositiveRegressor):
     """y = exp(w_0) * prod_j x_j^w_j, ridge regression of log y on log x.
 
     Zeros in X count as the smallest positive value of their column. Exponents are bounded by the ridge only, but a
@@ -150,9 +169,8 @@ class PowerLaw(_PositiveRegressor):
         self.ridge = ridge
         self.reach = reach
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Fit to X (n, d) >= 0 and y (n,) > 0."""
-        X, y, weight = self._validated(X, y, sample_weight, reset=True)
+    def fit_checked(self, X: Floats, y: Floats, weight: Floats) -> Self:
+        """Fit to X (n, d), y (n,) and weights (n,)."""
         if not weight.sum() > 0:
             raise UsageError("every row has weight 0: give at least one row a positive weight")
         X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
@@ -171,7 +189,7 @@ class PowerLaw(_PositiveRegressor):
         Z = np.log(np.maximum(X, self._floors))
         return np.asarray(Z if self.columns is None else Z[:, list(self.columns)])
 
-    def predict(self, X: ArrayLike) -> Floats:
+    def predict_checked(self, X: Floats) -> Floats:
         """Predict (n,) values > 0."""
-        Z = self._logs(self._features(X)) - self._centre
+        Z = self._logs(X) - self._centre
         return np.asarray(np.exp(np.clip(Z @ self.coef_ + self.intercept_, *self._range)))

@@ -48,6 +48,11 @@ def write_report(data: Path, out: Path, catalogue: Catalogue) -> list[Path]:
         raise UsageError(
             f"{data} has no {', '.join(missing)}: give a folder with {', '.join(FILES.values())}"
         )
+    for target, name in FILES.items():  # complain about any file before the long computation
+        models = (
+            [*_models(data), data / FILES["worker-speed"]] if target == "cluster-speed" else _models(data)
+        )
+        tables.load(data / name, target, models, catalogue)
     sections = [_worker(data, catalogue), _cluster(data, catalogue), _checkpoint(data, catalogue)]
     new = {
         name: evaluate(
@@ -131,8 +136,8 @@ def _page(sections: list[_Section], new: Mapping[str, Evaluation]) -> str:
         "",
         "Written by `shoal predict report`; do not edit. Every model is predicted by a fit that never saw it: all its",
         "rows, on all accelerators, are left out together. The regressors that CM-DARE published are fitted and tested",
-        "in the same way on the same rows, the SVRs with the authors' search of C and epsilon. MAPE is the mean of",
-        "|predicted / measured - 1|; `worst` is its largest value.",
+        "in the same way on the same rows, the SVRs with a search of C and epsilon as the authors did. MAPE is the",
+        "mean of |predicted / measured - 1|; `worst` is its largest value.",
         "How it is predicted: [sizing](../sizing.md). Data: `tests/data/cmdare` (source and licence there).",
     ]
     for s in sections:

@@ -20,7 +20,7 @@ def step(features: ModelFeatures, accelerator: str, batch: float = 64) -> float:
 def models(count: int, seed: int = 0) -> list[ModelFeatures]:
     rng = np.random.default_rng(seed)
     return [
-        ModelFeatures(float(10 ** rng.uniform(8, 10)), int(10 ** rng.uniform(5, 8)), int(rng.integers(20, 400)), f"m{i}")
+        ModelFeatures(10.0 ** rng.uniform(8, 10), int(10 ** rng.uniform(5, 8)), int(rng.integers(20, 400)), f"m{i}")
         for i in range(count)
     ]  # fmt: skip
 

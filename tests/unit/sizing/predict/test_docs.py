@@ -1,0 +1,29 @@
+"""The example of docs/sizing.md runs, from measurements to a plan, and the page names every column."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shoal.sizing.predict.tables import COLUMNS
+
+ROOT = Path(__file__).parents[4]
+PAGE = (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(block, names)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3 + 4 + 1
+    assert printed[0].startswith("K80: ")
+    feasible, *_ = printed[-1].split()
+    assert feasible == "True"
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda c: c.name)
+def test_every_column_is_documented(column: object) -> None:
+    for name in (column.name, *column.aliases):  # type: ignore[attr-defined]
+        assert f"`{name}`" in PAGE
