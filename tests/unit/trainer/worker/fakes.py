@@ -26,6 +26,7 @@ class FakeCoordinator:
         self.samples = 0
         self.results = []
         self.left = 0
+        self.hold = False
         self.joins = []
         self.counter = 0
         self.lock = threading.Lock()
@@ -48,6 +49,8 @@ class FakeCoordinator:
                 self.counter += 1
                 renamed[old] = (old[0] + 1, self.counter)
                 self.leased[renamed[old]] = self.leased.pop(old)
+                if old in self.applied:
+                    self.applied[renamed[old]] = self.applied.pop(old)
             return renamed
 
     def next_work(self):
@@ -58,7 +61,7 @@ class FakeCoordinator:
                 work = DataWork((0, self.counter), epoch, start, stop)
                 self.leased[work.token] = work
                 return work
-            if any(self.applied.get(token) != work.stop for token, work in self.leased.items()):
+            if self.hold or any(self.applied.get(token) != work.stop for token, work in self.leased.items()):
                 return Idle(0.01)
             return self.tasks.pop(0) if self.tasks else Finished()
 

@@ -1,0 +1,235 @@
+"""The real worker against real parameter servers on loopback and a coordinator in memory."""
+
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+
+from shoal_trainer import Indexed, Training, UserError
+from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.loop import End
+from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+from tests.unit.trainer.worker.models import DATA, X, Y, compiled, functional, job
+
+SECONDS = 40
+# Keras' own saving code meets NumPy 2 with this; nothing of ours.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(self, training, servers, coordinator, **config):
+        config = servers.config(**config)
+        self.drain = threading.Event()
+        self.glue = build_glue(training, config)
+        self.worker = compose(training, config, self.glue, coordinator, servers.credentials, self.drain)
+        self.end = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        try:
+            self.end = self.worker.loop.run()
+        except Exception as error:
+            self.end = error
+
+    def start(self):
+        self.thread.start()
+        return self
+
+    def join(self):
+        self.thread.join(SECONDS)
+        assert not self.thread.is_alive(), "the worker did not end"
+        self.worker.close()
+        return self.end
+
+
+def wait(coordinator, condition):
+    with coordinator.pushed:
+        assert coordinator.pushed.wait_for(condition, SECONDS)
+
+
+@pytest.fixture
+def start(tmp_path):
+    made = []
+
+    def make(coordinator, **options):
+        servers = Servers(tmp_path / f"secret{len(made)}", coordinator, **options)
+        made.append(servers)
+        return servers
+
+    yield make
+    for servers in made:
+        servers.close()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_every_sample_once_then_tasks_then_the_end(start, shards):
+    coordinator = FakeCoordinator(DATA.size, epochs=2, tasks=("evaluate", "export"))
+    servers = start(coordinator, count=shards)
+    running = Running(job(lambda: functional("adam", norm=True)), servers, coordinator).start()
+    assert running.join() is End.FINISHED
+    assert coordinator.samples == 2 * DATA.size
+    assert coordinator.left == 1
+    (evaluate, metrics, _, _), (export, _, files, _) = coordinator.results
+    assert (evaluate, export) == ("evaluate", "export")
+    assert set(metrics) == {"val_loss", "val_accuracy"}
+    assert {"model.keras", "saved_model/saved_model.pb"} <= set(files)
+
+
+def test_one_worker_that_waits_is_plain_keras_bit_for_bit(start):
+    coordinator = FakeCoordinator(DATA.size, tasks=())
+    servers = start(coordinator)
+    running = Running(job(wire="fp32"), servers, coordinator, sequential=True)
+    assert running.start().join() is End.FINISHED
+    plain = functional()
+    for batch in DATA.batches(0, 0, DATA.size, 16):
+        plain.train_on_batch(batch.x, batch.y)
+    flat = np.zeros(running.glue.layout.size, np.float32)
+    servers.stores[0].pull(0, flat)
+    assert np.array_equal(flat, np.concatenate([v.numpy().ravel() for v in plain.trainable_variables]))
+
+
+def test_two_workers_share_the_data(start):
+    coordinator = FakeCoordinator(DATA.size, epochs=3)
+    servers = start(coordinator)
+    workers = [Running(job(), servers, coordinator, slot=slot) for slot in range(2)]
+    for worker in workers:
+        worker.start()
+    assert [worker.join() for worker in workers] == [End.FINISHED] * 2
+    assert coordinator.samples == 3 * DATA.size
+    assert all(worker.worker.loop.steps for worker in workers)
+
+
+def test_a_worker_that_is_told_to_stop_sees_its_push_through(start):
+    coordinator = FakeCoordinator(DATA.size, epochs=50)
+    servers = start(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    wait(coordinator, lambda: coordinator.pushes >= 5)
+    running.drain.set()
+    assert running.join() is End.DRAINED
+    assert coordinator.left == 1
+    assert coordinator.samples == running.worker.loop.steps * 16
+
+
+def test_a_server_that_comes_back_with_its_snapshot_gets_the_newer_copy_and_loses_nothing(start):
+    coordinator = FakeCoordinator(DATA.size, epochs=8, tasks=("evaluate",))
+    servers = start(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    wait(coordinator, lambda: coordinator.pushes >= 10)
+    saved = servers.stores[0].copy()
+    wait(coordinator, lambda: coordinator.pushes >= 20)
+    servers.stop(0)
+    version = servers.stores[0].version
+    loop = running.worker.loop
+    deadline = time.monotonic() + SECONDS
+    while loop.steps < version + 3:  # it trains on alone
+        assert time.monotonic() < deadline
+        assert running.end is None
+        threading.Event().wait(0.01)
+    servers.start(0, epoch=1, restore=saved)
+    assert running.join() is End.FINISHED
+    assert len(coordinator.joins) == 1
+    # the copy was at most one push behind; that push is sent again
+    assert servers.stores[0].samples >= 8 * DATA.size - 2 * 16
+    assert all(coordinator.applied[token] == work.stop for token, work in coordinator.leased.items())
+
+
+def test_a_server_that_is_lost_while_nothing_is_to_do_is_noticed(start):
+    coordinator = FakeCoordinator(64, tasks=())
+    coordinator.hold = True
+    servers = start(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    wait(coordinator, lambda: coordinator.pushes >= 4)
+    saved = servers.stores[0].copy()
+    servers.stop(0)
+    servers.start(0, epoch=1, restore=saved)
+    deadline = time.monotonic() + SECONDS
+    while not coordinator.joins:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+    coordinator.hold = False
+    assert running.join() is End.FINISHED
+
+
+def test_a_push_whose_answer_was_lost_is_not_applied_twice(start):
+    coordinator = FakeCoordinator(DATA.size, epochs=4, tasks=())
+    servers = start(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    for pushes in (5, 15, 25):
+        wait(coordinator, lambda pushes=pushes: coordinator.pushes >= pushes)
+        servers.stop(0)  # cuts every connection, the shard itself lives on
+        store = servers.stores[0]
+        servers.start(0)
+        servers.servers[0]._shard = servers.stores[0] = store
+    assert running.join() is End.FINISHED
+    assert servers.stores[0].samples == 4 * DATA.size
+    assert coordinator.samples == 4 * DATA.size
+
+
+def nan_loss(y, p):
+    return keras.ops.mean(p) * float("nan")
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_a_loss_that_is_not_finite(start, policy):
+    def build():
+        model = functional()
+        model.compile("sgd", nan_loss)
+        return model
+
+    coordinator = FakeCoordinator(64, tasks=())
+    servers = start(coordinator)
+    training = Training(model=build, data=DATA, on_nan=policy)
+    end = Running(training, servers, coordinator).start().join()
+    if policy == "skip":
+        assert end is End.FINISHED
+        assert servers.stores[0].samples == 64
+    else:
+        assert isinstance(end, UserError)
+        assert "not finite" in str(end)
+
+
+def test_a_data_function_that_gives_too_few_samples_ends_the_worker(start):
+    import tensorflow as tf
+
+    def short(begin, stop):
+        return tf.data.Dataset.from_tensor_slices((X[begin : stop - 1], Y[begin : stop - 1]))
+
+    def enough_for_the_example(begin, stop):
+        return short(begin, stop + 1) if begin == 0 and stop == 16 else short(begin, stop)
+
+    coordinator = FakeCoordinator(512)
+    servers = start(coordinator)
+    training = Training(model=functional, data=Indexed(512, enough_for_the_example))
+    end = Running(training, servers, coordinator).start().join()
+    assert isinstance(end, UserError)
+    assert "63 samples, but 64 were promised" in str(end)
+
+
+def test_another_model_is_refused(start):
+    coordinator = FakeCoordinator(DATA.size, epochs=50)
+    servers = start(coordinator)
+    first = Running(job(), servers, coordinator).start()
+    wait(coordinator, lambda: coordinator.pushes >= 1)
+
+    def wider():
+        return compiled(keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(8), keras.layers.Dense(4)]))
+
+    end = Running(job(wider), servers, coordinator, slot=1).start().join()
+    assert isinstance(end, UserError)
+    assert "build the same model in every worker" in str(end)
+    first.drain.set()
+    assert first.join() is End.DRAINED
+
+
+def test_several_batches_a_push(start):
+    coordinator = FakeCoordinator(DATA.size, tasks=())
+    servers = start(coordinator)
+    training = job(lambda: functional(options={"steps_per_execution": 4}))
+    running = Running(training, servers, coordinator)
+    assert running.start().join() is End.FINISHED
+    assert coordinator.pushes == DATA.size // 16 // 4
+    assert coordinator.samples == DATA.size
