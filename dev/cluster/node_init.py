@@ -14,6 +14,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+RESTART_SECONDS = 0.3
 
 
 def main(path: Path) -> None:
@@ -25,17 +28,29 @@ def main(path: Path) -> None:
     for name, value in config["sysctls"].items():
         with contextlib.suppress(OSError):
             Path("/proc/sys", name).write_text(value)
+    running: dict[int, dict[str, Any]] = {}
     for process in config["processes"]:
-        with Path(process["log"]).open("ab") as log:
-            env = {**os.environ, **process.get("env", {})}
-            subprocess.Popen(process["command"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+        running[_start(process)] = process
         if socket_path := process.get("socket"):
             _await_socket(Path(socket_path))
     while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
+        ended, _ = os.wait()
+        if process := running.pop(ended, None):
+            # As systemd does on a machine: containerd may answer before it can serve, and the kubelet gives up then.
+            time.sleep(RESTART_SECONDS)
+            running[_start(process)] = process
+
+
+def _start(process: dict[str, Any]) -> int:
+    descriptor = os.open(process["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    command, env = process["command"], {**os.environ, **process.get("env", {})}
+    null = os.open(os.devnull, os.O_RDONLY)
+    streams = [(os.POSIX_SPAWN_DUP2, null, 0), *((os.POSIX_SPAWN_DUP2, descriptor, n) for n in (1, 2))]
+    try:
+        return os.posix_spawnp(command[0], command, env, file_actions=streams)
+    finally:
+        os.close(descriptor)
+        os.close(null)
 
 
 def _await_socket(path: Path, seconds: float = 30.0) -> None:
