@@ -145,10 +145,10 @@ def _pool(row: dict[str, str | None], where: str, limit: float | None, price: fl
         batch = _cell(row, ("batch_instance",), where)
     else:
         batch = _cell(row, ("batch_per_gpu", "batch"), where) * gpus
-    if _find(row, SPEEDS) is not None:
+    if any(name in row for name in SPEEDS):
         step = batch / _cell(row, SPEEDS, where)
     else:
-        step = _cell(row, ("iter_time_s", "step_seconds", *SPEEDS[:1]), where)
+        step = _cell(row, (SPEEDS[0], "iter_time_s", "step_seconds"), where)
     kind = (_find(row, ("capacity_type",)) or "Spot").strip().lower().replace("-", "").replace("_", "")
     if kind not in ("spot", "ondemand"):
         raise UsageError(f"{where}: capacity_type must be Spot or OnDemand, not {row.get('capacity_type')!r}")

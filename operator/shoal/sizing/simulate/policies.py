@@ -123,7 +123,7 @@ class Shoal:
     Two rules, the larger answer counts:
 
     - *safety*: what is left could still be done if all spot were lost now, by the on-demand workers there and those
-      that would be started a step from now. It holds whatever spot does, so no deadline is missed that was safe at first.
+      that would be started a step from now. It holds whatever spot does, so a deadline safe at first is kept.
     - *expectation*: spot so far says how often how many workers can be had. If that is not enough for what is left,
       on-demand fills the valleys up to the lowest level that is: buying early and little keeps spot in use, where
       waiting for the safety rule would in the end put on-demand workers into spot's place.

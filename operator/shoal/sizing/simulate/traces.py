@@ -62,7 +62,7 @@ class Trace:
     def bins(self, step: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Nodes at the end of each interval of `step` s, and how many that were there at its start are lost in it.
 
-        The trace is a circle: after its end it goes on at its beginning, where it loses the nodes that it has fewer then.
+        The trace is a circle: after its end it goes on at its beginning, where it loses as many nodes as it has fewer.
         """
         number = max(1, math.ceil(self.span / step - 1e-9))
         edges = step * np.arange(number + 1)
