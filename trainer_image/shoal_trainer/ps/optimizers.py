@@ -6,7 +6,7 @@ multiplied by a push's weight (samples, staleness), so that momentum and adaptiv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,15 +36,20 @@ class Update:
 
 
 class Optimizer:
-    """The state of `config` for `size` trainable values that begin at `offset` of the flat vector."""
+    """The state of `config` for `size` trainable values that begin at `offset`; `held`: state to go on with."""
 
-    def __init__(self, config: OptimizerConfig, offset: int, size: int) -> None:
+    def __init__(
+        self, config: OptimizerConfig, offset: int, size: int, held: Mapping[str, Vector] | None = None
+    ) -> None:
         self.config = config
         self.size = size
         kind = "momentum" if config.name == "sgd" and config.momentum else config.name
         self.state: dict[str, Vector] = {name: aligned(size) for name in STATE[kind]}
         if kind == "adagrad":
             self.state["a"].fill(config.initial_accumulator_value)
+        for name, values in (held or {}).items():
+            if name in self.state:
+                self.state[name][:] = values
         self._segments = tuple(_segments(config, offset, size))
 
     def apply(self, w: Vector, io: Buffer, update: Update) -> None:

@@ -23,16 +23,13 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.members import Members, Permits
+from shoal_trainer.ps.merging import Merger
 from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
-from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, difference, same_shapes
+from shoal_trainer.ps.recovery import Recovery
+from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, difference, remember, same_shapes
 from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
 
 EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
-KEPT_INCARNATIONS = 4
-"""Of each slot: how many incarnations the vector of applied pushes remembers."""
-
-MERGE_SECONDS = 30.0
-"""Differences that come within this time of each other belong to the same outage."""
 
 
 class ShardStore:
@@ -70,16 +67,12 @@ class ShardStore:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._clock = clock
-        self._recovery_seconds = recovery_seconds
         self._state = State.RECOVERING if epoch > 0 else State.EMPTY
-        self._deadline: float | None = None
-        self._waiting_for: set[int] = set()
+        self._recovery = Recovery(recovery_seconds)
         self._parameters: Vector = aligned(0)
         self._optimizer: Optimizer | None = None
-        self._merged: Vector | None = None
-        self._merged_at = -math.inf
+        self._merger = Merger()
         self._other_run = False
-        self._known = False
         self._members = Members()
         self._permits = Permits()
 
@@ -106,7 +99,7 @@ class ShardStore:
         with self.lock:
             if not self._members.disconnect(slot):
                 self._permits.forget(slot)
-            self._waiting_for.discard(slot)
+            self._recovery.heard(slot)
             self.changed.notify_all()
 
     def fence(self, slot: int, minimum_incarnation: int) -> None:
@@ -140,13 +133,13 @@ class ShardStore:
                 self._allocate(model)
             elif self._other_run and self.model != model and same_shapes(self.model, model):
                 self._take_optimizer(model)
+                self._other_run = False
             elif self.model != model:
                 raise UserError(difference(self.model, model))
-            if self._deadline is None:
-                self._deadline = self._clock() + self._recovery_seconds
+            self._recovery.begin(self._clock())
             wants = copy_version is not None and self._wants(copy_version)
             if not wants:
-                self._waiting_for.discard(slot)
+                self._recovery.heard(slot)
             self._settle()
             return self._welcome(slot, incarnation, wants)
 
@@ -172,8 +165,8 @@ class ShardStore:
                     max(self.updates, meta.updates),
                 )
                 self.applied = dict(meta.applied)
-                self._known = True
-            self._waiting_for.discard(slot)
+                self._recovery.known = True
+            self._recovery.heard(slot)
             self._settle()
             return self._welcome(slot, incarnation, False)
 
@@ -238,7 +231,7 @@ class ShardStore:
             if self._repeated(slot, incarnation, seq, io, boot):
                 return self._answer(slot)
             if merge:
-                self._merge(io)
+                self._merger.merge(self._parameters, io, self._clock())
             else:
                 kernels.add(self._parameters, io, np.float32(meta.scale))
             tau = max(0, self.version - base)
@@ -252,9 +245,7 @@ class ShardStore:
                 left = deadline - self._clock()
                 if left <= 0:
                     return False
-                until = (
-                    left if self._deadline is None else min(left, max(0.001, self._deadline - self._clock()))
-                )
+                until = min(left, self._recovery.left(self._clock()))
                 self.changed.wait(until)
             return self._state is State.READY
 
@@ -318,41 +309,30 @@ class ShardStore:
                 self.samples = 0 if weights_only else copy.samples
                 self._become_ready()
                 return
-            self._known = True
             self.version, self.samples = copy.version, copy.samples
             self.applied = dict(copy.applied)
-            newest: dict[int, int] = {}
-            for slot, incarnation in copy.applied:
-                newest[slot] = max(incarnation, newest.get(slot, 0))
-            self._waiting_for = set(newest)
+            self._recovery.expect({slot for slot, _ in copy.applied})
             self._state = State.RECOVERING
 
     # --- inside the lock ------------------------------------------------------------------------------------------
 
     def _allocate(self, model: ModelSpec) -> None:
         low, high = bounds(model.size, self.shards)[self.index]
-        compile_for(model.optimizer)
         self._parameters = aligned(high - low)
-        self._optimizer = Optimizer(model.optimizer, low, max(0, min(high, model.parameters) - low))
-        self.model = model
+        self._take_optimizer(model)
 
     def _take_optimizer(self, model: ModelSpec) -> None:
-        """Go on with another configuration; state of the same name and meaning stays."""
-        held = {} if self._optimizer is None else self._optimizer.state
-        low, _ = bounds(model.size, self.shards)[self.index]
+        """Configure the optimizer; state of the same name and meaning stays."""
         compile_for(model.optimizer)
-        self._optimizer = Optimizer(model.optimizer, low, max(0, min(self.size, model.parameters - low)))
-        for name, values in self._optimizer.state.items():
-            if name in held:
-                values[:] = held[name]
-        self.model, self._other_run = model, False
+        low, high = bounds(model.size, self.shards)[self.index]
+        held = {} if self._optimizer is None else self._optimizer.state
+        self._optimizer = Optimizer(model.optimizer, low, max(0, min(high, model.parameters) - low), held)
+        self.model = model
 
     def _settle(self) -> None:
         """Leave RECOVERING when everyone who is expected has been heard, or time is up."""
-        if self._state is not State.RECOVERING or self._deadline is None:
-            return
-        if (self._known and not self._waiting_for) or self._clock() >= self._deadline:
-            if self._known:
+        if self._state is State.RECOVERING and self._recovery.over(self._clock()):
+            if self._recovery.known:
                 self._become_ready()
             else:
                 self._state = State.EMPTY
@@ -375,7 +355,7 @@ class ShardStore:
             boot=self.boot,
             version=self.version,
             samples=self.samples,
-            initialized=self._state is State.READY or self._known,
+            initialized=self._state is State.READY or self._recovery.known,
             recovering=self._state is State.RECOVERING,
             wants_copy=wants,
             last_seq=self.applied.get((slot, incarnation), 0),
@@ -408,29 +388,12 @@ class ShardStore:
     ) -> Answer:
         self.version += 1
         self.samples += meta.samples
-        self._remember(slot, incarnation, seq)
+        remember(self.applied, slot, incarnation, seq)
         self._permits.pushed(slot, base)
         if self.on_applied is not None:
             self.on_applied(AppliedPush(slot, incarnation, seq, self.version, tau, weight, meta, delta))
         self.changed.notify_all()
         return self._answer(slot)
-
-    def _remember(self, slot: int, incarnation: int, seq: int) -> None:
-        if (slot, incarnation) not in self.applied:
-            older = sorted(key for key in self.applied if key[0] == slot)
-            for key in older[: max(0, len(older) + 1 - KEPT_INCARNATIONS)]:
-                del self.applied[key]
-        self.applied[slot, incarnation] = seq
-
-    def _merge(self, io: Buffer) -> None:
-        now = self._clock()
-        if self._merged is None or now - self._merged_at > MERGE_SECONDS:
-            self._merged = aligned(self.size)  # another outage: nothing to combine with yet
-        self._merged_at = now
-        aa, ad, dd = kernels.products(self._merged, io)
-        of_a = 1 - ad / (2 * aa) if aa > 0 else 1.0
-        of_d = 1 - ad / (2 * dd) if dd > 0 else 1.0
-        kernels.merge(self._parameters, self._merged, io, np.float32(of_a), np.float32(of_d))
 
     def _answer(self, slot: int) -> Answer:
         if self.staleness.max is not None and self._members.has(slot):

@@ -1,4 +1,4 @@
-"""The values that come out of a shard, and what makes two models the same."""
+"""The values that come out of a shard, and small rules about them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta
+
+KEPT_INCARNATIONS = 4
+"""Of each slot: how many incarnations the vector of applied pushes remembers."""
 
 
 class State(StrEnum):
@@ -73,3 +76,12 @@ def difference(held: ModelSpec, given: ModelSpec) -> str:
     else:
         what = "this worker's optimizer is configured otherwise than the job's"
     return f"{what}: build the same model in every worker, or start a new run"
+
+
+def remember(applied: Applied, slot: int, incarnation: int, seq: int) -> None:
+    """Note a push in the vector, and forget a slot's incarnations of long ago."""
+    if (slot, incarnation) not in applied:
+        older = sorted(key for key in applied if key[0] == slot)
+        for key in older[: max(0, len(older) + 1 - KEPT_INCARNATIONS)]:
+            del applied[key]
+    applied[slot, incarnation] = seq

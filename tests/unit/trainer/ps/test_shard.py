@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
-from shoal_trainer.ps.shard import KEPT_INCARNATIONS, AppliedPush, ShardStore, State
+from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
+from shoal_trainer.ps.values import KEPT_INCARNATIONS
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, PushMeta
 
 N = 8
