@@ -149,6 +149,10 @@ class OperatorProcess:
         await self.kill()
 
 
+COLLECTED_SECONDS = 50.0
+"""The garbage collector looks for new kinds of owners every 30 s: the first test that needs it waits."""
+
+
 async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 25, what: str = "") -> Any:
     """The first truthy answer."""
     deadline = time.monotonic() + seconds
@@ -219,7 +223,7 @@ class Job:
 
         return dict(await eventually(runs, what=f"{name} runs"))
 
-    async def runs(self, workers: int = 2) -> None:
+    async def runs(self, workers: int = 2, seconds: float = 25) -> None:
         """The phase is Running, with so many workers."""
 
         async def all_there() -> bool:
@@ -227,7 +231,7 @@ class Job:
             return status.get("phase") == "Running" and status["workers"]["ready"] == workers
 
         try:
-            await eventually(all_there)
+            await eventually(all_there, seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}: {await self.status()}") from None
 

@@ -19,6 +19,7 @@ from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from shoal.cluster.transport import Answer, Query, Transport
 from tests.control_plane.operators import (
+    COLLECTED_SECONDS,
     QUICK_LEASE,
     Job,
     OperatorProcess,
@@ -162,6 +163,7 @@ class Cutter:
             cut.cancel()
 
 
+@pytest.mark.timeout(120)
 async def test_no_phantoms_after_a_cut_watch(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
@@ -184,7 +186,7 @@ async def test_no_phantoms_after_a_cut_watch(
         async def other_gone() -> bool:
             return not await other.pods()
 
-        await eventually(other_gone, seconds=40)
+        await eventually(other_gone, COLLECTED_SECONDS)
         assert operator.world.jobs.get("other", namespace) is not None
         cutters[0].cut()
         await job.pod_runs("digits-worker-0-1")

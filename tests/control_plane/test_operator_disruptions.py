@@ -270,4 +270,6 @@ async def test_many_at_once(
             await eventually(counted)
         except AssertionError as error:
             status = await job.status()
-            raise AssertionError(f"{error}: {len(gone)} went; {status['restarts']}, {status['workers']}") from None
+            raise AssertionError(
+                f"{error}: {len(gone)} went; {status['restarts']}, {status['workers']}"
+            ) from None

@@ -11,7 +11,7 @@ from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from shoal.cluster.work_queue import Priority
-from tests.control_plane.operators import Job, eventually, running_operator
+from tests.control_plane.operators import COLLECTED_SECONDS, Job, eventually, running_operator
 
 
 @pytest.fixture
@@ -48,7 +48,11 @@ async def test_kubectl_scale_up_and_down(
         await eventually(one_left)
         status = await job.status()
         assert status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
-        assert {"ScaledUp", "ScaledDown"} <= (await job.events()).keys()
+
+        async def told() -> bool:
+            return {"ScaledUp", "ScaledDown"} <= (await job.events()).keys()
+
+        await eventually(told)
         listed = control_plane.kubectl("get", "etj", "-n", namespace)
         assert "digits" in listed
         assert "Running" in listed
@@ -87,6 +91,7 @@ async def test_suspended_from_the_start_makes_no_pod(
         assert len(operator.queue) == 0
 
 
+@pytest.mark.timeout(120)
 async def test_applied_again_it_is_another_run(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
@@ -98,7 +103,7 @@ async def test_applied_again_it_is_another_run(
         await kube.delete(job.path)
         second = (await job.apply())["metadata"]["uid"]
         assert first != second
-        await job.runs()
+        await job.runs(seconds=COLLECTED_SECONDS)
         owners = {p["metadata"]["ownerReferences"][0]["uid"] for p in (await job.pods()).values()}
         assert owners == {second}
         assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
