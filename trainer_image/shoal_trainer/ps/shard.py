@@ -195,9 +195,9 @@ class ShardStore:
             if self._repeated(slot, incarnation, seq, io, boot):
                 return self._answer(slot)
             optimizer, w = self._optimizer, self._parameters
-            if self.model is None or optimizer is None:
+            if optimizer is None:
                 raise Unreachable("the shard has no model yet")
-            config = self.model.optimizer
+            config = optimizer.config
             if config.name == "delta":
                 raise UserError("this model's optimizer runs on the workers: push differences, not gradients")
             tau = max(0, self.version - base)
@@ -241,12 +241,8 @@ class ShardStore:
         """Wait until the shard can be read; False if it cannot after `timeout` seconds."""
         with self.changed:
             deadline = self._clock() + timeout
-            while self.state is State.RECOVERING:
-                left = deadline - self._clock()
-                if left <= 0:
-                    return False
-                until = min(left, self._recovery.left(self._clock()))
-                self.changed.wait(until)
+            while self.state is State.RECOVERING and (left := deadline - self._clock()) > 0:
+                self.changed.wait(min(left, self._recovery.left(self._clock())))
             return self._state is State.READY
 
     def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
@@ -258,8 +254,7 @@ class ShardStore:
             self._permits.arrive(slot, base)
             try:
                 while not self._permits.admits(slot, base, self.version, self.staleness.max):
-                    left = deadline - self._clock()
-                    if left <= 0:
+                    if (left := deadline - self._clock()) <= 0:
                         return
                     self.changed.wait(left)
             finally:
@@ -274,20 +269,11 @@ class ShardStore:
             if self._state is not State.READY or self.model is None or self._optimizer is None:
                 return None
             low, high = bounds(self.model.size, self.shards)[self.index]
-            arrays = {"parameters": self._parameters.copy()}
-            arrays |= {name: values.copy() for name, values in self._optimizer.state.items()}
+            arrays = {"parameters": self._parameters} | self._optimizer.state
+            arrays = {name: values.copy() for name, values in arrays.items()}
+            counts = (self.epoch, self.version, self.samples, self.updates)
             return ShardCopy(
-                index=self.index,
-                shards=self.shards,
-                epoch=self.epoch,
-                version=self.version,
-                samples=self.samples,
-                updates=self.updates,
-                low=low,
-                high=high,
-                model=self.model,
-                applied=dict(self.applied),
-                arrays=arrays,
+                self.index, self.shards, *counts, low, high, self.model, dict(self.applied), arrays
             )
 
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
