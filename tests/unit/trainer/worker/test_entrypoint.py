@@ -1,0 +1,84 @@
+import sys
+
+import pytest
+
+from shoal_trainer import Training, UserError
+from shoal_trainer.worker.entrypoint import load
+
+GOOD = """
+import numpy as np
+from shoal_trainer import Indexed, Training
+
+def build():
+    raise AssertionError("is not called to load")
+
+job = Training(model=build, data=Indexed.from_arrays(np.ones(4)))
+
+def make(width=1):
+    return Training(model=build, data=Indexed.from_arrays(np.ones(width)))
+
+def nothing():
+    pass
+
+number = 7
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "goodjob.py").write_text(GOOD)
+    (tmp_path / "syntaxerror.py").write_text("def broken(:\n")
+    (tmp_path / "importerror.py").write_text("import numpy\n\nnumpy.nothing_of_this_name\n")
+    yield tmp_path
+    for name in ("goodjob", "syntaxerror", "importerror"):
+        sys.modules.pop(name, None)
+
+
+def test_a_training_or_a_function_that_makes_one(folder):
+    assert isinstance(load("goodjob:job", folder=folder), Training)
+    assert load("goodjob:make", {"width": 3}, folder=folder).data.size == 3
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "words"),
+    [
+        ("goodjob", {}, "must be module:object, for example digits:job"),
+        ("godjob:job", {}, "names the module 'godjob', which does not exist. Did you mean 'goodjob'?"),
+        ("elsewhere:job", {}, "Put elsewhere.py into"),
+        ("goodjob:jib", {}, "has no 'jib'. Did you mean 'job'?"),
+        ("goodjob:number", {}, "is a int. It must be a shoal_trainer.Training or return one"),
+        ("goodjob:nothing", {}, "returned NoneType. It must return a shoal_trainer.Training"),
+        ("goodjob:job", {"a": 1}, "takes no args, but spec.training.args gives a"),
+        ("goodjob:make", {"depth": 1}, "unexpected keyword argument 'depth'"),
+        ("goodjob:make", {"width": 0}, "must have at least one sample"),
+        ("syntaxerror:job", {}, "cannot be imported: SyntaxError: invalid syntax"),
+        ("importerror:job", {}, "importerror.py:3"),
+    ],
+)
+def test_a_wrong_entrypoint_says_what_to_change(folder, entrypoint, args, words):
+    with pytest.raises(UserError) as caught:
+        load(entrypoint, args, folder=folder)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": 7}, "must be a function that returns a compiled Keras model"),
+        ({"data": [1, 2]}, "must be Indexed(size, fn), Indexed.from_arrays(x, y) or Files(pattern, fn), not list"),
+        ({"validation": 7}, "must be Indexed, Files or a function"),
+        ({"callbacks": []}, "must be a function that returns a list of Keras callbacks"),
+        ({"wire": "fp16"}, 'must be "bf16" or "fp32"'),
+        ({"on_nan": "ignore"}, 'must be "stop" or "skip"'),
+    ],
+)
+def test_a_wrong_training_says_what_to_change(options, words):
+    import numpy as np
+
+    from shoal_trainer import Indexed
+
+    right = {"model": lambda: None, "data": Indexed.from_arrays(np.ones(3))}
+    with pytest.raises(UserError) as caught:
+        Training(**(right | options))
+    assert words in str(caught.value)

@@ -1,0 +1,47 @@
+from shoal_trainer.wire.messages import Progress, Push
+from shoal_trainer.worker.leases import Leases
+from shoal_trainer.worker.work import DataWork
+
+
+def push(seq, *marks):
+    return Push(seq=seq, samples=1, base_versions=(0,), progress=marks)
+
+
+def test_a_lease_lives_until_its_last_sample_is_in_the_parameters():
+    leases = Leases()
+    leases.grant(DataWork((0, 1), 0, 0, 32))
+    first, second = leases.mark((0, 1), 16), leases.mark((0, 1), 32)
+    leases.answered(push(1, first))
+    assert (0, 1) in leases.held()
+    leases.answered(push(2, second))
+    assert leases.held() == {}
+    assert [(a.seq, a.end) for a in leases.answers()] == [(1, 16), (2, 32)]
+
+
+def test_a_renamed_lease_is_found_under_every_name_it_had():
+    leases = Leases()
+    leases.grant(DataWork((0, 1), 0, 0, 32))
+    early = leases.mark((0, 1), 8)
+    leases.rename({(0, 1): (1, 5)})
+    leases.rename({(1, 5): (2, 7)})
+    assert leases.token((0, 1)) == (2, 7)
+    assert leases.present(early) == Progress(2, 7, 8)
+    assert leases.mark((0, 1), 16) == Progress(2, 7, 16)
+
+
+def test_a_lease_that_the_coordinator_gave_away_is_nobodys_here():
+    leases = Leases()
+    leases.grant(DataWork((0, 1), 0, 0, 32))
+    leases.grant(DataWork((0, 2), 0, 32, 64))
+    leases.rename({(0, 2): (1, 1)})
+    assert leases.mark((0, 1), 16) is None
+    assert list(leases.held()) == [(1, 1)]
+
+
+def test_what_did_not_survive_is_told_once():
+    leases = Leases()
+    leases.grant(DataWork((0, 1), 0, 0, 64))
+    for seq in (1, 2, 3):
+        leases.answered(push(seq, leases.mark((0, 1), 16 * seq)))
+    leases.lost(2)
+    assert [a.seq for a in leases.answers()] == [1, 2]

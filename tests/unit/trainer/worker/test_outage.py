@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.wire.messages import OptimizerConfig, Progress
+from shoal_trainer.worker.outage import Outage
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def begin(name="sgd", dtype=np.float32, clock=None, **options):
+    current = aligned(6, dtype)
+    return Outage(current, OptimizerConfig(name=name, learning_rate=0.5, **options), 4, 0.5, clock or Clock(), max_steps=3)
+
+
+def test_local_steps_make_a_difference_that_leaves_out_what_is_pushed_by_other_means():
+    outage = begin()
+    outage.absorb(np.array([1, 1, 1, 1, 7, 7], np.float32))
+    outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, Progress(0, 1, 16))
+    out = aligned(6)
+    outage.difference_into(out)
+    assert list(out) == [-1, 0, 0, 0, 1, -1]  # -lr g for parameters, + difference for statistics
+    outage.parameters_into(out)
+    assert list(out) == [-1.5, -0.5, -0.5, -0.5, 8, 6]
+    outage.taken()
+    outage.difference_into(out)
+    assert not out.any()
+    assert outage.steps == outage.samples == len(outage.progress) == 0
+
+
+def test_it_stops_after_so_many_steps_or_seconds():
+    clock = Clock()
+    outage = begin(clock=clock)
+    for n in range(3):
+        assert not outage.exhausted
+        outage.step(np.zeros(6, np.float32), 1, Progress(0, 1, n))
+    assert outage.exhausted
+    other = begin(clock=clock)
+    clock.now += 60
+    assert other.exhausted
+
+
+@pytest.mark.parametrize(("name", "options"), [("sgd", {"momentum": 0.9}), ("adam", {}), ("adagrad", {}), ("delta", {})])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_every_optimizer_has_a_local_step_and_the_update_stays_as_it_was(name, options, dtype):
+    outage = begin(name, dtype, **options)
+    update = aligned(6, dtype)
+    update[:] = 16256 if dtype is np.uint16 else 1.0  # 1.0 in bf16
+    before = update.copy()
+    update.setflags(write=False)
+    outage.step(update, 1, Progress(0, 1, 1))
+    assert np.array_equal(update, before)
+    assert np.all(outage.master[:4] != 0)
+    assert np.sign(outage.master[0]) == (1 if name == "delta" else -1)
