@@ -8,6 +8,9 @@ from shoal.sizing.plan.problem import Floats
 
 __all__ = ["Front"]
 
+SAMPLE = 256
+"""Points of the first block that are sorted before the others."""
+
 
 class Front:
     """Points (seconds, cost) with the counts (k,) behind each; grows by blocks of evaluated combinations."""
@@ -23,8 +26,11 @@ class Front:
 
     def add(self, seconds: Floats, cost: Floats, counts: Floats, variant: int) -> None:
         """Add a block (m,), (m,), (k, m), of which infinite points are no plans."""
+        if len(self) == 0 and len(seconds) > SAMPLE:
+            every = slice(None, None, -(-len(seconds) // SAMPLE))
+            self.add(seconds[every], cost[every], counts[:, every], variant)
         if len(self):
-            # Most points of later blocks are beaten by the front so far: drop them before any sorting.
+            # Most points are beaten by the front so far: drop them before any sorting.
             best = np.concatenate([[np.inf], self.cost])  # of all points at most as slow
             candidates = np.flatnonzero(cost < best[np.searchsorted(self.seconds, seconds, side="right")])
         else:
