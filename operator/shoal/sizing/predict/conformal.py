@@ -19,7 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from shoal.errors import UsageError
 from shoal.sizing.predict.estimators import PositiveRegressor, RelativeNNLS
 
-__all__ = ["GroupConformalRegressor", "group_folds", "group_quantile", "little_data_factor"]
+__all__ = ["GroupConformalRegressor", "group_folds", "group_quantile", "least_spread", "little_data_factor"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -155,7 +155,7 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         logs = np.log(np.column_stack([e.predict_checked(X) for e in self.fold_estimators_]))
         spread = np.abs(self.residuals_) * little_data_factor(self.groups_, level)
         if self.groups_ < FEW_GROUPS:
-            spread = np.maximum(spread, self._least_spread(level))
+            spread = np.maximum(spread, least_spread(self.residuals_, self.groups_, level))
         low, high = np.empty(len(mean)), np.empty(len(mean))
         for start in range(0, len(mean), 256):  # bounded memory: 256 x training rows
             part = slice(start, start + 256)
@@ -164,11 +164,12 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
             high[part] = group_quantile(spread + centres, level, self.groups_)
         return np.column_stack([np.minimum(np.exp(low), mean), mean, np.maximum(np.exp(high), mean)])
 
-    def _least_spread(self, level: float) -> float:
-        """Half width by a prior for the noise: a few residuals that happen to be small prove nothing."""
-        variance = float(np.mean(self.residuals_**2))
-        pooled = (self.groups_ * variance + PRIOR_GROUPS * PRIOR_NOISE**2) / (self.groups_ + PRIOR_GROUPS)
-        return float(stats.t.ppf(0.5 + level / 2, self.groups_ + PRIOR_GROUPS - 1) * np.sqrt(pooled))
+
+def least_spread(residuals: Floats, groups: int, level: float = 0.9) -> float:
+    """Half width by a prior for the noise: a few residuals that happen to be small prove nothing."""
+    variance = float(np.mean(residuals**2))
+    pooled = (groups * variance + PRIOR_GROUPS * PRIOR_NOISE**2) / (groups + PRIOR_GROUPS)
+    return float(stats.t.ppf(0.5 + level / 2, groups + PRIOR_GROUPS - 1) * np.sqrt(pooled))
 
 
 def _simplest_good(errors: Floats, groups: NDArray[Any]) -> int:

@@ -19,8 +19,14 @@ from scipy.optimize import least_squares
 from shoal.errors import NotEnoughData
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.predict.cluster_speed import cluster_throughput
-from shoal.sizing.predict.conformal import group_folds, group_quantile, little_data_factor
-from shoal.sizing.predict.worker_speed import WorkerSpeed
+from shoal.sizing.predict.conformal import (
+    FEW_GROUPS,
+    group_folds,
+    group_quantile,
+    least_spread,
+    little_data_factor,
+)
+from shoal.sizing.predict.worker_speed import Z90, WorkerSpeed
 from shoal.sizing.types import ModelFeatures, PsModel
 
 __all__ = ["ClusterSpeed", "Contention", "alone_speeds"]
@@ -32,6 +38,7 @@ BYTES = (
     4.0  # bytes of a parameter in one direction; only the product with the cost of a byte matters to a fit
 )
 UNSATURATED = 0.9  # a worker at this part of the best speed per worker is taken for not slowed down
+CAP_SIGMA = 0.4  # relative standard deviation of the servers' capacity while no cluster came near it
 INNER_FOLDS = 8
 
 
@@ -102,6 +109,7 @@ class ClusterSpeed:
     contention: Contention = field(init=False)
     _errors: Floats = field(init=False, repr=False)
     _groups: int = field(init=False)
+    _cap_sigma: float = field(init=False)
 
     def fit(self, clusters: pd.DataFrame, workers: pd.DataFrame | None = None) -> Self:
         """Fit to measured clusters, and to measured single workers beside those among the clusters."""
@@ -124,6 +132,12 @@ class ClusterSpeed:
             given = np.log(measured / inner._point(held, _series_alone(held)))
             scratch = np.log(measured / inner._point(held, inner._alone(held)))
             errors.append(np.column_stack([given, scratch]))
+        # Series that came near the servers' capacity tell it; without any, the prior of its costs is all there is.
+        reached = pd.Series(self._busy(clusters, _series_alone(clusters)))
+        series = (
+            reached.groupby([clusters["model"].to_numpy(), clusters["accelerator"].to_numpy()]).max().sum()
+        )
+        self._cap_sigma = float(1 / np.sqrt(1 / CAP_SIGMA**2 + series / NOISE**2))
         self._errors = np.concatenate(errors) if errors else np.full((1, 2), np.log(1.5))
         if self._groups < 10:
             self.notes.append(
@@ -133,10 +147,27 @@ class ClusterSpeed:
 
     def predict(self, rows: pd.DataFrame, alone: Floats | None = None) -> Floats:
         """Give (n, 3) low, predicted, high steps/s; `alone` (n,) is a worker's own speed where it was measured."""
-        mean = self._point(rows, self._alone(rows) if alone is None else alone)
+        one = 1.0 / self.workers.predict(rows)[:, ::-1]
+        single = one[:, 1] if alone is None else alone
+        mean = self._point(rows, single)
         errors = np.abs(self._errors[:, 1 if alone is None else 0])
-        half = float(group_quantile(errors, 0.9, self._groups)) * little_data_factor(self._groups)
+        half = np.full(
+            len(rows), group_quantile(errors, 0.9, self._groups) * little_data_factor(self._groups)
+        )
+        if self._groups < FEW_GROUPS:
+            half = np.maximum(half, least_spread(errors, self._groups))
+        busy = self._busy(rows, single)
+        if (
+            alone is None
+        ):  # a worker's own speed may be carried over, and is then less sure than what was left out
+            half = np.maximum(half, (1 - busy) * np.log(one[:, 2] / one[:, 0]) / 2)
+        half = np.hypot(half, busy * Z90 * self._cap_sigma)
         return np.column_stack([mean * np.exp(-half), mean, mean * np.exp(half)])
+
+    def _busy(self, rows: pd.DataFrame, alone: Floats) -> Floats:
+        """(n,) how much the speed hangs on the servers' capacity: 0 far below it, 1 at it."""
+        ratio = self._point(rows, alone) / (rows["num_workers"].to_numpy(float) * alone)
+        return np.asarray(np.clip(1 - ratio**self.contention.sharpness, 0.0, 1.0))
 
     def _fit_both(self, clusters: pd.DataFrame, workers: pd.DataFrame | None) -> None:
         single = clusters[(clusters["num_workers"] == 1).to_numpy()]

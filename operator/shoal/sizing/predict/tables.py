@@ -82,6 +82,7 @@ TARGETS: dict[str, tuple[tuple[Column, ...], tuple[Column, ...]]] = {
     "cluster-speed": ((MODEL, ACCELERATOR, WORKERS, FLOPS, PARAMETERS, TENSORS), (SERVERS, BATCH, CORES)),
     "checkpoint": ((MODEL, PARAMETERS, TENSORS), (SIZE,)),
 }
+_OPTIONAL = (BATCH, CORES, SIZE)
 
 
 def read_csv(path: Path) -> pd.DataFrame:
@@ -173,11 +174,13 @@ def _joined(column: Column, tables: Iterable[pd.DataFrame], model: pd.Series, pa
         values = _positive(table[found[0]], found[0], origin) * found[1]
         by_model = values.groupby(table["model"].astype(str).str.strip()).agg(["first", "nunique"])
         if (by_model["nunique"] > 1).any():
-            if column in (BATCH, CORES):
+            if column in _OPTIONAL:
                 continue  # not a property of the model
             name = by_model.index[by_model["nunique"] > 1][0]
             raise UsageError(f"{origin} gives several {found[0]} for the model {name}: keep one")
         joined = model.map(by_model["first"])
+        if joined.isna().any() and column in _OPTIONAL:
+            continue
         if joined.isna().any():
             raise UsageError(
                 f"{origin} has no row for the model {model[joined.isna()].iloc[0]} of {path}: add it"
