@@ -35,10 +35,8 @@ def run(
     batch: int,
     seconds: float,
     parameter_servers: int = 1,
-    environment: Mapping[str, str] | None = None,
 ) -> Run:
     """Measure over `seconds`. Raises RuntimeError where a worker does not come to work."""
-    del environment
     job = LocalJob(
         entrypoint=entrypoint,
         workers=workers,

@@ -104,9 +104,10 @@ class Coordinator:
         self._lock = shard.lock
         self._clock, self._wall = clock, wall
         self._saved: dict[str, Any] | None = None
-        self._gather_until: float | None = None
+        # A later incarnation gathers even without a snapshot: the workers' copies may hold what was trained.
+        self._gather_until: float | None = math.inf if shard.epoch > 0 else None
         self._recovered: Applied | None = None
-        self._expected: set[int] = set()
+        self._expected: set[int] | None = None
         self._stopping = ""
         self._loss: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
@@ -128,7 +129,8 @@ class Coordinator:
                 self._lose(older, WorkerState.FENCED, "its successor is here")
             self._shard.fence(request.slot, request.incarnation)
             self._agree(request.data)
-            self._expected.discard(request.slot)
+            if self._expected is not None:
+                self._expected.discard(request.slot)
             if not request.held and not request.acknowledged:
                 return Joined()
             return Joined(renamed=self._reclaim(request))
@@ -261,7 +263,7 @@ class Coordinator:
             self._shard.set_live_workers(max(1, len(self.members.active())))
             if self._gather_until is not None and self._shard.state is State.READY:
                 late = now >= self._gather_until
-                if late or (self.ledger is not None and not self._expected):
+                if late or (self._expected is not None and not self._expected):
                     self._end_gathering()
             if self.ledger is None or self.gathering or self.finished is not None:
                 return

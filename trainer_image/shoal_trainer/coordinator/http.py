@@ -76,11 +76,12 @@ class ControlServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting; requests under way end with the process."""
+        """Stop accepting, and end all connections."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join(5)
         self._server.server_close()
+        self._server.end_connections()
 
 
 class _Server(ThreadingHTTPServer):
@@ -93,6 +94,8 @@ class _Server(ThreadingHTTPServer):
         self.refusals = RefusalLog(time.monotonic)
         self._context = control.credentials.server_context()
         self._places = threading.Semaphore(MAX_CONNECTIONS)
+        self._open: set[ssl.SSLSocket] = set()
+        self._open_lock = threading.Lock()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Connection)
@@ -112,9 +115,23 @@ class _Server(ThreadingHTTPServer):
                 self.shutdown_request(request)
                 return
             secured.settimeout(SECONDS)
-            super().process_request_thread(secured, client_address)
+            with self._open_lock:
+                self._open.add(secured)
+            try:
+                super().process_request_thread(secured, client_address)
+            finally:
+                with self._open_lock:
+                    self._open.discard(secured)
         finally:
             self._places.release()
+
+    def end_connections(self) -> None:
+        """Close what clients keep open."""
+        with self._open_lock:
+            connections = list(self._open)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Connections break; that is no news."""
