@@ -6,7 +6,8 @@ ShoalError
 │   └── NotEnoughData  a fit was asked of fewer measurements than it needs
 └── ClusterError       the cluster refused or cannot be reached
     ├── Refused        the API server will not take this object as it is (400, 422): terminal until it changes
-    └── Unavailable    no answer, or one that may differ next time
+    ├── Unavailable    no answer, or one that may differ next time
+    └── LeaseLost      another operator leads, or may: nothing must be written any more
 ```
 """
 
@@ -33,3 +34,7 @@ class Refused(ClusterError):
 
 class Unavailable(ClusterError):
     """No answer from the API server, or one that may differ next time."""
+
+
+class LeaseLost(ClusterError):
+    """Another operator leads, or may: nothing must be written any more."""

@@ -19,13 +19,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shoal.cluster.transport import Answer, Transport
-from shoal.errors import ClusterError, Unavailable
+from shoal.errors import LeaseLost, Unavailable
 
 logger = logging.getLogger(__name__)
-
-
-class LeaseLost(ClusterError):
-    """Another one leads, or may: nothing must be written any more."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shoal.cluster.lease import Lease, LeaseLost, LeaseTimes
+from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.transport import Answer, Fenced, Query
-from shoal.errors import Unavailable
+from shoal.errors import LeaseLost, Unavailable
 from tests.unit.cluster.servers import SmallServer
 
 pytestmark = pytest.mark.looptime
