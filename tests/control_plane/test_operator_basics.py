@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from dev.cluster import ControlPlane
@@ -26,6 +28,16 @@ async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
     for name in ("spot-1", "spot-2", "spot-3"):
         await fake_kubelet.add_node(name, spot=True)
     return fake_kubelet
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 async def test_a_job_from_apply_to_succeeded(
@@ -63,9 +75,19 @@ async def test_the_real_process(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
 ) -> None:
     job = Job(kube, namespace)
-    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path) as process:
+    health, metrics = free_ports(2)
+    ports = {"SHOAL_HEALTH_PORT": str(health), "SHOAL_METRICS_PORT": str(metrics)}
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, **ports) as process:
         await job.apply()
         await job.runs()
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{health}/healthz") as answer:
+                assert answer.status == 200
+            async with session.get(f"http://127.0.0.1:{metrics}/metrics") as answer:
+                text = await answer.text()
+        assert 'shoal_jobs{phase="Running"} 1.0' in text
+        assert "shoal_leading 1.0" in text
+        assert 'shoal_actions_total{action="CreatePod",result="done"} 3.0' in text
         code = await process.stop()
         log = process.log.read_text()
         assert code == 0, log
