@@ -39,6 +39,8 @@ def write_front(plan: Plan, path: Path, currency: str) -> None:
         title="Plans that no other plan beats in time and cost",
     )
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.legend(fontsize="small")
     _write(figure, path)
 
@@ -46,7 +48,9 @@ def write_front(plan: Plan, path: Path, currency: str) -> None:
 def write_simulation(result: Result, path: Path, currency: str) -> None:
     """Workers over time, finish times and costs of every policy."""
     figure = _figure(10, 8)
-    top, left, right = figure.add_subplot(2, 1, 1), figure.add_subplot(2, 2, 3), figure.add_subplot(2, 2, 4)
+    grid = figure.add_gridspec(2, 2)
+    top = figure.add_subplot(grid[0, :])
+    left, right = figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[1, 1])
     minutes = [t / 60 for t in result.times]
     for outcome in result.outcomes:
         top.plot(minutes, outcome.workers_over_time, label=outcome.name)

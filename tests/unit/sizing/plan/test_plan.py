@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,3 +202,10 @@ class TestReplan:
         assert decision.change
         assert sum(decision.counts) >= 3
         assert "deadline" in decision.reason
+
+
+def test_the_example_in_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[4] / "docs" / "planning.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "planning.md", "exec"), {})
+    assert "cheapest plan that ends within the deadline of 2 h" in capsys.readouterr().out
