@@ -117,7 +117,8 @@ def _watch(job: Any) -> int:
                 printed = 0.0
                 while (outcome := processes.poll()) is None:
                     status = processes.status()
-                    note = f"{len(processes.processes)} processes, {processes.kills} killed, {time.monotonic() - started:.0f} s"
+                    seconds = time.monotonic() - started
+                    note = f"{len(processes.processes)} processes, {processes.kills} killed, {seconds:.0f} s"
                     if console.is_terminal:
                         live.update(render(status, title=job.entrypoint, note=note), refresh=True)
                     elif time.monotonic() - printed >= 5:

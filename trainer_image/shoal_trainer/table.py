@@ -1,4 +1,4 @@
-"""A job as one live table: the same picture in `shoal-trainer run`, in the demo, wherever a `StatusReport` is at hand."""
+"""A job as one live table: the same picture in `shoal-trainer run` and wherever a `StatusReport` is at hand."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def fill(element: Any, size: int, end: int) -> Batch:
 def batches(rows: Iterator[Any], size: int, start: int, stop: int | None, where: str) -> Iterator[Batch]:
     """Turn batched elements (of at most `size` rows) of the range [start, stop) into `Batch`es.
 
-    `stop` None: to the end, whatever its length. Raises `UserError` where there are fewer or more samples than promised.
+    `stop` None: to the end, whatever its length. Raises `UserError` where there are fewer or more samples than that.
     """
     position = start
     for element in rows:

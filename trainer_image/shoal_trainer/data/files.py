@@ -70,7 +70,7 @@ class Files:
     def csv(pattern: str, parse: Callable[..., Any], defaults: list[Any], *, header: bool = True) -> Files:
         """CSV files; `parse(*columns)` maps one row (scalar tensors) to a sample.
 
-        `defaults`: for each column its default value, or its type if it may not be empty (as `tf.data.experimental.CsvDataset`).
+        `defaults`: for each column its default value, or its type if it may not be empty (as `CsvDataset`).
         """
 
         def read(path: str) -> tf.data.Dataset:

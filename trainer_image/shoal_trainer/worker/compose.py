@@ -92,13 +92,16 @@ def compose(
 
     def do_task(work: TaskWork) -> None:
         """Do it, and again after an outage; the coordinator refuses what has become somebody else's."""
+        waiting = False
         while not drain.is_set():
             try:
                 flat = pull()
                 done = tasks.do(work, flat)
                 coordinator.task_done(work, done.metrics, done.files, stop=done.stop)
             except Unreachable as error:
-                log.warning("%s: %s; trying again", work.kind, error)
+                if not waiting:
+                    log.warning("%s: %s; trying again until it answers", work.kind, error)
+                waiting = True
                 drain.wait(RETRY_SECONDS)
             except ProtocolError as error:
                 log.warning("%s is no longer ours: %s", work.kind, error)

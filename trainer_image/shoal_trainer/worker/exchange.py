@@ -52,7 +52,7 @@ class Exchange:
         return self._pool.submit(self._client.initialize, flat)
 
     def connect(self, copy: Callable[[], Copy | None]) -> Future[Welcome]:
-        """Say hello again and again until every shard answers and is ready; ends early with `Unreachable` on `close`."""
+        """Say hello again and again until every shard answers and is ready; `Unreachable` only after `close`."""
         return self._pool.submit(self._connect, copy)
 
     def close(self) -> None:

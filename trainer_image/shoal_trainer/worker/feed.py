@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.files import Files
@@ -120,7 +119,7 @@ class Feed:
             return
 
 
-def read(data: Any, work: DataWork, batch_size: int) -> Iterator[Batch]:
+def read(data: Indexed | Arrays | Files, work: DataWork, batch_size: int) -> Iterator[Batch]:
     """The batches of a leased range."""
     if isinstance(data, Files):
         if work.file is None:

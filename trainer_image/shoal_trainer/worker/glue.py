@@ -196,7 +196,7 @@ class _Scaler:
 def _forward(
     model: Any, trainable: list[Any], held: list[Any], x: Any, y: Any, weights: Any
 ) -> tuple[Any, Any, Any]:
-    """Loss, prediction and the new values of the non-trainable variables, as Keras computes them, without its variables."""
+    """Loss, prediction and new values of the non-trainable variables, as Keras computes them, without its variables."""
     kwargs = {"training": True} if model._call_has_training_arg else {}
     predicted, after, losses = model.stateless_call(trainable, held, x, return_losses=True, **kwargs)
     if losses:  # of regularizers and add_loss, made in the call: compute_loss must see these, not its own

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.25
 PROBE_SECONDS = 1.0
-"""A worker with nothing to do pulls this often: it would not notice the loss of a server otherwise, and when work comes it
-begins with fresh parameters."""
+"""A worker with nothing to do pulls this often: it would not notice the loss of a server otherwise, and when work comes
+it begins with fresh parameters."""
 LEAVE_SECONDS = 10.0
 """How long a worker that was told to stop waits for its last push."""
 

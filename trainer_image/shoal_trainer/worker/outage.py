@@ -1,11 +1,11 @@
 """What a worker does while a parameter server is away: it trains on, alone, and never exits because of it.
 
-It keeps an fp32 master of the last parameters, takes local steps with a fresh optimizer of the same kind, up to a cap in
-steps and seconds, then waits. When the servers are back the difference that its local steps made is pushed, divided by
-the number of active workers: a worker adds as much as if all had stepped as one (local SGD; dividing by less diverges).
+It keeps an fp32 master of the last parameters and takes local steps with a fresh optimizer of the same kind, up to a
+cap in steps and seconds, then waits. When the servers are back, the difference that its local steps made is pushed,
+divided by the number of active workers: together they move as far as one (local SGD; dividing by less diverges).
 
-The push that was cut off is no part of that difference. It is sent again as it was: a server that had applied it answers
-without applying it twice, a server that came back older applies it now.
+The push that was cut off is no part of that difference. It is sent again as it was: a server that had applied it
+answers without applying it twice, a server that came back older applies it now.
 """
 
 from __future__ import annotations

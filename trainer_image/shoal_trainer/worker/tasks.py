@@ -1,8 +1,8 @@
 """What a worker is asked to do once: evaluate, run callbacks, export the model.
 
-A task gets the parameters and gives back numbers and files; it is leased and fenced like data, and done again by another
-worker if this one vanishes, so it must not matter that it is done twice. Files go to the coordinator, which writes them
-to the storage: a worker needs no rights there.
+A task gets the parameters and gives back numbers and files; it is leased and fenced like data, and done again by
+another worker if this one vanishes, so it must not matter that it is done twice. Files go to the coordinator, which
+writes them to the storage: a worker needs no rights there.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class Tasks:
         return Outcome(files={str(path.relative_to(folder)): path for path in _files(folder)})
 
     def close(self) -> None:
-        """Delete what the tasks wrote here."""
+        """Let the callbacks close their files, and delete what the tasks wrote here."""
+        for callback in self._callbacks or ():
+            callback.on_train_end()
         self._folder.cleanup()
 
     def _made(self, callbacks: list[Any]) -> list[Any]:

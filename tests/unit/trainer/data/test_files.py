@@ -70,11 +70,11 @@ def test_an_empty_file_has_no_batch_and_the_example_comes_from_the_next(tmp_path
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "bad.tfrecord").write_bytes(b"this is no record file at all, but text")
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
-    with pytest.raises(UserError, match="bad.tfrecord cannot be read"):
+    with pytest.raises(UserError, match=r"bad\.tfrecord cannot be read"):
         list(files.batches(files.list()[0], 0, None, 4))
     (tmp_path / "bad.parquet").write_bytes(b"this is no parquet file at all, but text")
     parquet = Files.parquet(f"{tmp_path}/*.parquet", dict)
-    with pytest.raises(UserError, match="bad.parquet"):
+    with pytest.raises(UserError, match=r"bad\.parquet"):
         list(parquet.batches(parquet.list()[0], 0, None, 4))
 
 

@@ -68,7 +68,7 @@ def test_a_range_of_a_function_comes_in_batches():
         (lambda a, b: numbers(a, b - 5), "only 59 samples, but 64 were promised"),
         (lambda a, b: numbers(a, b + 5), "more than 64 samples"),
         (lambda a, b: numbers(a, b).batch(8), "only 8 samples"),
-        (lambda a, b: [1, 2], "must return a tf.data.Dataset; it returned list"),
+        (lambda _a, _b: [1, 2], "must return a tf.data.Dataset; it returned list"),
         (lambda a, b: numbers(a, b).map(lambda x, y: (x, y, x, y)), "tuples of 4 parts"),
     ],
 )

@@ -66,7 +66,10 @@ def test_a_wrong_entrypoint_says_what_to_change(folder, entrypoint, args, words)
     ("options", "words"),
     [
         ({"model": 7}, "must be a function that returns a compiled Keras model"),
-        ({"data": [1, 2]}, "must be Indexed(size, fn), Indexed.from_arrays(x, y) or Files(pattern, fn), not list"),
+        (
+            {"data": [1, 2]},
+            "must be Indexed(size, fn), Indexed.from_arrays(x, y) or Files(pattern, fn), not list",
+        ),
         ({"validation": 7}, "must be Indexed, Files or a function"),
         ({"callbacks": []}, "must be a function that returns a list of Keras callbacks"),
         ({"wire": "fp16"}, 'must be "bf16" or "fp32"'),

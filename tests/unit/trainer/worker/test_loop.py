@@ -216,7 +216,9 @@ def test_another_model_is_refused(start):
     wait(coordinator, lambda: coordinator.pushes >= 1)
 
     def wider():
-        return compiled(keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(8), keras.layers.Dense(4)]))
+        return compiled(
+            keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(8), keras.layers.Dense(4)])
+        )
 
     end = Running(job(wider), servers, coordinator, slot=1).start().join()
     assert isinstance(end, UserError)

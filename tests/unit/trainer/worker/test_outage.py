@@ -15,7 +15,14 @@ class Clock:
 
 def begin(name="sgd", dtype=np.float32, clock=None, **options):
     current = aligned(6, dtype)
-    return Outage(current, OptimizerConfig(name=name, learning_rate=0.5, **options), 4, 0.5, clock or Clock(), max_steps=3)
+    return Outage(
+        current,
+        OptimizerConfig(name=name, learning_rate=0.5, **options),
+        4,
+        0.5,
+        clock or Clock(),
+        max_steps=3,
+    )
 
 
 def test_local_steps_make_a_difference_that_leaves_out_what_is_pushed_by_other_means():
@@ -45,7 +52,9 @@ def test_it_stops_after_so_many_steps_or_seconds():
     assert other.exhausted
 
 
-@pytest.mark.parametrize(("name", "options"), [("sgd", {"momentum": 0.9}), ("adam", {}), ("adagrad", {}), ("delta", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("sgd", {"momentum": 0.9}), ("adam", {}), ("adagrad", {}), ("delta", {})]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 def test_every_optimizer_has_a_local_step_and_the_update_stays_as_it_was(name, options, dtype):
     outage = begin(name, dtype, **options)

@@ -1,0 +1,80 @@
+import keras
+import numpy as np
+import pytest
+
+from shoal_trainer import UserError
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.tasks import Tasks
+from tests.unit.trainer.worker.models import DATA, functional, job
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+callbacks = keras.callbacks
+
+
+def best(path):
+    return callbacks.ModelCheckpoint(path, save_weights_only=True, monitor="val_loss", save_best_only=True)
+
+
+def made(*which, validation=DATA):
+    glue = Glue(functional(norm=True), DATA.example(16), "fp32")
+    tasks = Tasks(job(callbacks=lambda: [make() for make in which]), glue, 16)
+    return tasks, glue.initial()
+
+
+def test_evaluation_is_keras_own():
+    tasks, flat = made()
+    found = tasks.evaluate(flat).metrics
+    plain = functional(norm=True)
+    expected = plain.evaluate(DATA.x, DATA.y, batch_size=16, verbose=0, return_dict=True)
+    assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, rel=1e-4)
+    tasks.close()
+
+
+def test_callbacks_write_into_the_run_and_stop_the_job():
+    tasks, flat = made(
+        lambda: best("best/{epoch:02d}.weights.h5"),
+        lambda: callbacks.EarlyStopping("val_loss", patience=2),
+        lambda: callbacks.CSVLogger("log.csv"),
+    )  # fmt: skip
+    history = [{"loss": 1.0, "val_loss": value} for value in (3.0, 2.0, 2.5, 2.6)]
+    outcomes = [tasks.run_callbacks(flat, history[: n + 1]) for n in range(4)]
+    assert [outcome.stop for outcome in outcomes] == [False, False, False, True]
+    assert set(outcomes[-1].files) == {"logs/best/01.weights.h5", "logs/best/02.weights.h5", "logs/log.csv"}
+    assert "2.6" in outcomes[-1].files["logs/log.csv"].read_text()
+    tasks.close()
+
+
+def test_a_worker_that_takes_over_remembers_what_others_saw():
+    def build():
+        return made(
+            lambda: best("{epoch}.weights.h5"),
+            lambda: callbacks.EarlyStopping("val_loss", patience=2),
+        )  # fmt: skip
+
+    history = [{"val_loss": value} for value in (3.0, 1.0, 2.0, 2.5)]
+    tasks, flat = build()
+    outcome = tasks.run_callbacks(flat, history)
+    assert outcome.stop
+    assert outcome.files == {}  # the second pass was the best one, and another worker saved it
+    tasks.close()
+
+
+def test_callbacks_that_cannot_work_are_refused():
+    tasks, flat = made(callbacks.ReduceLROnPlateau)
+    with pytest.raises(UserError, match="Give the optimizer a keras"):
+        tasks.run_callbacks(flat, [{"loss": 1.0}])
+    tasks.close()
+    tasks, flat = made(lambda: 7)
+    with pytest.raises(UserError, match="gave a int"):
+        tasks.run_callbacks(flat, [{"loss": 1.0}])
+    tasks.close()
+
+
+def test_the_exported_model_predicts_what_the_parameters_say():
+    tasks, flat = made()
+    files = tasks.export(flat * 0.5).files
+    assert {"model.keras", "saved_model/saved_model.pb"} <= set(files)
+    loaded = keras.models.load_model(files["model.keras"])
+    mine = tasks._glue.model
+    assert np.allclose(loaded.predict(DATA.x[:8], verbose=0), mine.predict(DATA.x[:8], verbose=0), atol=1e-6)
+    tasks.close()
