@@ -97,11 +97,10 @@ def _foundations(seen: Observation, decisions: Decisions) -> None:
 
 
 def _nodes_on_their_way_out(*roles: Seats) -> list[str]:
-    """Where a replacement had better not go."""
+    """Where a replacement had better not go. A silent worker's node may be gone though it still says Ready."""
     going = {Fate.LEAVING, Fate.LOST, Fate.REJECTED}
-    return [
-        h.node for role in roles for of in role.values() for h in of if h.node and h.verdict.fate in going
-    ]
+    holders = [h for role in roles for of in role.values() for h in of if h.node]
+    return [h.node for h in holders if h.verdict.fate in going or h.slot.state == "Silent"]
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,19 @@ def test_a_silent_worker_gets_a_replacement_that_is_taken_back_if_it_speaks() ->
     assert world.status["restarts"]["disruptions"] == 0
 
 
+def test_the_replacement_of_a_silent_worker_avoids_its_node() -> None:
+    world = running_world()
+    node = world.pods["digits-worker-0-0"].spec.node_name
+    world.hush("digits-worker-0-0")
+    (create,) = world.reconcile().actions
+    spread = create.manifest["spec"]["affinity"]["nodeAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert {"key": "metadata.name", "operator": "NotIn", "values": [node]} in spread[0]["preference"][
+        "matchFields"
+    ]
+
+
 def test_a_silent_worker_is_fenced_and_counted_once_its_replacement_runs() -> None:
     world = running_world()
     world.hush("digits-worker-0-0")
