@@ -82,7 +82,15 @@ def figures(
     noticed = [round(r.seconds, 3) for r in found if r.fault.kind == "node taken with notice"]
     silent = [round(r.seconds, 3) for r in found if r.fault.kind == "node taken without notice"]
     pushes = [
-        round(first_pushes[r.place] - r.created.timestamp(), 3) for r in found if r.place in first_pushes
+        round(min(pushed) - r.created.timestamp(), 3)
+        for r in found
+        if (
+            pushed := [
+                at
+                for (slot, number), at in first_pushes.items()
+                if slot == r.place[0] and number >= r.place[1]
+            ]
+        )
     ]
     ranges = evidence.ranges if evidence else None
     return {
