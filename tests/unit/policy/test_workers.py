@@ -116,7 +116,7 @@ def test_a_silent_worker_gets_a_replacement_that_is_taken_back_if_it_speaks() ->
 
 def test_the_replacement_of_a_silent_worker_avoids_its_node() -> None:
     world = running_world()
-    node = world.pods["digits-worker-0-0"].spec.node_name
+    node = world.pods["digits-worker-0-0"]["spec"]["nodeName"]
     world.hush("digits-worker-0-0")
     (create,) = world.reconcile().actions
     spread = create.manifest["spec"]["affinity"]["nodeAffinity"][
