@@ -157,6 +157,7 @@ def plan(
     type=_FILE,
     help="A revocation trace (CSV or JSON, docs/planning.md). Several: the runs are shared among them.",
 )
+@click.argument("more_traces", nargs=-1, type=_FILE, metavar="[TRACE]...")
 @click.option(
     "--runs", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Simulated runs."
 )
@@ -176,6 +177,7 @@ def simulate(
     pools: Path,
     profiles: Path | None,
     traces: tuple[Path, ...],
+    more_traces: tuple[Path, ...],
     runs: int,
     slack: float | None,
     deadline: float | None,
@@ -194,7 +196,9 @@ def simulate(
         raise UsageError("give --slack or --deadline, not both")
     problem = _problem(job_file, pools, profiles, {"deadline": deadline})
     scenario = scenario_of(problem, workers=workers, slack=slack)
-    result = summary.run(scenario, [read_trace(path) for path in traces], runs=runs, seed=seed)
+    result = summary.run(
+        scenario, [read_trace(path) for path in (*traces, *more_traces)], runs=runs, seed=seed
+    )
     reason = summary.explain(result, currency)
     if plot is not None:
         from shoal.cli import plots

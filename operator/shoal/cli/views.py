@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -65,16 +66,18 @@ def show_simulation(result: Result, reason: str, currency: str) -> None:
     console = Console()
     console.print(reason, highlight=False, markup=False, soft_wrap=True)
     table = Table(
-        title=f"{result.runs:,} runs, deadline {duration(result.scenario.deadline)}", title_justify="left"
+        title=f"{result.runs:,} runs, deadline {duration(result.scenario.deadline)}",
+        title_justify="left",
+        box=box.SIMPLE,
     )
     table.add_column("policy", no_wrap=True)
-    for column in ("in time", "min", "min 95%", "cost", "cost 95%", "goodput", "o.d."):
+    for column in ("in time", "min", "min 95%", "cost", "cost 95%", "goodput", "on-d."):
         table.add_column(column, justify="right")
     for outcome in result.outcomes:
         finish, cost = outcome.finish, outcome.cost
         table.add_row(
             outcome.name,
-            f"{outcome.kept:.1%}",
+            "100%" if outcome.kept == 1 else f"{outcome.kept:.1%}",
             _minutes(finish["mean"]),
             _minutes(finish["p95"]),
             money(cost["mean"] or 0.0, currency),
