@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,6 +41,8 @@ from shoal.policy.model import (
     UpdateService,
 )
 from shoal.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 16
 """Requests of one job in flight: a large job must not hold up the others."""
@@ -92,6 +95,7 @@ class Applier:
                 self._metrics.actions.labels(kind, "error").inc()
             else:
                 done += 1
+                logger.info("%s/%s: %s %s", job.metadata.namespace, job.metadata.name, kind, action.name)
                 self._metrics.actions.labels(kind, "done").inc()
 
         for _, group in itertools.groupby(actions, key=type):

@@ -159,7 +159,8 @@ def _log(level: str) -> None:
         level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
     )
     if level != "DEBUG":
-        logging.getLogger("kopf").setLevel(logging.WARNING)
+        for talkative in ("kopf", "aiohttp.access"):
+            logging.getLogger(talkative).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":
