@@ -71,7 +71,7 @@ def show_simulation(result: Result, reason: str, currency: str) -> None:
         box=box.SIMPLE,
     )
     table.add_column("policy", no_wrap=True)
-    for column in ("in time", "min", "min 95%", "cost", "cost 95%", "goodput", "on-d."):
+    for column in ("in time", "min", "min 95%", "cost", "cost 95%", "good", "o-d"):
         table.add_column(column, justify="right")
     for outcome in result.outcomes:
         finish, cost = outcome.finish, outcome.cost
@@ -86,6 +86,9 @@ def show_simulation(result: Result, reason: str, currency: str) -> None:
             f"{outcome.on_demand_share:.0%}",
         )
     console.print(table)
+    console.print(
+        "good: part of the paid worker time spent at work; o-d: part of it on-demand; min: minutes to the end"
+    )
     print(plots.workers_as_text(result, min(console.width, 100)))
 
 
