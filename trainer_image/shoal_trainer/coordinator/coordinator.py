@@ -258,8 +258,7 @@ class Coordinator:
         with self._lock:
             now = self._clock()
             for member in self.members.notice_silence(now):
-                self._shard.fence(member.slot, member.incarnation + 1)
-                self._lose(member, WorkerState.FENCED, "silent for too long")
+                self._give_up(member)
             self._shard.set_live_workers(max(1, len(self.members.active())))
             if self._gather_until is not None and self._shard.state is State.READY:
                 late = now >= self._gather_until
@@ -443,6 +442,11 @@ class Coordinator:
                 return None
             limit = left * self.batch_size
         lease = ledger.grant(slot, incarnation, self._shard.epoch, limit)
+        if lease is None and (silent := self.members.silent()):
+            # Nobody waits for one that is probably gone: what it held goes to those who ask.
+            for member in silent:
+                self._give_up(member)
+            lease = ledger.grant(slot, incarnation, self._shard.epoch, limit)
         return None if lease is None else self._message(lease)
 
     def _message(self, lease: Lease) -> LeaseMessage:
@@ -539,6 +543,11 @@ class Coordinator:
             size, epoch = self.ledger.range_size, min(self.ledger.current, max(0, self.ledger.opened - 1))
             unknown = (r for r in range(self.ledger.ranges_in_a_pass()) if (epoch, r) not in flagged)
             flagged |= {(epoch, r) for r, _ in zip(unknown, range(-(-samples // size)), strict=False)}
+
+    def _give_up(self, member: Member) -> None:
+        """Fence a silent worker, so that nothing of it is taken any more, and free what it held."""
+        self._shard.fence(member.slot, member.incarnation + 1)
+        self._lose(member, WorkerState.FENCED, "silent for too long")
 
     def _lose(self, member: Member, state: WorkerState, why: str) -> None:
         held = bool(self.ledger and any(_holds(member, lease) for lease in self.ledger.leases.values()))

@@ -1,7 +1,8 @@
 """Who works: the incarnations that were heard, when they last spoke, and what they told with their pushes.
 
 A worker that says nothing for max(5 s, 3 of its steps) is Silent: that alone takes nothing from it. It is fenced when
-its successor says hello, or after `LOST_SECONDS`; from then on nothing of it is taken, so its leases can be given away.
+its successor says hello, when others have nothing left to do but what it holds, or after `LOST_SECONDS`; from then on
+nothing of it is taken, so its leases can be given away.
 """
 
 from __future__ import annotations
@@ -108,6 +109,10 @@ class Members:
     def active(self) -> list[Member]:
         """Those that speak."""
         return [member for member in self.known.values() if member.state is WorkerState.ACTIVE]
+
+    def silent(self) -> list[Member]:
+        """Those that have not spoken for longer than they should."""
+        return [member for member in self.known.values() if member.state is WorkerState.SILENT]
 
     def present(self) -> list[Member]:
         """Those that speak, and the silent ones."""

@@ -75,7 +75,9 @@ class AnyWorkers(RuleBasedStateMachine):
             self.ledger.advance(lease.token, lease.segment.stop)
             self.trained.update((lease.segment.epoch, p) for p in range(lease.offset, lease.segment.stop))
         assert self.ledger.finished
-        assert self.trained == Counter({(epoch, position): 1 for epoch in range(2) for position in range(100)})
+        assert self.trained == Counter(
+            {(epoch, position): 1 for epoch in range(2) for position in range(100)}
+        )
 
 
 TestAnyWorkers = AnyWorkers.TestCase
@@ -126,7 +128,10 @@ def test_files_of_unknown_length_are_learned_in_the_first_pass() -> None:
         one.file_ended(lease.token, length)
     assert one.total() == 11
     seconds = [one.grant(0, 0, 1) for _ in range(2)]
-    assert {lease.segment.stop for lease in seconds if lease} == {7, 4}  # the empty file is not given out again
+    assert {lease.segment.stop for lease in seconds if lease} == {
+        7,
+        4,
+    }  # the empty file is not given out again
     for lease in seconds:
         assert lease is not None
         one.advance(lease.token, lease.segment.stop or 0)
@@ -147,7 +152,9 @@ def test_a_file_that_is_given_back_goes_on_where_it_was() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(done=st.integers(0, 40), begin=st.integers(0, 99), length=st.integers(1, 40))
-def test_taking_a_piece_out_leaves_the_rest_and_reports_what_was_not_done(done: int, begin: int, length: int) -> None:
+def test_taking_a_piece_out_leaves_the_rest_and_reports_what_was_not_done(
+    done: int, begin: int, length: int
+) -> None:
     one = ledger(epochs=1)
     progressed = 0
     while progressed < done and (lease := one.grant(0, 0, 1)) is not None:

@@ -1,0 +1,203 @@
+"""The coordinator beside a real shard, in virtual time."""
+
+import pytest
+
+from shoal_trainer.contract import JobIdentity, Phase, StopAfter, WorkerState
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
+from shoal_trainer.errors import Fenced, UserError
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
+
+
+class Bench:
+    """A job of 8 samples in batches of 2, whose workers are called by hand."""
+
+    def __init__(self, *, stop=None, validation=False, callbacks=False):
+        self.now = 0.0
+        self.shard = ShardStore(0, 1, 0, boot=1, clock=lambda: self.now)
+        job = JobIdentity(namespace="n", name="j", uid="u")
+        self.coordinator = Coordinator(
+            job,
+            stop or StopAfter(epochs=1),
+            2,
+            self.shard,
+            clock=lambda: self.now,
+            wall=lambda: 1000 + self.now,
+        )
+        self.data = DataSpec(size=8, validation=validation, callbacks=callbacks)
+        self.seq = {}
+        self.version = 0
+
+    def join(self, slot, incarnation=0, data=None):
+        self.shard.connect(slot, incarnation)
+        if not self.shard.hello(slot, incarnation, MODEL).initialized:
+            self.shard.initialize(aligned(4))
+        return self.coordinator.join(
+            Join(
+                slot=slot, incarnation=incarnation, data=data or self.data, batch_size=2, node=f"node-{slot}"
+            )
+        )
+
+    def ask(self, slot, incarnation=0):
+        return self.coordinator.next_work(slot, incarnation)
+
+    def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5):
+        self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
+        mark = Progress(*lease.token, end)
+        meta = PushMeta(samples=samples, loss=loss, progress=(mark,))
+        self.shard.delta(slot, incarnation, seq, self.shard.version, meta, aligned(4))
+
+    def train(self, slot, incarnation=0):
+        """Everything that there is to train."""
+        while (given := self.ask(slot, incarnation)).kind == "data":
+            for end in range(given.lease.start + 2, given.lease.stop + 1, 2):
+                self.push(slot, given.lease, end, incarnation)
+        return given
+
+
+def test_a_worker_trains_the_passes_then_exports_then_hears_the_end():
+    bench = Bench()
+    bench.join(0)
+    given = bench.train(0)
+    assert (given.kind, given.task) == ("task", "export")
+    done = TaskDone(slot=0, incarnation=0, token=given.token)
+    assert bench.coordinator.task_done(done) is not None
+    assert bench.coordinator.task_done(done) is None
+    bench.coordinator.end(bench.coordinator.succeeded("file:///model", "abc"))
+    assert bench.ask(0).kind == "finished"
+    status = bench.coordinator.status()
+    assert (status.phase, status.step, status.samples) == (Phase.SUCCEEDED, 4, 8)
+    assert bench.coordinator.ranges().once == 4
+
+
+def test_evaluation_and_callbacks_of_a_pass_come_in_order_and_see_its_logs():
+    bench = Bench(validation=True, callbacks=True)
+    bench.join(0)
+    kinds, given = [], bench.train(0)
+    while given.kind == "task":
+        kinds.append(given.task)
+        if given.task == "callbacks":
+            assert given.history[0]["val_accuracy"] == 0.75
+            assert given.history[0]["loss"] == 0.5
+        metrics = {"val_accuracy": 0.75} if given.task == "evaluate" else {}
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=given.token, metrics=metrics))
+        given = bench.ask(0)
+    assert kinds == ["evaluate", "callbacks", "export"]
+    assert bench.coordinator.metrics() == {"val_accuracy": 0.75}
+
+
+def test_training_stops_at_a_metrics_value():
+    bench = Bench(stop=StopAfter(epochs=50, metric="accuracy", value=0.9), validation=True)
+    bench.join(0)
+    while (given := bench.ask(0)).kind == "data":
+        bench.push(0, given.lease, given.lease.stop)
+    assert given.task == "evaluate"
+    metrics = {"val_accuracy": 0.95, "val_loss": 0.1}
+    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=given.token, metrics=metrics))
+    kinds = [bench.ask(0).task for _ in range(1)]
+    assert kinds in (["evaluate"], ["export"])
+    assert "accuracy reached 0.95" in bench.coordinator.status().message
+
+
+def test_a_metric_that_the_evaluation_does_not_give_is_the_users_error():
+    bench = Bench(stop=StopAfter(epochs=1, metric="f1", value=0.9), validation=True)
+    bench.join(0)
+    given = bench.train(0)
+    with pytest.raises(UserError, match=r"stopAfter\.metric is 'f1'"):
+        bench.coordinator.task_done(
+            TaskDone(slot=0, incarnation=0, token=given.token, metrics={"val_loss": 1.0})
+        )
+
+
+def test_no_more_steps_are_given_out_than_were_asked_for():
+    bench = Bench(stop=StopAfter(steps=6))
+    bench.join(0)
+    bench.train(0)
+    assert bench.coordinator.counters.steps == 6
+
+
+def test_a_silent_worker_is_told_of_and_active_again_when_it_speaks():
+    bench = Bench()
+    bench.join(0)
+    bench.now = 4.9
+    bench.coordinator.tick()
+    assert bench.coordinator.status().workers[0].state is WorkerState.ACTIVE
+    bench.now = 5.1
+    bench.coordinator.tick()
+    assert bench.coordinator.status().workers[0].state is WorkerState.SILENT
+    bench.coordinator.heartbeat(0, 0)
+    assert bench.coordinator.status().workers[0].state is WorkerState.ACTIVE
+
+
+def test_nobody_waits_for_a_silent_worker():
+    bench = Bench()
+    for slot in (0, 1):
+        bench.join(slot)
+    held = bench.ask(0).lease
+    bench.now = 6.0
+    given = bench.train(1)
+    assert given.task == "export"
+    assert bench.shard.samples == 8
+    with pytest.raises(Fenced):
+        bench.push(0, held, held.stop)
+    with pytest.raises(Fenced):
+        bench.ask(0)
+    assert bench.coordinator.counters.repeated == 0
+    assert bench.coordinator.counters.wasted_steps == 1
+
+
+def test_a_successor_takes_over_and_the_old_one_is_fenced():
+    bench = Bench()
+    bench.join(0)
+    held = bench.ask(0).lease
+    bench.join(0, incarnation=1)
+    with pytest.raises(Fenced):
+        bench.push(0, held, held.stop)
+    with pytest.raises(Fenced):
+        bench.coordinator.heartbeat(0, 0)
+    bench.train(0, incarnation=1)
+    assert bench.shard.samples == 8
+
+
+def test_a_worker_that_leaves_gives_the_exact_rest_back():
+    bench = Bench()
+    bench.join(0)
+    held = bench.ask(0).lease
+    bench.coordinator.leave(0, 0)
+    bench.join(1)
+    assert (bench.ask(1).lease.start, bench.coordinator.counters.wasted_steps) == (held.start, 0)
+
+
+def test_another_data_set_is_the_users_error():
+    bench = Bench()
+    bench.join(0)
+    with pytest.raises(UserError, match="Every worker must see the same data"):
+        bench.join(1, data=DataSpec(size=9))
+
+
+def test_a_task_whose_worker_is_lost_goes_to_another():
+    bench = Bench()
+    for slot in (0, 1):
+        bench.join(slot)
+    first = bench.train(0)
+    assert bench.ask(1).kind == "idle"
+    bench.coordinator.leave(0, 0)
+    second = bench.ask(1)
+    assert (second.task, second.token == first.token) == ("export", False)
+    assert bench.coordinator.task_done(TaskDone(slot=1, incarnation=0, token=first.token)) is None
+
+
+def test_a_snapshot_holds_everything():
+    bench = Bench(validation=True)
+    bench.join(0)
+    lease = bench.ask(0).lease
+    bench.push(0, lease, lease.stop)
+    saved = bench.coordinator.dump()
+    other = Bench(validation=True)
+    other.coordinator.load(saved)
+    assert other.coordinator.dump() == saved
+    assert other.coordinator.counters.steps == 1
