@@ -385,8 +385,15 @@ class Loop:
 
     def _file_ended(self, item: EndOfFile) -> None:
         token = self._leases.token(item.work.token)
-        if token is not None:
+        if token is None:
+            return
+        try:
             self._coordinator.file_ended(token, item.length)
+        except Unreachable as error:
+            log.warning("cannot tell the length of %s yet: %s", item.work.file, error)
+            self._held = item
+            self._drain.wait(PROBE_SECONDS)
+        else:
             self._leases.drop(token)
 
     def _leave(self) -> None:

@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import pytest
 
-from shoal_trainer import Indexed, Training, UserError
+from shoal_trainer import Files, Indexed, Training, UserError
 from shoal_trainer.worker.compose import build_glue, compose
 from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.work import DataWork, Finished, Idle
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, X, Y, compiled, functional, job
 
@@ -235,3 +236,47 @@ def test_several_batches_a_push(start):
     assert running.start().join() is End.FINISHED
     assert coordinator.pushes == DATA.size // 16 // 4
     assert coordinator.samples == DATA.size
+
+
+class FileCoordinator(FakeCoordinator):
+    """Leases whole files of unknown length."""
+
+    def __init__(self, names):
+        super().__init__(0, tasks=())
+        self.names = list(names)
+        self.lengths = {}
+
+    def next_work(self):
+        with self.lock:
+            if self.names:
+                self.counter += 1
+                work = DataWork((0, self.counter), 0, 0, None, self.names.pop(0))
+                self.leased[work.token] = work
+                return work
+            return Finished() if len(self.lengths) == len(self.leased) else Idle(0.01)
+
+    def file_ended(self, token, length):
+        with self.lock:
+            assert self.applied.get(token, 0) == length, "told before its samples were in the parameters"
+            self.lengths[self.leased[token].file] = length
+
+
+def test_files_of_unknown_length_one_of_them_empty(start, tmp_path):
+    import tensorflow as tf
+
+    sizes = [40, 0, 17, 64]
+    for number, size in enumerate(sizes):
+        with tf.io.TFRecordWriter(str(tmp_path / f"{number}.tfrecord")) as writer:
+            for row in range(size):
+                writer.write(tf.io.serialize_tensor(X[row]).numpy())
+
+    def parse(record):
+        return tf.ensure_shape(tf.io.parse_tensor(record, tf.float32), (6, 6, 1)), tf.constant(1, tf.int64)
+
+    files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
+    coordinator = FileCoordinator(files.list())
+    servers = start(coordinator)
+    training = Training(model=functional, data=files)
+    assert Running(training, servers, coordinator).start().join() is End.FINISHED
+    assert [coordinator.lengths[name] for name in files.list()] == sizes
+    assert servers.stores[0].samples == sum(sizes)
