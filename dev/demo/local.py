@@ -21,8 +21,8 @@ class Local:
 
     name = "local"
 
-    def __init__(self) -> None:
-        self.cluster = LocalCluster("local")
+    def __init__(self, cluster: str = "local") -> None:
+        self.cluster = LocalCluster(cluster)
 
     @property
     def kubeconfig(self) -> Path:

@@ -51,7 +51,7 @@ def run() -> int:
         seconds: dict[str, float] = {}
         backend.up()
         with step("helm install shoal"):
-            _install(backend)
+            install(backend)
         seconds["setUp"] = time.monotonic() - start
         watcher = Watcher(backend, NAMESPACE, JOB)
         picture, story = _follow(backend, watcher, seconds)
@@ -66,7 +66,8 @@ def run() -> int:
     return 0 if picture.job.status.phase == "Succeeded" and story.complete else 1
 
 
-def _install(backend: Backend) -> None:
+def install(backend: Backend) -> None:
+    """Install the chart with the images of this checkout, and wait for it."""
     values = [word for name, value in VALUES.items() for word in ("--set", f"{name}={value}")]
     chart = str(ROOT / "charts" / "shoal")
     where = ["--namespace", "shoal-system", "--create-namespace"]

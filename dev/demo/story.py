@@ -66,7 +66,7 @@ class Story:
     @property
     def complete(self) -> bool:
         """Whether all three were done."""
-        return len(self.faults) == len(PROGRESS) and self._doomed is None
+        return len(self.faults) == len(PROGRESS)
 
     def _end_doomed_node(self) -> None:
         if self._doomed and self.clock() >= self._doomed[1]:
@@ -78,9 +78,9 @@ class Story:
         return {fault.target for fault in self.faults}
 
     def _ready(self, picture: Picture, percent: float) -> bool:
-        """Due by progress, and all is well: PS and every worker at work, the last fault's machine gone."""
+        """Due by progress, and the last fault is over: the parameter server and every worker are at work."""
         report = picture.report
-        if report is None or not picture.fresh or report.phase is not Phase.TRAINING or self._doomed:
+        if report is None or not picture.fresh or report.phase is not Phase.TRAINING:
             return False
         working = [w for w in report.workers if w.state == "Active" and w.first_push_at is not None]
         return (

@@ -1,0 +1,104 @@
+"""The whole of it on real nodes: Helm, a job with real TensorFlow, a node taken by notice, an operator taken away."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import yaml
+
+from dev.audit import creates, writes
+from dev.cluster.local import LocalCluster
+from dev.commands import command
+from dev.demo.figures import accuracy, replacements
+from dev.demo.local import Local
+from dev.demo.run import MANIFEST, install
+from dev.demo.story import Fault, quietest
+from dev.demo.watch import Picture, Watcher
+
+NAMESPACE, JOB = "training", "digits"
+
+
+@pytest.fixture(scope="module")
+def backend(cluster: LocalCluster) -> Iterator[Local]:
+    local = Local(cluster.name)
+    install(local)
+    cluster.plane.kubectl("create", "namespace", NAMESPACE)
+    yield local
+    cluster.plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    command("helm", "uninstall", "shoal", "--namespace", "shoal-system", env=local.env)
+
+
+def until(watcher: Watcher, reached: Any, seconds: float = 240) -> Picture:
+    """The first picture of which `reached` is true."""
+    deadline = time.monotonic() + seconds
+    while not reached(picture := watcher.look()):
+        assert time.monotonic() < deadline, picture.job.status.model_dump_json(indent=1)
+        assert picture.job.status.phase != "Failed", picture.job.status.last_failure
+        time.sleep(0.3)
+    return picture
+
+
+def everyone_works(picture: Picture) -> bool:
+    report = picture.report
+    return (
+        picture.fresh
+        and report is not None
+        and sum(w.first_push_at is not None and w.state == "Active" for w in report.workers) >= 3
+    )
+
+
+@pytest.mark.timeout(2400)
+def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: Local) -> None:
+    documents = list(yaml.safe_load_all(MANIFEST.read_text()))
+    documents[0]["spec"]["training"]["stopAfter"] = {"epochs": 30}
+    cluster.plane.kubectl("-n", NAMESPACE, "apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
+    watcher = Watcher(backend, NAMESPACE, JOB)
+    picture = until(watcher, everyone_works)
+
+    node, places = quietest(picture, set())
+    at = time.time()
+    cluster.node(node).power_button()
+    names = {f"{JOB}-worker-{slot}-{incarnation + 1}" for slot, incarnation in places}
+
+    def replaced(_picture: Picture) -> bool:
+        return names <= {w.name for w in creates(cluster.plane.audit_log, "pods", namespace=NAMESPACE)}
+
+    until(watcher, replaced, 30)
+    cluster.kill(node)
+    fault = Fault("node taken with notice", node, datetime.fromtimestamp(at, UTC), places)
+    assert all(r.seconds <= 1.0 for r in replacements([fault], list(writes(cluster.plane.audit_log)), JOB))
+
+    cluster.plane.kubectl("-n", "shoal-system", "scale", "deployment", "shoal", "--replicas=0")
+    step = watcher.look().report
+    assert step is not None
+    until(watcher, lambda p: p.fresh and p.report is not None and p.report.step > step.step + 50)
+    cluster.plane.kubectl("-n", "shoal-system", "scale", "deployment", "shoal", "--replicas=2")
+
+    ended = until(watcher, lambda p: p.job.status.finished)
+    assert ended.job.status.phase == "Succeeded"
+    assert ended.job.status.restarts.disruptions == len(places)
+    assert ended.job.status.restarts.failures == 0
+    evidence = ended.evidence
+    assert evidence is not None
+    assert (accuracy(evidence.metrics) or 0) >= 0.95
+    assert (evidence.ranges.never, evidence.ranges.repeated, evidence.ranges.partial) == (0, 0, 0)
+
+    cluster.plane.kubectl("-n", NAMESPACE, "delete", "trainingjob", JOB)
+
+    def left() -> list[str]:
+        kinds = "pods,services,secrets,poddisruptionbudgets"
+        found = json.loads(
+            cluster.plane.kubectl("-n", NAMESPACE, "get", kinds, "-l", f"shoal.dev/job={JOB}", "-o", "json")
+        )
+        return [item["metadata"]["name"] for item in found["items"]]
+
+    deadline = time.monotonic() + 90
+    while remaining := left():
+        assert time.monotonic() < deadline, remaining
+        time.sleep(0.5)
+    assert cluster.plane.kubectl("-n", NAMESPACE, "get", "pvc", "digits-runs", "-o", "name").strip()
