@@ -15,13 +15,12 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps import kernels, schedules
+from shoal_trainer.ps import schedules
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import Copy, Pulled, Push, Timings, Welcome
 from shoal_trainer.worker.buffers import Buffers, decode
@@ -31,6 +30,7 @@ from shoal_trainer.worker.glue import Glue, Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import Outage
+from shoal_trainer.worker.send import Send, combined
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
 
 log = logging.getLogger(__name__)
@@ -48,16 +48,6 @@ class End(Enum):
 
     FINISHED = "finished"
     DRAINED = "drained"
-
-
-@dataclass(frozen=True)
-class Send:
-    """Something that the servers must have applied, in order, before anything later."""
-
-    update: npt.NDArray[Any]
-    push: Push
-    local: bool = False
-    """A difference of local steps (to be divided by the number of workers), not a gradient."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +186,7 @@ class Loop:
 
     def _send(self, base: Pulled, compute: float) -> None:
         """Hand what is piled up to the exchange thread."""
-        update, samples, loss = _combined(self._pile)
+        update, samples, loss = combined(self._pile)
         marks = {
             ready.work.token: self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile
         }
@@ -408,19 +398,3 @@ class Loop:
             self._coordinator.leave()
         except Unreachable as error:
             log.warning("could not say goodbye: %s", error)
-
-
-def _combined(pile: list[tuple[Step, Ready]]) -> tuple[npt.NDArray[Any], int, float]:
-    """The mean update of the steps (weighted by samples), their samples, their mean loss."""
-    if len(pile) == 1:
-        step, ready = pile[0]
-        return step.update, ready.batch.samples, step.loss
-    samples = sum(ready.batch.samples for _, ready in pile)
-    first = pile[0][0].update
-    total = aligned(first.size)
-    scratch = aligned(first.size, first.dtype)
-    for step, ready in pile:
-        scratch[:] = step.update
-        kernels.add(total, scratch, np.float32(ready.batch.samples / samples))
-    kernels.read(total, scratch)
-    return scratch, samples, sum(step.loss * ready.batch.samples for step, ready in pile) / samples
