@@ -17,6 +17,7 @@ from typing import Any
 from dev.cluster.control_plane import AUDIT_POLICY
 from dev.commands import command
 from dev.console import step
+from dev.demo.backend import docker_answers
 from dev.errors import DevError
 from dev.images import DEMO, IMAGES
 from dev.paths import ROOT
@@ -54,6 +55,8 @@ class Kind:
         lacking = [name for name in ("docker", "kind", "kubectl", "helm") if shutil.which(name) is None]
         if lacking:
             raise DevError(f"For CLUSTER=kind install: {', '.join(lacking)}.")
+        if not docker_answers():
+            raise DevError("No Docker engine answers this user: start it, or see that `docker info` works.")
 
     def up(self) -> None:
         """Images by Docker, then the cluster of kind-config.yaml, then the images into it."""
