@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -122,6 +123,7 @@ class LocalRun:
                 process.popen.kill()
         for process in self.processes:
             process.popen.wait()
+        shutil.rmtree(self._folder / "secret", ignore_errors=True)  # the logs stay
 
     @property
     def logs(self) -> Path:

@@ -65,6 +65,14 @@ def compare(make, *, wire="fp32"):
     return np.abs(flatten(plain, server.glue.layout) - server.flat()).max(), losses, expected
 
 
+class Falling(schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1 / (1 + keras.ops.cast(step, "float32"))
+
+    def get_config(self):
+        return {}
+
+
 EXACT = {
     "sgd": lambda: functional(SGD(0.1)),
     "momentum": lambda: functional(SGD(0.1, momentum=0.9)),
@@ -80,6 +88,7 @@ EXACT = {
     "loss_scale_factor": lambda: functional(SGD(0.1, loss_scale_factor=1024.0)),
 }
 CLOSE = {
+    "own schedule": lambda: functional(SGD(Falling())),
     "adagrad": lambda: functional(keras.optimizers.Adagrad(0.05)),
     "global_clipnorm": lambda: functional(SGD(0.1, global_clipnorm=0.1)),
     "adam": lambda: functional(ADAM(0.01)),
