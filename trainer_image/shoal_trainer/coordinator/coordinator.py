@@ -490,7 +490,10 @@ class Coordinator:
             begin = max(resumes.get(token, push.lease.start), push.lease.start)
             resumes[token] = max(begin, push.offset_end)
             if push.seq <= surviving:
-                if ledger.settle(self._segment(push.lease, begin, push.offset_end), orphan):
+                # Who comes after the gathering is too late: what it tells of has been counted, and is trained again.
+                if self.gathering and ledger.settle(
+                    self._segment(push.lease, begin, push.offset_end), orphan
+                ):
                     self.counters.steps += push.steps
             else:
                 self.counters.wasted_steps += push.steps

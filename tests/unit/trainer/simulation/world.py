@@ -179,8 +179,9 @@ class Worker:
     def live(self):
         try:
             self.go.acquire()
-            if not self.killed:
-                self.end = self.loop.run()
+            if self.killed:
+                raise Killed
+            self.end = self.loop.run()
         except Killed:
             self.end = Killed
         except Fenced:
