@@ -42,7 +42,15 @@ VALUES = {
 
 
 def run() -> int:
-    """Run the demo; the exit code: 0 when the job has succeeded and every figure could be taken."""
+    """Run the demo; the exit code: 0 when the job has succeeded after all three faults, 130 after Ctrl-C."""
+    try:
+        return _run()
+    except KeyboardInterrupt:
+        say("interrupted; run it again at any time, what was built is kept")
+        return 130
+
+
+def _run() -> int:
     start = time.monotonic()
     backend = choose()
     backend.check()
