@@ -37,7 +37,7 @@ if ! .venv/bin/python -m uv --version >/dev/null 2>&1; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r "$uv_lock"
   rm -f "$uv_lock"
 fi
-if ! UV_LINK_MODE=copy .venv/bin/python -m uv pip sync --quiet --python .venv/bin/python lock/dev.txt; then
+if ! UV_LINK_MODE=copy .venv/bin/python -m uv pip sync --quiet --compile-bytecode --python .venv/bin/python lock/dev.txt; then
   say "uv could not, trying pip"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r lock/dev.txt
 fi

@@ -5,4 +5,4 @@ from shoal_trainer.data.indexed import Indexed
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.training import Training
 
-__all__ = ["Files", "Indexed", "Training", "TrainerError", "UserError"]
+__all__ = ["Files", "Indexed", "TrainerError", "Training", "UserError"]

@@ -1,6 +1,7 @@
 """A whole job in this process: real servers, control plane, workers and TensorFlow, on loopback, with real faults.
 
-Accuracy with a worker lost, another drained and the parameter server lost twice is within the spread of five clean runs.
+Accuracy with a worker lost, another drained and the parameter server lost twice is within the spread of five clean
+runs.
 """
 
 import socket

@@ -527,6 +527,7 @@ class World:
             return head + "server down"
         coordinator = server.coordinator
         return head + (
-            f"{server.shard.state} gathering={coordinator.gathering} ledger={coordinator.ledger and coordinator.ledger.dump()} "
+            f"{server.shard.state} gathering={coordinator.gathering} "
+            f"ledger={coordinator.ledger and coordinator.ledger.dump()} "
             f"tasks={coordinator.tasks.queue} workers={[(w.slot, w.incarnation, w.end) for w in self.slots.values()]}"
         )
