@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,19 @@ from typing import Any, Self
 import aiohttp
 
 from dev.kube import ApiError, Json, Kube
+from dev.pod_status import (
+    condition,
+    container_statuses,
+    ended,
+    has_statuses,
+    now,
+    now_micro,
+    pod_path,
+    running_containers,
+    started,
+    terminated,
+    waiting,
+)
 
 SPOT = {"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-provisioning": "spot"}
 ON_DEMAND = {"cloud.google.com/gke-provisioning": "standard"}
@@ -129,7 +141,7 @@ class FakeKubelet:
         body = {"metadata": {"name": name, "labels": all_labels}, "spec": {"taints": list(taints)}}
         with _tolerant(409):
             await self.kube.create("/api/v1/nodes", body)
-        lease = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _micro()}
+        lease = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now_micro()}
         with _tolerant(409):
             await self.kube.create(LEASES, {"metadata": {"name": name}, "spec": lease})
         resources = {**CAPACITY, **(capacity or {})}
@@ -141,9 +153,7 @@ class FakeKubelet:
             "operatingSystem": "linux",
         }
         status: Json = {"capacity": resources, "allocatable": resources, "nodeInfo": info}
-        status["conditions"] = [
-            _condition("Ready", "True", "KubeletReady", "kubelet is posting ready status")
-        ]
+        status["conditions"] = [condition("Ready", "True", "KubeletReady", "kubelet is posting ready status")]
         await self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": status})
         self.nodes[name] = node
 
@@ -166,7 +176,7 @@ class FakeKubelet:
                 exit_code=self.exit_on_term if exit_code is None else exit_code,
                 pod_reason="Terminated",
                 pod_message="Pod was terminated in response to imminent node shutdown.",
-                condition=_condition(
+                extra=condition(
                     "DisruptionTarget",
                     "True",
                     "TerminationByKubelet",
@@ -246,17 +256,17 @@ class FakeKubelet:
     ) -> None:
         """What restartPolicy OnFailure does: the end is in `lastState`, the count grows, the pod runs on."""
         pod = await self._read(namespace, name)
-        end = _terminated(pod, exit_code, reason, message)
+        end = terminated(pod, exit_code, reason, message)
         statuses = [
             {**running, "restartCount": before.get("restartCount", 0) + 1, "lastState": {"terminated": end}}
-            for running, before in zip(_running(pod), _statuses(pod), strict=True)
+            for running, before in zip(running_containers(pod), container_statuses(pod), strict=True)
         ]
         await self._patch_status(pod, {"containerStatuses": statuses})
 
     async def set_waiting(self, namespace: str, name: str, reason: str, message: str = "") -> None:
         """Containers that cannot start: CrashLoopBackOff, CreateContainerConfigError, …"""
         pod = await self._read(namespace, name)
-        await self._patch_status(pod, _waiting(pod, reason, message))
+        await self._patch_status(pod, waiting(pod, reason, message))
 
     # --- what kubelets do by themselves
     # -----------------------------------------------------------------------------
@@ -280,7 +290,7 @@ class FakeKubelet:
 
     async def _renew(self, name: str) -> None:
         with contextlib.suppress(ApiError, aiohttp.ClientError, TimeoutError):
-            await self.kube.patch(f"{LEASES}/{name}", {"spec": {"renewTime": _micro()}})
+            await self.kube.patch(f"{LEASES}/{name}", {"spec": {"renewTime": now_micro()}})
 
     async def _follow_pods(self) -> None:
         while True:
@@ -308,7 +318,7 @@ class FakeKubelet:
             return
         if meta.get("deletionTimestamp"):
             work, todo = "stop", self._stop
-        elif pod["status"].get("phase") == "Pending" and not _statuses_set(pod):
+        elif pod["status"].get("phase") == "Pending" and not has_statuses(pod):
             work, todo = "start", self._start
         else:
             return
@@ -325,12 +335,12 @@ class FakeKubelet:
         if node.shutting_down:
             message = "Pod was rejected as the node is shutting down."
             await self._patch_status(
-                pod, {"phase": "Failed", "reason": "NodeShutdown", "message": message, "startTime": _now()}
+                pod, {"phase": "Failed", "reason": "NodeShutdown", "message": message, "startTime": now()}
             )
             return
         images = [container["image"] for container in pod["spec"]["containers"]]
         if bad := next((image for image in images if image in self.image_errors), None):
-            await self._patch_status(pod, _waiting(pod, "ImagePullBackOff", self.image_errors[bad]))
+            await self._patch_status(pod, waiting(pod, "ImagePullBackOff", self.image_errors[bad]))
             return
         if self.hold(pod):
             return
@@ -338,23 +348,7 @@ class FakeKubelet:
             await asyncio.sleep(self.start_seconds)
         if not node.alive:
             return
-        address = self._pod_ip(pod)
-        conditions = [
-            _condition(kind, "True")
-            for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
-        ]
-        await self._patch_status(
-            pod,
-            {
-                "phase": "Running",
-                "podIP": address,
-                "podIPs": [{"ip": address}],
-                "hostIP": "10.249.0.1",
-                "startTime": _now(),
-                "conditions": [*_kept(pod, conditions), *conditions],
-                "containerStatuses": _running(pod),
-            },
-        )
+        await self._patch_status(pod, started(pod, self._pod_ip(pod)))
 
     async def _stop(self, pod: Json, node: FakeNode) -> None:
         meta = pod["metadata"]
@@ -364,7 +358,7 @@ class FakeKubelet:
         if pod["status"].get("phase") not in _ENDED:
             with contextlib.suppress(ApiError):
                 await self._end(pod, exit_code=self.exit_on_term)
-        await self.kube.delete(_path(pod), grace_seconds=0, uid=meta["uid"])
+        await self.kube.delete(pod_path(pod), grace_seconds=0, uid=meta["uid"])
 
     async def _end_later(self, name: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -376,7 +370,7 @@ class FakeKubelet:
         await self._quietly(self._set_ready(name, "Unknown", "NodeStatusUnknown", message))
 
     async def _set_ready(self, name: str, status: str, reason: str, message: str) -> None:
-        ready = _condition("Ready", status, reason, message)
+        ready = condition("Ready", status, reason, message)
         await self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}})
 
     async def _read(self, namespace: str, name: str) -> Json:
@@ -391,21 +385,12 @@ class FakeKubelet:
         message: str = "",
         pod_reason: str = "",
         pod_message: str = "",
-        condition: Json | None = None,
+        extra: Json | None = None,
         failed: bool = False,
     ) -> None:
-        end = _terminated(pod, exit_code, reason or ("Error" if exit_code else "Completed"), message)
-        statuses = [
-            {**status, "ready": False, "started": False, "state": {"terminated": end}}
-            for status in _statuses(pod)
-        ]
-        not_ready = [_condition(kind, "False", "PodFailed") for kind in ("Ready", "ContainersReady")]
-        conditions = [*not_ready, *([condition] if condition else [])]
-        status: Json = {
-            "phase": "Failed" if failed or exit_code else "Succeeded",
-            "containerStatuses": statuses,
-            "conditions": [*_kept(pod, conditions), *conditions],
-        }
+        end = terminated(pod, exit_code, reason or ("Error" if exit_code else "Completed"), message)
+        phase = "Failed" if failed or exit_code else "Succeeded"
+        status = ended(pod, phase, end, [extra] if extra else [])
         if pod_reason:
             status |= {"reason": pod_reason, "message": pod_message}
         await self._patch_status(pod, status)
@@ -413,60 +398,7 @@ class FakeKubelet:
     async def _patch_status(self, pod: Json, status: Json) -> None:
         # The uid makes it a 409 where another pod has taken the name.
         body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
-        await self.kube.patch(f"{_path(pod)}/status", body)
-
-
-def _path(pod: Json) -> str:
-    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
-
-
-def _statuses_set(pod: Json) -> bool:
-    return bool(pod["status"].get("containerStatuses"))
-
-
-def _status(container: Json, state: Json, *, ready: bool) -> Json:
-    image = container["image"]
-    return {
-        "name": container["name"],
-        "image": image,
-        "imageID": f"fake/{image}",
-        "containerID": f"fake://{uuid.uuid4()}",
-        "ready": ready,
-        "started": ready,
-        "restartCount": 0,
-        "state": state,
-    }
-
-
-def _running(pod: Json) -> list[Json]:
-    state = {"running": {"startedAt": _now()}}
-    return [_status(container, state, ready=True) for container in pod["spec"]["containers"]]
-
-
-def _waiting(pod: Json, reason: str, message: str) -> Json:
-    state = {"waiting": {"reason": reason, "message": message}}
-    statuses = [_status(container, state, ready=False) for container in pod["spec"]["containers"]]
-    return {"phase": "Pending", "containerStatuses": statuses, "startTime": _now()}
-
-
-def _statuses(pod: Json) -> list[Json]:
-    return list(pod["status"].get("containerStatuses") or _running(pod))
-
-
-def _terminated(pod: Json, exit_code: int, reason: str, message: str) -> Json:
-    started = pod["status"].get("startTime") or _now()
-    end: Json = {"exitCode": exit_code, "reason": reason, "startedAt": started, "finishedAt": _now()}
-    return end | ({"message": message} if message else {})
-
-
-def _kept(pod: Json, replaced: list[Json]) -> list[Json]:
-    names = {condition["type"] for condition in replaced}
-    return [c for c in pod["status"].get("conditions", []) if c["type"] not in names]
-
-
-def _condition(kind: str, status: str, reason: str = "", message: str = "") -> Json:
-    condition = {"type": kind, "status": status, "lastTransitionTime": _now()}
-    return condition | ({"reason": reason} if reason else {}) | ({"message": message} if message else {})
+        await self.kube.patch(f"{pod_path(pod)}/status", body)
 
 
 def _addresses() -> Callable[[Json], str]:
@@ -490,11 +422,3 @@ def _tolerant(*statuses: int) -> Any:
     except ApiError as error:
         if error.status not in statuses:
             raise
-
-
-def _now() -> str:
-    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _micro() -> str:
-    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
