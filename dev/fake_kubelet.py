@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,8 +28,9 @@ from typing import Any, Self
 
 import aiohttp
 
-from dev.kube import ApiError, Json, Kube
+from dev.kube import ApiError, Json, Kube, tolerant
 from dev.pod_status import (
+    addresses,
     condition,
     container_statuses,
     ended,
@@ -91,7 +91,7 @@ class FakeKubelet:
         self.nodes: dict[str, FakeNode] = {}
         self.pods: dict[str, Json] = {}
         """Every pod of a fake node as last seen, by uid."""
-        self._pod_ip = pod_ip or _addresses()
+        self._pod_ip = pod_ip or addresses()
         self._handled: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -109,8 +109,7 @@ class FakeKubelet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.kube.__aexit__(kind, error, trace)
 
-    # --- nodes
-    # ------------------------------------------------------------------------------------------------------
+    # --- nodes -----------------------------------------------------------------------------------------------
 
     async def add_node(
         self,
@@ -139,10 +138,10 @@ class FakeKubelet:
             for key in ON_DEMAND.keys() - labels.keys():
                 all_labels.pop(key)
         body = {"metadata": {"name": name, "labels": all_labels}, "spec": {"taints": list(taints)}}
-        with _tolerant(409):
+        with tolerant(409):
             await self.kube.create("/api/v1/nodes", body)
         lease = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now_micro()}
-        with _tolerant(409):
+        with tolerant(409):
             await self.kube.create(LEASES, {"metadata": {"name": name}, "spec": lease})
         resources = {**CAPACITY, **(capacity or {})}
         info = {"bootID": str(uuid.uuid4()), "kubeletVersion": "v1.36.2", "architecture": "amd64"}
@@ -199,9 +198,9 @@ class FakeKubelet:
         """The machine and its Node object are gone, as when a cloud's controller has noticed."""
         if node := self.nodes.pop(name, None):
             node.alive = False
-        with _tolerant(404):
+        with tolerant(404):
             await self.kube.delete(f"/api/v1/nodes/{name}")
-        with _tolerant(404):
+        with tolerant(404):
             await self.kube.delete(f"{LEASES}/{name}")
 
     async def set_taints(self, name: str, taints: Sequence[Json], *, unschedulable: bool = False) -> None:
@@ -209,8 +208,7 @@ class FakeKubelet:
         body = {"spec": {"taints": list(taints), "unschedulable": unschedulable or None}}
         await self.kube.patch(f"/api/v1/nodes/{name}", body)
 
-    # --- pods
-    # -------------------------------------------------------------------------------------------------------
+    # --- pods ------------------------------------------------------------------------------------------------
 
     def pods_on(self, node: str) -> list[Json]:
         """The pods of a node that have not ended, as last seen."""
@@ -268,8 +266,7 @@ class FakeKubelet:
         pod = await self._read(namespace, name)
         await self._patch_status(pod, waiting(pod, reason, message))
 
-    # --- what kubelets do by themselves
-    # -----------------------------------------------------------------------------
+    # --- what kubelets do by themselves ----------------------------------------------------------------------
 
     def _node(self, name: str) -> FakeNode:
         if name not in self.nodes:
@@ -401,24 +398,5 @@ class FakeKubelet:
         await self.kube.patch(f"{pod_path(pod)}/status", body)
 
 
-def _addresses() -> Callable[[Json], str]:
-    numbers = itertools.count(256)
-
-    def next_address(_pod: Json) -> str:
-        number = next(numbers)
-        return f"10.{250 + number // 65536}.{number // 256 % 256}.{number % 256}"
-
-    return next_address
-
-
 def _chunks(names: Sequence[str]) -> list[Sequence[str]]:
     return [names[i : i + 16] for i in range(0, len(names), 16)]
-
-
-@contextlib.contextmanager
-def _tolerant(*statuses: int) -> Any:
-    try:
-        yield
-    except ApiError as error:
-        if error.status not in statuses:
-            raise

@@ -7,10 +7,11 @@ more than everything else it does.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -125,3 +126,13 @@ class Kube:
                 if event["type"] == "ERROR":
                     raise ApiError(int(event["object"].get("code", 500)), event["object"])
                 yield event["type"], event["object"]
+
+
+@contextlib.contextmanager
+def tolerant(*statuses: int) -> Iterator[None]:
+    """These answers are no errors, such as 404 where something shall be gone."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status not in statuses:
+            raise

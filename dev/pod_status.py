@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import uuid
+from collections.abc import Callable
 
 from dev.kube import Json
 
@@ -104,3 +106,14 @@ def ended(pod: Json, phase: str, end: Json, extra: list[Json]) -> Json:
         "containerStatuses": [{**status, **state} for status in container_statuses(pod)],
         "conditions": [*kept_conditions(pod, conditions), *conditions],
     }
+
+
+def addresses() -> Callable[[Json], str]:
+    """A new address for each pod."""
+    numbers = itertools.count(256)
+
+    def next_address(_pod: Json) -> str:
+        number = next(numbers)
+        return f"10.{250 + number // 65536}.{number // 256 % 256}.{number % 256}"
+
+    return next_address
