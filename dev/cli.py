@@ -12,7 +12,7 @@ from dev import images as image_builder
 from dev import tools as go_tools
 from dev.cluster import host
 from dev.cluster.containerd import ensure_template
-from dev.cluster.control_plane import ControlPlane, load
+from dev.cluster.control_plane import ControlPlane, load, orphans
 from dev.cluster.local import DEFAULT_NODES, NUMBERS, LocalCluster
 from dev.cluster.node import GRACE_SECONDS
 from dev.commands import side_by_side
@@ -103,6 +103,9 @@ def down(cluster: str) -> None:
     if plane := load(clusters() / CONTROL_PLANE_FOLDER):
         plane.stop()
         say("the control plane is down")
+    for orphan in orphans():
+        orphan.stop()
+        say(f"the control plane {orphan.folder.name}, left by a process that was killed, is down")
     if (clusters() / cluster).exists():
         LocalCluster(cluster).down()
         say(f"the cluster {cluster} is down")

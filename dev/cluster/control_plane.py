@@ -313,6 +313,12 @@ def load(folder: Path) -> ControlPlane | None:
     return ControlPlane(folder, locate(), network)
 
 
+def orphans() -> list[ControlPlane]:
+    """Control planes of blocks whose process was killed before it could end them."""
+    folders = [(folder, folder.name.split("-")[2]) for folder in clusters().glob("control-plane-*-*")]
+    return [ControlPlane(folder, locate()) for folder, pid in folders if not Path("/proc", pid).exists()]
+
+
 def etcd_args(data: Path, network: Network) -> list[str]:
     """A single etcd that keeps nothing over a crash, which is all a throw-away cluster wants."""
     client, peer = (f"http://127.0.0.1:{port}" for port in (network.etcd_port, network.etcd_peer_port))
