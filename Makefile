@@ -24,7 +24,7 @@ demo-down: install  ## Take down the cluster that KEEP=1 left
 	@$(PYTHON) -m dev down
 
 test: install lint  ## Run every test of every tier
-	@$(PYTHON) -m dev tools
+	@$(PYTHON) -m dev setup
 	@$(PYTHON) -m pytest tests $(ARGS)
 
 unit: install  ## Run the tests that need no cluster

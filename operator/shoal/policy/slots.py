@@ -230,10 +230,10 @@ def _leaving(slot: Slot, cause: str, seen: Observation) -> Slot:
 
 
 def _silent(seen: Observation) -> frozenset[Place]:
-    """The workers that PS 0 does not hear, as far as what it says is new."""
+    """The workers that PS 0 does not hear, or has given up for that, as far as what it says is new."""
     if seen.report is None or seen.report_age > FRESH_REPORT_SECONDS:
         return frozenset()
-    said = (w for w in seen.report.workers if w.state is WorkerState.SILENT)
+    said = (w for w in seen.report.workers if w.state in {WorkerState.SILENT, WorkerState.FENCED})
     return frozenset(Place("worker", w.slot, w.incarnation) for w in said)
 
 

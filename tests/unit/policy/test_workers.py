@@ -10,6 +10,7 @@ import pytest
 from shoal.policy.model import CreatePod, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from shoal.policy.workers import max_surge
+from shoal_trainer.contract import WorkerReport, WorkerState
 from tests.unit.policy import build
 from tests.unit.policy.world import World
 
@@ -138,6 +139,16 @@ def test_a_silent_worker_is_fenced_and_counted_once_its_replacement_runs() -> No
     world.settle()
     assert "digits-worker-0-0" not in world.pods
     assert world.status["restarts"]["disruptions"] == 1
+
+
+def test_a_worker_that_ps_0_has_given_up_is_replaced_before_its_node_says_anything() -> None:
+    seen = running_world().observation()
+    fenced = WorkerReport(slot=0, incarnation=0, state=WorkerState.FENCED)
+    report = build.report().model_copy(update={"workers": (fenced,)})
+    now = build.observe(
+        seen.job, *seen.pods, services=seen.services, existing=seen.existing, nodes=seen.nodes, report=report
+    )
+    assert names(plan(now)) == ["digits-worker-0-1"]
 
 
 def test_what_an_old_report_says_of_silence_is_not_believed() -> None:
