@@ -44,8 +44,8 @@ from shoal_trainer.contract import (
     status_token,
 )
 from shoal_trainer.security import Credentials, create_secret_dir
+from shoal_trainer.termination import TERMINATION_LOG_ENV
 
-TERMINATION_LOG_ENV = "SHOAL_TERMINATION_LOG"
 MAX_FAILURES = 10
 """Replacements for processes that died by themselves (not killed by us) before the run is given up."""
 

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 from types import FrameType
 
 from pydantic import ValidationError
@@ -25,15 +24,12 @@ from shoal_trainer.contract import (
     EXIT_FENCED,
     EXIT_OK,
     EXIT_USER,
-    TERMINATION_LOG,
     Outcome,
     RuntimeConfig,
     TerminationMessage,
 )
 from shoal_trainer.errors import Fenced, Unreachable, UserError
-
-TERMINATION_LOG_ENV = "SHOAL_TERMINATION_LOG"
-MAX_MESSAGE_BYTES = 4000
+from shoal_trainer.termination import write_termination
 
 log = logging.getLogger(__name__)
 
@@ -125,15 +121,3 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         worker.close()
         coordinator.close()
     return EXIT_OK if end is End.FINISHED else EXIT_DRAINED
-
-
-def write_termination(message: TerminationMessage) -> None:
-    """Write the message where Kubernetes (or `shoal-trainer run`) reads it."""
-    text = message.message
-    while len(message.to_json().encode()) > MAX_MESSAGE_BYTES:
-        text = text[: len(text) * 3 // 4]
-        message = message.model_copy(update={"message": text + " …"})
-    try:
-        Path(os.environ.get(TERMINATION_LOG_ENV, TERMINATION_LOG)).write_text(message.to_json())
-    except OSError as error:
-        log.warning("cannot write the termination message: %s", error)
