@@ -68,7 +68,17 @@ def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: 
     def replaced(_picture: Picture) -> bool:
         return names <= {w.name for w in creates(cluster.plane.audit_log, "pods", namespace=NAMESPACE)}
 
+    def at_work(picture: Picture) -> bool:
+        """The replacements push; a cloud leaves them about as long."""
+        working = (
+            {(w.slot, w.incarnation) for w in picture.report.workers if w.first_push_at}
+            if picture.report
+            else set()
+        )
+        return {(slot, incarnation + 1) for slot, incarnation in places} <= working
+
     until(watcher, replaced, 30)
+    until(watcher, at_work, 90)
     cluster.kill(node)
     fault = Fault("node taken with notice", node, datetime.fromtimestamp(at, UTC), places)
     assert all(r.seconds <= 1.0 for r in replacements([fault], list(writes(cluster.plane.audit_log)), JOB))
