@@ -28,7 +28,7 @@ def check(seed, world):
     told = f"seed {seed}: {world.describe()}"
     if world.ps_losses == 0:
         assert (surplus, missing, counters.repeated, counters.lost) == (0, 0, 0, 0), told
-    # Never counted wrongly: what the parameters hold is what is told of them.
+    # The balance is exact; each counter alone is an upper bound once a parameter server was lost.
     assert surplus - missing == counters.repeated - counters.lost, told
     assert missing <= counters.lost, told
     assert surplus <= counters.repeated, told
