@@ -172,6 +172,8 @@ async def test_a_notice_is_the_real_kubelets_graceful_shutdown(
     cluster.add_nodes([("doomed", True)])  # the cloud makes a new machine under the old name
     assert (await node_kube.get("/api/v1/nodes/doomed"))["metadata"]["uid"] != first
     cluster.kill("doomed")
+    # To Kubernetes a machine that died is Ready for 40 s more: without its Node no other test's pod is placed there.
+    await node_kube.delete("/api/v1/nodes/doomed")
 
 
 async def test_a_killed_node_tells_nobody(

@@ -19,6 +19,7 @@ from dev.demo.local import Local
 from dev.demo.run import MANIFEST, install
 from dev.demo.story import Fault, quietest
 from dev.demo.watch import Picture, Watcher
+from shoal_trainer.contract import WorkerState
 
 NAMESPACE, JOB = "training", "digits"
 
@@ -55,7 +56,7 @@ def everyone_works(picture: Picture) -> bool:
 @pytest.mark.timeout(2400)
 def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: Local) -> None:
     documents = list(yaml.safe_load_all(MANIFEST.read_text()))
-    documents[0]["spec"]["training"]["stopAfter"] = {"epochs": 30}
+    documents[0]["spec"]["training"]["stopAfter"] = {"epochs": 40}
     cluster.plane.kubectl("-n", NAMESPACE, "apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
     watcher = Watcher(backend, NAMESPACE, JOB)
     picture = until(watcher, everyone_works)
@@ -68,17 +69,14 @@ def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: 
     def replaced(_picture: Picture) -> bool:
         return names <= {w.name for w in creates(cluster.plane.audit_log, "pods", namespace=NAMESPACE)}
 
-    def at_work(picture: Picture) -> bool:
-        """The replacements push; a cloud leaves them about as long."""
-        working = (
-            {(w.slot, w.incarnation) for w in picture.report.workers if w.first_push_at}
-            if picture.report
-            else set()
-        )
-        return {(slot, incarnation + 1) for slot, incarnation in places} <= working
+    def drained(picture: Picture) -> bool:
+        """Those that were told to go have said goodbye: their leases are given back, a cloud's 30 s are not needed."""
+        told = picture.report.workers if picture.report else ()
+        gone = {(w.slot, w.incarnation) for w in told if w.state in {WorkerState.DRAINED, WorkerState.LEFT}}
+        return set(places) <= gone
 
     until(watcher, replaced, 30)
-    until(watcher, at_work, 90)
+    until(watcher, drained, 60)
     cluster.kill(node)
     fault = Fault("node taken with notice", node, datetime.fromtimestamp(at, UTC), places)
     assert all(r.seconds <= 1.0 for r in replacements([fault], list(writes(cluster.plane.audit_log)), JOB))
