@@ -25,7 +25,7 @@ demo-down: install  ## Take down the cluster that KEEP=1 left
 
 test: install lint  ## Run every test of every tier
 	@$(PYTHON) -m dev setup
-	@$(PYTHON) -m pytest tests $(ARGS)
+	@$(PYTHON) -m pytest tests --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 unit: install  ## Run the tests that need no cluster
 	@$(PYTHON) -m pytest tests/unit $(ARGS)

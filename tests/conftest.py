@@ -1,9 +1,51 @@
-"""For all tiers: no event loop but those of the tests.
+"""For all tiers: who may run beside whom, and no event loop but those of the tests."""
 
-Asked for "the current event loop" before the first test, Python up to 3.13 makes one that nobody closes; its warning
-would then fail whichever test the garbage collector runs in. After this call it is not made (pytest-asyncio asks).
-"""
+from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+HERE = Path(__file__).parent
+SHARED = ("nodes", "control_plane")
+"""Tiers whose tests share one cluster: one process runs all of them. They mostly wait, so the others run beside."""
+SPREAD = ("simulation",)
+"""Folders whose single tests are long."""
+
+# Asked for "the current event loop" before the first test, Python up to 3.13 makes one that nobody closes; its warning
+# would then fail whichever test the garbage collector runs in. After this call it is not made (pytest-asyncio asks).
 asyncio.set_event_loop(None)
+
+
+def group(nodeid: str) -> str:
+    """What one process runs: a shared cluster's tests, one long test, else the tests of a file."""
+    path = Path(nodeid.partition("::")[0])
+    tier = path.parts[1]
+    if tier in SHARED:
+        return tier
+    return nodeid if path.parent.name in SPREAD else str(path)
+
+
+class ByCluster(LoadScopeScheduling):
+    """Gives whole groups to the processes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster:
+    return ByCluster(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first."""
+
+    def order(item: pytest.Item) -> int:
+        tier = item.path.relative_to(HERE).parts[0]
+        return SHARED.index(tier) if tier in SHARED else len(SHARED)
+
+    items.sort(key=order)
