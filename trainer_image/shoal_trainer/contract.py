@@ -119,6 +119,13 @@ class Shard(Message):
     control_port: int = CONTROL_PORT
 
 
+class AcceleratorBatch(Message):
+    """The batch size of workers whose accelerator has all the words of `accelerator` in its name; "CPU": none."""
+
+    accelerator: str
+    batch_size: int
+
+
 class RuntimeConfig(Message):
     """Everything a pod of a job is told, in the environment variable `SHOAL_CONFIG`.
 
@@ -135,6 +142,11 @@ class RuntimeConfig(Message):
     entrypoint: str
     args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     batch_size: int = 128
+    """Samples in one step of this pod's worker."""
+    batch_sizes: tuple[AcceleratorBatch, ...] = ()
+    """What `batch_size` becomes once a worker has seen its accelerator: the first that fits."""
+    reference_batch_size: int | None = None
+    """A push of so many samples has weight 1; None: `batch_size`."""
     stop_after: StopAfter = StopAfter(epochs=1)
     staleness: Staleness = Staleness()
     snapshot: SnapshotPolicy = SnapshotPolicy()

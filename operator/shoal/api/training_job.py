@@ -139,6 +139,16 @@ class Staleness(Strict):
     """Constant (p = 0), InverseSquareRoot (p = 1/2) or Inverse (p = 1)."""
 
 
+class AcceleratorBatchSize(Strict):
+    """The batch size of workers on one kind of accelerator."""
+
+    accelerator: str = Field(max_length=63, pattern=r"^[A-Za-z0-9]+([ -][A-Za-z0-9]+)*$")
+    """Words that the device's name must have, as TensorFlow names it: `T4` fits `Tesla T4`, `A100 80GB` fits
+    `NVIDIA A100-SXM4-80GB`. `CPU` is a worker without an accelerator."""
+    batch_size: int = Field(ge=1)
+    """Samples in one step of a worker there."""
+
+
 class TrainingSpec(Strict):
     """What is trained. It cannot change while the job exists."""
 
@@ -148,7 +158,14 @@ class TrainingSpec(Strict):
     """Arguments of the entrypoint function. Whole numbers, or strings: write `"0.1"` and `"true"` in
     quotes."""
     batch_size: int = Field(128, ge=1)
-    """Samples in one step of one worker."""
+    """Samples in one step of one worker. Pushes are weighted by their samples; so many have weight 1."""
+    batch_sizes: list[AcceleratorBatchSize] = Field(
+        default=[],
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["accelerator"]},
+    )
+    """Another batch size where workers run on unequal accelerators: the first that fits the one that a worker
+    finds when it starts. Unset, or none fits: batchSize."""
     stop_after: StopAfter
     """When training ends."""
     initial_from: InitialFrom | None = None

@@ -6,6 +6,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.policy import names
 from shoal_trainer.contract import (
     STORAGE_DIR,
+    AcceleratorBatch,
     InitialFrom,
     JobIdentity,
     Role,
@@ -40,6 +41,10 @@ def runtime_config(job: TrainingJob, place: names.Place) -> RuntimeConfig:
         entrypoint=training.entrypoint,
         args=dict(training.args),
         batch_size=training.batch_size,
+        batch_sizes=tuple(
+            AcceleratorBatch(accelerator=of.accelerator, batch_size=of.batch_size)
+            for of in training.batch_sizes
+        ),
         stop_after=StopAfter(
             epochs=stop.epochs,
             steps=stop.steps,

@@ -10,7 +10,7 @@ import pytest
 from shoal.policy import manifests, names
 from shoal.policy.merge import merge
 from shoal.policy.names import Place
-from shoal_trainer.contract import RuntimeConfig, Shard
+from shoal_trainer.contract import AcceleratorBatch, RuntimeConfig, Shard
 from tests.unit.policy import build
 
 
@@ -84,6 +84,7 @@ def test_what_a_pod_is_told() -> None:
         "entrypoint": "digits:job",
         "args": {"path": "$(HOME)/$x", "depth": 20},
         "batchSize": 16,
+        "batchSizes": [{"accelerator": "T4", "batchSize": 8}],
         "stopAfter": {"metric": "accuracy", "value": "0.97"},
         "initialFrom": {"uri": "s3://b/other", "weightsOnly": True},
         "staleness": {"max": 8, "policy": "Inverse"},
@@ -93,6 +94,7 @@ def test_what_a_pod_is_told() -> None:
     assert (told.role, told.index, told.incarnation) == ("worker", 2, 5)
     assert told.parameter_servers == (Shard(host="digits-ps-0.team.svc"), Shard(host="digits-ps-1.team.svc"))
     assert told.args == {"path": "$(HOME)/$x", "depth": 20}
+    assert (told.batch_size, told.batch_sizes) == (16, (AcceleratorBatch(accelerator="T4", batch_size=8),))
     assert told.stop_after.value == 0.97
     assert told.initial_from is not None
     assert told.initial_from.weights_only

@@ -72,7 +72,7 @@ def compose(
     drain: threading.Event,
 ) -> Worker:
     """A worker that is ready to run."""
-    placement = place(glue.model, glue.layout, config.batch_size)
+    placement = place(glue.model, glue.layout, config.reference_batch_size or config.batch_size)
     if placement.reason:
         log.warning(
             "the optimizer runs on the workers: %s. Its state is each worker's own.", placement.reason

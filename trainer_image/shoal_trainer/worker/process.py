@@ -94,9 +94,12 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     from shoal_trainer.security import Credentials
     from shoal_trainer.worker.compose import build_glue, compose
     from shoal_trainer.worker.coordination import ControlPlane
+    from shoal_trainer.worker.hardware import device_name, fitted
     from shoal_trainer.worker.loop import End
 
     imported = time.monotonic()
+    device = device_name()
+    config = fitted(config, device)
     credentials = Credentials.load(config.secret_dir)
     glue = build_glue(job, config)
     coordinator = ControlPlane(config, credentials, job)
@@ -104,8 +107,8 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     glue.trace()
     traced = time.monotonic()
     log.info(
-        "ready in %.1f s: import %.1f s, build and trace %.1f s, %d parameters",
-        traced - started, imported - started, traced - imported, glue.layout.size,
+        "ready in %.1f s: import %.1f s, build and trace %.1f s, %d parameters, batches of %d on %s",
+        traced - started, imported - started, traced - imported, glue.layout.size, config.batch_size, device,
     )  # fmt: skip
     worker = compose(job, config, glue, coordinator, credentials, drain.flag)
     drain.hold()

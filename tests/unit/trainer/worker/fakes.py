@@ -109,7 +109,7 @@ class Servers:
         for server in self.servers:
             server.close()
 
-    def config(self, *, slot=0, incarnation=0, batch_size=16, sequential=False):
+    def config(self, *, slot=0, incarnation=0, batch_size=16, reference_batch_size=None, sequential=False):
         return RuntimeConfig(
             job=JobIdentity(namespace="n", name="j", uid=UID),
             role=Role.WORKER,
@@ -118,6 +118,7 @@ class Servers:
             parameter_servers=tuple(Shard(host="127.0.0.1", data_port=port) for port in self.ports),
             entrypoint="a:b",
             batch_size=batch_size,
+            reference_batch_size=reference_batch_size,
             staleness=Staleness(max=0) if sequential else Staleness(),
             storage_uri="file:///nowhere",
         )

@@ -1,0 +1,112 @@
+"""Unequal workers: the batch size follows the accelerator, and the weight of a push follows the batch."""
+
+import keras
+import numpy as np
+import pytest
+
+from shoal_trainer.contract import AcceleratorBatch, JobIdentity, Role, RuntimeConfig, Shard
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.hardware import device_name, fitted
+from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.optimizers import place
+from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+from tests.unit.trainer.worker.models import DATA, functional, job
+from tests.unit.trainer.worker.test_loop import Running
+
+RATE, REFERENCE = 0.5, 8
+
+
+def config(*sizes):
+    return RuntimeConfig(
+        job=JobIdentity(namespace="n", name="j", uid="u"),
+        role=Role.WORKER,
+        index=0,
+        incarnation=0,
+        parameter_servers=(Shard(host="localhost"),),
+        entrypoint="a:b",
+        batch_size=32,
+        batch_sizes=tuple(AcceleratorBatch(accelerator=name, batch_size=size) for name, size in sizes),
+        storage_uri="file:///nowhere",
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "size"),
+    [
+        ("Tesla T4", 16),
+        ("NVIDIA A100-SXM4-80GB", 256),
+        ("NVIDIA A100-SXM4-40GB", 128),
+        ("NVIDIA A10", 64),  # the words decide, not their beginnings
+        ("NVIDIA H200", 32),
+        ("CPU", 4),
+    ],
+)
+def test_the_first_entry_whose_words_fit_decides(device, size):
+    sizes = (("T4", 16), ("a100 80GB", 256), ("A100", 128), ("A10", 64), ("CPU", 4))
+    found = fitted(config(*sizes), device)
+    assert (found.batch_size, found.reference_batch_size or found.batch_size) == (size, 32)
+    assert fitted(found, device) == found
+
+
+def test_without_entries_nothing_changes():
+    assert fitted(config(), device_name()) == config()
+
+
+def gradients(size, start):
+    """What a worker with batches of `size` pushes for the samples from `start` on, and its placement."""
+    batch = next(iter(DATA.batches(0, start, start + size, size)))
+    glue = Glue(functional(keras.optimizers.SGD(RATE)), batch, "fp32")
+    placement = place(glue.model, glue.layout, REFERENCE)
+    flat = aligned(glue.layout.size)
+    flat[:] = glue.initial()
+    return glue, placement, glue.step(glue.alias(flat), batch).update.copy()
+
+
+def test_two_unequal_workers_move_by_the_mean_over_all_their_samples():
+    """HetSeq's update for (8, 16): sum of s_i mean_i / sum of s_i, at the rate that so many samples have."""
+    glue, placement, small = gradients(8, 0)
+    _, _, large = gradients(16, 8)
+    _, _, together = gradients(24, 0)
+    np.testing.assert_allclose((8 * small + 16 * large) / 24, together, atol=1e-6)
+
+    shard = ShardStore(0, 1, 0)
+    model = ModelSpec(fingerprint="0" * 64, parameters=glue.layout.size, optimizer=placement.config)
+    for slot in (0, 1):
+        shard.connect(slot, 0)
+        shard.hello(slot, 0, model)
+    shard.initialize(glue.initial())
+    base = shard.version
+    for slot, (samples, update) in enumerate(((8, small), (16, large))):
+        io = aligned(update.size)
+        io[:] = update
+        shard.push(slot, 0, 1, base, PushMeta(samples=samples), io)
+    expected = glue.initial() - RATE * (24 / REFERENCE) * together
+    np.testing.assert_allclose(io, expected, atol=1e-6)
+
+
+def test_workers_with_batches_of_their_own_share_a_job(tmp_path):
+    halves = (FakeCoordinator(240, size=48, tasks=()), FakeCoordinator(480, size=48, start=240, tasks=()))
+    servers = Servers(tmp_path)
+    pushed = []
+
+    def applied(push):
+        pushed.append((push.slot, push.meta.samples, push.weight * max(1, push.staleness) ** 0.5))
+        halves[push.slot].on_applied(push)
+
+    servers.stores[0].on_applied = applied
+    try:
+        workers = [
+            Running(job(), servers, halves[slot], slot=slot, batch_size=size, reference_batch_size=REFERENCE)
+            for slot, size in enumerate((8, 16))
+        ]
+        for worker in workers:
+            worker.start()
+        assert [worker.join() for worker in workers] == [End.FINISHED] * 2
+    finally:
+        servers.close()
+    assert {(slot, samples) for slot, samples, _ in pushed} == {(0, 8), (1, 16)}
+    for _, samples, weight in pushed:  # before staleness
+        assert weight == pytest.approx(samples / REFERENCE)
