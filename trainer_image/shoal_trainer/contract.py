@@ -257,6 +257,8 @@ class StatusReport(Message):
     wasted_steps: int = 0
     goodput: float | None = None
     """Share of the samples computed that count, 0 to 1."""
+    input_wait: float | None = None
+    """Share of the active workers' time that they wait for the next batch, 0 to 1."""
     data: DataReport = DataReport()
     workers: tuple[WorkerReport, ...] = ()
     shards: tuple[ShardReport, ...] = ()

@@ -300,6 +300,7 @@ class Coordinator:
                 remaining_seconds=remaining,
                 wasted_steps=self.counters.wasted_steps,
                 goodput=None if not computed else round(self.counters.steps / computed, 4),
+                input_wait=self.members.input_wait(),
                 data=DataReport(
                     done=done,
                     leased=leased,

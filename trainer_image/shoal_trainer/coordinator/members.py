@@ -118,6 +118,12 @@ class Members:
         """Those that speak, and the silent ones."""
         return [m for m in self.known.values() if m.state in {WorkerState.ACTIVE, WorkerState.SILENT}]
 
+    def input_wait(self) -> float | None:
+        """Share of the active workers' time that they wait for input; None before the first push."""
+        told = [member.timings for member in self.active() if member.timings is not None]
+        total = sum(timings.step for timings in told)
+        return min(1.0, sum(timings.input for timings in told) / total) if total > 0 else None
+
     def hear(self, member: Member, now: float) -> None:
         """It spoke."""
         member.last_seen = now
