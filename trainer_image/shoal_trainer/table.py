@@ -16,6 +16,8 @@ STYLES = {
     WorkerState.LEFT: "dim",
     WorkerState.FENCED: "red",
 }
+STARVING = 0.05
+"""Share of the time that workers wait for input; below it the table does not speak of it."""
 
 
 def render(
@@ -42,6 +44,8 @@ def render(
         counts += (
             f"  [yellow]repeated {data.repeated:,}  partial {data.partial:,}  lost {data.lost:,}[/yellow]"
         )
+    if (status.input_wait or 0.0) > STARVING:
+        counts += f"  [yellow]workers wait {status.input_wait:.0%} of their time for input[/yellow]"
     bar = ProgressBar(total=100, completed=status.progress_percent or 0, width=60)
     workers = Table(box=None, padding=(0, 2), header_style="bold")
     for column in ("worker", "state", "node", "steps", "samples", "ms/step", "compute", "input", "staleness"):

@@ -166,6 +166,9 @@ class TrainingProgress(Status):
     """Steps whose gradients did not count."""
     goodput: str | None = None
     """Share of computed samples that count, 0 to 1, a decimal."""
+    input_wait: str | None = None
+    """Share of their time that workers wait for input, 0 to 1, a decimal. Near 0 is good; more means that the
+    data function is slower than the step."""
     last_progress_time: datetime | None = None
     """When `step` last grew."""
     metrics: dict[str, str] = Field(default_factory=dict)

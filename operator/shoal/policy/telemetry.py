@@ -41,6 +41,7 @@ def progress(seen: Observation) -> TrainingProgress:
         remaining_seconds=None if report.remaining_seconds is None else round(report.remaining_seconds),
         wasted_steps=max(before.wasted_steps, report.wasted_steps),
         goodput=decimal(report.goodput) or before.goodput,
+        input_wait=decimal(report.input_wait) or before.input_wait,
         last_progress_time=whole(seen.now) if grew else before.last_progress_time,
         metrics={name: decimal(value) or "" for name, value in report.metrics.items()} or before.metrics,
     )

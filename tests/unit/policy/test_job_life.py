@@ -298,7 +298,7 @@ def test_figures_alone_may_wait() -> None:
     world = running_world()
     seen = world.observation()
     old = plan(seen).status
-    told = build.report(step=10, samples=100, loss=0.5, samples_per_second=1234.5)
+    told = build.report(step=10, samples=100, loss=0.5, samples_per_second=1234.5, input_wait=0.125)
     new = plan(
         build.observe(
             seen.job, *seen.pods, services=seen.services, nodes=seen.nodes, now=seen.now, report=told
@@ -306,6 +306,7 @@ def test_figures_alone_may_wait() -> None:
     ).status
     assert new.training.step == 10
     assert new.training.samples_per_second in {"1234", "1235"}
+    assert new.training.input_wait == "0.125"
     assert differs_in_telemetry_only(old, new)
     assert not differs_in_telemetry_only(old, new.model_copy(update={"phase": "Failed"}))
 

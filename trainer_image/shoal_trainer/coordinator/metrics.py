@@ -32,6 +32,10 @@ class StatusCollector(Collector):
             ),
             "shoal_progress_ratio": ("Share of the work done.", _ratio(status.progress_percent)),
             "shoal_goodput_ratio": ("Share of the computed steps that count.", status.goodput),
+            "shoal_input_wait_ratio": (
+                "Share of the workers' time that they wait for input.",
+                status.input_wait,
+            ),
             "shoal_epoch": ("Passes over the data that are complete.", float(status.epoch)),
         }
         for name, (text, value) in gauges.items():
