@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import ssl
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,7 +98,7 @@ class ControlClient:
             content = response.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            if not fresh and size is None and isinstance(error, http.client.RemoteDisconnected):
+            if not fresh and size is None and isinstance(error, ConnectionError | ssl.SSLEOFError):
                 return self._send(method, path, body, timeout)  # the server closed a connection that was idle
             where = f"{self._address.host}:{self._address.control_port}"
             raise Unreachable(f"the coordinator at {where} does not answer: {error!r}") from None

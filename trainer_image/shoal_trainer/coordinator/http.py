@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import ssl
 import threading
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 SECONDS = 30.0
 """A connection that says nothing for so long is closed; also the bound of one read (slow-loris)."""
 HANDSHAKE_SECONDS = 5.0
+PROOF_SECONDS = 15.0
+"""A connection on which no request with a valid token has arrived by then is closed, however busily it drips."""
 MAX_CONNECTIONS = 512
 CHUNK = 1 << 20
 
@@ -60,11 +63,13 @@ class ControlServer:
         port: int = 0,
         status: Callable[[], Message] | None = None,
         upload: Upload | None = None,
+        proof_seconds: float = PROOF_SECONDS,
     ) -> None:
         self.credentials = credentials
         self.handlers = dict(handlers)
         self.status = status
         self.upload = upload
+        self.proof_seconds = proof_seconds
         self._server = _Server((host, port), self)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
@@ -94,7 +99,7 @@ class _Server(ThreadingHTTPServer):
         self.refusals = RefusalLog(time.monotonic)
         self._context = control.credentials.server_context()
         self._places = threading.Semaphore(MAX_CONNECTIONS)
-        self._open: set[ssl.SSLSocket] = set()
+        self._open: dict[ssl.SSLSocket, float] = {}  # until when a valid token must have come
         self._open_lock = threading.Lock()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
@@ -116,19 +121,28 @@ class _Server(ThreadingHTTPServer):
                 return
             secured.settimeout(SECONDS)
             with self._open_lock:
-                self._open.add(secured)
+                self._open[secured] = time.monotonic() + self.control.proof_seconds
             try:
                 super().process_request_thread(secured, client_address)
             finally:
                 with self._open_lock:
-                    self._open.discard(secured)
+                    self._open.pop(secured, None)
         finally:
             self._places.release()
 
-    def end_connections(self) -> None:
-        """Close what clients keep open."""
+    def proven(self, connection: ssl.SSLSocket) -> None:
+        """A request with a valid token has come on it."""
         with self._open_lock:
-            connections = list(self._open)
+            self._open[connection] = math.inf
+
+    def service_actions(self) -> None:
+        """Several times a second: end the connections of those who prove nothing."""
+        self.end_connections(by=time.monotonic())
+
+    def end_connections(self, by: float = math.inf) -> None:
+        """Close what clients keep open and was to be proven by this time."""
+        with self._open_lock:
+            connections = [connection for connection, until in self._open.items() if until <= by]
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -224,6 +238,7 @@ class _Connection(BaseHTTPRequestHandler):
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not self.server.control.credentials.token_matches(purpose, token.strip()):
             raise Unauthorized("no valid token for this job")
+        self.server.proven(self.connection)
 
     def _length(self, most: int) -> int:
         text = self.headers.get("Content-Length", "")

@@ -67,7 +67,8 @@ def _translated(what: str) -> Iterator[None]:
     except (FileNotFoundError, TrainerError, GeneratorExit):
         raise
     except Exception as error:  # every object store has its own tree
-        raise Unreachable(f"{what}: {error or type(error).__name__}") from error
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Unreachable(f"{what}: {words}") from error
 
 
 class LocalStorage:

@@ -1,0 +1,142 @@
+"""What tasks produce: whole files with their digests, a model that is visible at once and only once."""
+
+import errno
+import hashlib
+import json
+
+import pytest
+
+from shoal_trainer.contract import Outcome, TerminationMessage
+from shoal_trainer.coordinator.artefacts import MANIFEST, Artefacts
+from shoal_trainer.errors import Fenced, ProtocolError, Unreachable
+from shoal_trainer.snapshot.storage import LocalStorage
+
+TOKEN, OTHER = (0, 1), (1, 1)
+SAID = TerminationMessage(outcome=Outcome.SUCCEEDED, message="all passes are complete", step=7)
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(tmp_path / "run")
+
+
+@pytest.fixture
+def artefacts(storage):
+    return Artefacts(storage, "uid")
+
+
+def cut_off():
+    yield b"half of "
+    raise Unreachable("the upload broke off")
+
+
+def files_in(storage):
+    return sorted(str(path.relative_to(storage.root)) for path in storage.root.rglob("*") if path.is_file())
+
+
+def test_the_model_is_visible_when_its_manifest_is(artefacts, storage):
+    artefacts.receive(TOKEN, "export", "model.keras", iter([b"ker", b"as"]))
+    artefacts.receive(TOKEN, "export", "saved_model/saved_model.pb", iter([]))
+    assert artefacts.published() is None
+    artefacts.check(TOKEN, ("model.keras", "saved_model/saved_model.pb"))
+    outcome = artefacts.publish_model(TOKEN, SAID)
+    assert files_in(storage) == [MANIFEST, "model/model.keras", "model/saved_model/saved_model.pb"]
+    assert storage.read("model/model.keras") == b"keras"
+    held = json.loads(storage.read(MANIFEST))
+    assert [(f["name"], f["size"], f["sha256"]) for f in held["files"]] == [
+        ("model.keras", 5, hashlib.sha256(b"keras").hexdigest()),
+        ("saved_model/saved_model.pb", 0, hashlib.sha256(b"").hexdigest()),
+    ]
+    assert (outcome.model_uri, outcome.message) == (f"{storage.uri}/model", SAID.message)
+    assert artefacts.published() == outcome
+    assert (
+        Artefacts(storage, "uid").published() == outcome
+    )  # a server that starts later ends with the same words
+
+
+def test_the_digest_changes_with_any_byte_and_any_name(tmp_path):
+    def digest(folder, name, content):
+        artefacts = Artefacts(LocalStorage(tmp_path / folder), "uid")
+        artefacts.receive(TOKEN, "export", name, iter([content]))
+        return artefacts.publish_model(TOKEN, SAID).model_digest
+
+    one = digest("a", "model.keras", b"x")
+    assert digest("b", "model.keras", b"x") == one
+    assert len({one, digest("c", "model.keras", b"y"), digest("d", "model.h5", b"x")}) == 3
+
+
+def test_only_one_export_is_published(artefacts, storage):
+    first = Artefacts(storage, "uid")
+    artefacts.receive(TOKEN, "export", "model.keras", iter([b"one"]))
+    outcome = artefacts.publish_model(TOKEN, SAID)
+    first.receive(OTHER, "export", "model.keras", iter([b"one"]))
+    assert first.publish_model(OTHER, SAID.model_copy(update={"step": 8})) == outcome
+
+
+def test_a_model_of_another_run_in_the_folder_is_never_called_ours(artefacts, storage):
+    other = Artefacts(storage, "another uid")
+    other.receive(TOKEN, "export", "model.keras", iter([b"one"]))
+    other.publish_model(TOKEN, SAID)
+    assert artefacts.published() is None
+    with pytest.raises(Fenced, match="another parameter server"):
+        artefacts.publish_model(TOKEN, SAID)
+
+
+def test_a_manifest_that_cannot_be_read_is_never_covered(artefacts, storage):
+    storage.write(MANIFEST, [b"{"])
+    with pytest.raises(Fenced, match=r"model/manifest\.json cannot be read"):
+        artefacts.published()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("export", "manifest.json"), ("callbacks", "model/model.keras"), ("evaluate", "snapshots/x")],
+)
+def test_a_task_writes_only_where_it_may(artefacts, storage, kind, name):
+    with pytest.raises(ProtocolError):
+        artefacts.receive(TOKEN, kind, name, iter([b"x"]))
+    assert not storage.root.exists()
+
+
+def test_callbacks_write_logs(artefacts, storage):
+    artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a"]))
+    artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a", b"b"]))  # after the next pass
+    assert storage.read("logs/history.csv") == b"ab"
+
+
+def test_an_upload_that_is_cut_off_leaves_nothing_and_counts_for_nothing(artefacts, storage):
+    with pytest.raises(Unreachable, match="broke off"):
+        artefacts.receive(TOKEN, "export", "model.keras", cut_off())
+    assert files_in(storage) == []
+    with pytest.raises(ProtocolError, match=r"model\.keras was not uploaded"):
+        artefacts.check(TOKEN, ("model.keras",))
+    artefacts.receive(TOKEN, "export", "model.keras", iter([b"whole"]))
+    artefacts.check(TOKEN, ("model.keras",))
+
+
+def test_files_of_another_token_are_no_files_of_this_task(artefacts):
+    artefacts.receive(OTHER, "export", "model.keras", iter([b"x"]))
+    with pytest.raises(ProtocolError, match="was not uploaded"):
+        artefacts.check(TOKEN, ("model.keras",))
+    artefacts.receive(TOKEN, "export", "new.keras", iter([b"y"]))
+    artefacts.publish_model(TOKEN, SAID)
+    names = [file["name"] for file in json.loads(artefacts._storage.read(MANIFEST))["files"]]
+    assert names == ["new.keras"]
+
+
+def test_a_full_disk_refuses_the_file_and_takes_the_next(artefacts, storage, monkeypatch):
+    real = storage._write_beside
+
+    def full(path, chunks):
+        real(path.with_name("part"), [next(iter(chunks))])
+        path.with_name("part").unlink(missing_ok=True)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storage, "_write_beside", full)
+    with pytest.raises(Unreachable, match="No space left on device"):
+        artefacts.receive(TOKEN, "export", "model.keras", iter([b"x"]))
+    monkeypatch.undo()
+    with pytest.raises(ProtocolError, match="was not uploaded"):
+        artefacts.check(TOKEN, ("model.keras",))
+    artefacts.receive(TOKEN, "export", "model.keras", iter([b"x"]))
+    artefacts.check(TOKEN, ("model.keras",))

@@ -1,0 +1,234 @@
+"""Snapshots are taken beside training: a storage that is full or away stops nothing, and is told once."""
+
+import errno
+import logging
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from shoal_trainer.contract import JobIdentity, SnapshotPolicy
+from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+
+SECONDS = 20
+SIZE = 8192
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=SIZE, optimizer=OptimizerConfig(batch_size=1))
+OFTEN = SnapshotPolicy.model_construct(every_seconds=0.005, retain=2)
+
+
+class Ledger:
+    """Of the coordinator a snapshotter needs two things."""
+
+    job = JobIdentity(namespace="n", name="j", uid="uid")
+
+    def __init__(self, shard):
+        self.shard = shard
+
+    def dump(self):
+        return {"version": self.shard.version}
+
+
+class Disk(LocalStorage):
+    """A disk that can be full, or away, or slow; `refused` counts what it did not take."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.error = None
+        self.refused = 0
+        self.turn = threading.Condition()
+
+    def write(self, name, chunks):
+        self._maybe_refuse(name, chunks)
+        super().write(name, chunks)
+
+    def _maybe_refuse(self, name, chunks):
+        with self.turn:
+            if self.error is None:
+                return
+            self.refused += 1
+            self.turn.notify_all()
+            error = self.error
+
+        def broken():
+            yield next(iter(chunks))
+            raise error
+
+        super().write(name, broken())
+
+    def wait_refused(self, times):
+        with self.turn:
+            assert self.turn.wait_for(lambda: self.refused >= times, SECONDS)
+
+
+class Bench:
+    def __init__(self, folder, *, shards=1, policy=OFTEN):
+        self.shard = ShardStore(0, shards, 0)
+        self.shard.connect(0, 0)
+        self.shard.hello(0, 0, MODEL)
+        self.disk = Disk(folder)
+        self.store = SnapshotStore(self.disk)
+        self.fenced = Future()
+        self.others = []
+        self.snapshotter = Snapshotter(
+            self.shard, self.others, Ledger(self.shard), self.store, policy,
+            fenced=self.fenced.set_result, wall=lambda: 1000.0,
+        )  # fmt: skip
+        self.seq = 0
+
+    def begin(self):
+        self.shard.initialize(aligned(self.shard.size))
+        return self
+
+    def push(self):
+        self.seq += 1
+        io = aligned(self.shard.size)
+        io += 1.0
+        return self.shard.push(0, 0, self.seq, self.shard.version, PushMeta(samples=1), io).version
+
+    def train_until(self, condition):
+        """Push, and push again; each push gives the snapshotter something new to save."""
+        turn = threading.Event()
+        for _ in range(int(SECONDS / 0.005)):
+            self.push()
+            if condition():
+                return
+            turn.wait(0.005)
+        raise AssertionError("it did not happen")
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path / "run").begin()
+    yield made
+    made.snapshotter.stop()
+
+
+def warnings(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_snapshot_holds_parameters_and_ledger_of_one_moment(bench):
+    bench.push()
+    manifest = bench.snapshotter.take()
+    assert manifest is not None
+    assert (manifest.shards[0].version, manifest.ledger, manifest.wall_time) == (1, {"version": 1}, 1000.0)
+    assert bench.snapshotter.last == manifest
+    assert bench.store.latest() == manifest
+
+
+def test_nothing_new_is_not_saved_again(tmp_path):
+    bench = Bench(tmp_path / "run")
+    assert bench.snapshotter.take() is None  # no parameters yet
+    bench.begin().push()
+    assert bench.snapshotter.take() is not None
+    assert bench.snapshotter.take() is None
+    bench.push()
+    assert bench.snapshotter.take() is not None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_is_full_stops_no_training_is_told_once_and_the_next_one_works(bench, caplog, code):
+    bench.push()
+    good = bench.snapshotter.take()
+    bench.disk.error = OSError(code, "the disk cannot", "a name that differs each time")
+    bench.snapshotter.start()
+    bench.train_until(lambda: bench.disk.refused >= 3)
+    assert bench.shard.version == bench.seq  # every push went in
+    assert bench.store.latest() == good
+    told = [said for said in warnings(caplog) if "no snapshot could be taken, training goes on" in said]
+    assert len(told) == 1
+    assert "the disk cannot" in told[0]
+    assert not list(bench.disk.root.rglob("*.part"))
+
+    bench.disk.error = None
+    bench.train_until(lambda: bench.snapshotter.last is not good)
+    bench.snapshotter.stop()
+    newest = bench.store.latest()
+    assert newest is not None
+    assert newest.number > good.number
+    assert newest.shards[0].version > good.shards[0].version
+    assert sum("snapshots can be taken again" in said for said in warnings(caplog)) == 1
+
+
+def test_a_real_full_disk(bench):
+    """Files of more than the limit are refused by the kernel in the middle of a write, as on a full disk."""
+    import resource
+    import signal
+
+    bench.push()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, hard))
+        with pytest.raises(Unreachable, match="File too large"):
+            bench.snapshotter.take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert bench.store.latest() is None
+    assert not list(bench.disk.root.rglob("*.part"))
+    assert bench.push() == 2
+    assert bench.snapshotter.take() is not None
+
+
+def test_another_shard_that_is_away_stops_no_training(tmp_path, caplog):
+    bench = Bench(tmp_path / "run", shards=2)
+
+    class Away:
+        asked = 0
+
+        def snapshot(self, number, epoch):
+            self.asked += 1
+            raise Unreachable("shard 1 does not answer")
+
+    bench.others.append(Away())
+    bench.begin().push()
+    bench.snapshotter.start()
+    bench.train_until(lambda: bench.others[0].asked >= 3)
+    bench.snapshotter.stop()
+    assert bench.store.latest() is None  # half a snapshot is none
+    assert sum("shard 1 does not answer" in said for said in warnings(caplog)) == 1
+
+
+def test_writing_holds_up_no_push(bench):
+    bench.push()
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(name, chunks):
+        begun.set()
+        assert go.wait(SECONDS)
+
+    bench.disk._maybe_refuse = slow
+    taken = []
+    taking = threading.Thread(target=lambda: taken.append(bench.snapshotter.take()))
+    taking.start()
+    assert begun.wait(SECONDS)
+    assert bench.push() == 2  # while the file is being written
+    go.set()
+    taking.join(SECONDS)
+    assert taken[0].shards[0].version == 1
+
+
+def test_a_newer_server_in_the_storage_ends_this_one(bench):
+    bench.push()
+    bench.store.publish(
+        Manifest(number=1, epoch=1, job_uid="uid", shards=bench.snapshotter.take().shards, model=MODEL)
+    )
+    bench.snapshotter.start()
+    bench.train_until(bench.fenced.done)
+    assert isinstance(bench.fenced.result(), Fenced)
+    assert bench.store.latest().epoch == 1
+
+
+def test_no_more_are_kept_than_the_policy_says(bench):
+    for _ in range(5):
+        bench.push()
+        bench.snapshotter.take()
+    assert [manifest.number for manifest in bench.store.manifests()] == [5, 4]
