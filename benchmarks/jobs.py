@@ -29,8 +29,11 @@ def compute(model: str) -> Training:
     return Training(model=build, data=_data((784,) if model == "mlp" else (32, 32, 3)))
 
 
-def sleeping(parameters: int, milliseconds: int, wire: str = "bf16") -> Training:
-    """A step that takes `milliseconds` and hardly any processor, as one on an accelerator does for its host."""
+def sleeping(parameters: int, milliseconds: int, tensors: int = 8, wire: str = "bf16") -> Training:
+    """A step that takes `milliseconds` and hardly any processor, as one on an accelerator does for its host.
+
+    The parameters are in so many tensors of a like size: the glue slices and concatenates as for a model.
+    """
 
     def build() -> Any:
         import keras
@@ -40,8 +43,8 @@ def sleeping(parameters: int, milliseconds: int, wire: str = "bf16") -> Training
 
         class Sleeping(keras.layers.Layer):  # type: ignore[misc]
             def build(self, _shape: Any) -> None:
-                # Eight tensors of a like size, so that the glue slices and concatenates as for a model.
-                sizes = [parameters // 8] * 7 + [parameters - 7 * (parameters // 8)]
+                part = parameters // tensors
+                sizes = [part] * (tensors - 1) + [parameters - (tensors - 1) * part]
                 self.parts = [
                     self.add_weight(shape=(n,), initializer="zeros", name=f"w{i}")
                     for i, n in enumerate(sizes)

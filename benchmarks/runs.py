@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from shoal_trainer.contract import Role, Staleness, StopAfter, WorkerState
 from shoal_trainer.local import LocalJob, LocalRun
 
 START_SECONDS = 420.0
+READY = re.compile(r"import ([0-9.]+) s, build and trace ([0-9.]+) s")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Run:
     ps_memory: int
     first_push_seconds: tuple[float, ...]
     """From the start of each worker's process to its first accepted push."""
+    ready_seconds: tuple[tuple[float, float], ...] = ()
+    """What of it each worker spent on imports, and on building and tracing the model, as its log says."""
 
 
 def run(
@@ -69,7 +73,9 @@ def run(
         pushes = tuple(
             w.first_push_at - started[w.slot] for w in after.workers if w.first_push_at is not None
         )
-        return Run(steps / elapsed, spent[Role.PS] / steps, spent[Role.WORKER] / steps, memory, pushes)
+        logs = (p.log.read_text(errors="replace") for p in local.processes if p.role is Role.WORKER)
+        ready = tuple((float(m[1]), float(m[2])) for log in logs if (m := READY.search(log)))
+        return Run(steps / elapsed, spent[Role.PS] / steps, spent[Role.WORKER] / steps, memory, pushes, ready)
 
 
 def _all_at_work(local: LocalRun, workers: int) -> Any:

@@ -1,7 +1,11 @@
-"""Scale: anonymous memory of a parameter server, and the cost of a push-pull, as parameters and clients grow."""
+"""Scale: anonymous memory of a parameter server, and the cost of a push-pull, as parameters and clients grow.
+
+The plot is docs/benchmarks/scale.png; the limit in it is a bare hot socket both ways, measured in the same run.
+"""
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -11,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.harness import Measurement, summary
+from benchmarks.wire_peers import hot_rate
 from shoal_trainer.contract import Shard
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
@@ -18,9 +23,13 @@ from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
 
 SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000, "500 M": 500_000_000}
-CLIENTS = (1, 4, 16, 64)
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+SMALL = 1_730_000
+BF16 = 2
+PLOT = Path("docs/benchmarks/scale.png")
 SERVER = """
 import sys
+sys.modules["scipy"] = None  # numba loads it where it is; the image of the parameter server has none
 from shoal_trainer.contract import Role
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
@@ -33,23 +42,57 @@ sys.stdin.readline()
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Memory against parameters x (4 + state) bytes, then push-pulls a second by the number of clients."""
+    """Memory against parameters x (4 + state) bytes, then push-pulls a second by parameters and by clients."""
+    limit = statistics.median(hot_rate(1.0)[0] for _ in range(1 if quick else 3))
+    memory, by_size, by_clients = {}, {}, {}
     for name, size in list(SIZES.items())[: 2 if quick else 4]:
         with _Server() as server:
-            server.push(size, clients=1, pushes=3)
-            allowed = size * (4 + 4) * 1.2 + 80e6
-            ratio = server.anonymous_bytes() / allowed
-        yield Measurement(
-            f"anonymous memory, {name}, momentum", ratio, "x", "1.2 x (parameters + state) + 80 MB", 1.0, True
-        )
-    alone = 0.0
-    for clients in CLIENTS[: 2 if quick else 4]:
+            by_size[size] = server.push(size, clients=2, pushes=max(3, 100_000_000 // size))
+            memory[size] = server.anonymous_bytes()
+        ratio = memory[size] / allowed(size)
+        against = "1.2 x (parameters + state) + 80 MB"
+        yield Measurement(f"anonymous memory, {name}, momentum, bf16", ratio, "x", against, 1.0, at_most=True)
+        share = by_size[size] * size * 2 * BF16 / limit
+        yield Measurement(f"push+pull, {name} bf16, 2 clients", share, "x", "bare socket both ways")
+    for clients in CLIENTS[:2] if quick else CLIENTS:
         with _Server() as server:
-            rates = [server.push(1_730_000, clients=clients, pushes=max(2, 200 // clients)) for _ in range(3)]
-        alone = alone or max(rates)
-        yield summary(
-            f"push-pulls/s, 1.73 M bf16, {clients} clients", [r / alone for r in rates], "x", "1 client"
-        )
+            rates = [server.push(SMALL, clients=clients, pushes=max(4, 400 // clients)) for _ in range(3)]
+        by_clients[clients] = statistics.median(rates)
+        alone = by_clients[1]
+        name = f"push-pulls/s, 1.73 M bf16, {clients} clients"
+        yield summary(name, [rate / alone for rate in rates], "x", "1 client")
+    if not quick:
+        plot(memory, by_size, by_clients, limit)
+
+
+def allowed(size: int) -> float:
+    """The bound on a parameter server's anonymous memory, in bytes, for SGD with momentum."""
+    return size * (4 + 4) * 1.2 + 80e6
+
+
+def plot(
+    memory: dict[int, float], by_size: dict[int, float], by_clients: dict[int, float], limit: float
+) -> None:
+    """Three panels: memory and its bound; rate by parameters, and by clients, below the socket's limit."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((12, 3.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    sizes = sorted(memory)
+    left.loglog(sizes, [memory[n] / 1e6 for n in sizes], "o-", label="measured")
+    left.loglog(sizes, [allowed(n) / 1e6 for n in sizes], "k--", label="bound")
+    left.set(title="anonymous memory of a PS", xlabel="parameters", ylabel="MB")
+    middle.loglog(sizes, [by_size[n] for n in sizes], "o-", label="2 clients, bf16")
+    middle.loglog(sizes, [limit / (n * 2 * BF16) for n in sizes], "k--", label="bare socket, both ways")
+    middle.set(title="push-pulls/s", xlabel="parameters")
+    clients = sorted(by_clients)
+    right.semilogx(clients, [by_clients[n] for n in clients], "o-", base=2, label="1.73 M, bf16")
+    right.axhline(limit / (SMALL * 2 * BF16), color="k", ls="--", label="bare socket, both ways")
+    right.set(title="push-pulls/s, clients on the same cores", xlabel="clients", ylim=(0, None))
+    for axes in (left, middle, right):
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    figure.savefig(PLOT, dpi=110)
 
 
 class _Server:

@@ -11,7 +11,7 @@ from benchmarks.strategy_peer import run as run_peer
 
 REAL = (("resnet20", 16, 1), ("mlp", 64, 1), ("resnet110", 4, 10))
 SIMULATED = ((1, 2.2), (2, 2.2), (4, 4.0), (8, 7.0))
-RESNET110 = 1_730_000
+RESNET110 = {"parameters": 1_730_000, "tensors": 329}
 STEP = 0.1
 
 
@@ -39,7 +39,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
             ours = run(
                 "benchmarks.jobs:sleeping",
                 workers=workers,
-                args={"parameters": RESNET110, "milliseconds": int(STEP * 1000)},
+                args={**RESNET110, "milliseconds": int(STEP * 1000)},
                 batch=4,
                 seconds=seconds,
             )

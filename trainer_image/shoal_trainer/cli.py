@@ -111,7 +111,7 @@ def _watch(job: Any) -> int:
     console = Console()
     started = time.monotonic()
     with LocalRun(job) as processes:
-        console.print(f"logs in {processes.logs}", style="dim", highlight=False)
+        console.print(f"logs in {processes.logs}, kept if it fails", style="dim", highlight=False)
         try:
             with Live(console=console, auto_refresh=False, transient=False) as live:
                 printed = 0.0

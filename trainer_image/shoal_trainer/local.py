@@ -117,13 +117,15 @@ class LocalRun:
             self._next_kill = self._clock() + self.job.kill_every
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         for process in self.processes:
             if process.popen.poll() is None:
                 process.popen.kill()
         for process in self.processes:
             process.popen.wait()
-        shutil.rmtree(self._folder / "secret", ignore_errors=True)  # the logs stay
+        failed = self.outcome is not None and self.outcome.outcome is not Outcome.SUCCEEDED
+        # The logs stay where somebody may want to read them.
+        shutil.rmtree(self._folder / "secret" if failed or error else self._folder, ignore_errors=True)
 
     @property
     def logs(self) -> Path:
