@@ -69,8 +69,7 @@ def _away(pool: Pool, n: int, seconds: Floats, rng: np.random.Generator) -> Floa
     hours = seconds / 3600
     rate = pool.interruptions_per_hour
     if pool.lifetimes is not None:
-        with np.errstate(divide="ignore"):  # an empirical curve that ends at 0 has no tail to draw from
-            lives = pool.lifetimes.sample(n, len(seconds), int(rng.integers(2**31)))
+        lives = pool.lifetimes.sample(n, len(seconds), int(rng.integers(2**31)))
         ended = lives < seconds[:, None]
         count = ended.sum(axis=1)
         # Those who come after live as the pool's mean says.

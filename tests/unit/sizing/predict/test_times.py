@@ -139,6 +139,14 @@ class TestLifetimes:
         for t in (1000.0, 5000.0):
             assert np.mean(drawn > t) == pytest.approx(float(fit.survival(t)), abs=0.03)
 
+    def test_a_curve_that_ends_at_0_is_drawn_from_without_a_warning(self) -> None:
+        bimodal = np.concatenate([np.linspace(100, 900, 30), np.linspace(80_000, 86_400, 30)])
+        fit = Lifetimes().fit(bimodal, np.ones(60, dtype=bool))
+        drawn = fit.sample(4, 2000)
+        assert fit.weibull is None
+        assert drawn.min() >= 100
+        assert drawn.max() <= 86_400
+
     def test_an_old_node_has_survived_its_first_hour(self) -> None:
         lives = np.concatenate([np.full(20, 600.0), np.full(20, 86_400.0)])
         fit = Lifetimes().fit(lives, lives < 1000)
