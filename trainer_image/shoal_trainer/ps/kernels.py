@@ -5,6 +5,9 @@ in the same buffer: `io` holds a gradient on the way in and the new parameters o
 of bf16. One buffer for a request also halves what a parameter server needs beside its parameters. No fast-math: results
 are those of the formulas in Keras, rounded at each operation, and one writer at a time makes them reproducible.
 
+A pushed value that is not finite would spread to every worker and could never be taken back. The updates take it as 0,
+in the same pass, and return whether there was one: 2 % of the time of momentum and Adam, 3 to 5 % of plain SGD's.
+
 numba compiles them for `NUMBA_CPU_NAME` and keeps the result beside this file (or in `NUMBA_CACHE_DIR`);
 `python -m shoal_trainer.ps.kernels` compiles all of them ahead, as the image build does.
 """
@@ -70,8 +73,33 @@ def _narrow(typingctx: Any, value: Any, like: Any) -> Any:  # noqa: ARG001
     return types.uint16(types.float32, types.uint16), codegen
 
 
+def _usable(typingctx: Any, value: Any) -> Any:  # noqa: ARG001
+    """`value`, or 0 where it is not finite."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:  # noqa: ARG001
+        word, single = ir.IntType(32), ir.FloatType()
+        size = builder.bitcast(builder.and_(builder.bitcast(args[0], word), word(0x7FFFFFFF)), single)
+        finite = builder.fcmp_ordered("<", size, single(float("inf")))
+        return builder.select(finite, args[0], single(0.0))
+
+    return types.float32(types.float32), codegen
+
+
+def _noted(typingctx: Any, seen: Any, value: Any, used: Any) -> Any:  # noqa: ARG001
+    """`seen`, and not 0 if `used` is not `value`. In 32 bits, so that it stays in step with the values."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:  # noqa: ARG001
+        word = ir.IntType(32)
+        seen, value, used = args[0], builder.bitcast(args[1], word), builder.bitcast(args[2], word)
+        return builder.or_(seen, builder.xor(value, used))
+
+    return types.uint32(types.uint32, types.float32, types.float32), codegen
+
+
 widen = intrinsic(_widen)
 narrow = intrinsic(_narrow)
+usable = intrinsic(_usable)
+noted = intrinsic(_noted)
 
 
 @kernel
@@ -107,43 +135,62 @@ def adopt(w: Vector, io: Buffer) -> None:
 
 
 @kernel
-def add(w: Vector, io: Buffer, scale: np.float32) -> None:
+def add(w: Vector, io: Buffer, scale: np.float32) -> bool:
     """W += scale * d: differences, and the statistics of BatchNorm."""
+    seen = np.uint32(0)
     for i in range(w.size):
-        x = w[i] + scale * widen(io[i])
+        pushed = widen(io[i])
+        g = usable(pushed)
+        seen = noted(seen, pushed, g)
+        x = w[i] + scale * g
         w[i] = x
         io[i] = narrow(x, io[i])
+    return bool(seen != 0)
 
 
 @kernel
-def sgd(w: Vector, io: Buffer, lr: np.float32, decay: np.float32) -> None:
+def sgd(w: Vector, io: Buffer, lr: np.float32, decay: np.float32) -> bool:
     """W -= lr g (Keras SGD without momentum). `decay` = lr * weight decay, applied before as Keras does."""
+    seen = np.uint32(0)
     for i in range(w.size):
+        pushed = widen(io[i])
+        g = usable(pushed)
+        seen = noted(seen, pushed, g)
         x = w[i]
         x = x - x * decay
-        x = x - lr * widen(io[i])
+        x = x - lr * g
         w[i] = x
         io[i] = narrow(x, io[i])
+    return bool(seen != 0)
 
 
 @kernel
-def momentum(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32, mu: np.float32) -> None:
+def momentum(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32, mu: np.float32) -> bool:
     """M := mu m - lr g; w += m (Keras SGD, momentum > 0)."""
+    seen = np.uint32(0)
     for i in range(w.size):
-        v = mu * m[i] - lr * widen(io[i])
+        pushed = widen(io[i])
+        g = usable(pushed)
+        seen = noted(seen, pushed, g)
+        v = mu * m[i] - lr * g
         m[i] = v
         x = w[i]
         x = x - x * decay
         x = x + v
         w[i] = x
         io[i] = narrow(x, io[i])
+    return bool(seen != 0)
 
 
 @kernel
-def nesterov(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32, mu: np.float32) -> None:
+def nesterov(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32, mu: np.float32) -> bool:
     """M := mu m - lr g; w += mu m - lr g (Keras SGD, nesterov=True)."""
+    seen = np.uint32(0)
     for i in range(w.size):
-        step = lr * widen(io[i])
+        pushed = widen(io[i])
+        g = usable(pushed)
+        seen = noted(seen, pushed, g)
+        step = lr * g
         v = mu * m[i] - step
         m[i] = v
         x = w[i]
@@ -151,6 +198,7 @@ def nesterov(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32
         x = x + (mu * v - step)
         w[i] = x
         io[i] = narrow(x, io[i])
+    return bool(seen != 0)
 
 
 @kernel
@@ -164,10 +212,13 @@ def adam(
     one_less_b1: np.float32,
     one_less_b2: np.float32,
     epsilon: np.float32,
-) -> None:
+) -> bool:
     """M += (g - m)(1 - b1); v += (g² - v)(1 - b2); w -= alpha m / (√v + eps) (Keras Adam and AdamW)."""
+    seen = np.uint32(0)
     for i in range(w.size):
-        g = widen(io[i])
+        pushed = widen(io[i])
+        g = usable(pushed)
+        seen = noted(seen, pushed, g)
         first = m[i] + (g - m[i]) * one_less_b1
         second = v[i] + (g * g - v[i]) * one_less_b2
         m[i] = first
@@ -177,13 +228,17 @@ def adam(
         x = x - (first * alpha) / (np.sqrt(second) + epsilon)
         w[i] = x
         io[i] = narrow(x, io[i])
+    return bool(seen != 0)
 
 
 @kernel
-def adagrad(w: Vector, a: Vector, io: Buffer, lr: np.float32, decay: np.float32, epsilon: np.float32) -> None:
+def adagrad(w: Vector, a: Vector, io: Buffer, lr: np.float32, decay: np.float32, epsilon: np.float32) -> bool:
     """A += g²; w -= lr g / √(a + eps) (Keras Adagrad)."""
+    seen = np.uint32(0)
     for i in range(w.size):
-        g = widen(io[i])
+        pushed = widen(io[i])
+        g = usable(pushed)
+        seen = noted(seen, pushed, g)
         total = a[i] + g * g
         a[i] = total
         x = w[i]
@@ -191,6 +246,7 @@ def adagrad(w: Vector, a: Vector, io: Buffer, lr: np.float32, decay: np.float32,
         x = x - (lr * g) / np.sqrt(total + epsilon)
         w[i] = x
         io[i] = narrow(x, io[i])
+    return bool(seen != 0)
 
 
 # --- Adasum -------------------------------------------------------------------------------------------------------
@@ -204,7 +260,7 @@ def products(a: Vector, io: Buffer) -> tuple[float, float, float]:
     dd = 0.0
     for i in range(a.size):
         x = np.float64(a[i])
-        y = np.float64(widen(io[i]))
+        y = np.float64(usable(widen(io[i])))
         aa += x * x
         ad += x * y
         dd += y * y
@@ -212,15 +268,20 @@ def products(a: Vector, io: Buffer) -> tuple[float, float, float]:
 
 
 @kernel
-def merge(w: Vector, a: Vector, io: Buffer, of_a: np.float32, of_d: np.float32) -> None:
+def merge(w: Vector, a: Vector, io: Buffer, of_a: np.float32, of_d: np.float32) -> bool:
     """A' := of_a a + of_d d; w += a' - a: replace what was merged so far by the merger with one more."""
+    seen = np.uint32(0)
     for i in range(w.size):
+        pushed = widen(io[i])
+        d = usable(pushed)
+        seen = noted(seen, pushed, d)
         old = a[i]
-        new = of_a * old + of_d * widen(io[i])
+        new = of_a * old + of_d * d
         a[i] = new
         x = w[i] + (new - old)
         w[i] = x
         io[i] = narrow(x, io[i])
+    return bool(seen != 0)
 
 
 # --- ahead of time ------------------------------------------------------------------------------------------------

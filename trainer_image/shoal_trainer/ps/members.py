@@ -5,9 +5,12 @@ Plain bookkeeping without a lock of its own: it is used inside the shard's.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 from shoal_trainer.errors import Fenced
+
+log = logging.getLogger(__name__)
 
 
 class Members:
@@ -17,6 +20,7 @@ class Members:
         self.said: int | None = None
         self._newest: dict[int, int] = {}
         self._connections: dict[int, int] = {}
+        self._spoilt: dict[int, int] = {}
 
     @property
     def live(self) -> int:
@@ -52,6 +56,14 @@ class Members:
         if incarnation < newest:
             raise Fenced(
                 f"slot {slot} has incarnation {newest}; incarnation {incarnation} may not write any more"
+            )
+
+    def pushed(self, slot: int, incarnation: int, *, spoilt: bool) -> None:
+        """What it pushed is in the parameters; say once of each that some of it was not finite."""
+        if spoilt and self._spoilt.get(slot, -1) < incarnation:
+            self._spoilt[slot] = incarnation
+            log.warning(
+                "worker %d-%d pushed values that are not finite: they were taken as 0", slot, incarnation
             )
 
 

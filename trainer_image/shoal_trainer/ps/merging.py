@@ -25,12 +25,12 @@ class Merger:
         self._merged: Vector = aligned(0)
         self._at = -math.inf
 
-    def merge(self, w: Vector, io: Buffer, now: float) -> None:
-        """Take the difference in `io` into `w`, and leave the new parameters in `io`."""
+    def merge(self, w: Vector, io: Buffer, now: float) -> bool:
+        """Take the difference in `io` into `w`, and leave the new parameters in `io`; whether it had to be mended."""
         if self._merged.size != w.size or now - self._at > SAME_OUTAGE_SECONDS:
             self._merged = aligned(w.size)
         self._at = now
         aa, ad, dd = kernels.products(self._merged, io)
         of_a = 1 - ad / (2 * aa) if aa > 0 else 1.0
         of_d = 1 - ad / (2 * dd) if dd > 0 else 1.0
-        kernels.merge(w, self._merged, io, np.float32(of_a), np.float32(of_d))
+        return kernels.merge(w, self._merged, io, np.float32(of_a), np.float32(of_d))

@@ -52,12 +52,17 @@ class Optimizer:
                 self.state[name][:] = values
         self._segments = tuple(_segments(config, offset, size))
 
-    def apply(self, w: Vector, io: Buffer, update: Update) -> None:
-        """Take the gradient in `io` into `w`, and leave the new parameters in `io`."""
-        for low, high, decays in self._segments:
-            self._apply(slice(low, high), w[low:high], io[low:high], update, decays)
+    def apply(self, w: Vector, io: Buffer, update: Update) -> bool:
+        """Take the gradient in `io` into `w`, and leave the new parameters in `io`.
 
-    def _apply(self, part: slice, w: Vector, io: Buffer, update: Update, decays: bool) -> None:
+        Returns whether some of it was not finite (and taken as 0).
+        """
+        spoilt = False
+        for low, high, decays in self._segments:
+            spoilt |= self._apply(slice(low, high), w[low:high], io[low:high], update, decays)
+        return spoilt
+
+    def _apply(self, part: slice, w: Vector, io: Buffer, update: Update, decays: bool) -> bool:
         c, f = self.config, np.float32
         rate = f(update.rate)
         decay = f(update.rate * c.weight_decay if decays else 0.0)
@@ -66,15 +71,16 @@ class Optimizer:
             power_1, power_2 = f(c.beta_1) ** f(update.step), f(c.beta_2) ** f(update.step)
             alpha = rate * np.sqrt(f(1) - power_2) / (f(1) - power_1)
             low, high = f(1 - c.beta_1), f(1 - c.beta_2)
-            kernels.adam(w, state["m"], state["v"], io, f(alpha), decay, low, high, f(c.epsilon))
-        elif c.name == "adagrad":
-            kernels.adagrad(w, state["a"], io, rate, decay, f(c.epsilon))
-        elif "momentum" not in state:
-            kernels.sgd(w, io, rate, decay)
-        else:
-            mu = f(explicit_momentum(c, update.live))
-            rule = kernels.nesterov if c.nesterov else kernels.momentum
-            rule(w, state["momentum"], io, rate, decay, mu)
+            return kernels.adam(w, state["m"], state["v"], io, f(alpha), decay, low, high, f(c.epsilon))
+        if c.name == "adagrad":
+            return kernels.adagrad(w, state["a"], io, rate, decay, f(c.epsilon))
+        if c.name == "delta":  # a worker's own optimizer made the step: its difference, as far as it counts
+            return kernels.add(w, io, rate)
+        if "momentum" not in state:
+            return kernels.sgd(w, io, rate, decay)
+        mu = f(explicit_momentum(c, update.live))
+        rule = kernels.nesterov if c.nesterov else kernels.momentum
+        return rule(w, state["momentum"], io, rate, decay, mu)
 
 
 def explicit_momentum(config: OptimizerConfig, live: int) -> float:

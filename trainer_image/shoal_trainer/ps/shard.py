@@ -190,7 +190,7 @@ class ShardStore:
         *,
         boot: int | None = None,
     ) -> Answer:
-        """Apply the mean gradient in `io`, computed on version `base`, and leave the parameters in `io`."""
+        """Apply the mean gradient (or what a worker's optimizer made of it) in `io`, and leave the parameters there."""
         with self.lock:
             if self._repeated(slot, incarnation, seq, io, boot):
                 return self._answer(slot)
@@ -198,19 +198,18 @@ class ShardStore:
             if optimizer is None:
                 raise Unreachable("the shard has no model yet")
             config = optimizer.config
-            if config.name == "delta":
-                raise UserError("this model's optimizer runs on the workers: push differences, not gradients")
             tau = max(0, self.version - base)
             weight = meta.samples / config.batch_size / max(1, tau) ** EXPONENTS[self.staleness.policy]
             rate = meta.learning_rate
             if not math.isfinite(rate):
                 rate = schedules.learning_rate(config.learning_rate, self.samples // config.batch_size)
             trainable = optimizer.size
-            optimizer.apply(
+            spoilt = optimizer.apply(
                 w[:trainable], io[:trainable], Update(rate * weight, self.updates + 1, self.live_workers)
             )
             # Statistics move by themselves towards what each worker sees: a delayed correction is taken in part.
-            kernels.add(w[trainable:], io[trainable:], np.float32(1 / max(1, tau)))
+            spoilt |= kernels.add(w[trainable:], io[trainable:], np.float32(1 / max(1, tau)))
+            self._members.pushed(slot, incarnation, spoilt=spoilt)
             self.updates += 1
             return self._applied(slot, incarnation, seq, base, tau, weight, meta, False)
 
@@ -231,9 +230,10 @@ class ShardStore:
             if self._repeated(slot, incarnation, seq, io, boot):
                 return self._answer(slot)
             if merge:
-                self._merger.merge(self._parameters, io, self._clock())
+                spoilt = self._merger.merge(self._parameters, io, self._clock())
             else:
-                kernels.add(self._parameters, io, np.float32(meta.scale))
+                spoilt = kernels.add(self._parameters, io, np.float32(meta.scale))
+            self._members.pushed(slot, incarnation, spoilt=spoilt)
             tau = max(0, self.version - base)
             return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
 

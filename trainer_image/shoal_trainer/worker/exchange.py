@@ -33,8 +33,6 @@ class Exchange:
 
     def push_pull(self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push) -> Future[Pulled]:
         """Push a gradient (or a worker-side optimizer's difference) and fill `out` with the parameters after it."""
-        if self._model.optimizer.name == "delta":
-            return self._pool.submit(self._client.push_delta, update, out, push)
         return self._pool.submit(self._client.push_pull, update, out, push)
 
     def push_delta(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +120,45 @@ def test_updates(n: int, bf16: bool) -> None:
     new, io = w.copy(), exchange()
     kernels.read(new, io)
     check(io, new, w)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["add", "sgd", "momentum", "nesterov", "adam", "adagrad", "merge"])
+@pytest.mark.parametrize("place", [0, 7, 30])
+def test_what_is_not_finite_is_taken_as_0_and_told(name: str, bad: float, dtype: Any, place: int) -> None:
+    calls: dict[str, Callable[..., Any]] = {
+        "add": lambda w, _a, _b, io: kernels.add(w, io, F(0.5)),
+        "sgd": lambda w, _a, _b, io: kernels.sgd(w, io, F(0.1), F(0)),
+        "momentum": lambda w, a, _b, io: kernels.momentum(w, a, io, F(0.1), F(0), F(0.9)),
+        "nesterov": lambda w, a, _b, io: kernels.nesterov(w, a, io, F(0.1), F(0), F(0.9)),
+        "adam": lambda w, a, b, io: kernels.adam(w, a, b, io, F(0.1), F(0), F(0.1), F(0.01), F(1e-7)),
+        "adagrad": lambda w, a, _b, io: kernels.adagrad(w, a, io, F(0.1), F(0), F(1e-7)),
+        "merge": lambda w, a, _b, io: kernels.merge(w, a, io, F(0.7), F(0.6)),
+    }
+
+    def run(value: float) -> tuple[bool, list[NDArray[Any]]]:
+        gradient = wide(bits_of(vector(31, 3)))  # what both encodings can hold
+        gradient[place] = value
+        io = aligned(31, dtype)
+        io[:] = gradient if dtype is np.float32 else bits_of(np.where(np.isnan(gradient), 0, gradient))
+        if dtype is np.uint16 and np.isnan(value):
+            io[place] = 0xFFC0 if np.signbit(value) else 0x7FC0
+        held = [vector(31, 1), np.abs(vector(31, 2)), np.abs(vector(31, 4))]
+        return bool(calls[name](*held, io)), [*held, io]
+
+    told, spoilt = run(bad)
+    silent, clean = run(0.0)
+    assert (told, silent) == (True, False)
+    for mine, expected in zip(spoilt, clean, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize("value", [3.4028235e38, -3.4028235e38, 1e-45, -0.0])
+def test_every_finite_value_is_taken_as_it_is(value: float) -> None:
+    w, io = np.zeros(20, np.float32), np.full(20, value, np.float32)
+    assert not kernels.add(w, io, F(1))
+    np.testing.assert_array_equal(w.view(np.uint32), (np.zeros(20, np.float32) + F(value)).view(np.uint32))
 
 
 def test_adopt_keeps_fp32_where_the_copy_is_its_bf16() -> None:

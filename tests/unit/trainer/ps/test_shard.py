@@ -160,13 +160,53 @@ def test_weight_decay_leaves_alone_what_is_excluded() -> None:
     np.testing.assert_allclose(io, [0.95, 0.95, 1, 1, 0.95, 0.95, 1, 1])
 
 
-def test_a_worker_side_optimizer_pushes_differences_only() -> None:
-    shard = ready(MODEL.model_copy(update={"optimizer": OptimizerConfig(name="delta")}))
-    with pytest.raises(UserError, match="push differences"):
-        shard.push(0, 0, 1, 0, ONE, grad())
+DELTA = OptimizerConfig(name="delta", learning_rate=1.0, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "weight"), [("Constant", 1), ("InverseSquareRoot", 0.5), ("Inverse", 0.25)]
+)
+def test_what_a_worker_side_optimizer_made_counts_as_gradients_do(policy: str, weight: float) -> None:
+    model = MODEL.model_copy(update={"optimizer": DELTA, "parameters": N - 2, "statistics": 2})
+    shard = ready(model, staleness=Staleness(policy=policy))
     io = grad()
+    shard.push(0, 0, 1, 0, PushMeta(samples=4), io)
+    np.testing.assert_array_equal(io, 1)  # added, not subtracted: it is a difference
+    for seq in range(2, 5):
+        shard.push(0, 0, seq, shard.version, PushMeta(samples=4), grad(0.0))
+    io = grad()
+    shard.push(1, 0, 1, 0, PushMeta(samples=4), io)  # four updates old
+    np.testing.assert_allclose(io, [*[1 + weight] * (N - 2), *[1.25] * 2])
+    io = grad()
+    shard.push(1, 0, 2, shard.version, PushMeta(samples=2), io)  # half a batch
+    np.testing.assert_allclose(io[: N - 2], 1.5 + weight)
+
+
+def test_a_difference_of_an_outage_counts_as_its_scale_says() -> None:
+    shard, io = ready(MODEL.model_copy(update={"optimizer": DELTA})), grad()
     shard.delta(0, 0, 1, 0, PushMeta(samples=4, scale=0.5), io)
     np.testing.assert_array_equal(io, 0.5)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, SGD.model_copy(update={"momentum": 0.9}), DELTA])
+def test_what_is_not_finite_never_reaches_the_parameters_and_is_told_once(
+    optimizer: OptimizerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = MODEL.model_copy(update={"optimizer": optimizer, "parameters": N - 2, "statistics": 2})
+    shard = ready(model)
+    for seq in range(1, 4):
+        io = np.array([np.nan, np.inf, -np.inf, 1, 1, 1, np.nan, 1], np.float32)
+        shard.push(0, 0, seq, shard.version, ONE, io)
+        assert np.isfinite(io).all()
+        np.testing.assert_array_equal(io[[0, 1, 2, 6]], 0)
+        assert io[3] != 0
+    for merge in (False, True):
+        io = grad(np.nan)
+        shard.delta(1, 0, 1 + merge, shard.version, ONE, io, merge=merge)
+        assert np.isfinite(io).all()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"worker {slot}-0 pushed values that are not finite: they were taken as 0" for slot in (0, 1)
+    ]
 
 
 def test_differences_after_an_outage_are_merged_by_adasum() -> None:
