@@ -111,6 +111,16 @@ def unwrap(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def take_average(model: Any) -> None:
+    """With `use_ema`, put the average of the parameters in their place, as the end of Keras' `fit` does.
+
+    The average is over what this worker saw; one that has taken no step has none, and changes nothing.
+    """
+    optimizer = unwrap(model.optimizer)
+    if optimizer.use_ema and int(optimizer.iterations) > 0:
+        optimizer.finalize_variable_values(model.trainable_variables)
+
+
 def _no_decay(optimizer: Any, model: Any, layout: Layout) -> tuple[tuple[int, int], ...]:
     """The ranges of the flat vector that `exclude_from_weight_decay` names."""
     if not optimizer.weight_decay:

@@ -22,6 +22,7 @@ from shoal_trainer.training import Training
 from shoal_trainer.worker.alone import dataset_of, quiet_end, validation_batches
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.optimizers import take_average
 from shoal_trainer.worker.work import TaskWork
 
 PATHS = ("filepath", "filename", "log_dir")
@@ -98,9 +99,10 @@ class Tasks:
         return Outcome(stop=stop, files={f"logs/{path.relative_to(folder)}": path for path in _files(folder)})
 
     def export(self, flat: npt.NDArray[np.float32]) -> Outcome:
-        """The model as `model.keras` and as a SavedModel for serving."""
+        """The model as `model.keras` and as a SavedModel for serving; with `use_ema` the averaged one."""
         self._glue.load(flat)
         model = self._glue.model
+        take_average(model)
         folder = Path(self._folder.name) / "model"
         folder.mkdir(exist_ok=True)
         try:

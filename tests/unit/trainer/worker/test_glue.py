@@ -11,7 +11,8 @@ from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import place, why_worker
-from tests.unit.trainer.worker.models import DATA, OwnStep, compiled, functional, subclassed
+from shoal_trainer.worker.tasks import Tasks
+from tests.unit.trainer.worker.models import DATA, OwnStep, compiled, functional, job, subclassed
 
 BATCHES = list(DATA.batches(0, 0, 160, 16))
 SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
@@ -42,8 +43,7 @@ class Server:
         self.buffer[:] = made.update
         rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
         meta = PushMeta(batch.samples, learning_rate=rate)
-        push = self.store.push if self.placement.on_server else self.store.delta
-        self.version = push(0, 0, self.seq, self.version, meta, self.buffer).version
+        self.version = self.store.push(0, 0, self.seq, self.version, meta, self.buffer).version
         self.samples += batch.samples
         return made.loss
 
@@ -100,6 +100,7 @@ CLOSE = {
     "xla": lambda: functional(SGD(0.1), options={"jit_compile": True}),
     "rmsprop (worker)": lambda: functional(keras.optimizers.RMSprop(0.001)),
     "amsgrad (worker)": lambda: functional(ADAM(0.01, amsgrad=True)),
+    "use_ema (worker)": lambda: functional(SGD(0.1, use_ema=True)),
     "constraint (worker)": lambda: functional(SGD(0.1), constraint=keras.constraints.MaxNorm(0.5)),
     "train_step (worker)": lambda: subclassed(OwnStep, SGD(0.1)),
 }
@@ -137,6 +138,31 @@ def test_where_each_optimizer_runs():
         why_worker(functional(SGD(0.1, gradient_accumulation_steps=2)))
         == "SGD(gradient_accumulation_steps=2)"
     )
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' saving meets NumPy 2
+@pytest.mark.parametrize("overwrite", [None, 4])
+def test_the_exported_model_is_the_average_where_keras_makes_one(overwrite):
+    def make():
+        return functional(SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=overwrite))
+
+    server, plain = Server(make()), make()
+    tasks = Tasks(job(), server.glue, 16)
+
+    def exported():
+        path = tasks.export(server.flat()).files["model.keras"]
+        return flatten(keras.models.load_model(path), server.glue.layout)
+
+    assert np.array_equal(exported(), server.flat())  # no step, no average
+    for batch in BATCHES:
+        server.step(batch)
+        plain.train_on_batch(batch.x, batch.y)
+    plain.optimizer.finalize_variable_values(plain.trainable_variables)
+    average = exported()
+    assert np.abs(average - flatten(plain, server.glue.layout)).max() < 2e-5
+    assert np.abs(average - server.flat()).max() > 1e-3
+    server.step(BATCHES[0])  # training goes on from the parameters, not from the average
+    tasks.close()
 
 
 def test_variables_excluded_from_weight_decay_are_ranges_of_the_flat_vector():
