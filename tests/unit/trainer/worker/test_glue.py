@@ -140,7 +140,9 @@ def test_where_each_optimizer_runs():
     )
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' saving meets NumPy 2
+@pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)  # Keras' saving meets NumPy 2
 @pytest.mark.parametrize("overwrite", [None, 4])
 def test_the_exported_model_is_the_average_where_keras_makes_one(overwrite):
     def make():
