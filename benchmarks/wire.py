@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
     """Rates are push and pull together; the update is in them, since a server that does not update serves nobody."""
     repeats, seconds = (1, 1.0) if quick else (3, 4.0)
     hot = [hot_rate(seconds) for _ in range(repeats)]
-    limit = statistics.median(rate for rate, _ in hot)
     yield summary("hot socket, both ways", [rate / 1e9 for rate, _ in hot], "GB/s", "this machine's loopback")
     yield summary("hot socket, CPU", [cpu for _, cpu in hot], "s/GB", "both sides together")
     for label, size in SIZES.items():
@@ -30,32 +28,36 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
             continue
         for tls in (False, True):
             # Two workers: while one's gradient comes in, the other's parameters go out.
-            spans = exchange(size, "fp32", 2, seconds, tls=tls, repeats=repeats)
+            spans = list(exchange(size, "fp32", 2, seconds, tls=tls, repeats=repeats))
             name = f"push+pull {label} fp32{' TLS' if tls else ''}"
-            rates = [span["bytes_per_second"] / limit for span in spans]
-            goal = None if tls else 0.65
-            yield summary(f"{name} / hot socket", rates, "x", "bare socket both ways, same run", goal)
+            rates = [span.bytes_per_second / span.hot_bytes_per_second for span in spans]
+            against = "bare socket both ways, right before"
+            yield summary(f"{name} / hot socket", rates, "x", against, None if tls else 0.65)
             for side in ("server", "client"):
-                cpu = [span[f"{side}_cpu_per_gb"] for span in spans]
+                cpu = [getattr(span, f"{side}_cpu_per_gb") for span in spans]
                 yield summary(f"{name}, CPU of {side}", cpu, "s/GB", "update and handshake included")
     for dtype, goal in (("bf16", 280.0), ("fp32", 150.0)):
-        spans = exchange(SIZES["1.7 M"], dtype, 4, seconds, repeats=repeats)
-        rates = [span["per_second"] for span in spans]
+        spans = list(exchange(SIZES["1.7 M"], dtype, 4, seconds, repeats=repeats))
+        rates = [span.per_second for span in spans]
         yield summary(f"service 1.73 M {dtype}", rates, "/s", "4 workers on the same cores", goal)
+        shares = [span.bytes_per_second / span.hot_bytes_per_second for span in spans]
+        yield summary("the same", shares, "x", "bare socket both ways, right before")
     with shaped_link() as prefix:
         if prefix is None:
             return
         for workers in (4, 8):
-            spans = exchange(
-                SIZES["25.6 M"],
-                "bf16",
-                workers,
-                seconds,
-                host=SERVER_SIDE,
-                server_prefix=prefix,
-                repeats=repeats,
+            spans = list(
+                exchange(
+                    SIZES["25.6 M"],
+                    "bf16",
+                    workers,
+                    seconds,
+                    host=SERVER_SIDE,
+                    server_prefix=prefix,
+                    repeats=repeats,
+                )
             )
-            shares = [span["bytes_per_second"] / 2 / LINE_RATE for span in spans]
+            shares = [span.bytes_per_second / 2 / LINE_RATE for span in spans]
             yield summary(
                 f"25.6 M bf16, {workers} workers, 10 Gb/s", shares, "x", "line rate, each direction"
             )

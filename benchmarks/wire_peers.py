@@ -12,7 +12,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,17 @@ def hot_rate(seconds: float) -> tuple[float, float]:
     return moved / max(mine["seconds"], theirs["seconds"]), (mine["cpu"] + theirs["cpu"]) / moved * 1e9
 
 
+@dataclass(frozen=True)
+class Span:
+    """What `workers` and one server did for some seconds, and what a bare socket did right before."""
+
+    per_second: float
+    bytes_per_second: float
+    server_cpu_per_gb: float
+    client_cpu_per_gb: float
+    hot_bytes_per_second: float
+
+
 def exchange(
     size: int,
     dtype: str,
@@ -171,10 +183,12 @@ def exchange(
     host: str = "127.0.0.1",
     server_prefix: Sequence[str] = (),
     repeats: int = 3,
-) -> list[dict[str, float]]:
-    """What `workers` and one server do in each of `repeats` spans: push-pulls a second, bytes a second, CPU a GB."""
+) -> Iterator[Span]:
+    """Measure `repeats` spans of push-pulls, after one that warms up.
+
+    The bare socket is measured in between: a machine that is shared changes from one minute to the next.
+    """
     itemsize = 2 if dtype == "bf16" else 4
-    results = []
     with tempfile.TemporaryDirectory() as folder:
         secret = str(Path(folder) / "secret")
         with Peer("serve", prefix=server_prefix, size=size, secret=secret, host=host, tls=tls) as server:
@@ -184,25 +198,26 @@ def exchange(
                 for slot in range(workers)
             ]
             for index in range(repeats + 1):
+                hot_bytes = hot_rate(1.0)[0] if index else 0.0
                 before = server.tell()
                 for client in clients:
                     client.say(seconds=seconds if index else 0.5)
                 heard = [client.hear() for client in clients]
                 after = server.tell()
+                if not index:
+                    continue
                 count = sum(one["count"] for one in heard)
                 span = max(one["seconds"] for one in heard)
                 moved = count * size * itemsize * 2
-                results.append(
-                    {
-                        "per_second": count / span,
-                        "bytes_per_second": moved / span,
-                        "server_cpu_per_gb": (after["cpu"] - before["cpu"]) / moved * 1e9,
-                        "client_cpu_per_gb": sum(one["cpu"] for one in heard) / moved * 1e9,
-                    }
+                yield Span(
+                    per_second=count / span,
+                    bytes_per_second=moved / span,
+                    server_cpu_per_gb=(after["cpu"] - before["cpu"]) / moved * 1e9,
+                    client_cpu_per_gb=sum(one["cpu"] for one in heard) / moved * 1e9,
+                    hot_bytes_per_second=hot_bytes,
                 )
             for client in clients:
                 client.__exit__()
-    return results[1:]  # the first span warms up
 
 
 if __name__ == "__main__":
