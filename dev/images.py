@@ -126,6 +126,9 @@ def _build_if_stale(image: Image) -> bool:
     _run(buildah("rm", "--all"))  # what a build that was interrupted left behind
     with step(f"building {image.reference}", every=30):
         _build(image)
+        _run(
+            buildah("rmi", "--prune")
+        )  # what the one before it was made of, but for what both have in common
     shutil.rmtree(layout(image.reference), ignore_errors=True)
     (folder() / "stamps.json").write_text(json.dumps({**stamps, image.name: stamp}))
     return True

@@ -119,7 +119,9 @@ class Lifetimes:
             return np.asarray(tail)
         # The first time at which the curve is at or below u.
         index = np.searchsorted(-self._survival, -u, side="left")
-        last = max(self._survival[-1], 1e-300)  # 0 where the longest life was seen to end: then all are inside
+        last = max(
+            self._survival[-1], 1e-300
+        )  # 0 where the longest life was seen to end: then all are inside
         beyond = self._end - np.log(np.maximum(u / last, 1e-300)) * 3600 / max(self._rate, 1e-12)
         inside = np.append(self._times, np.inf)[index]
         return np.asarray(np.where(index < len(self._times), inside, beyond))
