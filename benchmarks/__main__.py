@@ -1,6 +1,7 @@
 """`make bench`: runs the benchmarks, prints their tables, writes `build/bench.json`.
 
-`python -m benchmarks kernels wire` runs some of them; `--quick` measures less, to see that they run.
+`python -m benchmarks kernels wire` runs some of them; `--quick` measures less, to see that they run; `--record` writes
+the tables to docs/benchmarks too.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.harness import Measurement, show, write
+from benchmarks.harness import Measurement, page, show, write
 
+PAGES = Path("docs/benchmarks")
 ORDER = ("kernels", "wire", "simulated_device", "real_compute", "strategy", "join", "scale", "convergence")
 
 
@@ -22,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*ORDER, []], help="default: all")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--record", action="store_true", help=f"write the tables to {PAGES}")
     parser.add_argument("--output", type=Path, default=Path("build/bench.json"))
     options = parser.parse_args()
     console = Console(width=140)
@@ -31,7 +34,11 @@ def main() -> None:
         console.print(f"[bold]{number}/{len(names)} {name}[/]", highlight=False)
         module = importlib.import_module(f"benchmarks.{name}")
         measured = list(module.measure(quick=options.quick))
-        show((module.__doc__ or name).splitlines()[0], measured, console)
+        title = (module.__doc__ or name).splitlines()[0]
+        show(title, measured, console)
+        if options.record and name != "convergence":  # its page holds more than the table
+            command = f"python -m benchmarks {name}{' --quick' if options.quick else ''}"
+            (PAGES / f"{name}.md").write_text(page(title.rstrip("."), command, measured))
         everything += measured
         write(options.output, everything)
     missed = [m.name for m in everything if m.met is False]

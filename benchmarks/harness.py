@@ -6,11 +6,15 @@ median and the spread. A benchmark is a module with `def measure(quick: bool) ->
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -79,6 +83,34 @@ def show(title: str, measurements: Iterable[Measurement], console: Console) -> N
         mark = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[m.met]
         table.add_row(m.name, f"{m.value:.4g} {m.unit}", spread, m.against, goal, mark)
     console.print(table)
+
+
+def page(title: str, command: str, measurements: Iterable[Measurement]) -> str:
+    """The table as a page of docs/benchmarks: what was run, where, when, and what was found."""
+    load = "/".join(f"{one:.1f}" for one in os.getloadavg())
+    lines = [
+        f"# {title}",
+        "",
+        f"`{command}` on {datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores ({_processor()}), shared with others;"
+        f" load {load} at the end. The median of the repeats, and their spread.",
+        "",
+        "| what | value | spread | against | goal | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for m in measurements:
+        spread = "" if m.low is None or m.high is None else f"{m.low:.3g} to {m.high:.3g}"
+        goal = "" if m.goal is None else f"{'≤' if m.at_most else '≥'} {m.goal:g}"
+        mark = {None: "", True: "met", False: "**missed**"}[m.met]
+        lines.append(f"| {m.name} | {m.value:.3g} {m.unit} | {spread} | {m.against} | {goal} | {mark} |")
+    return "\n".join(lines) + "\n"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def write(path: Path, measurements: Iterable[Measurement]) -> None:
