@@ -36,6 +36,7 @@ class ByCluster(LoadScopeScheduling):
         return group(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)  # also with `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster:
     return ByCluster(config, log)
 
