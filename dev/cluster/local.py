@@ -84,6 +84,12 @@ class LocalCluster:
         for folder in self._node_folders():
             self._stray(folder)
         self.plane.processes.stop(*PROCESSES, "coredns", number=signal.SIGKILL)
+        # Names and addresses are the machine's, records are the cache folder's.
+        if others := network.processes(self.addresses):
+            raise DevError(
+                f"A cluster {self.name} of another cache folder (XDG_CACHE_HOME) runs on this machine, with the "
+                f"processes {', '.join(map(str, others))}. Take it down where it was started: `make demo-down`."
+            )
         network.remove(self.addresses)
         if busy := cgroups.remove(self.addresses.prefix):
             say(f"[yellow]still busy, and so left behind: {', '.join(map(str, busy))}[/yellow]")

@@ -144,5 +144,10 @@ def namespaces(addresses: Addresses) -> list[str]:
     return sorted(path.name for path in NETNS.glob(f"{addresses.prefix}*"))
 
 
+def processes(addresses: Addresses) -> list[int]:
+    """The processes in the control plane's namespace, whoever started them."""
+    return [int(pid) for pid in run("ip", "netns", "pids", addresses.netns, check=False).split()]
+
+
 def _batch(netns: str | None, *commands: str) -> None:
     run("ip", *(["-n", netns] if netns else []), "-batch", "-", stdin="\n".join(commands) + "\n")

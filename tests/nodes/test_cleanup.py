@@ -9,9 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from dev.cluster import cgroups, network
 from dev.cluster.local import LocalCluster
 from dev.cluster.processes import Identity
+from dev.errors import DevError
 from dev.images import build
 from dev.paths import ROOT, clusters
 from dev.tools import ensure
@@ -84,3 +87,24 @@ def test_down_twice_and_without_a_cluster_is_no_error() -> None:
     local.down()
     assert left_behind(local) == []
     assert (clusters() / ".spare.lock").exists()
+
+
+def test_a_cluster_of_another_cache_is_left_alone() -> None:
+    local = LocalCluster("spare")
+    local.down()
+    netns = local.addresses.netns
+    subprocess.run(["ip", "netns", "add", netns], check=True)
+    try:
+        with subprocess.Popen(["ip", "netns", "exec", netns, "sleep", "1000"]) as other:
+            deadline = time.monotonic() + 10
+            while network.processes(local.addresses) != [other.pid]:
+                assert time.monotonic() < deadline
+            for act in (local.up, local.down):
+                with pytest.raises(DevError, match=f"another cache folder.*{other.pid}"):
+                    act()
+            assert other.poll() is None
+            assert network.namespaces(local.addresses) == [netns]
+            other.kill()
+    finally:
+        local.down()
+    assert network.namespaces(local.addresses) == []
