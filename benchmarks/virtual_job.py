@@ -181,7 +181,7 @@ class VirtualJob:
             alone = Outage(flat, self.config, self.network.size, self.job.rate, lambda: 0.0)
             local = flat.copy()
             for _ in range(steps):
-                alone.step(self._gradient(local), BATCH, Progress(0, worker, 0))
+                alone.step(self._gradient(local), BATCH, Progress(0, -1, 0, 0))
                 alone.parameters_into(local)
             delta = np.empty_like(flat)
             alone.difference_into(delta)

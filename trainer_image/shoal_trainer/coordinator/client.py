@@ -21,16 +21,15 @@ from shoal_trainer.contract import Message, Shard
 from shoal_trainer.coordinator.http import CODES
 from shoal_trainer.coordinator.protocol import (
     PURPOSE,
-    Acknowledged,
     DataSpec,
     Done,
     Failed,
     FileEnded,
     Given,
     Heartbeat,
-    Held,
     Join,
     Joined,
+    Lease,
     Leave,
     Next,
     ShardReady,
@@ -134,8 +133,8 @@ class CoordinatorClient:
         *,
         node: str = "",
         pool: str = "",
-        held: tuple[Held, ...] = (),
-        acknowledged: tuple[Acknowledged, ...] = (),
+        held: tuple[Lease, ...] = (),
+        wasted_steps: int = 0,
     ) -> Joined:
         """Say hello; which of the held leases go on, under which tokens."""
         request = Join(
@@ -145,7 +144,7 @@ class CoordinatorClient:
             node=node,
             pool=pool,
             held=held,
-            acknowledged=acknowledged,
+            wasted_steps=wasted_steps,
         )
         return self._client.call("join", request, Joined)
 

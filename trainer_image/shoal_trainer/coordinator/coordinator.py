@@ -4,9 +4,10 @@ It does no I/O and has no thread: calls come from the control server, from the s
 lock) and from a clock (`tick`). Its lock is the shard's own, so ledger and parameters change together, and a snapshot
 sees both at one moment.
 
-After the loss of parameter server 0 a new one begins with the snapshot's ledger and **gathers**: for a moment it grants
-nothing and lets the workers that survived tell what they hold and what was acknowledged. What is in the surviving
-parameters is settled, what was lost with the old server is open again, what a worker works on stays its own.
+After the loss of parameter server 0 a new one replays on the snapshot's ledger the pushes that are in the surviving
+parameters beyond the snapshot (the journal that came with them), so ledger, counters and parameters are of one moment
+again. Then it **gathers**: for a moment it grants nothing and lets the workers that survived tell what they hold and
+will push themselves, so that nobody else is given it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_trainer.contract import (
@@ -30,6 +30,7 @@ from shoal_trainer.contract import (
     TerminationMessage,
     WorkerState,
 )
+from shoal_trainer.coordinator.counters import Counters
 from shoal_trainer.coordinator.ledger import Lease, Ledger, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.protocol import DataSpec, FileEnded, Given, Join, Joined, Renamed, TaskDone
@@ -37,7 +38,7 @@ from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
 from shoal_trainer.coordinator.tasks import Task, Tasks
 from shoal_trainer.errors import Fenced, UserError
 from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
-from shoal_trainer.wire.messages import Applied
+from shoal_trainer.wire.messages import Applied, Entry, Progress
 
 log = logging.getLogger(__name__)
 
@@ -46,36 +47,6 @@ IDLE_SECONDS = 0.2
 RATE_SECONDS = 20.0
 LOSS_WEIGHT = 0.05
 MINIMIZED = ("loss", "error", "mse", "mae")
-
-
-@dataclass
-class Counters:
-    """What only grows within a run, also over restarts; samples unless a name says otherwise."""
-
-    repeated: int = 0
-    partial: int = 0
-    lost: int = 0
-    wasted_steps: int = 0
-    steps: int = 0
-    repeated_ranges: set[tuple[int, int]] = field(default_factory=set)
-    partial_ranges: set[tuple[int, int]] = field(default_factory=set)
-
-    def dump(self) -> dict[str, Any]:
-        """As JSON."""
-        numbers = {
-            name: getattr(self, name) for name in ("repeated", "partial", "lost", "wasted_steps", "steps")
-        }
-        return numbers | {
-            "repeated_ranges": sorted(self.repeated_ranges),
-            "partial_ranges": sorted(self.partial_ranges),
-        }
-
-    def load(self, saved: dict[str, Any]) -> None:
-        """The inverse of `dump`."""
-        for name in ("repeated", "partial", "lost", "wasted_steps", "steps"):
-            setattr(self, name, int(saved[name]))
-        self.repeated_ranges = {(int(e), int(r)) for e, r in saved["repeated_ranges"]}
-        self.partial_ranges = {(int(e), int(r)) for e, r in saved["partial_ranges"]}
 
 
 class Coordinator:
@@ -106,7 +77,7 @@ class Coordinator:
         self._saved: dict[str, Any] | None = None
         # A later incarnation gathers even without a snapshot: the workers' copies may hold what was trained.
         self._gather_until: float | None = math.inf if shard.epoch > 0 else None
-        self._recovered: Applied | None = None
+        self._ready = False
         self._expected: set[int] | None = None
         self._stopping = ""
         self._loss: float | None = None
@@ -131,8 +102,7 @@ class Coordinator:
             self._agree(request.data)
             if self._expected is not None:
                 self._expected.discard(request.slot)
-            if not request.held and not request.acknowledged:
-                return Joined()
+            self.counters.wasted_steps += request.wasted_steps
             return Joined(renamed=self._reclaim(request))
 
     def next_work(self, slot: int, incarnation: int) -> Given:
@@ -216,25 +186,21 @@ class Coordinator:
         self._started = now if self._started is None else self._started
         meta = push.meta
         member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
-        self.counters.steps += meta.steps
         if math.isfinite(meta.loss):
             self._loss = (
                 meta.loss if self._loss is None else self._loss + LOSS_WEIGHT * (meta.loss - self._loss)
             )
         self._recent.append((now, meta.samples))
-        if self.ledger is None:
-            return
-        marks = [((mark.epoch, mark.lease), mark.offset_end) for mark in meta.progress]
-        touched = [self.ledger.leases[token].segment for token, _ in marks if token in self.ledger.leases]
-        new = sum(self.ledger.advance(token, end) for token, end in marks)
-        if (extra := meta.samples - new) > 0 and not self.gathering:
-            # Another server's lease, or one that was given to somebody else meanwhile.
-            self._repeat(extra, [(s.epoch, r) for s in touched for r in self.ledger.range_of(s)])
+        if self._ready and self.ledger is not None:
+            self.counters.steps += meta.steps
+            for mark in meta.progress:
+                self._count(mark)
 
     def ready(self, version: int, applied: Applied) -> None:
-        """The shard has its parameters (called inside its lock); `applied`: which pushes are in them."""
-        del version
-        self._recovered = dict(applied)
+        """The shard has its parameters (called inside its lock): what its journal tells of is in them."""
+        del version, applied
+        self._ready = True
+        self._replay()
 
     def shard_recovered(self, index: int, samples: int) -> None:
         """Another shard came back with parameters of so many samples: what it lacks was applied in part only."""
@@ -363,6 +329,12 @@ class Coordinator:
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
+    @property
+    def behind(self) -> bool:
+        """Whether a copy was adopted, and no worker has said yet what the data are: this is no moment to save."""
+        restarted = self.ledger is None and self._shard.epoch > 0
+        return restarted and bool(self._shard.journal.since(-1).entries)
+
     def dump(self) -> dict[str, Any]:
         """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock, with the copy."""
         if self.ledger is None or self.data is None:
@@ -384,7 +356,8 @@ class Coordinator:
             self._saved = saved
             self._agree(DataSpec.model_validate(saved["data"]))
             assert self.ledger is not None
-            self._expected = {lease.slot for lease in self.ledger.leases.values()}
+            self._expected = {slot for slot, _ in self._shard.applied}
+            self._expected |= {lease.slot for lease in self.ledger.leases.values()}
             self._gather_until = math.inf
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -422,6 +395,7 @@ class Coordinator:
                 self.counters.load(self._saved["counters"])
                 self._stopping = str(self._saved["stopping"])
                 self._loss = self._saved["loss"]
+            self._replay()
         elif (self.data.size, self.data.files) != (data.size, data.files):
             mine, theirs = self.data.size or len(self.data.files), data.size or len(data.files)
             raise UserError(
@@ -460,93 +434,44 @@ class Coordinator:
             start=segment.start,
             stop=segment.stop,
             file=self.data.files[segment.file] if segment.file >= 0 else None,
+            number=segment.file,
         )
 
-    def _segment(self, lease: LeaseMessage, start: int, stop: int | None) -> Segment:
-        assert self.data is not None
-        try:
-            file = -1 if lease.file is None else self.data.files.index(lease.file)
-        except ValueError:
-            raise UserError(
-                f"This worker holds a lease of {lease.file}, which is no file of the job."
-            ) from None
-        return Segment(lease.epoch, file, start, stop)
-
     def _reclaim(self, request: Join) -> tuple[Renamed, ...]:
-        """A survivor of the loss of parameter server 0 tells what it held and what was acknowledged."""
-        ledger = self.ledger
+        """A survivor of the loss of parameter server 0 tells what it held: from its last answered push on."""
+        ledger, epoch, renamed = self.ledger, self._shard.epoch, []
         assert ledger is not None
-        epoch = self._shard.epoch
-
-        def orphan(lease: Lease) -> bool:
-            return lease.token[0] != epoch
-
-        key = (request.slot, request.incarnation)
-        surviving = (self._recovered or self._shard.applied).get(key, 0)
-        resumes: dict[tuple[int, int], int] = {}
-        for push in request.acknowledged:
-            if push.lease.token_epoch == epoch:
-                continue
-            token = push.lease.token
-            begin = max(resumes.get(token, push.lease.start), push.lease.start)
-            resumes[token] = max(begin, push.offset_end)
-            if push.seq <= surviving:
-                # Who comes after the gathering is too late: what it tells of has been counted, and is trained again.
-                if self.gathering and ledger.settle(
-                    self._segment(push.lease, begin, push.offset_end), orphan
-                ):
-                    self.counters.steps += push.steps
-            else:
-                self.counters.wasted_steps += push.steps
-        renamed = []
         for held in request.held:
-            token = held.lease.token
-            if token[0] == epoch:
-                if token in ledger.leases:
-                    renamed.append(Renamed(old=token, new=token))
-                continue
-            # Up to `resume` it was pushed and answered; what comes after, this worker will push itself.
-            resume = resumes.get(token, held.lease.start)
-            if held.lease.stop is not None and resume >= held.lease.stop:
-                continue
-            pieces = ledger.take(self._segment(held.lease, resume, held.lease.stop), orphan)
-            whole = next((piece for piece in pieces if piece.start == resume), None)
-            for piece in pieces:
-                if piece is not whole:
-                    ledger.passes[piece.epoch].free.appendleft(piece)
-            if whole is not None:
-                lease = ledger.regrant(request.slot, request.incarnation, epoch, whole)
-                renamed.append(Renamed(old=token, new=lease.token))
+            if held.token_epoch == epoch:
+                lease = ledger.leases.get(held.token)
+            else:
+                segment = Segment(held.epoch, held.number, held.start, held.stop)
+                lease = ledger.reclaim(request.slot, request.incarnation, epoch, segment)
+            if lease is not None:
+                renamed.append(Renamed(old=held.token, new=lease.token))
         return tuple(renamed)
 
     def _end_gathering(self) -> None:
-        """Everybody who survived has spoken: what nobody claimed is free, and may be trained again."""
-        ledger = self.ledger
+        """Everybody who survived has spoken: what nobody claimed is free."""
         self._gather_until = None
-        if ledger is None:
-            return
-        epoch = self._shard.epoch
-        given_up = ledger.release(lambda lease: lease.token[0] != epoch)
-        accounted = ledger.done_samples + self.counters.repeated - self.counters.lost
-        surplus = self._shard.samples - accounted
-        if surplus > 0:
-            self._repeat(
-                surplus, [(lease.rest.epoch, r) for lease in given_up for r in ledger.range_of(lease.rest)]
-            )
-        elif surplus < 0:
-            self.counters.lost -= surplus
-        log.info("gathered: %d samples will be repeated, %d are lost", max(0, surplus), max(0, -surplus))
+        if self.ledger is not None:
+            epoch = self._shard.epoch
+            self.ledger.release(lambda lease: lease.token[0] != epoch)
 
-    def _repeat(self, samples: int, touched: list[tuple[int, int]]) -> None:
-        """Count samples that are in the parameters twice, or will be; in which ranges, where that is known."""
+    def _replay(self) -> None:
+        """Bring the ledger to the moment of the parameters, once both are there."""
+        if not self._ready or self.ledger is None:
+            return
+        for entry in self._shard.journal.since(-1).entries:
+            self.counters.steps += entry.steps
+            self._count(entry)
+
+    def _count(self, part: Progress | Entry) -> None:
+        """These positions are in the parameters; those that were there before are in them once more now."""
         assert self.ledger is not None
-        self.counters.repeated += samples
-        flagged = self.counters.repeated_ranges
-        flagged |= set(touched)
-        if not touched:  # whose they were went with the old server: as many ranges as they fill
-            size, epoch = self.ledger.range_size, min(self.ledger.current, max(0, self.ledger.opened - 1))
-            unknown = (r for r in range(self.ledger.ranges_in_a_pass()) if (epoch, r) not in flagged)
-            flagged |= {(epoch, r) for r, _ in zip(unknown, range(-(-samples // size)), strict=False)}
+        for again in self.ledger.apply(Segment(part.epoch, part.file, part.start, part.stop)):
+            self.counters.repeated += (again.stop or again.start) - again.start
+            self.counters.repeated_ranges |= {(again.epoch, r) for r in self.ledger.range_of(again)}
 
     def _give_up(self, member: Member) -> None:
         """Fence a silent worker, so that nothing of it is taken any more, and free what it held."""

@@ -4,8 +4,8 @@ A **range** is what a lease begins as; a lease that is given back leaves the res
 visited in a seeded order of ranges, another one in each pass. A pass begins when the one before it has nothing free
 left, so nobody waits at its end. With files the length is learned: a lease has no stop until somebody met the end.
 
-What is promised: without the loss of a parameter server each position is done once in a pass. `done_samples` counts
-what was done in the whole run, so that it can be compared with what the parameters hold.
+**Done** is what the parameters hold, whoever pushed it and under which lease: so a push is counted right even where its
+lease is somebody else's by now, and a journal of pushes can be replayed on a ledger of an earlier moment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shoal_trainer.coordinator.positions import Positions
+
 Token = tuple[int, int]
+
+END = 1 << 62
+"""Stands for a stop that is not known, where numbers are compared."""
+MAX_AHEAD = 4096
+"""A push may speak of so many passes beyond those that are open; more is none of ours."""
 
 RANGES_IN_A_PASS = 32
 """At least so many ranges where the data are large enough: the tail of a pass is short."""
@@ -36,26 +43,24 @@ class Segment:
 
 @dataclass(frozen=True)
 class Lease:
-    """A segment in somebody's hands; `offset`: up to where it is done."""
+    """A segment in somebody's hands."""
 
     token: Token
     slot: int
     incarnation: int
     segment: Segment
-    offset: int
-
-    @property
-    def rest(self) -> Segment:
-        """What is not done yet."""
-        return replace(self.segment, start=self.offset)
 
 
 @dataclass
 class Pass:
-    """One pass over the data: what is free, in the order in which it will be visited, and how much is done."""
+    """One pass over the data: what is free, in the order in which it will be visited, and what is done of each file."""
 
     free: deque[Segment] = field(default_factory=deque)
-    done: int = 0
+    done: dict[int, Positions] = field(default_factory=dict)
+
+    def of(self, file: int) -> Positions:
+        """What is done of a file (-1: of the data)."""
+        return self.done.setdefault(file, Positions())
 
 
 class Ledger:
@@ -93,25 +98,30 @@ class Ledger:
             segment = replace(segment, stop=cut)
         return self._lease(slot, incarnation, token_epoch, segment)
 
-    def regrant(self, slot: int, incarnation: int, token_epoch: int, segment: Segment) -> Lease:
-        """A lease of a segment that `take` has just taken out."""
-        return self._lease(slot, incarnation, token_epoch, segment)
-
-    def advance(self, token: Token, offset_end: int) -> int:
-        """A push that takes a lease to `offset_end` is in the parameters; returns how many samples that newly does."""
-        lease = self.leases.get(token)
-        if lease is None:
-            return 0
-        stop = lease.segment.stop
-        end = offset_end if stop is None else min(offset_end, stop)
-        new = max(0, end - lease.offset)
-        self._count(lease.segment.epoch, new)
-        if stop is not None and end >= stop:
-            del self.leases[token]
-            self._complete()
-        elif new:
-            self.leases[token] = replace(lease, offset=end)
-        return new
+    def apply(self, segment: Segment) -> list[Segment]:
+        """A push over these positions is in the parameters; returns those of them that were there before."""
+        stop = segment.start if segment.stop is None else segment.stop
+        if not self._ours(segment) or segment.start >= stop:
+            return []
+        while self.opened <= segment.epoch:
+            self._open_next()
+        of = self.passes.get(segment.epoch)
+        if of is None:
+            return [segment]
+        fresh = of.of(segment.file).add(segment.start, stop)
+        self.done_samples += sum(end - begin for begin, end in fresh)
+        seen = Positions(fresh)
+        again = [replace(segment, start=a, stop=b) for a, b in seen.gaps(segment.start, stop)]
+        leased = Positions()
+        for lease in [lease for lease in self.leases.values() if _overlap(lease.segment, segment)]:
+            leased.add(lease.segment.start, _end(lease.segment))
+            if not self.rest(lease):
+                del self.leases[lease.token]
+        for begin, end in fresh:
+            for free in leased.gaps(begin, end):
+                self._take(of, replace(segment, start=free[0], stop=free[1]))
+        self._complete()
+        return again
 
     def file_ended(self, token: Token, length: int) -> None:
         """The file of this lease has `length` samples; the lease ends where its last push takes it there."""
@@ -121,55 +131,48 @@ class Ledger:
         self.lengths[lease.segment.file] = length
         lease = replace(lease, segment=replace(lease.segment, stop=length))
         self.leases[token] = lease
-        if lease.offset >= length:
+        if not self.rest(lease):
             del self.leases[token]
             self._complete()
 
-    def release(self, holds: Callable[[Lease], bool]) -> list[Lease]:
+    def rest(self, lease: Lease) -> list[Segment]:
+        """What of a lease is not done yet."""
+        segment = lease.segment
+        gaps = self.passes[segment.epoch].of(segment.file).gaps(segment.start, _end(segment))
+        return [replace(segment, start=start, stop=None if stop == END else stop) for start, stop in gaps]
+
+    def release(self, holds: Callable[[Lease], bool]) -> None:
         """Take the leases for which `holds` is true back: their rests are the next to be given out."""
-        back = [lease for lease in self.leases.values() if holds(lease)]
-        for lease in back:
+        for lease in [lease for lease in self.leases.values() if holds(lease)]:
             del self.leases[lease.token]
-            self._open(lease.segment.epoch).free.appendleft(lease.rest)
-        return back
+            self.passes[lease.segment.epoch].free.extendleft(reversed(self.rest(lease)))
 
-    # --- recovery -------------------------------------------------------------------------------------------------
+    def reclaim(self, slot: int, incarnation: int, token_epoch: int, segment: Segment) -> Lease | None:
+        """A lease of what a worker holds of old and will push itself; None where that is done, or somebody else's.
 
-    def take(self, segment: Segment, orphan: Callable[[Lease], bool]) -> list[Segment]:
-        """Take what is not done of `segment` out of the free ones and of the leases for which `orphan` is true."""
-        if segment.epoch >= self.opened:
-            while self.opened <= segment.epoch:
-                self._open_next()
-        taken: list[Segment] = []
-        for lease in [
-            lease for lease in self.leases.values() if orphan(lease) and _overlap(lease.rest, segment)
-        ]:
-            del self.leases[lease.token]
-            self._open(segment.epoch).free.appendleft(lease.rest)
+        Leases of another `token_epoch` are nobody's by now. Asking again gives the same lease.
+        """
+        if not self._ours(segment):
+            return None
+        while self.opened <= segment.epoch:
+            self._open_next()
         of = self.passes.get(segment.epoch)
-        if of is None:
-            return []
-        kept: deque[Segment] = deque()
-        for free in of.free:
-            common = _overlap(free, segment)
-            if common is None:
-                kept.append(free)
+        gaps = [] if of is None else of.of(segment.file).gaps(segment.start, _end(segment))
+        if of is None or not gaps:
+            return None
+        segment = replace(segment, start=gaps[0][0])
+        self.release(
+            lambda lease: lease.token[0] != token_epoch and _overlap(lease.segment, segment) is not None
+        )
+        for lease in self.leases.values():
+            if (common := _overlap(lease.segment, segment)) is None:
                 continue
-            taken.append(common)
-            if free.start < common.start:
-                kept.append(replace(free, stop=common.start))
-            if common.stop is not None and (free.stop is None or common.stop < free.stop):
-                kept.append(replace(free, start=common.stop))
-        of.free = kept
-        return taken
-
-    def settle(self, segment: Segment, orphan: Callable[[Lease], bool]) -> int:
-        """What of `segment` was not done is done after all: it is in the parameters. Returns the samples."""
-        found = self.take(segment, orphan)
-        samples = sum((piece.stop or piece.start) - piece.start for piece in found)
-        self._count(segment.epoch, samples)
-        self._complete()
-        return samples
+            if common.start == segment.start:
+                mine = (lease.slot, lease.incarnation) == (slot, incarnation)
+                return lease if mine else None
+            segment = replace(segment, stop=common.start)
+        self._take(of, segment)
+        return self._lease(slot, incarnation, token_epoch, segment)
 
     # --- telling --------------------------------------------------------------------------------------------------
 
@@ -194,16 +197,14 @@ class Ledger:
         if self.finished:
             return self.total() or 0, 0
         current = self.passes.get(self.completed)
-        leased = sum(
-            (lease.segment.stop or lease.offset) - lease.offset
-            for lease in self.leases.values()
-            if lease.segment.epoch == self.completed
+        done = 0 if current is None else sum(positions.total for positions in current.done.values())
+        return done, sum(
+            self._samples(lease) for lease in self.leases.values() if lease.segment.epoch == self.completed
         )
-        return (0 if current is None else current.done), leased
 
     def outstanding(self) -> int:
         """Samples that are leased, in all passes (of files of unknown length: none)."""
-        return sum((lease.segment.stop or lease.offset) - lease.offset for lease in self.leases.values())
+        return sum(self._samples(lease) for lease in self.leases.values())
 
     def ranges_in_a_pass(self) -> int:
         """How many ranges a pass has."""
@@ -228,11 +229,15 @@ class Ledger:
             "rangeSize": self.range_size,
             "lengths": sorted(self.lengths.items()),
             "passes": [
-                [epoch, of.done, [[s.file, s.start, s.stop] for s in of.free]]
+                [
+                    epoch,
+                    [[file, done.intervals()] for file, done in of.done.items()],
+                    [[s.file, s.start, s.stop] for s in of.free],
+                ]
                 for epoch, of in self.passes.items()
             ],
             "leases": [
-                [*lease.token, lease.slot, lease.incarnation, *_plain(lease.segment), lease.offset]
+                [*lease.token, lease.slot, lease.incarnation, *_plain(lease.segment)]
                 for lease in self.leases.values()
             ],
             "completed": self.completed,
@@ -250,14 +255,15 @@ class Ledger:
         self.lengths = {int(file): int(length) for file, length in saved["lengths"]}
         self.passes = {
             int(epoch): Pass(
-                deque(Segment(int(epoch), file, start, stop) for file, start, stop in free), int(done)
+                deque(Segment(int(epoch), file, start, stop) for file, start, stop in free),
+                {int(file): Positions(intervals) for file, intervals in done},
             )
             for epoch, done, free in saved["passes"]
         }
         self.leases = {}
-        for token_epoch, counter, slot, incarnation, epoch, file, start, stop, offset in saved["leases"]:
+        for token_epoch, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
             token = (token_epoch, counter)
-            self.leases[token] = Lease(token, slot, incarnation, Segment(epoch, file, start, stop), offset)
+            self.leases[token] = Lease(token, slot, incarnation, Segment(epoch, file, start, stop))
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
         self.done_samples = int(saved["doneSamples"])
@@ -298,24 +304,35 @@ class Ledger:
         random.Random(f"{self.seed}/{epoch}").shuffle(segments)
         self.passes[epoch] = Pass(deque(segments))
 
-    def _open(self, epoch: int) -> Pass:
-        """The pass `epoch`, open again if it was complete."""
-        of = self.passes.get(epoch)
-        if of is None:
-            of = self.passes[epoch] = Pass(done=self.total() or 0)
-            self.completed = min(self.completed, epoch)
-        return of
-
     def _lease(self, slot: int, incarnation: int, token_epoch: int, segment: Segment) -> Lease:
         self._counter += 1
         token = (token_epoch, self._counter)
-        self.leases[token] = Lease(token, slot, incarnation, segment, segment.start)
+        self.leases[token] = Lease(token, slot, incarnation, segment)
         return self.leases[token]
 
-    def _count(self, epoch: int, samples: int) -> None:
-        self.done_samples += samples
-        if epoch in self.passes:
-            self.passes[epoch].done += samples
+    def _take(self, of: Pass, segment: Segment) -> None:
+        """Take a segment out of what is free."""
+        kept: deque[Segment] = deque()
+        for free in of.free:
+            common = _overlap(free, segment)
+            if common is None:
+                kept.append(free)
+                continue
+            if free.start < common.start:
+                kept.append(replace(free, stop=common.start))
+            if common.stop is not None and (free.stop is None or common.stop < free.stop):
+                kept.append(replace(free, start=common.stop))
+        of.free = kept
+
+    def _samples(self, lease: Lease) -> int:
+        return sum(piece.stop - piece.start for piece in self.rest(lease) if piece.stop is not None)
+
+    def _ours(self, segment: Segment) -> bool:
+        """Whether there are such positions: what the network brings is checked before it costs anything."""
+        files = range(-1, 0) if self.size is not None else range(self.files)
+        most = self.opened + MAX_AHEAD if self.epochs is None else self.epochs
+        within = self.size is None or (segment.stop is not None and segment.stop <= self.size)
+        return segment.file in files and 0 <= segment.epoch < most and segment.start >= 0 and within
 
     def _complete(self) -> None:
         """Close the passes of which nothing is free or leased, in order."""
@@ -341,3 +358,7 @@ def _overlap(one: Segment, other: Segment) -> Segment | None:
     if stop is not None and start >= stop:
         return None
     return replace(one, start=start, stop=stop)
+
+
+def _end(segment: Segment) -> int:
+    return END if segment.stop is None else segment.stop

@@ -32,7 +32,8 @@ class DataSpec(Message):
 class Lease(Message):
     """A leased range: positions [start, stop) of pass `epoch`, or of `file` (`stop` None: to its end).
 
-    (`token_epoch`, `counter`) is the fencing token: the epoch of parameter server 0, and a number.
+    `number`: the file's, in the order of the job's files. (`token_epoch`, `counter`) is the fencing token: the epoch
+    of parameter server 0, and a number.
     """
 
     token_epoch: int
@@ -41,27 +42,12 @@ class Lease(Message):
     start: int
     stop: int | None = None
     file: str | None = None
+    number: int = -1
 
     @property
     def token(self) -> tuple[int, int]:
         """The fencing token."""
         return self.token_epoch, self.counter
-
-
-class Held(Message):
-    """A lease that a worker holds, and the position up to which it has computed."""
-
-    lease: Lease
-    end: int
-
-
-class Acknowledged(Message):
-    """A push that was answered: what a restored coordinator cannot know of itself."""
-
-    seq: int
-    lease: Lease
-    offset_end: int
-    steps: int = 1
 
 
 class Caller(Message):
@@ -72,14 +58,15 @@ class Caller(Message):
 
 
 class Join(Caller):
-    """A worker says hello; after the loss of parameter server 0, with what it holds and what was acknowledged."""
+    """A worker says hello; after the loss of parameter server 0, with what it holds from its last answered push on."""
 
     data: DataSpec
     batch_size: int = Field(ge=1)
     node: str = Field(default="", max_length=256)
     pool: str = Field(default="", max_length=256)
-    held: tuple[Held, ...] = Field(default=(), max_length=4096)
-    acknowledged: tuple[Acknowledged, ...] = Field(default=(), max_length=16384)
+    held: tuple[Lease, ...] = Field(default=(), max_length=4096)
+    wasted_steps: int = Field(default=0, ge=0)
+    """Its steps that were answered, and are in no surviving parameters."""
 
 
 class Renamed(Message):

@@ -60,7 +60,7 @@ class Snapshotter:
         with self._taking:
             with self._shard.lock:
                 copy = self._shard.copy()
-                if copy is None or copy.version == self._version:
+                if copy is None or copy.version == self._version or self._coordinator.behind:
                     return None
                 ledger = self._coordinator.dump()
             number, epoch = self._store.next_number(), self._shard.epoch
@@ -78,6 +78,8 @@ class Snapshotter:
                 wall_time=self._wall(),
             )
             self.last = self._store.publish(manifest)
+            with self._shard.lock:
+                self._shard.journal.published(copy.version)
             self._version = copy.version
             self._store.prune(self._policy.retain)
             return self.last

@@ -31,6 +31,7 @@ from shoal_trainer.wire.messages import (
     AnswerMeta,
     Copy,
     Hello,
+    Journal,
     ModelSpec,
     Pulled,
     Push,
@@ -277,6 +278,7 @@ class PSClient:
             pulled.updates[shard.index],
             pulled.live_workers,
             pulled.applied[shard.index],
+            pulled.journal if shard.index == 0 else Journal(),
         )
         request = Header(Op.OFFER, self.codec, version=pulled.versions[shard.index])
         shard.send(request, encode_answer(meta), part)
@@ -326,6 +328,7 @@ class PSClient:
             shard_samples=tuple(meta.samples for meta in metas),
             push_seconds=sent - begin,
             pull_seconds=self._clock() - sent,
+            journal=metas[0].journal,
         )
 
     def _encode(self, flat: NDArray[Any]) -> NDArray[Any]:

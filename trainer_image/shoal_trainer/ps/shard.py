@@ -20,6 +20,7 @@ from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.journal import Log
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.members import Members, Permits
@@ -27,7 +28,7 @@ from shoal_trainer.ps.merging import Merger
 from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
 from shoal_trainer.ps.recovery import Recovery
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, difference, remember, same_shapes
-from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
+from shoal_trainer.wire.messages import AnswerMeta, Applied, Journal, ModelSpec, PushMeta, ShardWelcome
 
 EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
 
@@ -64,6 +65,7 @@ class ShardStore:
         self.updates = 0
         self.model: ModelSpec | None = None
         self.applied: Applied = {}
+        self.journal = Log()
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._clock = clock
@@ -157,7 +159,7 @@ class ShardStore:
         with self.lock:
             self._members.check(slot, incarnation)
             self._check_size(io)
-            if self._wants(version):
+            if self._wants(version) and (self.index or self.journal.takes(meta.journal)):
                 kernels.adopt(self._parameters, io)
                 self.version, self.samples, self.updates = (
                     version,
@@ -165,7 +167,10 @@ class ShardStore:
                     max(self.updates, meta.updates),
                 )
                 self.applied = dict(meta.applied)
+                self.journal.adopt(meta.journal)
                 self._recovery.known = True
+                if self._state is State.EMPTY:
+                    self._become_ready()
             self._recovery.heard(slot)
             self._settle()
             return self._welcome(slot, incarnation, False)
@@ -177,7 +182,7 @@ class ShardStore:
         with self.lock:
             self._check_ready(io)
             kernels.read(self._parameters, io)
-            return self._answer(slot)
+            return self._answer(slot, -1)
 
     def push(
         self,
@@ -193,7 +198,7 @@ class ShardStore:
         """Apply the mean gradient (or what a worker's optimizer made of it) in `io`, and leave the parameters there."""
         with self.lock:
             if self._repeated(slot, incarnation, seq, io, boot):
-                return self._answer(slot)
+                return self._answer(slot, base)
             optimizer, w = self._optimizer, self._parameters
             if optimizer is None:
                 raise Unreachable("the shard has no model yet")
@@ -228,7 +233,7 @@ class ShardStore:
         """Parameters += scale * the difference in `io`; `merge`: by Adasum with those that came before it."""
         with self.lock:
             if self._repeated(slot, incarnation, seq, io, boot):
-                return self._answer(slot)
+                return self._answer(slot, base)
             if merge:
                 spoilt = self._merger.merge(self._parameters, io, self._clock())
             else:
@@ -297,6 +302,7 @@ class ShardStore:
                 return
             self.version, self.samples = copy.version, copy.samples
             self.applied = dict(copy.applied)
+            self.journal = Log(copy.version)
             self._recovery.expect({slot for slot, _ in copy.applied})
             self._state = State.RECOVERING
 
@@ -332,7 +338,7 @@ class ShardStore:
 
     def _wants(self, version: int) -> bool:
         self._settle()
-        return self._state is State.RECOVERING and version > self.version
+        return self._state is not State.READY and version > self.version
 
     def _welcome(self, slot: int, incarnation: int, wants: bool) -> ShardWelcome:
         return ShardWelcome(
@@ -376,17 +382,20 @@ class ShardStore:
         self.samples += meta.samples
         remember(self.applied, slot, incarnation, seq)
         self._permits.pushed(slot, base)
+        if self.index == 0:
+            self.journal.add(self.version, meta)
         if self.on_applied is not None:
             self.on_applied(AppliedPush(slot, incarnation, seq, self.version, tau, weight, meta, delta))
         self.changed.notify_all()
-        return self._answer(slot)
+        return self._answer(slot, base)
 
-    def _answer(self, slot: int) -> Answer:
+    def _answer(self, slot: int, known: int) -> Answer:
+        """`known`: up to which version the worker knows the journal; -1: nothing of it."""
         if self.staleness.max is not None and self._members.has(slot):
             self._permits.pulled(slot, self.version)
-        return Answer(
-            self.version, AnswerMeta(self.samples, self.updates, self.live_workers, dict(self.applied))
-        )
+        journal = Journal() if self.index else self.journal.since(known)
+        meta = AnswerMeta(self.samples, self.updates, self.live_workers, dict(self.applied), journal)
+        return Answer(self.version, meta)
 
     def _check_size(self, values: Buffer) -> None:
         if values.shape != self._parameters.shape:

@@ -22,7 +22,7 @@ _LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQ4x")
 SIZE = _LAYOUT.size
 
 MAX_META = 64 << 10
-MAX_META_HELLO = 1 << 20
+MAX_META_HELLO = 4 << 20
 
 
 class Op(IntEnum):
@@ -126,7 +126,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
         kind, coding = Op(op), Codec(codec)
     except ValueError:
         raise ProtocolError(f"unknown operation {op} or codec {codec}") from None
-    if meta > (MAX_META_HELLO if kind in {Op.HELLO, Op.WELCOME} else MAX_META):
+    if meta > (MAX_META_HELLO if kind in {Op.HELLO, Op.WELCOME, Op.OFFER, Op.PARAMETERS} else MAX_META):
         raise ProtocolError(f"{kind.name} states {meta} bytes of description")
     if (coding is Codec.NONE and length) or (coding is not Codec.NONE and length % coding.itemsize):
         raise ProtocolError(f"{kind.name} states {length} bytes of payload in codec {coding.name}")

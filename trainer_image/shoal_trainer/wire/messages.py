@@ -26,6 +26,7 @@ M = TypeVar("M", bound=Message)
 
 MAX_MARKS = 256
 MAX_APPLIED = 4096
+MAX_JOURNAL = 65536
 
 
 class WorkerIdentity(NamedTuple):
@@ -108,14 +109,39 @@ class ShardWelcome(Message):
 
 
 class Progress(NamedTuple):
-    """How far a lease of data is done once the push that carries this is applied.
-
-    `epoch` and `lease` are the lease's fencing token: (epoch of PS 0, counter). `offset_end` is a position.
-    """
+    """What a push covers: positions [start, stop) of pass `epoch`, of file number `file` (-1: there are no files)."""
 
     epoch: int
-    lease: int
-    offset_end: int
+    file: int
+    start: int
+    stop: int
+
+
+class Entry(NamedTuple):
+    """A part of a push that is in shard 0: the version that it made, its steps, and the positions that it covers."""
+
+    version: int
+    steps: int
+    epoch: int
+    file: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The pushes after version `floor`, in order; what came before is in a published snapshot."""
+
+    floor: int = 0
+    entries: tuple[Entry, ...] = ()
+
+    def then(self, later: Journal) -> Journal:
+        """With what an answer of the same server adds to it."""
+        have = self.entries[-1].version if self.entries else self.floor
+        old = self.entries
+        if old and old[0].version <= later.floor:
+            old = tuple(entry for entry in old if entry.version > later.floor)
+        return Journal(later.floor, old + tuple(entry for entry in later.entries if entry.version > have))
 
 
 class Timings(NamedTuple):
@@ -163,6 +189,8 @@ class Pulled:
     """From the first byte sent to the last one."""
     pull_seconds: float = 0.0
     """From then until the last byte of the answers, the servers' work among it."""
+    journal: Journal = Journal()
+    """Shard 0's pushes since its last snapshot; with the answer to a push, those after its base version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +221,9 @@ class Welcome:
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
 _PUSH = struct.Struct("<II3f5fH")
-_MARK = struct.Struct("<IQQ")
-_ANSWER = struct.Struct("<QQIH")
+_MARK = struct.Struct("<IiQQ")
+_ANSWER = struct.Struct("<QQIHQI")
+_ENTRY = struct.Struct("<QIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
 
 
@@ -220,6 +249,7 @@ class AnswerMeta:
     updates: int = 0
     live_workers: int = 1
     applied: Applied = field(default_factory=dict)
+    journal: Journal = Journal()
 
 
 def encode_push(meta: PushMeta) -> bytes:
@@ -247,8 +277,12 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
 def encode_answer(meta: AnswerMeta) -> bytes:
     """The bytes of `meta`."""
     entries = list(meta.applied.items())[-MAX_APPLIED:]
-    head = _ANSWER.pack(meta.samples, meta.updates, meta.live_workers, len(entries))
-    return head + b"".join(_APPLIED.pack(slot, incarnation, seq) for (slot, incarnation), seq in entries)
+    journal = meta.journal
+    head = _ANSWER.pack(
+        meta.samples, meta.updates, meta.live_workers, len(entries), journal.floor, len(journal.entries)
+    )
+    applied = b"".join(_APPLIED.pack(slot, incarnation, seq) for (slot, incarnation), seq in entries)
+    return head + applied + b"".join(_ENTRY.pack(*entry) for entry in journal.entries)
 
 
 def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
@@ -257,11 +291,13 @@ def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
         raise ProtocolError(
             f"an answer's description has {len(data)} bytes, at least {_ANSWER.size} are needed"
         )
-    samples, updates, live, count = _ANSWER.unpack_from(data)
-    if count > MAX_APPLIED or len(data) != _ANSWER.size + count * _APPLIED.size:
+    samples, updates, live, count, floor, entries = _ANSWER.unpack_from(data)
+    middle = _ANSWER.size + count * _APPLIED.size
+    if count > MAX_APPLIED or entries > MAX_JOURNAL or len(data) != middle + entries * _ENTRY.size:
         raise ProtocolError("an answer's description does not have the length that it states")
-    applied = {(slot, inc): seq for slot, inc, seq in _APPLIED.iter_unpack(data[_ANSWER.size :])}
-    return AnswerMeta(samples, updates, live, applied)
+    applied = {(slot, inc): seq for slot, inc, seq in _APPLIED.iter_unpack(data[_ANSWER.size : middle])}
+    journal = Journal(floor, tuple(Entry(*entry) for entry in _ENTRY.iter_unpack(data[middle:])))
+    return AnswerMeta(samples, updates, live, applied, journal)
 
 
 def decode_json(kind: type[M], data: bytes | bytearray | memoryview) -> M:

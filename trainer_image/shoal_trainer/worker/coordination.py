@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.coordinator.client import CoordinatorClient
-from shoal_trainer.coordinator.protocol import Acknowledged, DataSpec, Given, Held, Lease
+from shoal_trainer.coordinator.protocol import DataSpec, Given, Lease
 from shoal_trainer.data.files import Files
 from shoal_trainer.errors import TrainerError, Unreachable
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
-from shoal_trainer.wire.messages import Progress
-from shoal_trainer.worker.work import Answered, DataWork, Finished, Idle, TaskWork, Token, Work
+from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Token, Work
 
 log = logging.getLogger(__name__)
 
@@ -52,22 +51,15 @@ class ControlPlane:
         """Begin to join and to send heartbeats."""
         self._thread.start()
 
-    def join(
-        self, held: Mapping[Token, tuple[DataWork, Progress]], answered: Sequence[Answered]
-    ) -> dict[Token, Token]:
-        """Say hello, with what is held and what was answered."""
+    def join(self, held: Mapping[Token, DataWork], wasted_steps: int) -> dict[Token, Token]:
+        """Say hello, with what is held."""
         joined = self._client.join(
             self._data,
             self._config.batch_size,
             node=self._config.node_name,
             pool=self._config.pool,
-            held=tuple(
-                Held(lease=_lease(work, token), end=mark.offset_end) for token, (work, mark) in held.items()
-            ),
-            acknowledged=tuple(
-                Acknowledged(seq=a.seq, lease=_lease(a.work, a.token), offset_end=a.end, steps=a.steps)
-                for a in answered
-            ),
+            held=tuple(_lease(work, token) for token, work in held.items()),
+            wasted_steps=wasted_steps,
         )
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
@@ -111,7 +103,7 @@ class ControlPlane:
                 if self._joined.is_set():
                     self._client.heartbeat(self.message)
                 else:
-                    self.join({}, ())
+                    self.join({}, 0)
                     self._joined.set()
             except Unreachable:
                 seconds = RETRY_SECONDS
@@ -130,13 +122,14 @@ def _lease(work: DataWork, token: Token) -> Lease:
         start=work.start,
         stop=work.stop,
         file=work.file,
+        number=work.number,
     )
 
 
 def _work(given: Given) -> Work:
     if given.kind == "data" and given.lease is not None:
         lease = given.lease
-        return DataWork(lease.token, lease.epoch, lease.start, lease.stop, lease.file)
+        return DataWork(lease.token, lease.epoch, lease.start, lease.stop, lease.file, lease.number)
     if given.kind == "task" and given.task is not None:
         return TaskWork(given.token, given.task, given.epoch, given.history)
     return Finished(given.message) if given.kind == "finished" else Idle(given.seconds)

@@ -2,20 +2,21 @@
 
 After the loss of parameter server 0 a lease that goes on has another token. What was read under the old one stays
 valid, so everyone asks here for the present token of a piece of work; None means that somebody else has it now.
+What a push covers is told in positions, which no new token changes.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from shoal_trainer.wire.messages import Progress, Push
-from shoal_trainer.worker.work import Answered, DataWork, Token
+from shoal_trainer.worker.work import DataWork, Token
 
 MAX_ANSWERS = 4096
-"""Remembered for a coordinator that comes back from a snapshot: more than any worker pushes between two of them."""
+"""Remembered to tell how many steps were in vain when a server comes back older."""
 
 
 class Leases:
@@ -26,7 +27,7 @@ class Leases:
         self._ends: dict[Token, tuple[DataWork, int]] = {}
         self._renamed: dict[Token, Token | None] = {}
         self._answered_to: dict[Token, int] = {}
-        self._answers: deque[Answered] = deque(maxlen=MAX_ANSWERS)
+        self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)
 
     def grant(self, work: DataWork) -> None:
         """A lease was given to this worker."""
@@ -34,19 +35,14 @@ class Leases:
             self._ends[work.token] = (work, work.start)
 
     def mark(self, token: Token, end: int) -> Progress | None:
-        """What a push says that takes the lease to position `end`; None where the lease is another worker's now."""
+        """What the next piece of the lease, up to `end`, covers; None where the lease is another worker's now."""
         with self._lock:
             now = self._now(token)
             if now is None:
                 return None
-            self._ends[now] = (self._ends[now][0], end)
-            return Progress(*now, end)
-
-    def present(self, mark: Progress) -> Progress | None:
-        """The same progress under the lease's present token."""
-        with self._lock:
-            now = self._now((mark.epoch, mark.lease))
-            return None if now is None else Progress(*now, mark.offset_end)
+            work, start = self._ends[now]
+            self._ends[now] = (work, end)
+            return Progress(work.epoch, work.number, start, end)
 
     def token(self, token: Token) -> Token | None:
         """The present token of a lease."""
@@ -54,31 +50,24 @@ class Leases:
             return self._now(token)
 
     def answered(self, push: Push) -> None:
-        """The servers have answered this push: a lease that ends with it is forgotten, the push is remembered."""
+        """The servers have answered this push: a lease that ends with it is forgotten."""
         with self._lock:
-            steps = push.steps
+            self._answers.append((push.seq, push.steps))
             for mark in push.progress:
-                now = self._now(mark[:2])
-                if now is None:
-                    continue
-                work = self._ends[now][0]
-                self._answers.append(Answered(push.seq, now, work, mark.offset_end, steps))
-                steps = 0
-                self._answered_to[now] = mark.offset_end
-                if work.stop == mark.offset_end:
-                    del self._ends[now], self._answered_to[now]
+                for token, (work, _) in list(self._ends.items()):
+                    same = (work.epoch, work.number) == mark[:2]
+                    if not same or mark.start < work.start or mark.start >= (work.stop or mark.stop):
+                        continue
+                    self._answered_to[token] = mark.stop
+                    if work.stop == mark.stop:
+                        del self._ends[token], self._answered_to[token]
 
-    def answers(self) -> list[Answered]:
-        """The newest answered pushes, oldest first."""
+    def lost(self, after: int) -> int:
+        """The servers came back without the pushes after this sequence number; returns how many steps those were."""
         with self._lock:
-            return list(self._answers)
-
-    def lost(self, after: int) -> None:
-        """The servers came back without the pushes after this sequence number, and have been told so."""
-        with self._lock:
-            kept = [answer for answer in self._answers if answer.seq <= after]
-            self._answers.clear()
-            self._answers.extend(kept)
+            steps = sum(steps for seq, steps in self._answers if seq > after)
+            self._answers = deque((a for a in self._answers if a[0] <= after), maxlen=MAX_ANSWERS)
+            return steps
 
     def drop(self, token: Token) -> None:
         """Forget a lease."""
@@ -88,10 +77,13 @@ class Leases:
                 del self._ends[now]
                 self._answered_to.pop(now, None)
 
-    def held(self) -> dict[Token, tuple[DataWork, Progress]]:
-        """Every lease and how far this worker has trained it."""
+    def held(self) -> dict[Token, DataWork]:
+        """Every lease, from where its answered pushes end: this worker will push the rest of it."""
         with self._lock:
-            return {token: (work, Progress(*token, end)) for token, (work, end) in self._ends.items()}
+            return {
+                token: replace(work, start=self._answered_to.get(token, work.start))
+                for token, (work, _) in self._ends.items()
+            }
 
     def rename(self, tokens: Mapping[Token, Token]) -> None:
         """The coordinator's answer to `held`: leases that are not in it are no longer this worker's.
@@ -113,3 +105,14 @@ class Leases:
         while now is not None and now in self._renamed:
             now = self._renamed[now]
         return now if now in self._ends else None
+
+
+def joined(marks: Iterable[Progress | None]) -> tuple[Progress, ...]:
+    """The same positions with as few marks as follow each other."""
+    found: list[Progress] = []
+    for mark in marks:
+        if mark is None:
+            continue
+        follows = found and (found[-1].epoch, found[-1].file, found[-1].stop) == mark[:3]
+        found.append(mark._replace(start=found.pop().start) if follows else mark)
+    return tuple(found)

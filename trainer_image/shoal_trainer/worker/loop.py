@@ -27,7 +27,7 @@ from shoal_trainer.worker.buffers import Buffers, decode
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Feed, Item, Ready
 from shoal_trainer.worker.glue import Glue, Step
-from shoal_trainer.worker.leases import Leases
+from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import Outage
 from shoal_trainer.worker.send import Send, combined
@@ -85,6 +85,7 @@ class Loop:
         self._clock = clock
         self._buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)
         self._pulled: Pulled | None = None
+        self._wasted = 0
         self._boots: tuple[tuple[int, int], ...] = ()
         self._seq = 0
         self._under_way: tuple[Future[Pulled], Send] | None = None
@@ -186,10 +187,12 @@ class Loop:
 
     def _send(self, base: Pulled, compute: float) -> None:
         """Hand what is piled up to the exchange thread."""
+        # What is somebody else's by now is not pushed: it would be in the parameters twice.
+        self._pile = [piled for piled in self._pile if self._leases.token(piled[1].work.token) is not None]
+        if not self._pile:
+            return
         update, samples, loss = combined(self._pile)
-        marks = {
-            ready.work.token: self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile
-        }
+        marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile]
         self._pile.clear()
         now = self._clock()
         self._seq += 1
@@ -198,7 +201,7 @@ class Loop:
             seq=self._seq,
             samples=samples,
             base_versions=base.versions,
-            progress=tuple(mark for mark in marks.values() if mark is not None),
+            progress=joined(marks),
             loss=loss,
             timings=Timings(
                 now - self._last_push, compute, base.pull_seconds, base.push_seconds, self._input_seconds
@@ -215,10 +218,12 @@ class Loop:
             return
         (future, send), self._under_way = self._under_way, None
         try:
-            self._pulled = future.result()
+            pulled = future.result()
         except Unreachable as error:
             self._begin_outage(error, send)
         else:
+            assert self._pulled is not None
+            self._pulled = replace(pulled, journal=self._pulled.journal.then(pulled.journal))
             self._buffers.swap()
             self._leases.answered(send.push)
         self._heard = self._clock()
@@ -302,12 +307,11 @@ class Loop:
             if outage.steps:
                 self._unsent.append(self._local_steps(outage))
             live = max(self._pulled.live_workers, welcome.shards[0].live_workers)
-            pulled = None
             while self._unsent:
-                pulled = self._resend(self._unsent[0], live)
+                self._resend(self._unsent[0], live)
                 self._leases.answered(self._unsent.pop(0).push)
-            if pulled is None:
-                pulled = self._exchange.pull(self._buffers.spare).result()
+            # Only what is pulled comes with the whole journal: the one of before may tell of pushes that are lost.
+            pulled = self._exchange.pull(self._buffers.spare).result()
         except Unreachable:
             copy = Copy(self._buffers.current, self._pulled)
             self._reconnect = self._exchange.connect(lambda: copy)
@@ -328,33 +332,25 @@ class Loop:
             seq=self._seq,
             samples=outage.samples,
             base_versions=self._pulled.versions,
-            progress=tuple(outage.progress.values()),
+            progress=joined(outage.progress),
             steps=outage.steps,
         )
         outage.taken()
         return Send(delta, push, local=True)
 
-    def _resend(self, send: Send, live: int) -> Pulled:
+    def _resend(self, send: Send, live: int) -> None:
         if send.local:
-            return self._exchange.push_delta(
+            self._exchange.push_delta(
                 send.update, self._buffers.spare, send.push, scale=1.0 / live, merge=False
             ).result()
-        return self._exchange.push_pull(send.update, self._buffers.spare, send.push).result()
+        else:
+            self._exchange.push_pull(send.update, self._buffers.spare, send.push).result()
 
     def _rejoin(self, surviving: int) -> None:
         """Shard 0 was lost, and the ledger with it: present the leases; they may have other tokens now."""
-        self._leases.rename(self._coordinator.join(self._leases.held(), self._leases.answers()))
-        self._leases.lost(surviving)
-        self._unsent = [self._retold(send) for send in self._unsent]
-        if self._outage is not None:
-            marks = (self._leases.present(mark) for mark in self._outage.progress.values())
-            self._outage.progress = {mark[:2]: mark for mark in marks if mark is not None}
-
-    def _retold(self, send: Send) -> Send:
-        marks = (self._leases.present(mark) for mark in send.push.progress)
-        return replace(
-            send, push=replace(send.push, progress=tuple(mark for mark in marks if mark is not None))
-        )
+        self._wasted += self._leases.lost(surviving)
+        self._leases.rename(self._coordinator.join(self._leases.held(), self._wasted))
+        self._wasted = 0
 
     # --- small things ---------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Outage:
     ) -> None:
         self.steps = 0
         self.samples = 0
-        self.progress: dict[tuple[int, int], Progress] = {}
+        self.progress: list[Progress] = []
         self.master = aligned(current.size)
         decode(current, self.master)
         self.base = self.master.copy()
@@ -74,7 +74,7 @@ class Outage:
         self._apply(update)
         self.steps += 1
         self.samples += samples
-        self.progress[progress[:2]] = progress
+        self.progress.append(progress)
 
     def parameters_into(self, out: npt.NDArray[Any]) -> None:
         """The local parameters in wire dtype."""
@@ -88,7 +88,7 @@ class Outage:
         """What the local steps made is pushed by other means now: the next difference begins here."""
         self.base[:] = self.master
         self.steps = self.samples = 0
-        self.progress = {}
+        self.progress = []
 
     def _apply(self, update: npt.NDArray[Any]) -> None:
         self._scratch[:] = update  # the kernels write the new parameters over what they read

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
-
-from shoal_trainer.wire.messages import Progress
 
 Token = tuple[int, int]
 """The fencing token of a lease: (epoch of parameter server 0, counter)."""
@@ -22,6 +20,8 @@ class DataWork:
     start: int
     stop: int | None
     file: str | None = None
+    number: int = -1
+    """The file's, in the order of the job's files."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,14 @@ class Finished:
     message: str = ""
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A push that the servers answered: `work`, under `token`, up to position `end`."""
-
-    seq: int
-    token: Token
-    work: DataWork
-    end: int
-    steps: int
-
-
 Work = DataWork | TaskWork | Idle | Finished
 
 
 class Coordinator(Protocol):
     """What a worker needs of the coordinator. All calls raise `Unreachable` or `Fenced`; any thread may call."""
 
-    def join(
-        self, held: Mapping[Token, tuple[DataWork, Progress]], answered: Sequence[Answered]
-    ) -> Mapping[Token, Token]:
-        """Say hello again, with what is held and what was answered; which tokens the leases have now."""
+    def join(self, held: Mapping[Token, DataWork], wasted_steps: int) -> Mapping[Token, Token]:
+        """Say hello again, with what is held and how many answered steps are lost; the leases' tokens of now."""
 
     def next_work(self) -> Work:
         """Ask for something to do."""

@@ -47,7 +47,7 @@ class Bench:
 
     def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5):
         self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
-        mark = Progress(*lease.token, end)
+        mark = Progress(lease.epoch, lease.number, end - samples, end)
         meta = PushMeta(samples=samples, loss=loss, progress=(mark,))
         self.shard.delta(slot, incarnation, seq, self.shard.version, meta, aligned(4))
 
@@ -201,3 +201,36 @@ def test_a_snapshot_holds_everything():
     other.coordinator.load(saved)
     assert other.coordinator.dump() == saved
     assert other.coordinator.counters.steps == 1
+
+
+def test_a_position_that_is_pushed_twice_is_counted_in_its_range():
+    bench = Bench()
+    bench.join(0)
+    lease = bench.ask(0).lease
+    bench.push(0, lease, lease.stop)
+    bench.push(0, lease, lease.stop)
+    counters = bench.coordinator.counters
+    assert (counters.repeated, counters.steps) == (2, 2)
+    assert counters.repeated_ranges == {(0, lease.start // 2)}
+
+
+def test_a_journal_brings_the_snapshots_ledger_to_the_moment_of_the_copy():
+    old = Bench()
+    old.join(0)
+    lease = old.ask(0).lease
+    old.push(0, lease, lease.stop)
+    saved, copy = old.coordinator.dump(), old.shard.copy()
+    lease = old.ask(0).lease
+    old.push(0, lease, lease.stop)
+    old.push(0, lease, lease.stop)
+    newest = old.shard.pull(0, aligned(4))
+
+    new = Bench()
+    new.shard.restore(copy)
+    new.coordinator.load(saved)
+    assert new.shard.hello(0, 0, MODEL, newest.version).wants_copy
+    new.shard.offer(0, 0, newest.version, newest.meta, aligned(4))
+    assert new.coordinator.ledger.done_samples == 4
+    counters = new.coordinator.counters
+    assert (counters.steps, counters.repeated) == (3, 2)
+    assert new.shard.journal.since(-1).entries == old.shard.journal.since(1).entries

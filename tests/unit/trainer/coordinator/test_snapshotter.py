@@ -28,6 +28,8 @@ class Ledger:
 
     job = JobIdentity(namespace="n", name="j", uid="uid")
 
+    behind = False
+
     def __init__(self, shard):
         self.shard = shard
 

@@ -124,7 +124,7 @@ def test_a_worker_trains(credentials: Credentials, shards: int, dtype: Any, tls:
     pulled = client.pull(out)
     np.testing.assert_allclose(out, start, rtol=0 if dtype == "fp32" else 2**-8)
     for seq in range(1, 4):
-        push = Push(seq, 1, pulled.versions, progress=(Progress(0, 1, seq),))
+        push = Push(seq, 1, pulled.versions, progress=(Progress(0, -1, seq - 1, seq),))
         pulled = client.push_pull(flat(0.25), out, push)
     expected = start + np.where(np.arange(N) < MODEL.parameters, -0.75, 0.75).astype(np.float32)
     np.testing.assert_allclose(out, expected, rtol=0 if dtype == "fp32" else 2**-8, atol=1e-6)

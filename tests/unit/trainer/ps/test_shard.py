@@ -14,7 +14,15 @@ from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
 from shoal_trainer.ps.values import KEPT_INCARNATIONS
-from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, PushMeta
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    Entry,
+    Journal,
+    ModelSpec,
+    OptimizerConfig,
+    Progress,
+    PushMeta,
+)
 
 N = 8
 SGD = OptimizerConfig(learning_rate=1.0, batch_size=1)
@@ -267,6 +275,38 @@ def test_a_fast_worker_waits_for_a_slow_one_but_not_for_a_dead_one() -> None:
     shard.disconnect(1)  # it dies with its gradient
     assert passed.wait(5)
     thread.join()
+
+
+# --- the journal --------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_tells_the_pushes_that_its_worker_does_not_know_and_no_snapshot_holds() -> None:
+    shard = ready()
+
+    def push(slot: int, seq: int, base: int) -> Journal:
+        meta = PushMeta(samples=1, progress=(Progress(0, -1, shard.version, shard.version + 1),))
+        return shard.push(slot, 0, seq, base, meta, grad(0.0)).meta.journal
+
+    first = push(0, 1, 0)
+    assert first == Journal(0, (Entry(1, 1, 0, -1, 0, 1),))
+    push(1, 1, 0)
+    second = push(0, 2, 1)
+    assert [entry.version for entry in second.entries] == [2, 3]
+    assert [entry.version for entry in first.then(second).entries] == [1, 2, 3]
+    shard.journal.published(2)
+    third = push(0, 3, 3)
+    assert (third.floor, [entry.version for entry in third.entries]) == (2, [4])
+    whole = shard.pull(0, grad(0.0)).meta.journal
+    assert first.then(second).then(third) == whole
+    assert [entry.version for entry in whole.entries] == [3, 4]
+
+
+def test_a_copy_whose_journal_begins_after_the_snapshot_is_not_adopted() -> None:
+    old, copy, new = crashed(10, 6, Clock())
+    new.offer(
+        0, 0, old.version, AnswerMeta(old.samples, old.updates, 1, dict(old.applied), Journal(7)), copy.copy()
+    )
+    assert new.version == 6
 
 
 # --- recovery -----------------------------------------------------------------------------------------------------

@@ -28,10 +28,10 @@ def check(seed, world):
     told = f"seed {seed}: {world.describe()}"
     if world.ps_losses == 0:
         assert (surplus, missing, counters.repeated, counters.lost) == (0, 0, 0, 0), told
-    # The balance is exact; each counter alone is an upper bound once a parameter server was lost.
-    assert surplus - missing == counters.repeated - counters.lost, told
-    assert missing <= counters.lost, told
-    assert surplus <= counters.repeated, told
+    assert (surplus, missing) == (counters.repeated, counters.lost), told
+    size = world.final.coordinator.ledger.range_size
+    truth = {(int(at) // SAMPLES, int(at) % SAMPLES // size) for at in np.flatnonzero(applied > 1)}
+    assert counters.repeated_ranges == truth, told
     assert applied.sum() == world.final.shard.samples, told
     assert world.final.coordinator.ranges().never == 0, told
 

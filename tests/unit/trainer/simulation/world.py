@@ -22,7 +22,7 @@ import numpy as np
 
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.protocol import Acknowledged, DataSpec, Held, Join, Lease, TaskDone
+from shoal_trainer.coordinator.protocol import DataSpec, Join, Lease, TaskDone
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
@@ -115,7 +115,7 @@ class Server:
     def snapshot(self):
         with self.shard.lock:
             copy = self.shard.copy()
-            if copy is None:
+            if copy is None or self.coordinator.behind:
                 return
             ledger = self.coordinator.dump()
         file = self.store.write_shard(self.store.next_number(), self.epoch, copy)
@@ -123,6 +123,7 @@ class Server:
             Manifest(number=1, epoch=self.epoch, job_uid="u", shards=(file,), model=MODEL, ledger=ledger)
         )
         self.store.prune(2)
+        self.shard.journal.published(copy.version)
 
 
 class Answer:
@@ -145,6 +146,19 @@ class Answer:
         return self._value is not None
 
 
+class Drain:
+    """The event that tells a worker to stop; it is waited for in virtual time."""
+
+    def __init__(self, worker):
+        self._worker = worker
+        self._event = threading.Event()
+        self.is_set, self.set = self._event.is_set, self._event.set
+
+    def wait(self, timeout):
+        self._worker.world.sleep(self._worker, timeout)
+        return self.is_set()
+
+
 class Worker:
     """One incarnation of one slot: the real loop over a simulated network."""
 
@@ -156,7 +170,7 @@ class Worker:
         self.killed = False
         self.end = None
         self.joined = False
-        self.drain = threading.Event()
+        self.drain = Drain(self)
         self.leases = Leases()
         self.queue = []
         self.go = threading.Semaphore(0)
@@ -234,7 +248,7 @@ class Worker:
             welcome = server.shard.hello(self.slot, self.incarnation, MODEL, version)
             if welcome.wants_copy:
                 p = offered.pulled
-                meta = AnswerMeta(p.shard_samples[0], p.updates[0], p.live_workers, p.applied[0])
+                meta = AnswerMeta(p.shard_samples[0], p.updates[0], p.live_workers, p.applied[0], p.journal)
                 welcome = server.shard.offer(self.slot, self.incarnation, version, meta, offered.flat.copy())
             return welcome
 
@@ -301,6 +315,7 @@ class Worker:
             meta.live_workers,
             (meta.updates,),
             (meta.samples,),
+            journal=meta.journal,
         )
 
     # --- as `Feed` and `Coordinator`
@@ -322,7 +337,7 @@ class Worker:
 
     def items(self):
         if not self.joined:
-            self.join({}, ())
+            self.join({}, 0)
             self.joined = True
         given = self.call(lambda s: s.coordinator.next_work(self.slot, self.incarnation))
         if given.kind == "idle":
@@ -353,7 +368,7 @@ class Worker:
     def epoch_of(self, batch):
         return self.reading
 
-    def join(self, held, answered):
+    def join(self, held, wasted_steps):
         def lease(work, token):
             return Lease(
                 token_epoch=token[0], counter=token[1], epoch=work.epoch, start=work.start, stop=work.stop
@@ -364,11 +379,8 @@ class Worker:
             incarnation=self.incarnation,
             data=DataSpec(size=SAMPLES, validation=True),
             batch_size=BATCH,
-            held=tuple(Held(lease=lease(w, t), end=mark.offset_end) for t, (w, mark) in held.items()),
-            acknowledged=tuple(
-                Acknowledged(seq=a.seq, lease=lease(a.work, a.token), offset_end=a.end, steps=a.steps)
-                for a in answered
-            ),
+            held=tuple(lease(work, token) for token, work in held.items()),
+            wasted_steps=wasted_steps,
         )
         joined = self.call(lambda s: s.coordinator.join(request))
         return {renamed.old: renamed.new for renamed in joined.renamed}

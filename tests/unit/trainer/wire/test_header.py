@@ -15,7 +15,9 @@ from shoal_trainer.wire.handshake import read_peer
 from shoal_trainer.wire.header import Codec, Header, Op
 from shoal_trainer.wire.messages import (
     AnswerMeta,
+    Entry,
     Hello,
+    Journal,
     ModelSpec,
     Progress,
     PushMeta,
@@ -31,6 +33,7 @@ from shoal_trainer.wire.messages import (
 )
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
+i32 = st.integers(-(2**31), 2**31 - 1)
 f32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 applied = st.dictionaries(st.tuples(u32, u32), u64, max_size=40)
 headers = st.builds(
@@ -56,8 +59,12 @@ pushes = st.builds(
     learning_rate=f32,
     scale=f32,
     timings=st.builds(Timings, f32, f32, f32, f32, f32),
-    progress=st.lists(st.builds(Progress, u32, u64, u64), max_size=20).map(tuple),
+    progress=st.lists(st.builds(Progress, u32, i32, u64, u64), max_size=20).map(tuple),
 )
+journals = st.builds(
+    Journal, u64, st.lists(st.builds(Entry, u64, u32, u32, i32, u64, u64), max_size=20).map(tuple)
+)
+answers = st.builds(AnswerMeta, u64, u64, u32, applied, journals)
 
 
 @settings(deadline=None)
@@ -75,7 +82,7 @@ def test_a_push_comes_back(value: PushMeta) -> None:
 
 
 @settings(deadline=None)
-@given(st.builds(AnswerMeta, u64, u64, u32, applied))
+@given(answers)
 def test_an_answer_comes_back(value: AnswerMeta) -> None:
     assert decode_answer(encode_answer(value)) == value
 
@@ -112,7 +119,7 @@ def test_random_bytes_are_refused_or_decoded(data: bytes) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.one_of(headers.map(header.encode), pushes.map(encode_push)),
+    st.one_of(headers.map(header.encode), pushes.map(encode_push), answers.map(encode_answer)),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4),
     st.integers(-8, 8),
 )

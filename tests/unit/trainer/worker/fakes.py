@@ -3,6 +3,7 @@
 import threading
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, Staleness
+from shoal_trainer.coordinator.positions import Positions
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import create_secret_dir
@@ -38,19 +39,17 @@ class FakeCoordinator:
             self.pushes += 1
             self.samples += push.meta.samples
             for mark in push.meta.progress:
-                self.applied[mark[:2]] = mark.offset_end
+                self.applied.setdefault(mark[:2], Positions()).add(mark.start, mark.stop)
             self.pushed.notify_all()
 
-    def join(self, held, answered):
+    def join(self, held, wasted_steps):
         with self.lock:
-            self.joins.append((dict(held), list(answered)))
+            self.joins.append((dict(held), wasted_steps))
             renamed = {}
             for old in held:
                 self.counter += 1
                 renamed[old] = (old[0] + 1, self.counter)
                 self.leased[renamed[old]] = self.leased.pop(old)
-                if old in self.applied:
-                    self.applied[renamed[old]] = self.applied.pop(old)
             return renamed
 
     def next_work(self):
@@ -61,9 +60,12 @@ class FakeCoordinator:
                 work = DataWork((0, self.counter), epoch, start, stop)
                 self.leased[work.token] = work
                 return work
-            if self.hold or any(self.applied.get(token) != work.stop for token, work in self.leased.items()):
+            if self.hold or any(not self._done(work) for work in self.leased.values()):
                 return Idle(0.01)
             return self.tasks.pop(0) if self.tasks else Finished()
+
+    def _done(self, work):
+        return not self.applied.get((work.epoch, work.number), Positions()).gaps(work.start, work.stop)
 
     def file_ended(self, token, length):
         self.results.append(("file", token, length))

@@ -1,5 +1,5 @@
 from shoal_trainer.wire.messages import Progress, Push
-from shoal_trainer.worker.leases import Leases
+from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.work import DataWork
 
 
@@ -12,21 +12,19 @@ def test_a_lease_lives_until_its_last_sample_is_in_the_parameters():
     leases.grant(DataWork((0, 1), 0, 0, 32))
     first, second = leases.mark((0, 1), 16), leases.mark((0, 1), 32)
     leases.answered(push(1, first))
-    assert (0, 1) in leases.held()
+    assert leases.held() == {(0, 1): DataWork((0, 1), 0, 16, 32)}
     leases.answered(push(2, second))
     assert leases.held() == {}
-    assert [(a.seq, a.end) for a in leases.answers()] == [(1, 16), (2, 32)]
 
 
 def test_a_renamed_lease_is_found_under_every_name_it_had():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
-    early = leases.mark((0, 1), 8)
+    assert leases.mark((0, 1), 8) == Progress(0, -1, 0, 8)
     leases.rename({(0, 1): (1, 5)})
     leases.rename({(1, 5): (2, 7)})
     assert leases.token((0, 1)) == (2, 7)
-    assert leases.present(early) == Progress(2, 7, 8)
-    assert leases.mark((0, 1), 16) == Progress(2, 7, 16)
+    assert leases.mark((0, 1), 16) == Progress(0, -1, 8, 16)
 
 
 def test_a_lease_that_the_coordinator_gave_away_is_nobodys_here():
@@ -43,5 +41,16 @@ def test_what_did_not_survive_is_told_once():
     leases.grant(DataWork((0, 1), 0, 0, 64))
     for seq in (1, 2, 3):
         leases.answered(push(seq, leases.mark((0, 1), 16 * seq)))
-    leases.lost(2)
-    assert [a.seq for a in leases.answers()] == [1, 2]
+    assert leases.lost(2) == 1
+    assert leases.lost(2) == 0
+
+
+def test_marks_that_follow_each_other_become_one():
+    marks = [
+        Progress(0, -1, 0, 8),
+        None,
+        Progress(0, -1, 8, 16),
+        Progress(0, -1, 32, 40),
+        Progress(1, -1, 40, 48),
+    ]
+    assert joined(marks) == (Progress(0, -1, 0, 16), Progress(0, -1, 32, 40), Progress(1, -1, 40, 48))

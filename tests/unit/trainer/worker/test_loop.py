@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Files, Indexed, Training, UserError
+from shoal_trainer.coordinator.positions import Positions
 from shoal_trainer.worker.compose import build_glue, compose
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, Idle
@@ -135,7 +136,7 @@ def test_a_server_that_comes_back_with_its_snapshot_gets_the_newer_copy_and_lose
     assert len(coordinator.joins) == 1
     # the copy was at most one push behind; that push is sent again
     assert servers.stores[0].samples >= 8 * DATA.size - 2 * 16
-    assert all(coordinator.applied[token] == work.stop for token, work in coordinator.leased.items())
+    assert [coordinator.applied[epoch, -1].total for epoch in range(8)] == [DATA.size] * 8
 
 
 def test_a_server_that_is_lost_while_nothing_is_to_do_is_noticed(start):
@@ -250,14 +251,15 @@ class FileCoordinator(FakeCoordinator):
         with self.lock:
             if self.names:
                 self.counter += 1
-                work = DataWork((0, self.counter), 0, 0, None, self.names.pop(0))
+                work = DataWork((0, self.counter), 0, 0, None, self.names.pop(0), self.counter - 1)
                 self.leased[work.token] = work
                 return work
             return Finished() if len(self.lengths) == len(self.leased) else Idle(0.01)
 
     def file_ended(self, token, length):
         with self.lock:
-            assert self.applied.get(token, 0) == length, "told before its samples were in the parameters"
+            done = self.applied.get((0, self.leased[token].number), Positions())
+            assert done.total == length, "told before its samples were in the parameters"
             self.lengths[self.leased[token].file] = length
 
 

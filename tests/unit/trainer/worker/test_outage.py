@@ -28,7 +28,7 @@ def begin(name="sgd", dtype=np.float32, clock=None, **options):
 def test_local_steps_make_a_difference_that_leaves_out_what_is_pushed_by_other_means():
     outage = begin()
     outage.absorb(np.array([1, 1, 1, 1, 7, 7], np.float32))
-    outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, Progress(0, 1, 16))
+    outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, Progress(0, -1, 0, 16))
     out = aligned(6)
     outage.difference_into(out)
     assert list(out) == [-1, 0, 0, 0, 1, -1]  # -lr g for parameters, + difference for statistics
@@ -45,7 +45,7 @@ def test_it_stops_after_so_many_steps_or_seconds():
     outage = begin(clock=clock)
     for n in range(3):
         assert not outage.exhausted
-        outage.step(np.zeros(6, np.float32), 1, Progress(0, 1, n))
+        outage.step(np.zeros(6, np.float32), 1, Progress(0, -1, n, n + 1))
     assert outage.exhausted
     other = begin(clock=clock)
     clock.now += 60
@@ -62,7 +62,7 @@ def test_every_optimizer_has_a_local_step_and_the_update_stays_as_it_was(name, o
     update[:] = 16256 if dtype is np.uint16 else 1.0  # 1.0 in bf16
     before = update.copy()
     update.setflags(write=False)
-    outage.step(update, 1, Progress(0, 1, 1))
+    outage.step(update, 1, Progress(0, -1, 0, 1))
     assert np.array_equal(update, before)
     assert np.all(outage.master[:4] != 0)
     assert np.sign(outage.master[0]) == (1 if name == "delta" else -1)

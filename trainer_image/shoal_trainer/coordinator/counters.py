@@ -1,0 +1,35 @@
+"""What is counted over a whole run, also over the loss of the parameter server: a part of the snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+NUMBERS = ("repeated", "partial", "lost", "wasted_steps", "steps")
+
+
+@dataclass
+class Counters:
+    """What only grows within a run; samples unless a name says otherwise. Ranges are (pass, number)."""
+
+    repeated: int = 0
+    partial: int = 0
+    lost: int = 0
+    wasted_steps: int = 0
+    steps: int = 0
+    repeated_ranges: set[tuple[int, int]] = field(default_factory=set)
+    partial_ranges: set[tuple[int, int]] = field(default_factory=set)
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON."""
+        return {name: getattr(self, name) for name in NUMBERS} | {
+            "repeated_ranges": sorted(self.repeated_ranges),
+            "partial_ranges": sorted(self.partial_ranges),
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """The inverse of `dump`."""
+        for name in NUMBERS:
+            setattr(self, name, int(saved[name]))
+        self.repeated_ranges = {(int(e), int(r)) for e, r in saved["repeated_ranges"]}
+        self.partial_ranges = {(int(e), int(r)) for e, r in saved["partial_ranges"]}

@@ -1,0 +1,59 @@
+"""The pushes that shard 0 applied since its last published snapshot: a ledger of any later moment is made from them.
+
+Every answer tells a worker what it does not know yet, so that its copy of the parameters comes with exactly the pushes
+that are in it; a shard that adopts the copy replays them on the snapshot's ledger.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from itertools import islice
+
+from shoal_trainer.wire.messages import MAX_JOURNAL, Entry, Journal, Progress, PushMeta
+
+
+class Log:
+    """In order of versions. Beyond `MAX_JOURNAL` parts the oldest are forgotten: older copies are then no use."""
+
+    def __init__(self, floor: int = 0) -> None:
+        self.snapshot = floor
+        """The version of the newest published snapshot."""
+        self._floor = floor
+        self._entries: deque[Entry] = deque()
+
+    def add(self, version: int, meta: PushMeta) -> None:
+        """A push was applied and made `version`."""
+        steps = meta.steps
+        for mark in meta.progress or (Progress(0, -1, 0, 0),):
+            self._entries.append(Entry(version, steps, *mark))
+            steps = 0
+        while len(self._entries) > MAX_JOURNAL:
+            self._forget(self._entries[0].version)
+
+    def since(self, version: int) -> Journal:
+        """What came after `version`, and after the last snapshot."""
+        entries = self._entries
+        if not entries or entries[-1].version <= version:
+            return Journal(self._floor)
+        first = 0 if version <= self._floor else bisect_right(entries, version, key=lambda e: e.version)
+        return Journal(self._floor, tuple(islice(entries, first, None)))
+
+    def published(self, version: int) -> None:
+        """A snapshot of this version can be seen by everyone."""
+        self.snapshot = max(self.snapshot, version)
+        self._forget(version)
+
+    def takes(self, journal: Journal) -> bool:
+        """Whether a copy with this journal can follow the snapshot that this shard began with."""
+        return journal.floor <= self.snapshot
+
+    def adopt(self, journal: Journal) -> None:
+        """A copy was adopted, and its pushes with it."""
+        self._floor = self.snapshot
+        self._entries = deque(entry for entry in journal.entries if entry.version > self._floor)
+
+    def _forget(self, version: int) -> None:
+        self._floor = max(self._floor, version)
+        while self._entries and self._entries[0].version <= version:
+            self._entries.popleft()
