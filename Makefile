@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 LOCKS := dev ps worker worker-gpu operator
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install demo demo-down test unit lint format generate lock bench soak nightly clean
+.PHONY: help install possible demo demo-down test unit lint format generate lock bench soak nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -17,8 +17,11 @@ $(VENV): lock/dev.txt pyproject.toml
 	@dev/bootstrap.sh
 	@touch $@
 
-demo: install  ## Run the main job on a real local cluster while its nodes are taken away (CLUSTER=kind|local, KEEP=1)
+demo: possible install  ## Run the main job on a real local cluster while its nodes are taken away (CLUSTER=kind|local, KEEP=1)
 	@$(PYTHON) -m dev demo
+
+possible:
+	@dev/demo/possible.sh
 
 demo-down: install  ## Take down the cluster that KEEP=1 left
 	@$(PYTHON) -m dev down

@@ -15,12 +15,32 @@ from pydantic import ConfigDict, Field
 
 from shoal.api.base import Resource, Strict
 from shoal.api.pod_template import pod_template_schema
-from shoal.api.rules import DECIMAL, rules
+from shoal.api.rules import DECIMAL, explained, rules
 from shoal.api.training_job_status import TrainingJobStatus
 
 MANAGED_BY = "shoal.dev/operator"
 """The value of `spec.managedBy` that means Shoal itself, as an absent one does."""
 
+_URI = "^(s3|gs|file)://.+"
+_ENTRYPOINT = "^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+StorageUri = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=_URI,
+        json_schema_extra=explained(
+            _URI, "must begin with s3://, gs:// or file://, as s3://bucket/path does"
+        ),
+    ),
+]
+Entrypoint = Annotated[
+    str,
+    Field(
+        max_length=253,
+        pattern=_ENTRYPOINT,
+        json_schema_extra=explained(_ENTRYPOINT, "must be module:object: digits:job for job in digits.py"),
+    ),
+]
 PsTemplate = Annotated[dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("ps")))]
 WorkerTemplate = Annotated[
     dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("worker")))
@@ -57,7 +77,7 @@ class Storage(Strict):
         )
     )
 
-    uri: str | None = Field(None, max_length=1024, pattern=r"^(s3|gs|file)://.+")
+    uri: StorageUri | None = None
     """An object store or a folder: `s3://bucket/path`, `gs://bucket/path`, or `file:///path` that the
     template of the parameter servers mounts. Credentials come from their service account or template."""
     volume_claim: VolumeClaim | None = None
@@ -124,7 +144,7 @@ class StopAfter(Strict):
 class InitialFrom(Strict):
     """Another run to begin from."""
 
-    uri: str = Field(max_length=1024, pattern=r"^(s3|gs|file)://.+")
+    uri: StorageUri
     """Folder of the other run: `<storage>/<namespace>/<job>/<uid>`."""
     weights_only: bool = False
     """Take the weights only: the optimizer and the data begin anew."""
@@ -152,7 +172,7 @@ class AcceleratorBatchSize(Strict):
 class TrainingSpec(Strict):
     """What is trained. It cannot change while the job exists."""
 
-    entrypoint: str = Field(max_length=253, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
+    entrypoint: Entrypoint
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
     args: dict[str, int | str] = Field(default_factory=dict, max_length=64)
     """Arguments of the entrypoint function. Whole numbers, or strings: write `"0.1"` and `"true"` in
@@ -208,14 +228,14 @@ class Workers(Strict):
                 "replicas must not be more than maxReplicas: lower replicas or raise maxReplicas",
             ),
             (
-                "!has(self.minReplicas) || self.minReplicas <= self.replicas",
+                "!has(self.minReplicas) || self.replicas == 0 || self.minReplicas <= self.replicas",
                 "replicas must not be less than minReplicas: raise replicas or lower minReplicas",
             ),
         )
     )
 
     replicas: int = Field(ge=0, le=1000)
-    """How many workers are wanted. `kubectl scale` changes it; training goes on meanwhile."""
+    """How many workers are wanted. `kubectl scale` changes it; training goes on meanwhile. 0: none for now."""
     min_replicas: int = Field(1, ge=0, le=1000)
     """With fewer workers ready than this the job is Degraded. It trains on with as many as there are."""
     max_replicas: int | None = Field(None, ge=1, le=1000)
