@@ -15,24 +15,21 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal_trainer.contract import (
-    DataReport,
     JobIdentity,
-    Outcome,
-    Phase,
-    Ranges,
     StatusReport,
     StopAfter,
     TerminationMessage,
     WorkerState,
 )
+from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.counters import Counters
 from shoal_trainer.coordinator.ledger import Lease, Ledger, Segment
 from shoal_trainer.coordinator.members import Member, Members
+from shoal_trainer.coordinator.pace import Pace
 from shoal_trainer.coordinator.protocol import DataSpec, FileEnded, Given, Join, Joined, Renamed, TaskDone
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
 from shoal_trainer.coordinator.tasks import Task, Tasks
@@ -44,8 +41,6 @@ log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 5.0
 IDLE_SECONDS = 0.2
-RATE_SECONDS = 20.0
-LOSS_WEIGHT = 0.05
 MINIMIZED = ("loss", "error", "mse", "mae")
 
 
@@ -71,7 +66,10 @@ class Coordinator:
         self.ledger: Ledger | None = None
         self.data: DataSpec | None = None
         self.finished: TerminationMessage | None = None
-        self._shard = shard
+        self.stopping = ""
+        """Why training ends before its passes do."""
+        self.pace = Pace()
+        self.shard = shard
         self._lock = shard.lock
         self._clock, self._wall = clock, wall
         self._saved: dict[str, Any] | None = None
@@ -79,10 +77,6 @@ class Coordinator:
         self._gather_until: float | None = math.inf if shard.epoch > 0 else None
         self._ready = False
         self._expected: set[int] | None = None
-        self._stopping = ""
-        self._loss: float | None = None
-        self._recent: deque[tuple[float, int]] = deque()
-        self._started: float | None = None
         self._task_counter = 0
         shard.on_applied = self.applied
         shard.on_ready = self.ready
@@ -98,7 +92,7 @@ class Coordinator:
                 member.state = WorkerState.ACTIVE
             for older in self.members.older(request.slot, request.incarnation):
                 self._lose(older, WorkerState.FENCED, "its successor is here")
-            self._shard.fence(request.slot, request.incarnation)
+            self.shard.fence(request.slot, request.incarnation)
             self._agree(request.data)
             if self._expected is not None:
                 self._expected.discard(request.slot)
@@ -115,7 +109,7 @@ class Coordinator:
             if self.ledger is None or self.gathering:
                 return Given(kind="idle", seconds=IDLE_SECONDS)
             self._task_counter += 1
-            token = (self._shard.epoch, self._task_counter)
+            token = (self.shard.epoch, self._task_counter)
             if (task := self.tasks.grant(slot, incarnation, token)) is not None:
                 return Given(
                     kind="task",
@@ -183,14 +177,9 @@ class Coordinator:
         self.members.hear(member, now)
         if member.first_push_at is None:
             member.first_push_at = self._wall()
-        self._started = now if self._started is None else self._started
         meta = push.meta
         member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
-        if math.isfinite(meta.loss):
-            self._loss = (
-                meta.loss if self._loss is None else self._loss + LOSS_WEIGHT * (meta.loss - self._loss)
-            )
-        self._recent.append((now, meta.samples))
+        self.pace.pushed(now, meta.samples, meta.loss)
         if self._ready and self.ledger is not None:
             self.counters.steps += meta.steps
             for mark in meta.progress:
@@ -205,7 +194,7 @@ class Coordinator:
     def shard_recovered(self, index: int, samples: int) -> None:
         """Another shard came back with parameters of so many samples: what it lacks was applied in part only."""
         with self._lock:
-            missing = self._shard.samples - samples
+            missing = self.shard.samples - samples
             if missing > 0:
                 self.counters.partial += missing
                 log.warning(
@@ -213,6 +202,11 @@ class Coordinator:
                 )
 
     # --- time -----------------------------------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Whether something was trained, by this process or by one before it."""
+        return self.pace.begun or self._saved is not None
 
     @property
     def gathering(self) -> bool:
@@ -225,17 +219,17 @@ class Coordinator:
             now = self._clock()
             for member in self.members.notice_silence(now):
                 self._give_up(member)
-            self._shard.set_live_workers(max(1, len(self.members.active())))
-            if self._gather_until is not None and self._shard.state is State.READY:
+            self.shard.set_live_workers(max(1, len(self.members.active())))
+            if self._gather_until is not None and self.shard.state is State.READY:
                 late = now >= self._gather_until
                 if late or (self._expected is not None and not self._expected):
                     self._end_gathering()
             if self.ledger is None or self.gathering or self.finished is not None:
                 return
             self._end_passes()
-            if not self._stopping and self.stop_after.steps and self.counters.steps >= self.stop_after.steps:
+            if not self.stopping and self.stop_after.steps and self.counters.steps >= self.stop_after.steps:
                 self._stop(f"{self.counters.steps} steps are done")
-            if self._stopping or self.ledger.finished:
+            if self.stopping or self.ledger.finished:
                 self._wind_up()
 
     # --- telling --------------------------------------------------------------------------------------------------
@@ -243,97 +237,25 @@ class Coordinator:
     def status(self) -> StatusReport:
         """What the coordinator tells about the job. Shards and storage are the caller's to add."""
         with self._lock:
-            now = self._clock()
-            done, leased = self.ledger.counts() if self.ledger else (0, 0)
-            rate = self._rate(now)
-            progress = self._progress()
-            remaining = None
-            if rate and progress is not None and self._shard.samples and 0 < progress < 1:
-                remaining = self._shard.samples * (1 / progress - 1) / rate
-            computed = self.counters.steps + self.counters.wasted_steps
-            newest = sorted(self.members.known.values(), key=lambda m: (m.slot, -m.incarnation))
-            return StatusReport(
-                job_uid=self.job.uid,
-                phase=self._phase(),
-                epoch=self.ledger.current if self.ledger else 0,
-                epochs_total=self.stop_after.epochs,
-                step=self.counters.steps,
-                samples=self._shard.samples,
-                loss=self._loss,
-                metrics=self.metrics(),
-                samples_per_second=rate,
-                progress_percent=None if progress is None else round(100 * progress, 2),
-                remaining_seconds=remaining,
-                wasted_steps=self.counters.wasted_steps,
-                goodput=None if not computed else round(self.counters.steps / computed, 4),
-                input_wait=self.members.input_wait(),
-                data=DataReport(
-                    done=done,
-                    leased=leased,
-                    total=self.ledger.total() if self.ledger else None,
-                    repeated=self.counters.repeated,
-                    partial=self.counters.partial,
-                    lost=self.counters.lost,
-                ),
-                workers=tuple(member.report(now) for member in newest[:256]),
-                message=self._stopping,
-            )
-
-    def metrics(self) -> dict[str, float]:
-        """The newest evaluation's."""
-        for logs in reversed(self.tasks.history):
-            found = {name: value for name, value in logs.items() if name.startswith("val_")}
-            if found:
-                return found
-        return {}
+            return report.status(self, self._clock())
 
     def succeeded(self, model_uri: str, model_digest: str) -> TerminationMessage:
         """The message that ends the job, for its model is in the storage."""
         with self._lock:
-            status = self.status()
-            return TerminationMessage(
-                outcome=Outcome.SUCCEEDED,
-                reason="Succeeded",
-                message=self._stopping or "all passes over the data are complete",
-                model_uri=model_uri,
-                model_digest=model_digest,
-                step=status.step,
-                epoch=status.epoch,
-                samples=status.samples,
-                loss=status.loss,
-                metrics=status.metrics,
-                wasted_steps=status.wasted_steps,
-                data=status.data,
-                ranges=self.ranges(),
-            )
+            return report.succeeded(self, self._clock(), model_uri, model_digest)
 
     def end(self, message: TerminationMessage) -> None:
         """The job has ended: from now on every worker is told so."""
         with self._lock:
             self.finished = message
 
-    def ranges(self) -> Ranges:
-        """How often each range of each pass was trained, over the passes that were begun."""
-        with self._lock:
-            if self.ledger is None:
-                return Ranges()
-            complete = self.ledger.completed * self.ledger.ranges_in_a_pass()
-            repeated = len(self.counters.repeated_ranges)
-            partial = len(self.counters.partial_ranges - self.counters.repeated_ranges)
-            never = 0
-            if not self._stopping and self.ledger.epochs is not None:
-                never = max(0, self.ledger.epochs * self.ledger.ranges_in_a_pass() - complete)
-            return Ranges(
-                once=max(0, complete - repeated - partial), repeated=repeated, partial=partial, never=never
-            )
-
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     @property
     def behind(self) -> bool:
         """Whether a copy was adopted, and no worker has said yet what the data are: this is no moment to save."""
-        restarted = self.ledger is None and self._shard.epoch > 0
-        return restarted and bool(self._shard.journal.since(-1).entries)
+        restarted = self.ledger is None and self.shard.epoch > 0
+        return restarted and bool(self.shard.journal.since(-1).entries)
 
     def dump(self) -> dict[str, Any]:
         """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock, with the copy."""
@@ -344,8 +266,8 @@ class Coordinator:
             "tasks": self.tasks.dump(),
             "counters": self.counters.dump(),
             "data": self.data.model_dump(mode="json"),
-            "stopping": self._stopping,
-            "loss": self._loss,
+            "stopping": self.stopping,
+            "loss": self.pace.loss,
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -356,7 +278,7 @@ class Coordinator:
             self._saved = saved
             self._agree(DataSpec.model_validate(saved["data"]))
             assert self.ledger is not None
-            self._expected = {slot for slot, _ in self._shard.applied}
+            self._expected = {slot for slot, _ in self.shard.applied}
             self._expected |= {lease.slot for lease in self.ledger.leases.values()}
             self._gather_until = math.inf
 
@@ -393,8 +315,8 @@ class Coordinator:
                 self.ledger.load(self._saved["ledger"])
                 self.tasks.load(self._saved["tasks"])
                 self.counters.load(self._saved["counters"])
-                self._stopping = str(self._saved["stopping"])
-                self._loss = self._saved["loss"]
+                self.stopping = str(self._saved["stopping"])
+                self.pace.loss = self._saved["loss"]
             self._replay()
         elif (self.data.size, self.data.files) != (data.size, data.files):
             mine, theirs = self.data.size or len(self.data.files), data.size or len(data.files)
@@ -408,7 +330,7 @@ class Coordinator:
     def _lease(self, slot: int, incarnation: int) -> LeaseMessage | None:
         ledger = self.ledger
         assert ledger is not None
-        if self._stopping:
+        if self.stopping:
             return None
         limit = None
         if self.stop_after.steps:
@@ -416,12 +338,12 @@ class Coordinator:
             if left <= 0:
                 return None
             limit = left * self.batch_size
-        lease = ledger.grant(slot, incarnation, self._shard.epoch, limit)
+        lease = ledger.grant(slot, incarnation, self.shard.epoch, limit)
         if lease is None and (silent := self.members.silent()):
             # Nobody waits for one that is probably gone: what it held goes to those who ask.
             for member in silent:
                 self._give_up(member)
-            lease = ledger.grant(slot, incarnation, self._shard.epoch, limit)
+            lease = ledger.grant(slot, incarnation, self.shard.epoch, limit)
         return None if lease is None else self._message(lease)
 
     def _message(self, lease: Lease) -> LeaseMessage:
@@ -439,7 +361,7 @@ class Coordinator:
 
     def _reclaim(self, request: Join) -> tuple[Renamed, ...]:
         """A survivor of the loss of parameter server 0 tells what it held: from its last answered push on."""
-        ledger, epoch, renamed = self.ledger, self._shard.epoch, []
+        ledger, epoch, renamed = self.ledger, self.shard.epoch, []
         assert ledger is not None
         for held in request.held:
             if held.token_epoch == epoch:
@@ -455,14 +377,14 @@ class Coordinator:
         """Everybody who survived has spoken: what nobody claimed is free."""
         self._gather_until = None
         if self.ledger is not None:
-            epoch = self._shard.epoch
+            epoch = self.shard.epoch
             self.ledger.release(lambda lease: lease.token[0] != epoch)
 
     def _replay(self) -> None:
         """Bring the ledger to the moment of the parameters, once both are there."""
         if not self._ready or self.ledger is None:
             return
-        for entry in self._shard.journal.since(-1).entries:
+        for entry in self.shard.journal.since(-1).entries:
             self.counters.steps += entry.steps
             self._count(entry)
 
@@ -475,7 +397,7 @@ class Coordinator:
 
     def _give_up(self, member: Member) -> None:
         """Fence a silent worker, so that nothing of it is taken any more, and free what it held."""
-        self._shard.fence(member.slot, member.incarnation + 1)
+        self.shard.fence(member.slot, member.incarnation + 1)
         self._lose(member, WorkerState.FENCED, "silent for too long")
 
     def _lose(self, member: Member, state: WorkerState, why: str) -> None:
@@ -492,13 +414,13 @@ class Coordinator:
         assert self.ledger is not None
         assert self.data is not None
         while self.tasks.evaluated < self.ledger.completed:
-            logs = {} if self._loss is None else {"loss": round(self._loss, 6)}
+            logs = {} if self.pace.loss is None else {"loss": round(self.pace.loss, 6)}
             self.tasks.pass_ended(
                 self.tasks.evaluated, logs, validation=self.data.validation, callbacks=self.data.callbacks
             )
 
     def _stop(self, why: str) -> None:
-        self._stopping = self._stopping or why
+        self.stopping = self.stopping or why
 
     def _reached(self, metrics: Mapping[str, float]) -> str:
         name, target = self.stop_after.metric, self.stop_after.value
@@ -516,40 +438,13 @@ class Coordinator:
         """Training is over: take what is leased back, evaluate what was not, export."""
         assert self.ledger is not None
         assert self.data is not None
-        if self._stopping:
+        if self.stopping:
             self.ledger.release(lambda _: True)
-        last = max(0, self.ledger.completed - (0 if self._stopping else 1))
-        if self._stopping and self.tasks.evaluated <= last and not self.tasks.exported:
-            logs = {} if self._loss is None else {"loss": round(self._loss, 6)}
+        last = max(0, self.ledger.completed - (0 if self.stopping else 1))
+        if self.stopping and self.tasks.evaluated <= last and not self.tasks.exported:
+            logs = {} if self.pace.loss is None else {"loss": round(self.pace.loss, 6)}
             self.tasks.pass_ended(last, logs, validation=self.data.validation, callbacks=self.data.callbacks)
         self.tasks.export(last)
-
-    def _phase(self) -> Phase:
-        if self.finished is not None:
-            return Phase.SUCCEEDED if self.finished.outcome is Outcome.SUCCEEDED else Phase.FAILED
-        if self._started is None and self._saved is None:
-            return Phase.STARTING
-        over = self._stopping or (self.ledger is not None and self.ledger.finished)
-        return Phase.FINISHING if over else Phase.TRAINING
-
-    def _rate(self, now: float) -> float | None:
-        while self._recent and self._recent[0][0] < now - RATE_SECONDS:
-            self._recent.popleft()
-        if len(self._recent) < 2:
-            return None
-        span = max(now - self._recent[0][0], 1e-3)
-        return sum(samples for _, samples in self._recent) / span
-
-    def _progress(self) -> float | None:
-        """Share of the work done, 0 to 1; None where it is not known how much there is."""
-        if self.finished is not None or self._stopping:
-            return 1.0
-        shares = []
-        if self.stop_after.steps:
-            shares.append(self.counters.steps / self.stop_after.steps)
-        if self.stop_after.epochs and self.ledger is not None and (total := self.ledger.total()):
-            shares.append(self.ledger.done_samples / (total * self.stop_after.epochs))
-        return min(1.0, max(shares)) if shares else None
 
 
 def _holds(member: Member, lease: Lease) -> bool:

@@ -3,6 +3,7 @@
 import pytest
 
 from shoal_trainer.contract import JobIdentity, Phase, StopAfter, WorkerState
+from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
 from shoal_trainer.errors import Fenced, UserError
@@ -71,7 +72,7 @@ def test_a_worker_trains_the_passes_then_exports_then_hears_the_end():
     assert bench.ask(0).kind == "finished"
     status = bench.coordinator.status()
     assert (status.phase, status.step, status.samples) == (Phase.SUCCEEDED, 4, 8)
-    assert bench.coordinator.ranges().once == 4
+    assert report.ranges(bench.coordinator).once == 4
 
 
 def test_evaluation_and_callbacks_of_a_pass_come_in_order_and_see_its_logs():
@@ -87,7 +88,7 @@ def test_evaluation_and_callbacks_of_a_pass_come_in_order_and_see_its_logs():
         bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=given.token, metrics=metrics))
         given = bench.ask(0)
     assert kinds == ["evaluate", "callbacks", "export"]
-    assert bench.coordinator.metrics() == {"val_accuracy": 0.75}
+    assert report.metrics(bench.coordinator) == {"val_accuracy": 0.75}
 
 
 def test_training_stops_at_a_metrics_value():
