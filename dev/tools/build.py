@@ -108,7 +108,8 @@ def ensure(names: tuple[str, ...] = NODES) -> Tools:
     with _lock(folder / ".lock"):
         lacking = [name for name in PACKAGES if name in names and not (folder / name).exists()]
         if lacking:
-            say(f"building {len(lacking)} Go tools into {folder}: about 10 minutes on 2 cores the first time")
+            patience = ": about 10 minutes on 2 cores the first time" if "kube-apiserver" in lacking else ""
+            say(f"building {', '.join(lacking)} into {folder}{patience}")
         for number, name in enumerate(lacking, 1):
             with step(f"building {name} ({number} of {len(lacking)})", every=20):
                 _build(name, folder)

@@ -32,6 +32,11 @@ def is_running(pod: Pod) -> bool:
     return pod.status.phase == "Running"
 
 
+def conclusion(text: str) -> str:
+    """The last line that says something: where a log ends in a traceback, the error itself."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def short(text: str, limit: int = 1000) -> str:
     """Text that fits into a status: the end is what a traceback is read for."""
     text = text.strip()

@@ -75,4 +75,8 @@ def _scheduling_trouble(pod: Pod, seen: Observation, wake_after: list[float]) ->
     hint = (
         f"the pod needs {kind} with room for its requests, unless the template's nodeAffinity says otherwise"
     )
+    if "persistentvolumeclaim" in scheduled.message and "not found" in scheduled.message:
+        hint = (
+            "create that PersistentVolumeClaim in the namespace of the job: spec.storage.volumeClaim names it"
+        )
     return Trouble("Unschedulable", f"pod {pod.metadata.name}: {short(scheduled.message, 300)}; {hint}")

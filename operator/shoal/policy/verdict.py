@@ -22,6 +22,7 @@ from shoal.policy.disruption import (
     pod_disruption,
     rejection,
 )
+from shoal.policy.telling import conclusion
 from shoal_trainer.contract import EXIT_FENCED, EXIT_OK, EXIT_USER, Outcome, TerminationMessage
 
 
@@ -135,10 +136,8 @@ def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Ver
         return Verdict(Fate.FAILED, said.reason or "Error", said.message, code, fatal)
     if code == EXIT_OK:
         return Verdict(Fate.DONE, "Done", "", code)
-    words = (
-        end.message.strip() or f"container {slot.role} ended with exit code {code}: see the logs of the pod"
-    )
-    return Verdict(Fate.FAILED, "Error", words, code)
+    last = conclusion(end.message) or f"container {slot.role} ended with exit code {code}"
+    return Verdict(Fate.FAILED, "Error", f"{last} (the logs of the pod hold the rest)", code)
 
 
 def _by_rule(rule: FailureRule, code: int) -> Verdict:

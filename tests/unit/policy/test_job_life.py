@@ -268,6 +268,25 @@ def test_an_unschedulable_pod_is_news_after_a_minute() -> None:
     assert "0/4 nodes are available" in degraded.message
 
 
+def test_a_claim_that_is_not_there_is_named() -> None:
+    said = 'persistentvolumeclaim "runs" not found'
+    unschedulable = [{"type": "PodScheduled", "status": "False", "message": said}]
+    pod = build.pod("ps", phase="Pending", node=None, state={}, conditions=unschedulable)
+    made = plan(build.observe(build.job(), pod, now=build.NOW + timedelta(seconds=60)))
+    degraded = made.status.condition("Degraded")
+    assert degraded is not None
+    assert f"{said}; create that PersistentVolumeClaim" in degraded.message
+    assert "spot label" not in degraded.message
+
+
+def test_of_a_traceback_the_error_itself_is_told() -> None:
+    log = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named 'shoal_trainer'\n"
+    made = plan(build.observe(build.job(), build.pod(phase="Failed", state=build.ended(1, message=log))))
+    failed = next(e for e in made.events if e.reason == "WorkerFailed")
+    assert failed.message.startswith("digits-worker-0-0: Error: ModuleNotFoundError: No module named")
+    assert "Traceback" not in failed.message
+
+
 def test_no_progress_is_degraded() -> None:
     world = running_world(spec={"runPolicy": {"progressDeadlineSeconds": 60}})
     world.now += timedelta(seconds=61)
