@@ -16,7 +16,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
     seconds = 8.0 if quick else 20.0
     for model, batch, goal in CASES[:1] if quick else CASES:
         shares = []
-        for _ in range(1 if quick else 3):
+        for _ in range(1 if quick else 2):
             alone = compute_only.rate(model, batch, 2, seconds)
             shares.append(_ours(model, batch, seconds) / alone)
         yield summary(f"{model}, batch {batch}, 2 workers, bf16", shares, "x", "compute only", goal)

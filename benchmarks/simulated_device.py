@@ -22,7 +22,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
     """One row for each number of workers."""
     for name, parameters, milliseconds, workers, servers, goal in CASES[:2] if quick else CASES:
         shares = []
-        for _ in range(1 if quick else 3):
+        for _ in range(1 if quick else 2):
             found = run(
                 "benchmarks.jobs:sleeping",
                 workers=workers,
