@@ -212,7 +212,7 @@ class ParameterServers(Strict):
     """How often the model is saved."""
     template: PsTemplate = Field(default_factory=dict)
     """What to add to the pods: a PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The
-    container is `ps`. A change holds for pods that are created after it."""
+    container is `ps`. Pods that run keep what they have; a change holds for the others."""
 
 
 class Workers(Strict):
@@ -257,7 +257,7 @@ class Workers(Strict):
     of replicas, rounded up."""
     template: WorkerTemplate = Field(default_factory=dict)
     """What to add to the pods: a PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The
-    container is `worker`. A change holds for pods that are created after it."""
+    container is `worker`. Pods that run keep what they have; a change holds for the others."""
 
 
 class TrainingJobSpec(Strict):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from shoal.api.kube import Pod
 from shoal.policy.model import Action, DeletePod, Observation
-from shoal.policy.slots import OURS, Holder, Seats
+from shoal.policy.slots import OURS, OUTDATED, Holder, Seats
 from shoal.policy.telling import parse_time
 from shoal.policy.verdict import ENDED, Fate
 
@@ -34,6 +34,8 @@ def _is_due(seen: Observation, holder: Holder, of: tuple[Holder, ...]) -> bool:
         return holder.settled and not kept_for_its_logs
     if not holder.slot.cause:
         return False
+    if holder.slot.cause == OUTDATED:
+        return holder.settled  # written down first, or its absence would look like a loss
     if holder.verdict.fate is Fate.LOST or holder.slot.cause in OURS or holder.place.role == "ps":
         return True
     return of[-1].running  # it works on until its replacement does

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +19,7 @@ JOB_UID = f"{GROUP}/job-uid"
 ROLE = f"{GROUP}/role"
 INDEX = f"{GROUP}/index"
 INCARNATION = f"{GROUP}/incarnation"
+TEMPLATE = f"{GROUP}/template"
 
 
 @dataclass(frozen=True, order=True)
@@ -96,7 +99,14 @@ def place_labels(job: TrainingJob, place: Place) -> dict[str, str]:
         ROLE: place.role,
         INDEX: str(place.index),
         INCARNATION: str(place.incarnation),
+        TEMPLATE: template_digest(job, place.role),
     }
+
+
+def template_digest(job: TrainingJob, role: RoleName) -> str:
+    """Of the user's template of a role: pods that carry another one were made before it changed."""
+    template = (job.spec.parameter_servers if role == "ps" else job.spec.workers).template
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def service_selector(job: TrainingJob, shard: int, incarnation: int) -> dict[str, str]:

@@ -18,7 +18,7 @@ from shoal.policy.counters import Counters
 from shoal.policy.disruption import pool_of
 from shoal.policy.in_place import restarted_in_place
 from shoal.policy.model import Observation
-from shoal.policy.names import Place, RoleName, place_of, pod_name
+from shoal.policy.names import TEMPLATE, Place, RoleName, place_of, pod_name, template_digest
 from shoal.policy.telling import is_running, parse_time, whole
 from shoal.policy.verdict import ENDED, Fate, Verdict, judge
 from shoal_trainer.contract import Phase, WorkerState
@@ -26,7 +26,8 @@ from shoal_trainer.contract import Phase, WorkerState
 UNWANTED = "Unwanted"  # scaled down or suspended
 TAKEN_BACK = "TakenBack"  # a replacement whose predecessor spoke again
 SILENT = "Silent"  # its replacement runs
-OURS = frozenset({UNWANTED, TAKEN_BACK, SILENT})
+OUTDATED = "Outdated"  # it never ran, and the template is another one by now
+OURS = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED})
 """Causes that are Shoal's own decision: Shoal deletes the pod."""
 
 FRESH_REPORT_SECONDS = 15.0
@@ -153,8 +154,8 @@ class _Accountant:
             change["running_at"] = self._now
         if verdict.fate is Fate.FINE:
             change["state"] = self._state_when_fine(slot, pod)
-            if not self._wanted and not slot.cause:
-                change |= {"cause": UNWANTED, "state": "Draining", "ended_at": self._now}
+            if not slot.cause and (cause := self._to_go(slot, pod)):
+                change |= {"cause": cause, "state": "Draining", "ended_at": self._now}
         else:
             change["state"] = "Ended" if verdict.fate in ENDED else "Draining"
             if slot.ended_at is None:
@@ -164,6 +165,15 @@ class _Accountant:
                     verdict = Verdict(verdict.fate, SILENT)  # deleted by us, or nobody knows better
                 return self._count(slot.model_copy(update=change), verdict, pod)
         return slot.model_copy(update=change), verdict
+
+    def _to_go(self, slot: Slot, pod: Pod | None) -> str:
+        """Why a pod with which nothing is wrong is deleted; empty: it stays."""
+        if not self._wanted:
+            return UNWANTED
+        if pod is None or slot.running_at is not None or is_running(pod):
+            return ""
+        made_from = pod.metadata.labels.get(TEMPLATE)
+        return OUTDATED if made_from not in {None, template_digest(self._seen.job, slot.role)} else ""
 
     def _state_when_fine(self, slot: Slot, pod: Pod | None) -> str:
         if slot.cause:

@@ -268,6 +268,23 @@ def test_an_unschedulable_pod_is_news_after_a_minute() -> None:
     assert "0/4 nodes are available" in degraded.message
 
 
+def test_a_mended_template_mends_the_pods_that_never_ran() -> None:
+    world = running_world(workers=2)
+    world.manifest["spec"]["workers"]["template"] = {"spec": {"priorityClassName": "low"}}
+    world.settle()
+    assert {"digits-worker-0-0", "digits-worker-1-0"} <= world.pods.keys()  # what runs is left alone
+
+    waiting = World(workers=2, spot_nodes=0)
+    waiting.settle()
+    assert {"digits-worker-0-0", "digits-worker-1-0"} <= waiting.pods.keys()
+    waiting.manifest["spec"]["workers"]["template"] = {"spec": {"priorityClassName": "low"}}
+    waiting.settle()
+    workers = {name for name in waiting.pods if "worker" in name}
+    assert workers == {"digits-worker-0-1", "digits-worker-1-1"}
+    assert "digits-ps-0-0" in waiting.pods
+    assert waiting.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
 def test_a_claim_that_is_not_there_is_named() -> None:
     said = 'persistentvolumeclaim "runs" not found'
     unschedulable = [{"type": "PodScheduled", "status": "False", "message": said}]
