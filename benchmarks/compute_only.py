@@ -1,10 +1,11 @@
 """What the cores can compute without a parameter server: the same step function, in the same number of processes.
 
-As a script: `python -m benchmarks.compute_only MODEL BATCH SECONDS` prints its steps a second.
+As a script: `python -m benchmarks.compute_only JOB BATCH SECONDS ARGUMENTS` prints its steps a second.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import time
 from benchmarks.runs import START_SECONDS
 
 
-def rate(model: str, batch: int, processes: int, seconds: float) -> float:
-    """Steps a second of all processes together; they begin to measure at the same moment."""
-    command = [sys.executable, "-m", "benchmarks.compute_only", model, str(batch), str(seconds)]
+def rate(job: str, batch: int, processes: int, seconds: float, **arguments: object) -> float:
+    """Steps a second of all processes together; they begin to measure at the same moment. `job`: of benchmarks.jobs."""
+    command = [sys.executable, "-m", "benchmarks.compute_only"]
+    command += [job, str(batch), str(seconds), json.dumps(arguments)]
     children = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(processes)
@@ -39,12 +41,17 @@ def rate(model: str, batch: int, processes: int, seconds: float) -> float:
 def main() -> None:
     """One process."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from benchmarks.jobs import compute
+    from benchmarks import jobs
     from shoal_trainer.worker.buffers import Buffers
     from shoal_trainer.worker.glue import Glue
 
-    model, batch, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    job = compute(model)
+    name, batch, seconds, arguments = (
+        sys.argv[1],
+        int(sys.argv[2]),
+        float(sys.argv[3]),
+        json.loads(sys.argv[4]),
+    )
+    job = getattr(jobs, name)(**arguments)
     example = job.data.example(batch)
     glue = Glue(job.model(), example, job.wire, (0, 0))
     buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)

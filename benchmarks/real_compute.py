@@ -17,7 +17,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
     for model, batch, goal in CASES[:1] if quick else CASES:
         shares = []
         for _ in range(1 if quick else 2):
-            alone = compute_only.rate(model, batch, 2, seconds)
+            alone = compute_only.rate("compute", batch, 2, seconds, model=model)
             shares.append(_ours(model, batch, seconds) / alone)
         yield summary(f"{model}, batch {batch}, 2 workers, bf16", shares, "x", "compute only", goal)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks import compute_only
 from benchmarks.harness import Measurement, summary
 from benchmarks.runs import run
 
@@ -19,18 +20,22 @@ CASES = [
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """One row for each number of workers."""
+    """One row for each number of workers. Ideal: the same step in one process, with no parameter server."""
+    ideal: dict[tuple[int, int], float] = {}
     for name, parameters, milliseconds, workers, servers, goal in CASES[:2] if quick else CASES:
+        args = {"parameters": parameters, "milliseconds": milliseconds}
+        if (parameters, milliseconds) not in ideal:
+            ideal[parameters, milliseconds] = compute_only.rate("sleeping", 4, 1, 5.0, **args)
         shares = []
-        for _ in range(1 if quick else 2):
+        for _ in range(1 if quick or workers > 2 else 2):
             found = run(
                 "benchmarks.jobs:sleeping",
                 workers=workers,
-                args={"parameters": parameters, "milliseconds": milliseconds},
+                args=args,
                 batch=4,
                 seconds=5 if quick else 12,
                 parameter_servers=servers,
             )
-            shares.append(found.rate * milliseconds / 1000 / workers)
+            shares.append(found.rate / (workers * ideal[parameters, milliseconds]))
         title = f"{name}, {milliseconds} ms, {workers} workers, {servers} PS, bf16"
-        yield summary(title, shares, "x", "workers / step time", goal)
+        yield summary(title, shares, "x", "workers x the same step with no PS", goal)
