@@ -78,36 +78,50 @@ class ControlClient:
                 other.close()
 
     def close(self) -> None:
-        """Close the connection; the next call opens another."""
+        """Close the connection, from any thread: a call that is under way ends; the next one opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.close()
+            _shut(connection)
 
     def _send(self, method: str, path: str, body: Any, timeout: float, *, size: int | None = None) -> bytes:
-        fresh = self._connection is None
+        connection = self._connection
+        fresh = connection is None
+        if connection is None:
+            connection = self._connection = http.client.HTTPSConnection(
+                self._address.host, self._address.control_port, timeout=timeout, context=self._context
+            )
         try:
-            if self._connection is None:
-                self._connection = http.client.HTTPSConnection(
-                    self._address.host, self._address.control_port, timeout=timeout, context=self._context
-                )
             headers = self._headers if size is None else {**self._headers, "Content-Length": str(size)}
-            self._connection.request(method, path, body, headers)
-            response = self._connection.getresponse()
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
             content = response.read(MAX_ANSWER)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
+        except (
+            OSError,
+            http.client.HTTPException,
+            AttributeError,
+        ) as error:  # the last: closed in the middle
+            self._drop(connection)
             if not fresh and size is None and isinstance(error, ConnectionError | ssl.SSLEOFError):
                 return self._send(method, path, body, timeout)  # the server closed a connection that was idle
             where = f"{self._address.host}:{self._address.control_port}"
             raise Unreachable(f"the coordinator at {where} does not answer: {error!r}") from None
-        if response.will_close:
-            self.close()
+        if response.will_close or self._connection is not connection:
+            self._drop(connection)
         if response.status == http.client.OK:
             return content
         kind = _ERRORS.get(response.status, Unreachable)
         assert issubclass(kind, TrainerError)
         raise kind(content.decode("utf-8", "replace") or f"HTTP {response.status}")
+
+    def _drop(self, connection: http.client.HTTPSConnection) -> None:
+        if self._connection is connection:
+            self._connection = None
+        _shut(connection)
+
+
+def _shut(connection: http.client.HTTPSConnection) -> None:
+    with contextlib.suppress(OSError):
+        connection.close()
 
 
 class CoordinatorClient:
