@@ -26,7 +26,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
         args = {"parameters": parameters, "milliseconds": milliseconds}
         if (parameters, milliseconds) not in ideal:
             ideal[parameters, milliseconds] = compute_only.rate("sleeping", 4, 1, 5.0, **args)
-        shares = []
+        shares, cpu = [], []
         for _ in range(1 if quick or workers > 2 else 2):
             found = run(
                 "benchmarks.jobs:sleeping",
@@ -37,5 +37,9 @@ def measure(quick: bool) -> Iterator[Measurement]:
                 parameter_servers=servers,
             )
             shares.append(found.rate / (workers * ideal[parameters, milliseconds]))
+            cpu.append((found.worker_cpu + found.ps_cpu) * workers * ideal[parameters, milliseconds])
         title = f"{name}, {milliseconds} ms, {workers} workers, {servers} PS, bf16"
         yield summary(title, shares, "x", "workers x the same step with no PS", goal)
+        yield summary(
+            f"{title}, cores that ideal would take", cpu, "cores", "processor time a step, workers and PS"
+        )

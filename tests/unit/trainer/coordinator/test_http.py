@@ -311,6 +311,22 @@ def test_an_idle_connection_that_was_closed_is_opened_again(start):
     client.close()
 
 
+def test_closed_from_another_thread_while_it_connects_it_leaves_no_socket(start, monkeypatch):
+    served = start()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    connect, opened = http.client.HTTPSConnection.connect, []
+
+    def closed_meanwhile(connection):
+        client.close()
+        connect(connection)
+        opened.append(connection.sock)
+
+    monkeypatch.setattr(http.client.HTTPSConnection, "connect", closed_meanwhile)
+    with pytest.raises(Unreachable):
+        client.call("next", Next(slot=5, incarnation=0), Given)
+    assert [sock.fileno() for sock in opened] == [-1]
+
+
 def test_close_ends_the_connections(start):
     served = start()
     connection = served.connect()
