@@ -57,6 +57,10 @@ def everyone_works(picture: Picture) -> bool:
 def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: Local) -> None:
     documents = list(yaml.safe_load_all(MANIFEST.read_text()))
     documents[0]["spec"]["training"]["stopAfter"] = {"epochs": 40}
+    worker = documents[0]["spec"]["workers"]["template"]["spec"]["containers"][0]
+    worker["env"] = [
+        {"name": "PYTHONPATH", "value": "/code"}
+    ]  # the user's own: the trainer is found all the same
     cluster.plane.kubectl("-n", NAMESPACE, "apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
     watcher = Watcher(backend, NAMESPACE, JOB)
     picture = until(watcher, everyone_works)
