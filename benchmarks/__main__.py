@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -29,11 +30,18 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=140)
     everything: list[Measurement] = []
+    began = time.monotonic()
     names = options.names or ORDER
     for number, name in enumerate(names, start=1):
         console.print(f"[bold]{number}/{len(names)} {name}[/]", highlight=False)
         module = importlib.import_module(f"benchmarks.{name}")
-        measured = list(module.measure(quick=options.quick))
+        measured = []
+        for figure in module.measure(quick=options.quick):
+            console.print(
+                f"  {time.monotonic() - began:5.0f} s  {figure.name}: {figure.value:.4g} {figure.unit}",
+                highlight=False,
+            )
+            measured.append(figure)
         title = (module.__doc__ or name).splitlines()[0]
         show(title, measured, console)
         if options.record and name != "convergence":  # its page holds more than the table
