@@ -1,4 +1,4 @@
-"""For all tiers: who may run beside whom, and no event loop but those of the tests."""
+"""For all tiers: who may run beside whom, what is tried once more, and no event loop but those of the tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from xdist.scheduler import LoadScopeScheduling
 HERE = Path(__file__).parent
 SHARED = ("nodes", "control_plane")
 """Tiers whose tests share one cluster: one process runs all of them. They mostly wait, so the others run beside."""
+TRIES = 2
+"""Of a test of those tiers: a real cluster on a shared machine may stall. The summary counts and names every rerun."""
 SPREAD = ("simulation",)
 """Folders whose single tests are long."""
 
@@ -43,10 +45,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first."""
+    """What takes longest begins first; what needs a cluster may be tried again."""
 
-    def order(item: pytest.Item) -> int:
-        tier = item.path.relative_to(HERE).parts[0]
-        return SHARED.index(tier) if tier in SHARED else len(SHARED)
+    def tier(item: pytest.Item) -> str:
+        return item.path.relative_to(HERE).parts[0]
 
-    items.sort(key=order)
+    items.sort(key=lambda item: SHARED.index(tier(item)) if tier(item) in SHARED else len(SHARED))
+    for item in items:
+        if tier(item) in SHARED:
+            item.add_marker(pytest.mark.flaky(reruns=TRIES - 1))

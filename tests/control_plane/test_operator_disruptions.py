@@ -14,7 +14,6 @@ from dev.kube import Kube
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 from tests.control_plane.operators import Job, PlayedCoordinator, eventually, running_operator
 
-
 ONE_POD = {"pods": "1"}
 """Of a node that takes one worker with it: which pods share a node is the scheduler's choice, and random."""
 

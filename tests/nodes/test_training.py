@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,17 +22,25 @@ from dev.demo.story import Fault, quietest
 from dev.demo.watch import Picture, Watcher
 from shoal_trainer.contract import WorkerState
 
-NAMESPACE, JOB = "training", "digits"
+JOB = "digits"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def backend(cluster: LocalCluster) -> Iterator[Local]:
+    """The operator, installed with Helm."""
     local = Local(cluster.name)
     install(local)
-    cluster.plane.kubectl("create", "namespace", NAMESPACE)
     yield local
-    cluster.plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
     command("helm", "uninstall", "shoal", "--namespace", "shoal-system", env=local.env)
+
+
+@pytest.fixture
+def namespace(cluster: LocalCluster) -> Iterator[str]:
+    """A namespace of this try alone."""
+    name = f"training-{os.urandom(4).hex()}"
+    cluster.plane.kubectl("create", "namespace", name)
+    yield name
+    cluster.plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def until(watcher: Watcher, reached: Any, seconds: float = 240) -> Picture:
@@ -54,15 +63,17 @@ def everyone_works(picture: Picture) -> bool:
 
 
 @pytest.mark.timeout(2400)
-def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: Local) -> None:
+def test_a_job_outlives_a_node_and_the_operator(
+    cluster: LocalCluster, backend: Local, namespace: str
+) -> None:
     documents = list(yaml.safe_load_all(MANIFEST.read_text()))
     documents[0]["spec"]["training"]["stopAfter"] = {"epochs": 40}
     worker = documents[0]["spec"]["workers"]["template"]["spec"]["containers"][0]
     worker["env"] = [
         {"name": "PYTHONPATH", "value": "/code"}
     ]  # the user's own: the trainer is found all the same
-    cluster.plane.kubectl("-n", NAMESPACE, "apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
-    watcher = Watcher(backend, NAMESPACE, JOB)
+    cluster.plane.kubectl("-n", namespace, "apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
+    watcher = Watcher(backend, namespace, JOB)
     picture = until(watcher, everyone_works)
 
     node, places = quietest(picture, set())
@@ -71,7 +82,7 @@ def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: 
     names = {f"{JOB}-worker-{slot}-{incarnation + 1}" for slot, incarnation in places}
 
     def replaced(_picture: Picture) -> bool:
-        return names <= {w.name for w in creates(cluster.plane.audit_log, "pods", namespace=NAMESPACE)}
+        return names <= {w.name for w in creates(cluster.plane.audit_log, "pods", namespace=namespace)}
 
     def drained(picture: Picture) -> bool:
         """Those that were told to go have said goodbye: their leases are given back, a cloud's 30 s are not needed."""
@@ -102,12 +113,12 @@ def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: 
 
     # A cloud removes the Node of a machine that is gone; without that its last pod would stay, whoever deletes it.
     cluster.plane.kubectl("delete", "node", node)
-    cluster.plane.kubectl("-n", NAMESPACE, "delete", "trainingjob", JOB)
+    cluster.plane.kubectl("-n", namespace, "delete", "trainingjob", JOB)
 
     def left() -> list[str]:
         kinds = "pods,services,secrets,poddisruptionbudgets"
         found = json.loads(
-            cluster.plane.kubectl("-n", NAMESPACE, "get", kinds, "-l", f"shoal.dev/job={JOB}", "-o", "json")
+            cluster.plane.kubectl("-n", namespace, "get", kinds, "-l", f"shoal.dev/job={JOB}", "-o", "json")
         )
         return [item["metadata"]["name"] for item in found["items"]]
 
@@ -115,4 +126,4 @@ def test_a_job_outlives_a_node_and_the_operator(cluster: LocalCluster, backend: 
     while remaining := left():
         assert time.monotonic() < deadline, remaining
         time.sleep(0.5)
-    assert cluster.plane.kubectl("-n", NAMESPACE, "get", "pvc", "digits-runs", "-o", "name").strip()
+    assert cluster.plane.kubectl("-n", namespace, "get", "pvc", "digits-runs", "-o", "name").strip()
