@@ -52,8 +52,13 @@ def sleeping(parameters: int, milliseconds: int, tensors: int = 8, wire: str = "
 
             def call(self, x: Any) -> Any:
                 slept = sleep_op(tf.reshape(x, [-1])[0] * 0.0, milliseconds / 1000)
-                total = tf.add_n([tf.reduce_sum(tf.convert_to_tensor(part)) for part in self.parts])
-                return x[:, :10] + 1e-9 * total + tf.reshape(slept, [1, 1])
+
+                @tf.custom_gradient  # type: ignore[untyped-decorator]
+                def device(*parts: Any) -> Any:
+                    """What the accelerator does is no work for the host: a gradient is the weights themselves."""
+                    return tf.reshape(slept, [1, 1]), lambda _: list(parts)
+
+                return x[:, :10] + device(*[tf.convert_to_tensor(part) for part in self.parts])
 
         model = keras.Sequential([keras.Input((16,)), Sleeping()])
         return models.compiled(model)

@@ -11,7 +11,7 @@ from benchmarks.runs import run
 CASES = [
     *(
         ("1.73 M", 1_730_000, 100, workers, 1, 0.97 if workers <= 16 else None)
-        for workers in (1, 2, 4, 8, 16)
+        for workers in (1, 2, 4, 8, 16, 32)
     ),
     ("1.73 M", 1_730_000, 100, 4, 2, None),
     ("25.6 M", 25_600_000, 300, 2, 1, 0.96),

@@ -137,7 +137,7 @@ def measure(case: Case) -> Outcome:
                 with tf.control_dependencies(values):
                     slept = sleep_op(tf.identity(tf.reshape(values[0], [-1])[0]) * 0.0, case.step_seconds)
                 with tf.control_dependencies([slept]):
-                    return [v * 1e-3 + 1e-3 for v in values]
+                    return [tf.identity(v) for v in values]  # as in `jobs.sleeping`: no work for the host
             x, y = next(iterator)
             with tf.GradientTape() as tape:
                 tape.watch(values)
