@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from shoal_trainer.contract import EXIT_USER, Outcome, Staleness, StopAfter
+from shoal_trainer.orphans import follow_parent
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,6 +29,7 @@ def serve() -> None:
     """Be a parameter server (shard 0 is the coordinator too), as $SHOAL_CONFIG says."""
     from shoal_trainer import serve as server
 
+    follow_parent()
     sys.exit(server.main())
 
 
@@ -36,6 +38,7 @@ def work() -> None:
     """Be a worker, as $SHOAL_CONFIG says."""
     from shoal_trainer.worker import process
 
+    follow_parent()
     sys.exit(process.main())
 
 

@@ -43,6 +43,7 @@ from shoal_trainer.contract import (
     TerminationMessage,
     status_token,
 )
+from shoal_trainer.orphans import PARENT_ENV
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.termination import TERMINATION_LOG_ENV
 
@@ -106,6 +107,7 @@ class LocalRun:
 
     def __enter__(self) -> LocalRun:
         self._credentials = create_secret_dir(self._folder / "secret")
+        (self._folder / "tmp").mkdir()
         with _free_ports(2 * self.job.parameter_servers) as ports:
             pairs = zip(ports[::2], ports[1::2], strict=True)
             self._shards = tuple(Shard(host="127.0.0.1", data_port=a, control_port=b) for a, b in pairs)
@@ -125,7 +127,9 @@ class LocalRun:
             process.popen.wait()
         failed = self.outcome is not None and self.outcome.outcome is not Outcome.SUCCEEDED
         # The logs stay where somebody may want to read them.
-        shutil.rmtree(self._folder / "secret" if failed or error else self._folder, ignore_errors=True)
+        scratch = [self._folder / "secret", self._folder / "tmp"]
+        for folder in scratch if failed or error else [self._folder]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def logs(self) -> Path:
@@ -204,6 +208,8 @@ class LocalRun:
             TERMINATION_LOG_ENV: str(termination),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
             "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self._folder / "tmp"),  # who is killed leaves what it had there
+            PARENT_ENV: str(os.getpid()),
         }
         with log.open("wb") as output:
             popen = subprocess.Popen(

@@ -1,0 +1,46 @@
+"""No process of a run on one machine outlives the one that started it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+CHILD = "from shoal_trainer.orphans import follow_parent; follow_parent(); print('up', flush=True); input()"
+PARENT = """
+import os, subprocess, sys
+pid = {pid}
+child = subprocess.Popen(
+    [sys.executable, "-c", sys.argv[1]],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {{"SHOAL_PARENT_PID": str(pid)}}, text=True,
+)
+print(child.pid, child.stdout.readline().strip(), flush=True)
+input()
+"""
+
+
+def parent(pid: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PARENT.format(pid=pid), CHILD]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
+def test_a_child_is_gone_when_its_parent_is_killed() -> None:
+    with parent("os.getpid()") as process:
+        assert process.stdout is not None
+        pid, word = process.stdout.readline().split()
+        assert word == "up"
+        child = psutil.Process(int(pid))
+        process.kill()
+        child.wait(30)
+        assert not child.is_running()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
+def test_a_child_that_comes_too_late_does_not_begin() -> None:
+    with parent("1") as process:
+        assert process.stdout is not None
+        assert len(process.stdout.readline().split()) == 1  # not a word of the child
+        process.kill()
