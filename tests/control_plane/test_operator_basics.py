@@ -83,9 +83,14 @@ async def test_the_real_process(
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{health}/healthz") as answer:
                 assert answer.status == 200
-            async with session.get(f"http://127.0.0.1:{metrics}/metrics") as answer:
-                text = await answer.text()
-        assert 'shoal_jobs{phase="Running"} 1.0' in text
+
+            async def told() -> str:
+                """The metrics, once the process has seen in its watch what it wrote to the API server."""
+                async with session.get(f"http://127.0.0.1:{metrics}/metrics") as answer:
+                    text = await answer.text()
+                return text if 'shoal_jobs{phase="Running"} 1.0' in text else ""
+
+            text = await eventually(told)
         assert "shoal_leading 1.0" in text
         assert 'shoal_actions_total{action="CreatePod",result="done"} 3.0' in text
         code = await process.stop()
