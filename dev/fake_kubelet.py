@@ -169,19 +169,12 @@ class FakeKubelet:
 
     async def end_shutdown(self, name: str, *, exit_code: int | None = None) -> None:
         """The end of a shutdown: its pods are Failed (TerminationByKubelet), then the machine is gone."""
+        why = "Pod was terminated in response to imminent node shutdown."
+        code = self.exit_on_term if exit_code is None else exit_code
+        target = condition("DisruptionTarget", "True", "TerminationByKubelet", why)
         for pod in self.pods_on(name):
-            await self._end(
-                pod,
-                exit_code=self.exit_on_term if exit_code is None else exit_code,
-                pod_reason="Terminated",
-                pod_message="Pod was terminated in response to imminent node shutdown.",
-                extra=condition(
-                    "DisruptionTarget",
-                    "True",
-                    "TerminationByKubelet",
-                    "Pod was terminated in response to imminent node shutdown.",
-                ),
-            )
+            with tolerant(404, 409):  # deleted meanwhile, or another one has its name
+                await self._end(pod, exit_code=code, pod_reason="Terminated", pod_message=why, extra=target)
         await self.vanish(name)
 
     async def vanish(self, name: str, *, unknown_after: float | None = None) -> None:
