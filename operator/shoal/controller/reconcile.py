@@ -18,7 +18,7 @@ from shoal.controller.observe import Observer
 from shoal.controller.report import Reporter
 from shoal.controller.world import Key, Wake, World
 from shoal.errors import ClusterError
-from shoal.policy.model import DeleteJob, DeletePod, DeleteService, Event, Observation
+from shoal.policy.model import DeleteJob, DeletePod, DeleteService, Observation
 from shoal.policy.names import place_of
 from shoal.policy.plan import plan
 from shoal.telemetry.coordinator import Endpoint
@@ -74,19 +74,18 @@ class Reconciler:
     async def _reconcile(self, key: Key) -> float | None:
         self._forget_earlier_runs(key)
         failed: ClusterError | None = None
-        events: list[Event] = []
         for _ in range(ROUNDS):
             if (observed := self._observer.observe(key)) is None:
                 return None
             seen, decided = observed, plan(observed)
-            events += decided.events
             to_make = tuple(a for a in decided.actions if not isinstance(a, _REMOVALS))
             if failed is not None or not to_make:
                 break
             outcome = await self._applier.apply(seen.job, to_make)
             failed = outcome.error
         self._listen(key, seen)
-        reported = await self._reporter.report(seen.job, decided.status, events)
+        # What is told is what is counted: an earlier round may have given the same loss another reason.
+        reported = await self._reporter.report(seen.job, decided.status, decided.events)
         if reported.recorded:
             to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed

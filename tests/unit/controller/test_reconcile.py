@@ -68,6 +68,27 @@ async def test_a_lost_pod_is_replaced_before_anything_is_written() -> None:
     assert rig.metrics.registry.get_sample_value("shoal_workers_lost_total", {"reason": "Gone"}) == 1
 
 
+async def test_a_loss_whose_reason_changes_within_a_pass_is_told_once() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
+    rig.cluster.change(path, status={"phase": "Failed", "reason": "Evicted"})
+    rig.see()
+
+    def goes(method: str, path_: str) -> None:
+        if method == "POST" and path_.endswith("/pods") and rig.cluster.objects.pop(path, None):
+            rig.see()
+
+    rig.cluster.fault = goes
+    await rig.reconcile(KEY)
+    told = [o["message"] for o in rig.cluster.objects.values() if o.get("reason") == "WorkerDisrupted"]
+    [reason] = rig.job.status.restarts.by_reason
+    assert told == [f"worker digits-worker-1-0 is taken: {reason}"]
+
+
 async def test_nothing_is_deleted_before_its_reason_is_written_down() -> None:
     rig = Rig()
     rig.apply()
