@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import FrameType
 
 from rich.live import Live
@@ -17,6 +18,7 @@ from dev.audit import writes
 from dev.commands import command
 from dev.console import console, say, step
 from dev.demo.backend import Backend, choose
+from dev.demo.chart import Moment, draw, moment
 from dev.demo.figures import figures
 from dev.demo.story import Story
 from dev.demo.table import line, render
@@ -27,6 +29,7 @@ from dev.paths import ROOT
 
 MANIFEST = ROOT / "examples" / "digits.yaml"
 RESULT = ROOT / "build" / "demo.json"
+CHART = ROOT / "build" / "demo.png"
 NAMESPACE, JOB = "default", "digits"
 LOOK_SECONDS = 0.5
 LIMIT_SECONDS = 900.0
@@ -62,15 +65,18 @@ def _run() -> int:
             install(backend)
         seconds["setUp"] = time.monotonic() - start
         watcher = Watcher(backend, NAMESPACE, JOB)
-        picture, story = _follow(backend, watcher, seconds)
+        moments: list[Moment] = []
+        picture, story = _follow(backend, watcher, seconds, moments)
         model = _model(backend, watcher, picture)
         result = figures(
             picture, story.faults, list(writes(backend.audit_log)), watcher.first_pushes, model, seconds
         )
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    draw(CHART, moments, story.faults)
     console.print_json(data=result)
-    say(f"written to {RESULT.relative_to(ROOT)}; the demo took {time.monotonic() - start:.0f} s")
+    files = f"{RESULT.relative_to(ROOT)} and {CHART.relative_to(ROOT)}"
+    say(f"written to {files}; the demo took {time.monotonic() - start:.0f} s")
     return 0 if picture.job.status.phase == "Succeeded" and story.complete else 1
 
 
@@ -94,8 +100,10 @@ def install(backend: Backend) -> None:
     )
 
 
-def _follow(backend: Backend, watcher: Watcher, seconds: dict[str, float]) -> tuple[Picture, Story]:
-    """Apply the job and watch it to its end.
+def _follow(
+    backend: Backend, watcher: Watcher, seconds: dict[str, float], moments: list[Moment]
+) -> tuple[Picture, Story]:
+    """Apply the job and watch it to its end: fills `seconds` by phase, and `moments` with each look.
 
     Raises:
         DevError: it failed, it ended before the three faults were done, or it took longer than it should.
@@ -116,6 +124,7 @@ def _follow(backend: Backend, watcher: Watcher, seconds: dict[str, float]) -> tu
         while True:
             now = time.monotonic() - begin
             picture = watcher.look()
+            moments.append(moment(picture, datetime.now(UTC)))
             phase = _phase(picture)
             seconds[phase] = seconds.get(phase, 0.0) + now - sum(seconds.get(p, 0.0) for p in _PHASES)
             if picture.job.status.finished:

@@ -1,0 +1,77 @@
+"""The demo in one picture: what the job did while its machines were taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dev.demo.story import Fault
+from dev.demo.watch import Picture
+
+WINDOW = 5.0
+"""Seconds over which the speed is taken."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One look: UTC, steps done so far (None while the coordinator is away), who works."""
+
+    at: datetime
+    step: int | None
+    workers: int
+    servers: int
+
+
+def moment(picture: Picture, at: datetime) -> Moment:
+    """What of a picture is drawn; a worker works from its first push on."""
+    report = picture.report if picture.fresh else None
+    working = [w for w in report.workers if w.state == "Active" and w.first_push_at] if report else []
+    return Moment(at, report.step if report else None, len(working), len(picture.role("ps")))
+
+
+def speeds(moments: Sequence[Moment]) -> list[float | None]:
+    """Steps a second over the last `WINDOW`, at each moment; None where nobody could say."""
+    found: list[float | None] = []
+    first = 0
+    for now in moments:
+        while (now.at - moments[first].at).total_seconds() > WINDOW:
+            first += 1
+        then = moments[first]
+        seconds = (now.at - then.at).total_seconds()
+        if now.step is None or then.step is None or seconds <= 0:
+            found.append(None)
+        else:  # a restored parameter server may begin a few steps earlier: that is no negative speed
+            found.append(max(0.0, (now.step - then.step) / seconds))
+    return found
+
+
+def draw(path: Path, moments: Sequence[Moment], faults: Sequence[Fault]) -> None:
+    """Write a PNG: steps a second, and the workers and parameter servers at work, with a line at each fault."""
+    from matplotlib.figure import Figure  # heavy
+
+    begin = moments[0].at if moments else datetime.now(UTC)
+    times = [(m.at - begin).total_seconds() for m in moments]
+    figure = Figure((9, 4.2), layout="constrained")
+    speed, who = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    values = [float("nan") if v is None else v for v in speeds(moments)]
+    speed.plot(times, values, color="C0")
+    speed.set(
+        ylabel="steps/s", ylim=(0, None), title="examples/digits.yaml while its machines are taken away"
+    )
+    who.step(times, [m.workers for m in moments], where="post", color="C0", label="workers that push")
+    who.step(times, [m.servers for m in moments], where="post", color="C1", label="parameter servers")
+    who.set(ylim=(0, None), xlabel="seconds since kubectl apply")
+    who.yaxis.get_major_locator().set_params(integer=True)
+    who.legend(frameon=False, loc="lower right")
+    for fault in faults:
+        at = (fault.at - begin).total_seconds()
+        for axes in (speed, who):
+            axes.axvline(at, color="0.6", linestyle="--", linewidth=1)
+        speed.annotate(fault.kind, (at, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0),
+                       textcoords="offset points", fontsize=8)  # fmt: skip
+    for axes in (speed, who):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)

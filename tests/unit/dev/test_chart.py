@@ -1,0 +1,36 @@
+"""The demo's picture: speeds are differences, gaps stay gaps, and it can be drawn whatever happened."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from dev.demo.chart import Moment, draw, speeds
+from dev.demo.story import Fault
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def moments(*steps: int | None) -> list[Moment]:
+    return [Moment(BEGIN + timedelta(seconds=i), step, 3, 1) for i, step in enumerate(steps)]
+
+
+def test_speed_is_the_steps_of_the_last_five_seconds() -> None:
+    assert speeds(moments(*range(0, 80, 10)))[1:] == [10.0] * 7
+
+
+def test_nobody_knows_the_speed_while_the_coordinator_is_away() -> None:
+    found = speeds(moments(0, 10, None, None, 40))
+    assert found == [None, 10.0, None, None, 10.0]
+
+
+def test_a_restored_server_has_no_negative_speed() -> None:
+    assert speeds(moments(100, 90)) == [None, 0.0]
+
+
+@pytest.mark.parametrize("steps", [(), (1,), (None, None), (0, 50, None, 40, 90)])
+def test_it_is_drawn_whatever_happened(tmp_path: Path, steps: tuple[int | None, ...]) -> None:
+    draw(tmp_path / "demo.png", moments(*steps), [Fault("parameter server killed", "ps", BEGIN)])
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
