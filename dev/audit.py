@@ -44,25 +44,31 @@ class Write:
         )
 
 
-def writes(log: Path) -> Iterator[Write]:
-    """Every write so far, in the order of the answers. A line still being written is left out."""
+def writes(log: Path, *, namespace: str | None = None) -> Iterator[Write]:
+    """Every write so far, or those in one namespace, in the order of the answers.
+
+    A line still being written is left out. Of a long log only the namespace's own lines are parsed: a test that asks
+    again and again must not hold up what it watches.
+    """
     try:
         text = log.read_text()
     except FileNotFoundError:
         return
+    mark = "" if namespace is None else f'"{namespace}"'
     for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield Write.parse(json.loads(line))
+        if line.endswith("\n") and mark in line:
+            write = Write.parse(json.loads(line))
+            if namespace in (None, write.namespace):
+                yield write
 
 
 def creates(log: Path, resource: str, *, namespace: str | None = None) -> list[Write]:
     """The accepted creations of one resource, such as `pods`."""
     return [
         write
-        for write in writes(log)
+        for write in writes(log, namespace=namespace)
         if write.verb == "create"
         and write.resource == resource
         and not write.subresource
         and write.code < 300
-        and namespace in (None, write.namespace)
     ]

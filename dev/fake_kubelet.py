@@ -125,7 +125,8 @@ class FakeKubelet:
 
         After `remove_node` or a machine's end the same name may be used again: another uid, another boot id.
         """
-        node = FakeNode(name)
+        # Known before it is Ready: a pod may be bound to it, and told of, before the API server's answer is here.
+        self.nodes[name] = FakeNode(name)
         all_labels = {
             "kubernetes.io/hostname": name,
             "kubernetes.io/os": "linux",
@@ -154,7 +155,6 @@ class FakeKubelet:
         status: Json = {"capacity": resources, "allocatable": resources, "nodeInfo": info}
         status["conditions"] = [condition("Ready", "True", "KubeletReady", "kubelet is posting ready status")]
         await self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": status})
-        self.nodes[name] = node
 
     async def notice(self, name: str, *, drain_seconds: float | None = None) -> None:
         """What a kubelet says when its machine is told to shut down: Ready=False, "node is shutting down".

@@ -33,7 +33,7 @@ def replacements(faults: Sequence[Fault], writes: Sequence[Write], job: str) -> 
         start = said(fault, writes) if fault.kind == "node taken with notice" else fault.at
         for slot, incarnation in fault.places:
             name = f"{job}-worker-{slot}-{incarnation + 1}"
-            created = next((w.received for w in writes if w.verb == "create" and made(w, name)), None)
+            created = next((w.received for w in writes if w.received >= fault.at and made(w, name)), None)
             if created is not None:
                 seconds = (created - start).total_seconds()
                 found.append(Replacement(fault, (slot, incarnation + 1), created, seconds))
@@ -57,7 +57,8 @@ def said(fault: Fault, writes: Sequence[Write]) -> datetime:
 
 def made(write: Write, pod: str) -> bool:
     """Whether this write made the pod."""
-    return write.resource == "pods" and not write.subresource and write.name == pod and write.code < 300
+    asked = (write.verb, write.resource, write.subresource, write.name)
+    return asked == ("create", "pods", "", pod) and write.code < 300
 
 
 def accuracy(metrics: Mapping[str, Any]) -> float | None:

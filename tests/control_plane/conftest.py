@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +14,8 @@ import pytest
 
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
-from dev.kube import Kube
+from dev.kube import Json, Kube
+from tests.control_plane.operators import eventually
 
 HERE = Path(__file__).parent
 
@@ -21,6 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.control_plane)
+            if (
+                item.get_closest_marker("timeout") is None
+            ):  # each wait has its own end; this is for what hangs
+                item.add_marker(pytest.mark.timeout(180))
             if not sys.platform.startswith("linux"):
                 item.add_marker(pytest.mark.skip(reason="the local control plane runs on Linux"))
 
@@ -39,13 +46,38 @@ async def kube(control_plane: ControlPlane) -> AsyncIterator[Kube]:
         yield client
 
 
+@contextlib.asynccontextmanager
+async def fresh_namespace(kube: Kube) -> AsyncIterator[str]:
+    """A namespace in which pods can be made at once, and from which none is left.
+
+    The default service account is there a moment after the namespace. A pod that goes slowly would be bound to a node
+    that the next test adds, since they are called the same, or would hold its room.
+    """
+    name = f"test-{os.urandom(4).hex()}"
+    path = f"/api/v1/namespaces/{name}"
+    await kube.create("/api/v1/namespaces", {"metadata": {"name": name}})
+
+    async def account() -> Json:
+        return await kube.get(f"{path}/serviceaccounts/default")
+
+    await eventually(account, what="the namespace's service account")
+    yield name
+    await kube.delete(path)  # from now on nothing is made in it
+    await kube.delete(f"{path}/pods", grace_seconds=0)
+
+
 @pytest.fixture
 async def namespace(kube: Kube) -> AsyncIterator[str]:
     """A namespace of this test alone."""
-    name = f"test-{os.urandom(4).hex()}"
-    await kube.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    await kube.delete(f"/api/v1/namespaces/{name}")
+    async with fresh_namespace(kube) as name:
+        yield name
+
+
+@pytest.fixture
+async def second_namespace(kube: Kube) -> AsyncIterator[str]:
+    """Another one."""
+    async with fresh_namespace(kube) as name:
+        yield name
 
 
 @pytest.fixture
@@ -61,11 +93,12 @@ async def fake_kubelet(control_plane: ControlPlane) -> AsyncIterator[FakeKubelet
 def crds(control_plane: ControlPlane) -> None:
     """The custom resources, installed from `crds/` and served."""
     control_plane.kubectl("apply", "--server-side", "-f", str(HERE.parents[1] / "crds"))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:  # `kubectl wait` fails where a new CRD has no conditions yet
         try:
             control_plane.get("/apis/shoal.dev/v1alpha1/trainingjobs")
+            control_plane.kubectl("get", "trainingjobs")  # which reads what is served, a moment later
             return
-        except OSError:
+        except (OSError, subprocess.CalledProcessError):
             assert time.monotonic() < deadline, "the TrainingJobs are not served"
             time.sleep(0.1)

@@ -25,7 +25,7 @@ from shoal.telemetry.coordinator import Endpoint
 from shoal_trainer.contract import StatusReport
 
 INSTALL_KEY = bytes(range(32))
-QUICK_LEASE = LeaseTimes(duration=6, renew_deadline=4, retry_period=0.5)
+QUICK_LEASE = LeaseTimes(duration=10, renew_deadline=8, retry_period=0.5)
 """For tests of taking over. The machine may be busy: much quicker would lose the Lease without a reason."""
 
 
@@ -153,7 +153,11 @@ COLLECTED_SECONDS = 50.0
 """The garbage collector looks for new kinds of owners every 30 s: the first test that needs it waits."""
 
 
-async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 25, what: str = "") -> Any:
+PATIENCE = 40.0
+"""For what takes a moment: a busy machine is no failure."""
+
+
+async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = PATIENCE, what: str = "") -> Any:
     """The first truthy answer."""
     deadline = time.monotonic() + seconds
     while True:
@@ -223,7 +227,7 @@ class Job:
 
         return dict(await eventually(runs, what=f"{name} runs"))
 
-    async def runs(self, workers: int = 2, seconds: float = 25) -> None:
+    async def runs(self, workers: int = 2, seconds: float = PATIENCE) -> None:
         """The phase is Running, with so many workers."""
 
         async def all_there() -> bool:

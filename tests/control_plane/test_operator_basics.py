@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 from pathlib import Path
 
@@ -30,14 +32,32 @@ async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
     return fake_kubelet
 
 
+NEVER_GIVEN = range(20_000, 32_000)
+"""Below the ports that kernels give to whoever asks for any: nobody beside us gets one of these by chance."""
+
+
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
+    ports: list[int] = []
+    for port in random.sample(NEVER_GIVEN, len(NEVER_GIVEN)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            ports.append(port)
+        if len(ports) == count:
+            break
     return ports
+
+
+async def fetched(url: str, words: str) -> str:
+    """The page as soon as it holds these words: what is served follows what was done a moment later."""
+
+    async def page() -> str:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                text = await answer.text()
+                return text if answer.status == 200 and words in text else ""
+        return ""
+
+    return str(await eventually(page, what=f"{words} at {url}"))
 
 
 async def test_a_job_from_apply_to_succeeded(
@@ -80,17 +100,8 @@ async def test_the_real_process(
     async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, **ports) as process:
         await job.apply()
         await job.runs()
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{health}/healthz") as answer:
-                assert answer.status == 200
-
-            async def told() -> str:
-                """The metrics, once the process has seen in its watch what it wrote to the API server."""
-                async with session.get(f"http://127.0.0.1:{metrics}/metrics") as answer:
-                    text = await answer.text()
-                return text if 'shoal_jobs{phase="Running"} 1.0' in text else ""
-
-            text = await eventually(told)
+        await fetched(f"http://127.0.0.1:{health}/healthz", "")
+        text = await fetched(f"http://127.0.0.1:{metrics}/metrics", 'shoal_jobs{phase="Running"} 1.0')
         assert "shoal_leading 1.0" in text
         assert 'shoal_actions_total{action="CreatePod",result="done"} 3.0' in text
         code = await process.stop()
@@ -121,6 +132,10 @@ async def test_deleting_the_job_leaves_nothing(
             return not left and not budgets["items"]
 
         await eventually(nothing_left, COLLECTED_SECONDS)
-        assert not list(operator.world.jobs.all())
+
+        async def forgotten() -> bool:
+            return not list(operator.world.jobs.all())
+
+        await eventually(forgotten)
         with pytest.raises(ApiError, match="404"):
             await job.get()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dev.audit import creates
+from dev.audit import creates, writes
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
@@ -47,6 +47,27 @@ def utc_now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
+async def heard(plane: ControlPlane, since: dt.datetime, *what: str) -> dt.datetime:
+    """When the API server had heard what the test told it: the first such (verb, resource, subresource, name).
+
+    Here the promises begin. How long the test itself took to say it is not the operator's time.
+    """
+
+    async def there() -> dt.datetime | None:
+        return next(
+            (
+                w.answered
+                for w in writes(plane.audit_log)
+                if (w.verb, w.resource, w.subresource, w.name) == what and w.received >= since
+            ),
+            None,
+        )
+
+    at = await eventually(there, what=f"{what} is heard")
+    assert isinstance(at, dt.datetime)
+    return at
+
+
 async def count(job: Job, disruptions: int, failures: int) -> dict[str, Any]:
     async def counted() -> dict[str, Any] | None:
         status = await job.status()
@@ -68,9 +89,10 @@ async def test_a_notice_is_answered_within_a_second(
         await job.apply()
         await job.runs()
         node = (await job.pods())["digits-worker-0-0"]["spec"]["nodeName"]
-        began = utc_now()
+        asked = utc_now()
         await nodes.notice(node)
         at = await created(control_plane, namespace, "digits-worker-0-1")
+        began = await heard(control_plane, asked, "patch", "nodes", "status", node)
         assert (at - began).total_seconds() <= 1.0
         replacement = await job.pod_runs("digits-worker-0-1")
         assert replacement["spec"]["nodeName"] not in {node, "safe-1", "safe-2"}
@@ -106,7 +128,7 @@ async def test_a_silent_worker_is_replaced_and_a_voice_takes_it_back(
         began = utc_now()
         say(uid, WorkerState.SILENT)
         at = await created(control_plane, namespace, "digits-worker-0-1")
-        assert (at - began).total_seconds() <= 4.0  # and the coordinator itself needs 5 s
+        assert (at - began).total_seconds() <= 10.0  # of 15 s, and the coordinator itself needs 5 s
         silent = (await job.pods())["digits-worker-0-0"]["spec"]["nodeName"]
         replacement = (await job.pods())["digits-worker-0-1"]
         [avoids] = replacement["spec"]["affinity"]["nodeAffinity"][
@@ -238,13 +260,14 @@ async def test_an_evicted_worker_is_replaced_while_it_drains(
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
         await job.runs()
-        began = utc_now()
+        asked = utc_now()
         path = f"/api/v1/namespaces/{namespace}/pods/digits-worker-1-0"
         await kube.create(
             f"{path}/eviction",
             {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "digits-worker-1-0"}},
         )
         at = await created(control_plane, namespace, "digits-worker-1-1")
+        began = await heard(control_plane, asked, "create", "pods", "eviction", "digits-worker-1-0")
         assert (at - began).total_seconds() <= 1.0
         await job.pod_runs("digits-worker-1-1")
         assert "digits-worker-1-0" in await job.pods()  # the old one still drains
@@ -257,19 +280,21 @@ async def test_many_at_once(
 ) -> None:
     workers = 40
     await fake_kubelet.add_node("safe-1")
-    for number in range(4):
-        await fake_kubelet.add_node(f"spot-{number}", spot=True)
+    for number in range(
+        4
+    ):  # 44 places: wherever the scheduler puts the workers, at least 7 stand on each node
+        await fake_kubelet.add_node(f"spot-{number}", spot=True, capacity={"pods": "11"})
     job = Job(kube, namespace)
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply(workers={"replicas": workers, "maxSurge": "100%"})
         await job.runs(workers)
-        gone = [
-            p["metadata"]["name"] for p in fake_kubelet.pods_on("spot-0") if "worker" in p["metadata"]["name"]
-        ]
-        assert len(gone) > 3
-        began = utc_now()
+        gone = [n for n, pod in (await job.pods()).items() if pod["spec"].get("nodeName") == "spot-0"]
+        assert 7 <= len(gone) <= 11
+        await fake_kubelet.add_node("spot-4", spot=True)  # room for those who replace them
+        asked = utc_now()
         await fake_kubelet.notice("spot-0")
         last = max([await created(control_plane, namespace, name[:-1] + "1") for name in gone])
+        began = await heard(control_plane, asked, "patch", "nodes", "status", "spot-0")
         assert (last - began).total_seconds() <= 5.0
 
         async def counted() -> bool:

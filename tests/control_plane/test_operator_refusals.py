@@ -161,6 +161,8 @@ async def as_service_account(
                 each["roleRef"]["name"] += f"-{namespace}"
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
     account = next(o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount")
+    roles = [o for o in objects if o["kind"] in {"Role", "ClusterRole"}]
+    await rights_in_force(kube, namespace, account, [o["rules"][0] for o in roles])
     answer = await kube.create(
         f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
         {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
@@ -170,6 +172,29 @@ async def as_service_account(
     path = folder / "kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+async def rights_in_force(kube: Kube, namespace: str, account: str, rules: list[Json]) -> None:
+    """The API server's authorizer follows new roles and bindings a moment later; before, all is forbidden."""
+    for rule in rules:
+        attributes = {
+            "verb": rule["verbs"][0],
+            "group": rule["apiGroups"][0],
+            "resource": rule["resources"][0],
+            "namespace": namespace,
+        }
+        user = f"system:serviceaccount:{namespace}:{account}"
+        question = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": attributes},
+        }
+
+        async def allowed(question: Json = question) -> bool:
+            answer = await kube.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", question)
+            return bool(answer["status"]["allowed"])
+
+        await eventually(allowed, what=f"{user} may {attributes}")
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace", "no-nodes"])

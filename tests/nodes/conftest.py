@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from dev.cluster.local import DEFAULT_NODES, LocalCluster
 from dev.images import DEMO, IMAGES, build
-from dev.kube import Kube
+from dev.kube import Kube, tolerant
 from dev.tools import ensure
 
 HERE = Path(__file__).parent
@@ -32,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
-    """A control plane, one on-demand node, three spot nodes; all images of the demo. A test may take nodes away."""
+def one_cluster() -> Iterator[LocalCluster]:
+    """A control plane, one on-demand node, three spot nodes; all images of the demo."""
     build(DEMO, ensure())
     local = LocalCluster("test")
     local.down()  # what a run that was killed left behind
@@ -42,6 +43,33 @@ def cluster() -> Iterator[LocalCluster]:
         yield local
     finally:
         local.down()
+
+
+@pytest.fixture
+def cluster(one_cluster: LocalCluster) -> LocalCluster:
+    """The cluster with its four nodes and no others, whatever the test before has taken, and however it ended.
+
+    To Kubernetes a machine that died is Ready for 40 s more: the scheduler would place pods there.
+    """
+    wanted = dict(DEFAULT_NODES)
+    kept = {
+        node.spec.name for node in one_cluster.nodes() if node.alive and is_ready(one_cluster, node.spec.name)
+    }
+    kept &= wanted.keys()
+    for node in one_cluster.nodes():
+        if node.spec.name not in kept:
+            node.kill()
+    for name in one_cluster.plane.kubectl("get", "nodes", "-o", "name").split():
+        if name.removeprefix("node/") not in kept:
+            one_cluster.plane.kubectl("delete", name, "--ignore-not-found")
+    one_cluster.add_nodes([(name, spot) for name, spot in DEFAULT_NODES if name not in kept])
+    return one_cluster
+
+
+def is_ready(cluster: LocalCluster, name: str) -> bool:
+    """Not being told to go, for example: such a node will take no pod."""
+    said = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+    return cluster.plane.kubectl("get", "node", name, "--ignore-not-found", "-o", said) == "True"
 
 
 @pytest.fixture
@@ -56,5 +84,11 @@ async def node_namespace(node_kube: Kube) -> AsyncIterator[str]:
     """A namespace of this test alone, with its default service account."""
     name = f"test-{os.urandom(4).hex()}"
     await node_kube.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    async with asyncio.timeout(60):
+        while True:
+            with tolerant(404):
+                await node_kube.get(f"/api/v1/namespaces/{name}/serviceaccounts/default")
+                break
+            await asyncio.sleep(0.05)
     yield name
     await node_kube.delete(f"/api/v1/namespaces/{name}")

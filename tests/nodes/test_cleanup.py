@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,16 @@ def processes(local: LocalCluster) -> list[str]:
     return found
 
 
+@contextlib.contextmanager
+def sleeper(*before: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that nobody of the cluster started; ended also where the test fails, which would wait for it."""
+    with subprocess.Popen([*before, "sleep", "1000"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def interrupted_up(number: int) -> tuple[LocalCluster, list[Identity]]:
     """`python -m dev up`, ended by a signal when its first node has started; what was running then."""
     build((), ensure())
@@ -51,20 +63,20 @@ def interrupted_up(number: int) -> tuple[LocalCluster, list[Identity]]:
     local.down()
     command = [sys.executable, "-m", "dev", "up", "--cluster", "spare"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         first = local.folder / "nodes" / "ondemand-1" / "processes" / "init"
         while not first.exists():
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
-        process.wait(120)
+        process.wait(300)
     tables = [local.plane.processes, *(node.processes for node in local.nodes())]
     return local, [found for table in tables for name in table.names() if (found := table.find(name))]
 
 
 def test_down_after_a_crash_of_up_leaves_nothing() -> None:
-    with subprocess.Popen(["sleep", "1000"]) as bystander:
+    with sleeper() as bystander:
         local, running = interrupted_up(signal.SIGKILL)
         assert sum(each.running for each in running) >= 5
         assert left_behind(local)
@@ -78,7 +90,6 @@ def test_down_after_a_crash_of_up_leaves_nothing() -> None:
         assert not any(each.running for each in running)
         assert left_behind(local) == []
         assert bystander.poll() is None
-        bystander.kill()
 
 
 def test_down_twice_and_without_a_cluster_is_no_error() -> None:
@@ -95,8 +106,8 @@ def test_a_cluster_of_another_cache_is_left_alone() -> None:
     netns = local.addresses.netns
     subprocess.run(["ip", "netns", "add", netns], check=True)
     try:
-        with subprocess.Popen(["ip", "netns", "exec", netns, "sleep", "1000"]) as other:
-            deadline = time.monotonic() + 10
+        with sleeper("ip", "netns", "exec", netns) as other:
+            deadline = time.monotonic() + 60
             while network.processes(local.addresses) != [other.pid]:
                 assert time.monotonic() < deadline
             for act in (local.up, local.down):
@@ -104,7 +115,6 @@ def test_a_cluster_of_another_cache_is_left_alone() -> None:
                     act()
             assert other.poll() is None
             assert network.namespaces(local.addresses) == [netns]
-            other.kill()
     finally:
         local.down()
     assert network.namespaces(local.addresses) == []

@@ -11,7 +11,7 @@ from typing import Any
 from dev.audit import writes
 from dev.cluster.local import LocalCluster
 from dev.images import IMAGES
-from dev.kube import ApiError, Kube
+from dev.kube import Kube
 
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -57,16 +57,7 @@ async def run_pod(kube: Kube, namespace: str, name: str, node: str, script: str,
         },
     }
 
-    async def create() -> bool:
-        try:
-            await kube.create(f"/api/v1/namespaces/{namespace}/pods", body)
-        except ApiError as error:
-            if error.status != 403:  # the namespace's service account is a moment away
-                raise
-            return False
-        return True
-
-    await eventually(create)
+    await kube.create(f"/api/v1/namespaces/{namespace}/pods", body)
 
 
 async def pod(kube: Kube, namespace: str, name: str) -> dict[str, Any]:
@@ -155,13 +146,13 @@ async def test_a_notice_is_the_real_kubelets_graceful_shutdown(
             "node is shutting down",
         )
 
-    await eventually(says_so, 10)
+    await eventually(says_so)
     said = [
         w.received.timestamp()
         for w in writes(cluster.plane.audit_log)
         if w.name == "doomed" and w.subresource == "status" and w.received.timestamp() >= pressed
     ]
-    assert said[0] - pressed < 2
+    assert said[0] - pressed < 10  # of the 30 s that a cloud gives
     ended = (await phase(node_kube, node_namespace, "worker", "Failed"))["status"]
     assert ended["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 143
     assert ended["containerStatuses"][0]["state"]["terminated"]["message"] == "drained"
@@ -171,9 +162,6 @@ async def test_a_notice_is_the_real_kubelets_graceful_shutdown(
     cluster.kill("doomed")
     cluster.add_nodes([("doomed", True)])  # the cloud makes a new machine under the old name
     assert (await node_kube.get("/api/v1/nodes/doomed"))["metadata"]["uid"] != first
-    cluster.kill("doomed")
-    # To Kubernetes a machine that died is Ready for 40 s more: without its Node no other test's pod is placed there.
-    await node_kube.delete("/api/v1/nodes/doomed")
 
 
 async def test_a_killed_node_tells_nobody(
@@ -188,7 +176,6 @@ async def test_a_killed_node_tells_nobody(
     assert not node.folder.exists()
     assert ready(await node_kube.get("/api/v1/nodes/victim"))["status"] == "True"
     assert (await pod(node_kube, node_namespace, "worker"))["status"]["phase"] == "Running"
-    await node_kube.delete("/api/v1/nodes/victim")
 
 
 async def test_an_image_is_given_to_running_nodes(cluster: LocalCluster) -> None:

@@ -46,6 +46,8 @@ def test_only_accepted_creations_of_the_resource_itself(tmp_path: Path) -> None:
     log.write_text("".join(json.dumps(e) + "\n" for e in events))
     assert [w.name for w in creates(log, "pods")] == ["a"]
     assert creates(log, "pods", namespace="other") == []
+    assert [w.name for w in writes(log, namespace="default")] == ["a", "refused", "a", "a"]
+    assert list(writes(log, namespace="refused")) == []
 
 
 def test_reactions_are_counted_from_when_the_cluster_could_know() -> None:
