@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
@@ -16,6 +17,13 @@ TRIES = 2
 """Of a test of those tiers: a real cluster on a shared machine may stall. The summary counts and names every rerun."""
 SPREAD = ("simulation",)
 """Folders whose single tests are long."""
+
+# Hypothesis' own deadline, 200 ms for an example, would measure the machine. The same examples each time: what a change
+# breaks is found by the change, and not by chance in another one.
+settings.register_profile(
+    "shoal", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("shoal")
 
 # Asked for "the current event loop" before the first test, Python up to 3.13 makes one that nobody closes; its warning
 # would then fail whichever test the garbage collector runs in. After this call it is not made (pytest-asyncio asks).

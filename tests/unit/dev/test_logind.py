@@ -99,7 +99,7 @@ def client() -> Any:
         each = Client(ours)
         each.greet()
         yield each, logind
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive()
 
 

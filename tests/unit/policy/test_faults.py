@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.policy.world import World
+
+pytestmark = pytest.mark.timeout(300)  # hundreds of whole lives: 37 s on a busy machine
 
 FAULTS = [
     "notice", "kill_node", "remake_node", "exit 1", "exit 137", "exit 143", "exit 0", "oom", "vanish", "evict",

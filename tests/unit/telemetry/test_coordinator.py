@@ -109,6 +109,6 @@ async def test_nonsense_is_unavailable(tmp_path: Path, coordinator: HttpsCoordin
 
 
 async def test_nobody_there(coordinator: HttpsCoordinator) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         with pytest.raises(Unavailable):
             await coordinator.read(endpoint("u1", "127.0.0.99"))

@@ -63,6 +63,7 @@ class TestConvergence:
         with pytest.raises(UsageError, match="as many losses"):
             LossCurve().fit([1, 2], [1])
 
+    @pytest.mark.timeout(300)
     @settings(max_examples=6, deadline=None)
     @given(st.integers(0, 1000), st.sampled_from(["flat", "rising", "noise", "negative"]))
     def test_nonsense_gives_no_nonsense(self, seed: int, kind: str) -> None:

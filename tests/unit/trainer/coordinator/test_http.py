@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 
 import pytest
 
@@ -78,9 +79,20 @@ class Served:
     def works(self):
         client = ControlClient(self.address, self.credentials, timeout=SECONDS)
         try:
-            return client.call("next", Next(slot=3, incarnation=0), Given).seconds == 3
+            return self.answer(client, 3) == 3
         finally:
             client.close()
+
+    @staticmethod
+    def answer(client, slot):
+        """What the server answers. Where this machine is slower than `proof_seconds` allows, it is asked again."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                return client.call("next", Next(slot=slot, incarnation=0), Given).seconds
+            except Unreachable:
+                if time.monotonic() > deadline:
+                    raise
 
 
 @pytest.fixture
@@ -255,7 +267,7 @@ def test_who_proves_nothing_in_time_is_closed_however_slow(start, part):
 def test_who_has_proven_itself_may_be_slow(start):
     served = start(proof_seconds=0.2)
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
-    client.call("next", Next(slot=0, incarnation=0), Given)
+    served.answer(client, 0)
     kept = client._connection
     with served.connect() as silent:
         assert silent.recv(1) == b""  # another one's time is up

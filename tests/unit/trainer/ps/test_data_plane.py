@@ -39,6 +39,10 @@ MODEL = ModelSpec(
 )
 
 
+RECOVERY = 10
+"""Seconds. A shard waits so long only where somebody it expects does not come."""
+
+
 class House:
     """Parameter servers of one job in this process."""
 
@@ -52,7 +56,7 @@ class House:
         self, shards: int = 1, *, epoch: int = 0, ports: list[int] | None = None, **arguments: Any
     ) -> House:
         self.stop()
-        self.stores = [ShardStore(i, shards, epoch, recovery_seconds=0.5) for i in range(shards)]
+        self.stores = [ShardStore(i, shards, epoch, recovery_seconds=RECOVERY) for i in range(shards)]
         for index, store in enumerate(self.stores):
             port = 0 if ports is None else ports[index]
             server = DataServer(
@@ -96,8 +100,8 @@ def house(credentials: Credentials) -> Iterator[House]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does; 10 s at most."""
-    event, left = threading.Event(), 1000
+    """Wait for what another thread does; 30 s at most."""
+    event, left = threading.Event(), 3000
     while not condition():
         event.wait(0.01)
         left -= 1
@@ -201,7 +205,7 @@ def test_a_worker_rides_through_the_loss_of_all_parameter_servers(house: House, 
     """Version counters: at most the push in flight is lost, though the snapshot is old."""
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
     house.serve(2)
-    client, out = house.client(dtype="bf16", timeout=3), aligned(N)
+    client, out = house.client(dtype="bf16"), aligned(N)
     known = client.hello(MODEL)
     client.initialize(flat(0.0))
     pulled = client.pull(out)
@@ -232,7 +236,7 @@ def test_a_worker_rides_through_the_loss_of_all_parameter_servers(house: House, 
 
 def test_a_client_never_goes_back_to_an_older_server(house: House) -> None:
     house.serve(1, epoch=3)
-    client = house.client(timeout=2)
+    client = house.client()
     client.hello(MODEL)
     superseded: list[int] = []
     house.serve(1, epoch=2, ports=house.stop(), on_superseded=superseded.append)
@@ -245,7 +249,7 @@ def test_a_client_never_goes_back_to_an_older_server(house: House) -> None:
 
 @contextmanager
 def raw(house: House) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", house.servers[0].port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", house.servers[0].port), timeout=30) as sock:
         yield sock
 
 
@@ -307,7 +311,7 @@ def test_a_slow_loris_is_ended_by_one_deadline(house: House) -> None:
                 break
             pause.wait(0.05)
         assert ended.is_set()
-    serving(house)
+    until(lambda: _try(lambda: serving(house)))  # this machine may be slower than the deadline, too
 
 
 def test_many_who_say_nothing_do_not_shut_others_out(house: House) -> None:
@@ -331,10 +335,10 @@ def test_a_plain_client_at_a_tls_port_and_the_other_way_round(credentials: Crede
     wrong = secure.client()
     address = Shard(host="127.0.0.1", data_port=secure.servers[0].port)
     with pytest.raises((Unauthorized, Unreachable)):
-        ShardClient(0, address, WorkerIdentity("uid", 0, 0), credentials, timeout=3).connect()
+        ShardClient(0, address, WorkerIdentity("uid", 0, 0), credentials, timeout=30).connect()
     address = Shard(host="127.0.0.1", data_port=plain.servers[0].port)
     with pytest.raises((Unauthorized, Unreachable)):
-        ShardClient(0, address, WorkerIdentity("uid", 0, 0), credentials, tls=True, timeout=3).connect()
+        ShardClient(0, address, WorkerIdentity("uid", 0, 0), credentials, tls=True, timeout=30).connect()
     serving(secure)
     serving(plain)
     wrong.close()
@@ -370,7 +374,7 @@ def test_a_false_parameter_server_learns_nothing(credentials: Credentials, tmp_p
 def proven(house: House) -> Iterator[Channel]:
     """A connection that passed the handshake, for misbehaving afterwards."""
     with raw(house) as sock:
-        channel = Channel(sock, timeout=5)
+        channel = Channel(sock, timeout=30)
         peer = handshake.Peer(handshake.Role.WORKER, 0, 9, 0)
         handshake.connect(channel, house.credentials, "uid", peer)
         yield channel

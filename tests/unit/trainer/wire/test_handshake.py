@@ -32,7 +32,7 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
     left = socket.create_connection(listener.getsockname())
     right, _ = listener.accept()
     listener.close()
-    channels = Channel(left, timeout=2), Channel(right, timeout=2)
+    channels = Channel(left, timeout=30), Channel(right, timeout=30)
     yield channels
     for channel in channels:
         channel.close()
@@ -72,14 +72,19 @@ def meet(
         handshake.conclude(right, verdict)
         return found
 
-    def finish() -> Any:
-        try:
-            return serve()
-        except TrainerError:
-            right.close()
-            raise
+    def ask() -> Any:
+        return handshake.connect(left, mine, job, peer, binding=binding[0])
 
-    return both(lambda: handshake.connect(left, mine, job, peer, binding=binding[0]), finish)
+    return both(lambda: or_leave(left, ask), lambda: or_leave(right, serve))
+
+
+def or_leave(channel: Channel, function: Callable[[], Any]) -> Any:
+    """Who refuses the other closes the connection: nobody waits for a timeout."""
+    try:
+        return function()
+    except TrainerError:
+        channel.close()
+        raise
 
 
 def test_both_sides_learn_who_the_other_is(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
@@ -153,7 +158,7 @@ def test_a_replayed_handshake_is_refused(credentials: Credentials) -> None:
         left = socket.create_connection(listener.getsockname())
         right, _ = listener.accept()
         listener.close()
-        return Channel(right, timeout=2), Recorder(left, timeout=2)
+        return Channel(right, timeout=30), Recorder(left, timeout=30)
 
     right, recorder = connection()
     assert meet((recorder, right), credentials, credentials) == (SERVER, WORKER)

@@ -95,7 +95,7 @@ class Servers:
 
     def start(self, index, epoch=0, restore=None):
         store = ShardStore(
-            index, self.count, epoch, staleness=self.staleness, recovery_seconds=0.2,
+            index, self.count, epoch, staleness=self.staleness, recovery_seconds=10,
             on_applied=self.coordinator.on_applied if self.coordinator and index == 0 else None,
         )  # fmt: skip
         if restore is not None:
