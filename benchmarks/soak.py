@@ -6,7 +6,9 @@ process that lived through the run grew.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -16,39 +18,52 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from shoal_trainer.contract import StopAfter
+from shoal_trainer.contract import Role, StatusReport, StopAfter
 from shoal_trainer.local import LocalJob, LocalRun
 
 KILL_EVERY = 20.0
 SETTLED = 60.0
-"""Seconds after which a process has all that it will need."""
-MOST_GROWTH = 1.25
+"""Seconds after its first answer, or push, from which a process has all that it needs."""
+SAMPLES = 10
+"""Readings, a second apart, of which a median is taken at either end: one of a process that is just dying is no end."""
+LONG = 3 * SETTLED
+"""A life in seconds, of which growth can be told."""
+MOST = {"memory": (1.25, 16e6), "descriptors": (1.25, 8.0), "threads": (1.25, 8.0)}
+"""A process may have so many times what it had at first, and so much more."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Of one process, at an age in seconds: anonymous memory in bytes, open descriptors, threads."""
+    """Of one process, at an age in seconds: its own memory in bytes (USS), open descriptors, threads."""
 
-    name: str
     age: float
-    memory: int
-    descriptors: int
-    threads: int
+    memory: float
+    descriptors: float
+    threads: float
 
 
-def read(run: LocalRun) -> list[Reading]:
-    """All processes that are alive."""
-    found = []
+def read(run: LocalRun, at_work: set[str]) -> dict[str, Reading]:
+    """All processes at work that are alive, by name."""
+    found = {}
     for process in run.processes:
-        try:
+        if process.name not in at_work:
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             p = psutil.Process(process.popen.pid)
             with p.oneshot():
-                info = p.memory_full_info()
-                age = time.time() - p.create_time()
-                found.append(Reading(process.name, age, info.uss, p.num_fds(), p.num_threads()))
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
+                memory, age = p.memory_full_info().uss, time.time() - p.create_time()
+                reading = Reading(age, memory, p.num_fds(), p.num_threads())
+            if p.is_running() and reading.descriptors:
+                found[process.name] = reading
     return found
+
+
+def working(run: LocalRun, status: StatusReport | None) -> set[str]:
+    """Names of the processes that have begun their work by the coordinator's word."""
+    if status is None:
+        return set()
+    pushing = {f"worker-{w.slot}-{w.incarnation}" for w in status.workers if w.first_push_at is not None}
+    return pushing | {p.name for p in run.processes if p.role is Role.PS}
 
 
 def main() -> None:
@@ -65,51 +80,53 @@ def main() -> None:
         kill="any",
         seed=1,
     )
-    first: dict[str, Reading] = {}
-    last: dict[str, Reading] = {}
+    lives: dict[str, list[Reading]] = {}
+    begun: dict[str, float] = {}
+    last: StatusReport | None = None
     start = told = time.monotonic()
     with LocalRun(job) as run:
-        while time.monotonic() - start < seconds:
+        while (now := time.monotonic()) - start < seconds:
             if (outcome := run.poll()) is not None:
                 console.print(f"the job ended: {outcome.message}")
                 sys.exit(1)
-            for reading in read(run):
-                if reading.age >= SETTLED:
-                    first.setdefault(reading.name, reading)
-                    last[reading.name] = reading
-            if time.monotonic() - told >= 60:
-                told = time.monotonic()
-                status = run.status()
-                steps = (
-                    "the coordinator is away"
-                    if status is None
-                    else f"step {status.step:,}, loss {status.loss}"
-                )
-                console.print(f"{told - start:.0f} s: {steps}, {run.kills} killed", highlight=False)
+            status = run.status()
+            last = status or last
+            for name in working(run, status):
+                begun.setdefault(name, now)
+            settled = {name for name, at in begun.items() if now - at >= SETTLED}
+            for name, reading in read(run, settled).items():
+                lives.setdefault(name, []).append(reading)
+            if now - told >= 60:
+                told = now
+                steps = "the coordinator is away" if status is None else f"step {status.step:,}"
+                console.print(f"{now - start:.0f} s: {steps}, {run.kills} killed", highlight=False)
             time.sleep(1.0)
-        status = run.status()
-    grown = show(console, first, last)
-    if status is not None:
-        console.print(f"{status.step:,} steps, {status.wasted_steps} wasted, {status.data}", highlight=False)
+    grown = show(console, lives)
+    if last is not None:
+        console.print(f"{last.step:,} steps, {last.wasted_steps} wasted, {last.data}", highlight=False)
     console.print(f"{run.kills} processes killed in {seconds:.0f} s; grew: {', '.join(grown) or 'none'}")
     sys.exit(1 if grown else 0)
 
 
-def show(console: Console, first: dict[str, Reading], last: dict[str, Reading]) -> list[str]:
-    """The longest lived processes; returns the names of those that grew."""
+def ends(life: list[Reading], what: str) -> tuple[float, float]:
+    """Medians of the first and of the last readings."""
+    values = [getattr(reading, what) for reading in life]
+    return statistics.median(values[:SAMPLES]), statistics.median(values[-SAMPLES:])
+
+
+def show(console: Console, lives: dict[str, list[Reading]]) -> list[str]:
+    """The longest lives; returns the names of the processes that grew."""
     table = Table("process", "lived s", "memory MB", "descriptors", "threads")
     grown = []
-    for name, end in sorted(last.items(), key=lambda item: -item[1].age)[:10]:
-        begin = first[name]
-        pairs = [
-            (begin.memory, end.memory),
-            (begin.descriptors, end.descriptors),
-            (begin.threads, end.threads),
-        ]
-        if end.age > 3 * SETTLED and any(after > MOST_GROWTH * before + 8 for before, after in pairs):
+    for name, life in sorted(lives.items(), key=lambda item: -item[1][-1].age):
+        if life[-1].age < LONG or len(life) < 2 * SAMPLES:
+            continue
+        pairs = {what: ends(life, what) for what in MOST}
+        if any(after > MOST[what][0] * before + MOST[what][1] for what, (before, after) in pairs.items()):
             grown.append(name)
-        cells = [f"{b / 1e6:.0f} → {e / 1e6:.0f}" if b > 10**6 else f"{b} → {e}" for b, e in pairs]
-        table.add_row(name, f"{end.age:.0f}", *cells)
+        scale = {"memory": 1e6}
+        cells = [f"{b / scale.get(w, 1):.0f} → {e / scale.get(w, 1):.0f}" for w, (b, e) in pairs.items()]
+        table.add_row(name, f"{life[-1].age:.0f}", *cells)
     console.print(table)
     return grown
 
