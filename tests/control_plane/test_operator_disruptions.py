@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from typing import Any
 
@@ -66,6 +67,19 @@ async def heard(plane: ControlPlane, since: dt.datetime, *what: str) -> dt.datet
     at = await eventually(there, what=f"{what} is heard")
     assert isinstance(at, dt.datetime)
     return at
+
+
+async def room(kube: Kube, kubelet: FakeKubelet, name: str) -> None:
+    """A spot node for those who replace others, when the scheduler sees it: its taint goes a moment after it is Ready.
+
+    Without it the only node that takes them may be the one that was told to go.
+    """
+    await kubelet.add_node(name, spot=True)
+
+    async def untainted() -> bool:
+        return not (await kube.get(f"/api/v1/nodes/{name}"))["spec"].get("taints")
+
+    await eventually(untainted)
 
 
 async def count(job: Job, disruptions: int, failures: int) -> dict[str, Any]:
@@ -290,7 +304,7 @@ async def test_many_at_once(
         await job.runs(workers)
         gone = [n for n, pod in (await job.pods()).items() if pod["spec"].get("nodeName") == "spot-0"]
         assert 7 <= len(gone) <= 11
-        await fake_kubelet.add_node("spot-4", spot=True)  # room for those who replace them
+        await room(kube, fake_kubelet, "spot-4")
         asked = utc_now()
         await fake_kubelet.notice("spot-0")
         last = max([await created(control_plane, namespace, name[:-1] + "1") for name in gone])
@@ -308,3 +322,25 @@ async def test_many_at_once(
             raise AssertionError(
                 f"{error}: {len(gone)} went; {status['restarts']}, {status['workers']}"
             ) from None
+
+
+async def test_each_of_many_jobs_tells_of_its_losses(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+) -> None:
+    await fake_kubelet.add_node("safe-1")
+    await fake_kubelet.add_node("spot-1", spot=True)
+    jobs = [Job(kube, namespace, f"digits-{number}") for number in range(11)]
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await asyncio.gather(*(job.apply() for job in jobs))
+        await asyncio.gather(*(job.runs() for job in jobs))
+        await room(kube, fake_kubelet, "spot-2")
+        await fake_kubelet.notice("spot-1")
+        await asyncio.gather(*(count(job, 2, 0) for job in jobs))
+
+        async def all_told() -> bool:
+            told = [await job.events() for job in jobs]
+            return all(len(each.get("WorkerReplaced", [])) == 2 for each in told)
+
+        await eventually(all_told)
+        for job in jobs:  # what was lost was told before
+            assert len((await job.events())["WorkerDisrupted"]) == 2

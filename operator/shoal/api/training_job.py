@@ -20,6 +20,7 @@ from shoal.api.training_job_status import TrainingJobStatus
 
 MANAGED_BY = "shoal.dev/operator"
 """The value of `spec.managedBy` that means Shoal itself, as an absent one does."""
+MOST_SHARDS = 16
 
 _URI = "^(s3|gs|file)://.+"
 _ENTRYPOINT = "^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
@@ -206,7 +207,7 @@ class SnapshotSpec(Strict):
 class ParameterServers(Strict):
     """The processes that own the model. They run on nodes that carry no known spot label."""
 
-    replicas: int = Field(1, ge=1, le=16)
+    replicas: int = Field(1, ge=1, le=MOST_SHARDS)
     """How many shards the parameters are cut into. May change while the job is suspended."""
     snapshot: SnapshotSpec = SnapshotSpec()
     """How often the model is saved."""

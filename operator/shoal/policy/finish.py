@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from itertools import chain
 
@@ -16,8 +17,11 @@ from shoal.policy.telling import whole
 from shoal.policy.verdict import judge
 
 
-def ending(seen: Observation, end: End, status: TrainingJobStatus) -> Plan:
-    """The plan of the moment in which the job ends. The status goes first; pods are cleaned up after it is written."""
+def ending(seen: Observation, end: End, status: TrainingJobStatus, events: Iterable[Event]) -> Plan:
+    """The plan of the moment in which the job ends. The status goes first; pods are cleaned up after it is written.
+
+    `events`: what was counted in the same moment, such as the failure that was one too many.
+    """
     conditions = Conditions(status.conditions, seen.job.metadata.generation, seen.now)
     conditions.set("Complete" if end.succeeded else "Failed", True, end.reason, end.message)
     conditions.set("Running", False, "Finished")
@@ -36,7 +40,7 @@ def ending(seen: Observation, end: End, status: TrainingJobStatus) -> Plan:
         if end.succeeded
         else Event("Warning", "Failed", f"{end.reason}: {end.message}")
     )
-    return Plan((), status.model_copy(update=update), (event,), wake_after=0.0)
+    return Plan((), status.model_copy(update=update), (*events, event), wake_after=0.0)
 
 
 def afterwards(seen: Observation) -> Plan:

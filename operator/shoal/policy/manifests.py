@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal.api.base import API_VERSION
-from shoal.api.training_job import TrainingJob
+from shoal.api.training_job import MOST_SHARDS, TrainingJob
 from shoal.policy import names
 from shoal.policy.merge import merge
 from shoal.policy.model import Images, Manifest
@@ -188,7 +188,11 @@ def secret(job: TrainingJob, data: Mapping[str, bytes]) -> Manifest:
 
 
 def disruption_budget(job: TrainingJob) -> Manifest:
-    """No voluntary eviction of a parameter server. An absolute number, since only those need no controller's scale."""
+    """No voluntary eviction of a parameter server.
+
+    An absolute number, since only those need no controller's scale; and the most that a job can have, so that it holds
+    also after the number of shards has changed.
+    """
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -199,7 +203,7 @@ def disruption_budget(job: TrainingJob) -> Manifest:
             "ownerReferences": [owner(job)],
         },
         "spec": {
-            "minAvailable": job.spec.parameter_servers.replicas,
+            "minAvailable": MOST_SHARDS,
             "selector": {"matchLabels": {names.JOB_UID: job.metadata.uid, names.ROLE: "ps"}},
         },
     }

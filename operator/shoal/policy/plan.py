@@ -63,7 +63,8 @@ def plan(seen: Observation) -> Plan:
     servers = slots.account(seen, "ps", suspension.wants_server(seen, crew), counters)
 
     if end := completion.decide(seen, servers, counters, decisions.wake_after):
-        return finish.ending(seen, end, _Picture(seen, servers, crew, counters, decisions).status())
+        status = _Picture(seen, servers, crew, counters, decisions).status()
+        return finish.ending(seen, end, status, counters.events)
 
     if not job.spec.suspend:
         _foundations(seen, decisions)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.api.training_job import MOST_SHARDS
 from shoal.policy import manifests, names
 from shoal.policy.merge import merge
 from shoal.policy.names import Place
@@ -170,6 +171,13 @@ def test_the_secret_carries_the_bytes() -> None:
     made = manifests.secret(build.job(), {"key": b"\x00\x01"})
     assert made["data"] == {"key": "AAE="}
     assert made["immutable"]
+
+
+def test_the_budget_lets_no_parameter_server_be_evicted_however_many_there_will_be() -> None:
+    budgets = [
+        manifests.disruption_budget(build.job(parameterServers={"replicas": n})) for n in (1, MOST_SHARDS)
+    ]
+    assert [budget["spec"]["minAvailable"] for budget in budgets] == [MOST_SHARDS] * 2
 
 
 def test_everything_is_json() -> None:

@@ -206,6 +206,7 @@ def test_a_failure_backs_off_and_counts_against_the_limit() -> None:
     made = world.reconcile()
     assert world.status["phase"] == "Failed"
     assert world.status["reason"] == "BackoffLimitExceeded"
+    assert [event.reason for event in made.events] == ["WorkerFailed", "Failed"]
     assert "2 failures" in made.events[-1].message
 
 
