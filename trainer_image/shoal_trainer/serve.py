@@ -51,7 +51,8 @@ from shoal_trainer.coordinator.protocol import (
     SnapshotShard,
     TaskDone,
 )
-from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.coordinator.reconciler import Reconciler, tell
+from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore, State
@@ -86,11 +87,23 @@ class ParameterServer:
         self.coordinator: Coordinator | None = None
         self._artefacts = Artefacts(self._storage, config.job.uid)
         self._snapshotter: Snapshotter | None = None
+        self._reconciler: Reconciler | None = None
         if config.index == 0:
             self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, self.shard)
             others = [ShardControl(address, self._credentials) for address in config.parameter_servers[1:]]
+            asked = [
+                ShardControl(address, self._credentials, timeout=2.0)
+                for address in config.parameter_servers[1:]
+            ]
+            self._reconciler = Reconciler(self.shard, asked, self.coordinator)
             self._snapshotter = Snapshotter(
-                self.shard, others, self.coordinator, self._store, config.snapshot, fenced=self._give_up
+                self.shard,
+                others,
+                self.coordinator,
+                self._reconciler,
+                self._store,
+                config.snapshot,
+                fenced=self._give_up,
             )
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -122,6 +135,10 @@ class ParameterServer:
             serve_metrics(self.status, self.config.bind_host, METRICS_PORT)
         if self._snapshotter:
             self._snapshotter.start()
+        if self._reconciler:
+            self._reconciler.start()
+            if self.config.incarnation:
+                self._reconciler.due()
         log.info("shard %d epoch %d serves on port %d", self.config.index, self.config.incarnation, data.port)
         try:
             return self._serve()
@@ -200,7 +217,7 @@ class ParameterServer:
         manifest, copy = begun
         self.shard.restore(copy, other_run=True, weights_only=initial.weights_only)
         if self.coordinator is not None and not initial.weights_only:
-            self.coordinator.load(manifest.ledger)
+            self.coordinator.load(manifest.ledger, other_run=True)
         log.info("begins with snapshot %d of %s", manifest.number, initial.uri)
 
     def _patiently(self, call: Callable[[], T]) -> T:
@@ -217,10 +234,10 @@ class ParameterServer:
                 sys.exit(EXIT_DRAINED)
 
     def _tell_ready(self) -> bool:
-        """The shard was lost and is back: tell the coordinator what it came back with."""
+        """The shard was lost and is back: tell the coordinator."""
         client = ShardControl(self.config.parameter_servers[0], self._credentials, timeout=2.0)
         try:
-            client.shard_ready(self.config.index, self.config.incarnation, self.shard.samples)
+            client.shard_ready(self.config.index, self.config.incarnation)
         except Unreachable:
             return False
         finally:
@@ -231,7 +248,7 @@ class ParameterServer:
 
     def _handlers(self) -> dict[str, Callable[..., Message]]:
         if self.coordinator is None:
-            return {"snapshot": self._write_part}
+            return {"snapshot": self._write_part, "pushes": lambda request: tell(self.shard, request.of)}
         coordinator = self.coordinator
 
         def next_work(request: Next) -> Message:
@@ -254,7 +271,9 @@ class ParameterServer:
             return Done()
 
         def shard_ready(request: ShardReady) -> Message:
-            coordinator.shard_recovered(request.index, request.samples)
+            log.warning("shard %d is back at epoch %d", request.index, request.epoch)
+            assert self._reconciler is not None
+            self._reconciler.due()
             return Done()
 
         return {
@@ -273,6 +292,8 @@ class ParameterServer:
         self._artefacts.check(request.token, request.files)
         task = self.coordinator.task_done(request)
         if task is not None and task.kind == "export":
+            assert self._reconciler is not None
+            self._reconciler.settle()
             message = self.coordinator.succeeded("", "")
             self.coordinator.end(self._artefacts.publish_model(request.token, message))
         return Done()
@@ -287,10 +308,7 @@ class ParameterServer:
         self._artefacts.receive(token, task.kind, name, chunks)
 
     def _write_part(self, request: SnapshotShard) -> ShardFile:
-        copy = self.shard.copy()
-        if copy is None:
-            raise Unreachable(f"shard {self.config.index} holds nothing yet")
-        return self._store.write_shard(request.number, request.epoch, copy)
+        return write_part(self.shard, self._store, request)
 
     def status(self) -> StatusReport:
         """The coordinator's status with what is known of the shards."""

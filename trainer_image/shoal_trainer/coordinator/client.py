@@ -10,7 +10,7 @@ import contextlib
 import http.client
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,6 +21,7 @@ from shoal_trainer.contract import Message, Shard
 from shoal_trainer.coordinator.http import CODES
 from shoal_trainer.coordinator.protocol import (
     PURPOSE,
+    AskPushes,
     DataSpec,
     Done,
     Failed,
@@ -32,11 +33,13 @@ from shoal_trainer.coordinator.protocol import (
     Lease,
     Leave,
     Next,
+    Pushes,
     ShardReady,
     SnapshotShard,
     TaskDone,
 )
 from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
+from shoal_trainer.ps.contents import Span
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import ShardFile
 
@@ -211,13 +214,18 @@ class ShardControl:
     def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = UPLOAD_SECONDS) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
 
-    def snapshot(self, number: int, epoch: int) -> ShardFile:
-        """Have a shard write its part of a snapshot."""
-        return self._client.call("snapshot", SnapshotShard(number=number, epoch=epoch), ShardFile)
+    def snapshot(self, number: int, epoch: int, published: int) -> ShardFile:
+        """Have a shard write its part of a snapshot; `published`: see `SnapshotShard`."""
+        request = SnapshotShard(number=number, epoch=epoch, published=published)
+        return self._client.call("snapshot", request, ShardFile)
 
-    def shard_ready(self, index: int, epoch: int, samples: int) -> None:
-        """Tell the coordinator with how many samples a shard came back."""
-        self._client.call("shard-ready", ShardReady(index=index, epoch=epoch, samples=samples), Done)
+    def pushes(self, of: Sequence[Span]) -> Pushes:
+        """Ask a shard which pushes are in it, and what those of `of` cover."""
+        return self._client.call("pushes", AskPushes(of=tuple(of)), Pushes)
+
+    def shard_ready(self, index: int, epoch: int) -> None:
+        """Tell the coordinator that a shard came back."""
+        self._client.call("shard-ready", ShardReady(index=index, epoch=epoch), Done)
 
     def close(self) -> None:
         """Close the connection."""

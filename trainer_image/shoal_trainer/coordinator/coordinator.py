@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal_trainer.contract import (
@@ -30,10 +30,12 @@ from shoal_trainer.coordinator.counters import Counters
 from shoal_trainer.coordinator.ledger import Lease, Ledger, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.pace import Pace
+from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, FileEnded, Given, Join, Joined, Renamed, TaskDone
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
 from shoal_trainer.coordinator.tasks import Task, Tasks
-from shoal_trainer.errors import Fenced, UserError
+from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
 from shoal_trainer.wire.messages import Applied, Entry, Progress
 
@@ -63,6 +65,8 @@ class Coordinator:
         self.members = Members()
         self.tasks = Tasks()
         self.counters = Counters()
+        self.partial = Partial()
+        """The reconciler's."""
         self.ledger: Ledger | None = None
         self.data: DataSpec | None = None
         self.finished: TerminationMessage | None = None
@@ -191,15 +195,17 @@ class Coordinator:
         self._ready = True
         self._replay()
 
-    def shard_recovered(self, index: int, samples: int) -> None:
-        """Another shard came back with parameters of so many samples: what it lacks was applied in part only."""
+    def compare(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
+        """Count what is in some shards only; whether some of it may yet come (`at_end`: that counts, too)."""
         with self._lock:
-            missing = self.shard.samples - samples
-            if missing > 0:
-                self.counters.partial += missing
-                log.warning(
-                    "shard %d came back without %d samples: applied on some shards only", index, missing
-                )
+            if self.ledger is None:
+                raise Unreachable("no worker has said yet what the data are")
+            present = {(member.slot, member.incarnation) for member in self.members.present()}
+            marks, expected = self.partial.count(shards, present, at_end=at_end)
+            self.counters.partial = sum(mark.stop - mark.start for mark in marks)
+            ranges = ((m.epoch, r) for m in marks for r in self.ledger.range_of(Segment(*m)))
+            self.counters.partial_ranges = set(ranges)
+            return expected
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -270,11 +276,13 @@ class Coordinator:
             "loss": self.pace.loss,
         }
 
-    def load(self, saved: dict[str, Any]) -> None:
+    def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
         """Begin from a manifest's `ledger`, before any worker is here, and gather the survivors."""
         with self._lock:
             if not saved:
                 return
+            if "partial" in saved:  # there are several shards
+                self.partial.load(saved["partial"], other_run=other_run)
             self._saved = saved
             self._agree(DataSpec.model_validate(saved["data"]))
             assert self.ledger is not None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shoal_trainer.coordinator.positions import Positions
+from shoal_trainer.ps.positions import Positions
 
 Token = tuple[int, int]
 

@@ -12,12 +12,15 @@ from typing import Literal
 from pydantic import Field
 
 from shoal_trainer.contract import Message
+from shoal_trainer.ps.contents import Span
+from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
 PURPOSE = "control"
 """What the bearer token of these requests is derived for (`Credentials.token`)."""
 MAX_BODY = 4 << 20
 MAX_FILE = 64 << 30
 MAX_TEXT = 4096
+MAX_SPANS = 1 << 20
 
 
 class DataSpec(Message):
@@ -132,18 +135,34 @@ class Failed(Caller):
 
 
 class ShardReady(Message):
-    """Another parameter server came back with parameters of so many samples."""
+    """Another parameter server came back."""
 
     index: int = Field(ge=1)
     epoch: int = Field(ge=0)
-    samples: int = Field(ge=0)
 
 
 class SnapshotShard(Message):
-    """Parameter server 0 asks another one to write its part of snapshot `number`; answered by a `ShardFile`."""
+    """Parameter server 0 asks another one to write its part of snapshot `number`; answered by a `ShardFile`.
+
+    `published`: the newest one of this `epoch` that can be seen by everyone; 0 for none.
+    """
 
     number: int = Field(ge=1)
     epoch: int = Field(ge=0)
+    published: int = Field(default=0, ge=0)
+
+
+class AskPushes(Message):
+    """Parameter server 0 asks another one which pushes are in it, and what those of `of` cover; see `Pushes`."""
+
+    of: tuple[Span, ...] = Field(default=(), max_length=MAX_JOURNAL)
+
+
+class Pushes(Message):
+    """The pushes that are in a shard, and parts of its journal."""
+
+    held: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
+    entries: tuple[Entry, ...] = Field(default=(), max_length=MAX_JOURNAL)
 
 
 class Done(Message):
@@ -160,4 +179,5 @@ REQUESTS: dict[str, type[Message]] = {
     "failed": Failed,
     "shard-ready": ShardReady,
     "snapshot": SnapshotShard,
+    "pushes": AskPushes,
 }

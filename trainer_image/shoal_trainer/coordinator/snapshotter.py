@@ -10,17 +10,32 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from shoal_trainer.contract import SnapshotPolicy
 from shoal_trainer.coordinator.client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.errors import Fenced, TrainerError
+from shoal_trainer.coordinator.protocol import SnapshotShard
+from shoal_trainer.coordinator.reconciler import Reconciler
+from shoal_trainer.errors import Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.store import SnapshotStore
 
 log = logging.getLogger(__name__)
+
+
+def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) -> ShardFile:
+    """Another shard's part of a snapshot. `Unreachable` while it holds nothing."""
+    with shard.lock:
+        copy, journal = shard.copy(), shard.journal
+        journal.published_part((request.epoch, request.published))
+    if copy is None:
+        raise Unreachable(f"shard {shard.index} holds nothing yet")
+    file = store.write_shard(request.number, request.epoch, copy)
+    with shard.lock:
+        journal.wrote((request.epoch, request.number), copy.version)
+    return file
 
 
 class Snapshotter:
@@ -31,18 +46,22 @@ class Snapshotter:
         shard: ShardStore,
         others: Sequence[ShardControl],
         coordinator: Coordinator,
+        reconciler: Reconciler,
         store: SnapshotStore,
         policy: SnapshotPolicy,
         *,
         fenced: Callable[[Fenced], None],
         wall: Callable[[], float] = time.time,
+        executor: Callable[[int], Executor] = ThreadPoolExecutor,
     ) -> None:
         self._shard, self._others = shard, others
         self._coordinator, self._store, self._policy = coordinator, store, policy
-        self._fenced, self._wall = fenced, wall
+        self._reconciler = reconciler
+        self._fenced, self._wall, self._executor = fenced, wall, executor
         self._stop = threading.Event()
         self._taking = threading.Lock()
         self._version = -1
+        self._published = 0
         self._away = ""
         self.last: Manifest | None = None
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
@@ -64,10 +83,15 @@ class Snapshotter:
                     return None
                 ledger = self._coordinator.dump()
             number, epoch = self._store.next_number(), self._shard.epoch
-            with ThreadPoolExecutor(max(1, len(self._others))) as pool:
-                parts = [pool.submit(other.snapshot, number, epoch) for other in self._others]
+            with self._executor(max(1, len(self._others))) as pool:
+                parts = [
+                    pool.submit(other.snapshot, number, epoch, self._published) for other in self._others
+                ]
                 own = self._store.write_shard(number, epoch, copy)
                 files = (own, *(part.result() for part in parts))
+            pushes = [file.pushes for file in files]
+            if ledger and self._others:
+                ledger["partial"] = self._reconciler.beside(pushes)
             manifest = Manifest(
                 number=number,
                 epoch=epoch,
@@ -80,7 +104,8 @@ class Snapshotter:
             self.last = self._store.publish(manifest)
             with self._shard.lock:
                 self._shard.journal.published(copy.version)
-            self._version = copy.version
+            self._reconciler.published(pushes)
+            self._version, self._published = copy.version, number
             self._store.prune(self._policy.retain)
             return self.last
 

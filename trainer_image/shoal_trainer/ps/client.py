@@ -31,7 +31,6 @@ from shoal_trainer.wire.messages import (
     AnswerMeta,
     Copy,
     Hello,
-    Journal,
     ModelSpec,
     Pulled,
     Push,
@@ -278,7 +277,7 @@ class PSClient:
             pulled.updates[shard.index],
             pulled.live_workers,
             pulled.applied[shard.index],
-            pulled.journal if shard.index == 0 else Journal(),
+            pulled.journals[shard.index],
         )
         request = Header(Op.OFFER, self.codec, version=pulled.versions[shard.index])
         shard.send(request, encode_answer(meta), part)
@@ -328,7 +327,7 @@ class PSClient:
             shard_samples=tuple(meta.samples for meta in metas),
             push_seconds=sent - begin,
             pull_seconds=self._clock() - sent,
-            journal=metas[0].journal,
+            journals=tuple(meta.journal for meta in metas),
         )
 
     def _encode(self, flat: NDArray[Any]) -> NDArray[Any]:

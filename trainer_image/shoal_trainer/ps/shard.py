@@ -20,6 +20,7 @@ from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.contents import Contents, Span
 from shoal_trainer.ps.journal import Log
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.layout import bounds
@@ -28,7 +29,7 @@ from shoal_trainer.ps.merging import Merger
 from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
 from shoal_trainer.ps.recovery import Recovery
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, difference, remember, same_shapes
-from shoal_trainer.wire.messages import AnswerMeta, Applied, Journal, ModelSpec, PushMeta, ShardWelcome
+from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
 
 EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
 
@@ -66,6 +67,8 @@ class ShardStore:
         self.model: ModelSpec | None = None
         self.applied: Applied = {}
         self.journal = Log()
+        self.contents = Contents()
+        """Which pushes are in the parameters."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._clock = clock
@@ -75,6 +78,7 @@ class ShardStore:
         self._optimizer: Optimizer | None = None
         self._merger = Merger()
         self._other_run = False
+        self._restored: tuple[Span, ...] = ()
         self._members = Members()
         self._permits = Permits()
 
@@ -159,7 +163,7 @@ class ShardStore:
         with self.lock:
             self._members.check(slot, incarnation)
             self._check_size(io)
-            if self._wants(version) and (self.index or self.journal.takes(meta.journal)):
+            if self._wants(version) and self.journal.takes(meta.journal, Contents(self._restored)):
                 kernels.adopt(self._parameters, io)
                 self.version, self.samples, self.updates = (
                     version,
@@ -168,6 +172,9 @@ class ShardStore:
                 )
                 self.applied = dict(meta.applied)
                 self.journal.adopt(meta.journal)
+                self.contents = Contents(self._restored)
+                for entry in self.journal.since(-1).entries:
+                    self.contents.add((entry.slot, entry.incarnation, entry.seq))
                 self._recovery.known = True
                 if self._state is State.EMPTY:
                     self._become_ready()
@@ -278,7 +285,15 @@ class ShardStore:
             arrays = {name: values.copy() for name, values in arrays.items()}
             counts = (self.epoch, self.version, self.samples, self.updates)
             return ShardCopy(
-                self.index, self.shards, *counts, low, high, self.model, dict(self.applied), arrays
+                self.index,
+                self.shards,
+                *counts,
+                low,
+                high,
+                self.model,
+                dict(self.applied),
+                arrays,
+                self.contents.spans(),
             )
 
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
@@ -303,6 +318,8 @@ class ShardStore:
             self.version, self.samples = copy.version, copy.samples
             self.applied = dict(copy.applied)
             self.journal = Log(copy.version)
+            self._restored = copy.contents
+            self.contents = Contents(copy.contents)
             self._recovery.expect({slot for slot, _ in copy.applied})
             self._state = State.RECOVERING
 
@@ -382,8 +399,8 @@ class ShardStore:
         self.samples += meta.samples
         remember(self.applied, slot, incarnation, seq)
         self._permits.pushed(slot, base)
-        if self.index == 0:
-            self.journal.add(self.version, meta)
+        self.contents.add((slot, incarnation, seq))
+        self.journal.add(self.version, (slot, incarnation, seq), meta)
         if self.on_applied is not None:
             self.on_applied(AppliedPush(slot, incarnation, seq, self.version, tau, weight, meta, delta))
         self.changed.notify_all()
@@ -393,7 +410,7 @@ class ShardStore:
         """`known`: up to which version the worker knows the journal; -1: nothing of it."""
         if self.staleness.max is not None and self._members.has(slot):
             self._permits.pulled(slot, self.version)
-        journal = Journal() if self.index else self.journal.since(known)
+        journal = self.journal.since(known)
         meta = AnswerMeta(self.samples, self.updates, self.live_workers, dict(self.applied), journal)
         return Answer(self.version, meta)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal_trainer.ps.contents import Span
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta
 
@@ -57,6 +58,8 @@ class ShardCopy:
     model: ModelSpec
     applied: Applied
     arrays: dict[str, Vector]
+    contents: tuple[Span, ...] = ()
+    """Which pushes are in it."""
 
 
 def same_shapes(held: ModelSpec, given: ModelSpec) -> bool:

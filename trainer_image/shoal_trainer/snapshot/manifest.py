@@ -27,6 +27,9 @@ class ShardFile(Message):
     applied: list[tuple[int, int, int]] = Field(default_factory=list)
     """[slot, incarnation, seq]: the last push of each that is in the parameters."""
 
+    pushes: list[tuple[int, int, int, int]] = Field(default_factory=list)
+    """[slot, incarnation, first, end): the numbers of all pushes that are in the parameters."""
+
     @property
     def vector(self) -> Applied:
         """`applied` as a mapping."""

@@ -65,6 +65,7 @@ class SnapshotStore:
             size=pieces.size,
             sha256=pieces.hex,
             applied=applied_to_list(copy.applied),
+            pushes=list(copy.contents),
         )
 
     def publish(self, manifest: Manifest) -> Manifest:
@@ -167,6 +168,7 @@ class SnapshotStore:
             model=model,
             applied=applied,
             arrays=arrays,
+            contents=tuple(parts[0].pushes) if len(parts) == 1 else (),
         )
 
     # ---

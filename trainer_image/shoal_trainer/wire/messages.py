@@ -118,9 +118,12 @@ class Progress(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A part of a push that is in shard 0: the version that it made, its steps, and the positions that it covers."""
+    """A part of a push that is in a shard: the version that it made, whose it is, its steps, and what it covers."""
 
     version: int
+    slot: int
+    incarnation: int
+    seq: int
     steps: int
     epoch: int
     file: int
@@ -189,8 +192,8 @@ class Pulled:
     """From the first byte sent to the last one."""
     pull_seconds: float = 0.0
     """From then until the last byte of the answers, the servers' work among it."""
-    journal: Journal = Journal()
-    """Shard 0's pushes since its last snapshot; with the answer to a push, those after its base version."""
+    journals: tuple[Journal, ...] = ()
+    """For each shard, its pushes since its last snapshot; with the answer to a push, those after its base version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class Welcome:
 _PUSH = struct.Struct("<II3f5fH")
 _MARK = struct.Struct("<IiQQ")
 _ANSWER = struct.Struct("<QQIHQI")
-_ENTRY = struct.Struct("<QIIiQQ")
+_ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
 
 

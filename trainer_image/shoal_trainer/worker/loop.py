@@ -223,7 +223,8 @@ class Loop:
             self._begin_outage(error, send)
         else:
             assert self._pulled is not None
-            self._pulled = replace(pulled, journal=self._pulled.journal.then(pulled.journal))
+            both = zip(self._pulled.journals, pulled.journals, strict=True)
+            self._pulled = replace(pulled, journals=tuple(known.then(later) for known, later in both))
             self._buffers.swap()
             self._leases.answered(send.push)
         self._heard = self._clock()

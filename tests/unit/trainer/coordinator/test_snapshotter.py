@@ -37,6 +37,16 @@ class Ledger:
         return {"version": self.shard.version}
 
 
+class Reconciler:
+    """Nothing is partial."""
+
+    def beside(self, parts):
+        return {"parts": len(parts)}
+
+    def published(self, parts):
+        """It is known."""
+
+
 class Disk(LocalStorage):
     """A disk that can be full, or away, or slow; `refused` counts what it did not take."""
 
@@ -79,7 +89,7 @@ class Bench:
         self.fenced = Future()
         self.others = []
         self.snapshotter = Snapshotter(
-            self.shard, self.others, Ledger(self.shard), self.store, policy,
+            self.shard, self.others, Ledger(self.shard), Reconciler(), self.store, policy,
             fenced=self.fenced.set_result, wall=lambda: 1000.0,
         )  # fmt: skip
         self.seq = 0
@@ -187,7 +197,7 @@ def test_another_shard_that_is_away_stops_no_training(tmp_path, caplog):
     class Away:
         asked = 0
 
-        def snapshot(self, number, epoch):
+        def snapshot(self, number, epoch, published):
             self.asked += 1
             raise Unreachable("shard 1 does not answer")
 

@@ -6,27 +6,47 @@ import numpy as np
 import pytest
 
 from shoal_trainer.coordinator import report
-from tests.unit.trainer.simulation.world import PASSES, SAMPLES, World
+from tests.unit.trainer.simulation.world import PASSES, SAMPLES, STEPS_AT, World
 
 SEEDS = int(os.environ.get("SHOAL_SEEDS", "500"))
 CHUNKS = 20
 
 
-def counts(world):
-    """How often each sample of each pass is in the surviving parameters."""
+def held(world, index):
+    """What is left in a shard."""
     assert world.final is not None
-    copy = world.final.shard.copy()
+    server = world.servers[index]
+    copy = server.shard.copy()
     assert copy is not None
     found = copy.arrays["parameters"]
     assert np.all(found == np.round(found))
     return found.astype(int)
 
 
+def counts(world):
+    """How often each sample of each pass is in the surviving parameters."""
+    return held(world, 0)[: SAMPLES * PASSES]
+
+
+def check_partial(world, told):
+    """What is in some shards only, as the parameters have it, is what was counted."""
+    steps = np.array([held(world, index)[STEPS_AT : STEPS_AT + world.steps] for index in range(world.shards)])
+    assert steps.max() == 1, told
+    samples = [
+        one for step in np.flatnonzero(steps.min(axis=0) != steps.max(axis=0)) for one in world.covers[step]
+    ]
+    counters = world.final.coordinator.counters
+    assert counters.partial == len(samples), told
+    size = world.final.coordinator.ledger.range_size
+    assert counters.partial_ranges == {(epoch, at // size) for epoch, at in samples}, told
+    return len(samples)
+
+
 def check(seed, world):
     applied = counts(world)
     counters = world.final.coordinator.counters
     surplus, missing = np.maximum(applied - 1, 0).sum(), np.maximum(1 - applied, 0).sum()
-    told = f"seed {seed}: {world.describe()}"
+    told = f"seed {seed}, {world.shards} shards: {world.describe()}"
     if world.ps_losses == 0:
         assert (surplus, missing, counters.repeated, counters.lost) == (0, 0, 0, 0), told
     assert (surplus, missing) == (counters.repeated, counters.lost), told
@@ -44,6 +64,18 @@ def test_each_sample_is_applied_once_or_counted(chunk):
         world = World(seed, workers=1 + seed % 4, faults=(0.5, 1.0, 2.0)[seed % 3], ps_faults=seed % 4)
         world.run()
         check(seed, world)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
+def test_what_is_in_some_shards_only_is_counted(chunk):
+    for seed in range(chunk, SEEDS // 5, CHUNKS):
+        faults = (0.5, 1.0, 2.0)[seed % 3]
+        world = World(seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=2 + seed % 2)
+        world.run()
+        world.end()
+        check(seed, world)
+        check_partial(world, f"seed {seed}: {world.describe()}")
 
 
 def test_a_run_is_the_same_for_the_same_seed():

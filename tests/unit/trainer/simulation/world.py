@@ -5,7 +5,8 @@ and then the scheduler, which draws everything from one seed, decides who is nex
 seed.
 
 The model is a counter: the "gradient" of a batch is 1 at each of its samples, so the parameters themselves say how
-often every sample of every pass was applied.
+often every sample of every pass was applied. With several shards each of them has such counters of its own, and one
+more for each step that a worker computed: so the shards themselves say which steps are in some of them only.
 """
 
 from __future__ import annotations
@@ -15,21 +16,41 @@ import io
 import math
 import random
 import threading
+from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import SimpleNamespace
 
 import numpy as np
 
-from shoal_trainer.contract import JobIdentity, StopAfter
+from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.protocol import DataSpec, Join, Lease, TaskDone
+from shoal_trainer.coordinator.protocol import (
+    AskPushes,
+    DataSpec,
+    Join,
+    Lease,
+    Pushes,
+    SnapshotShard,
+    TaskDone,
+)
+from shoal_trainer.coordinator.reconciler import Reconciler, tell
+from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.ps.layout import GRAIN, bounds
+from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.snapshot.store import SnapshotStore
-from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Pulled, PushMeta, Welcome
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    ModelSpec,
+    OptimizerConfig,
+    Pulled,
+    PushMeta,
+    Welcome,
+    decode_answer,
+    encode_answer,
+)
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.glue import Step
 from shoal_trainer.worker.leases import Leases
@@ -38,11 +59,18 @@ from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.work import DataWork, Finished, TaskWork
 
 SAMPLES, BATCH, PASSES = 96, 2, 2
-MODEL = ModelSpec(
-    fingerprint="0" * 64,
-    parameters=SAMPLES * PASSES,
-    optimizer=OptimizerConfig(name="delta", batch_size=BATCH),
-)
+STEPS_AT = 1024
+"""Where in a shard's part the counters of the steps begin."""
+
+
+def model(shards):
+    """Counters; one part, as large as bounds() makes it, for each of several shards."""
+    parameters = SAMPLES * PASSES if shards == 1 else shards * GRAIN
+    return ModelSpec(
+        fingerprint="0" * 64,
+        parameters=parameters,
+        optimizer=OptimizerConfig(name="delta", batch_size=BATCH),
+    )
 
 
 class Killed(BaseException):
@@ -94,36 +122,69 @@ class MemoryStorage:
         self.files = {n: d for n, d in self.files.items() if n != name and not n.startswith(name + "/")}
 
 
-class Server:
-    """One incarnation of parameter server 0."""
+class AtOnce(Executor):
+    """Runs what it is given at once, in the caller's thread."""
 
-    def __init__(self, world, epoch):
-        self.epoch = epoch
-        self.world = world
-        self.shard = ShardStore(0, 1, epoch, boot=epoch + 1, clock=world.clock)
+    def __init__(self, workers):
+        del workers
+
+    def submit(self, call, *arguments):
+        future = Future()
+        try:
+            future.set_result(call(*arguments))
+        except Unreachable as error:
+            future.set_exception(error)
+        return future
+
+
+class Other:
+    """Another shard, as shard 0 talks to it."""
+
+    def __init__(self, world, index):
+        self.world, self.index = world, index
+
+    def pushes(self, of):
+        self.world.talk()
+        told = tell(self._server().shard, AskPushes.model_validate_json(AskPushes(of=of).to_json()).of)
+        return Pushes.model_validate_json(told.to_json())
+
+    def snapshot(self, number, epoch, published):
+        self.world.talk()
+        server = self._server()
+        request = SnapshotShard(number=number, epoch=epoch, published=published)
+        return write_part(server.shard, server.store, request)
+
+    def _server(self):
+        if (server := self.world.servers[self.index]) is None:
+            raise Unreachable("it is away")
+        return server
+
+
+class Server:
+    """One incarnation of a parameter server; the coordinator is beside number 0."""
+
+    def __init__(self, world, index, epoch):
+        self.shard = ShardStore(index, world.shards, epoch, boot=epoch + 1, clock=world.clock)
+        self.store = SnapshotStore(world.storage)
+        self.told = epoch == 0
+        found = self.store.load_newest(index, world.shards)
+        if found is not None:
+            self.shard.restore(found[1])
+        if index:
+            return
         job = JobIdentity(namespace="n", name="j", uid="u")
         self.coordinator = Coordinator(
             job, StopAfter(epochs=PASSES), BATCH, self.shard, clock=world.clock, wall=world.clock
         )
-        self.store = SnapshotStore(world.storage)
-        found = self.store.load_newest(0, 1)
+        others = [Other(world, other) for other in range(1, world.shards)]
+        self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
+        policy = SnapshotPolicy(every_seconds=60, retain=2)
+        self.snapshotter = Snapshotter(
+            self.shard, others, self.coordinator, self.reconciler, self.store, policy,
+            fenced=world.fenced, wall=world.clock, executor=AtOnce,
+        )  # fmt: skip
         if found is not None:
-            manifest, copy = found
-            self.shard.restore(copy)
-            self.coordinator.load(manifest.ledger)
-
-    def snapshot(self):
-        with self.shard.lock:
-            copy = self.shard.copy()
-            if copy is None or self.coordinator.behind:
-                return
-            ledger = self.coordinator.dump()
-        file = self.store.write_shard(self.store.next_number(), self.epoch, copy)
-        self.store.publish(
-            Manifest(number=1, epoch=self.epoch, job_uid="u", shards=(file,), model=MODEL, ledger=ledger)
-        )
-        self.store.prune(2)
-        self.shard.journal.published(copy.version)
+            self.coordinator.load(found[0].ledger)
 
 
 class Answer:
@@ -164,8 +225,8 @@ class Worker:
 
     def __init__(self, world, slot, incarnation):
         self.world, self.slot, self.incarnation = world, slot, incarnation
-        self.server = None
-        self.connected = False
+        self.servers = [None] * world.shards
+        self.connected = [False] * world.shards
         self.cut_until = 0.0
         self.killed = False
         self.end = None
@@ -175,14 +236,14 @@ class Worker:
         self.queue = []
         self.go = threading.Semaphore(0)
         glue = SimpleNamespace(
-            layout=SimpleNamespace(size=MODEL.size, trainable=MODEL.size),
+            layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
             dtype=np.float32,
             alias=lambda array: array,
-            initial=lambda: aligned(MODEL.size),
+            initial=lambda: aligned(world.model.size),
             step=self.compute,
         )
         self.loop = Loop(
-            glue, Placement(MODEL.optimizer), self, self, self, self.leases, self.task, self.drain, Policy(),
+            glue, Placement(world.model.optimizer), self, self, self, self.leases, self.task, self.drain, Policy(),
             clock=world.clock,
         )  # fmt: skip
         self.thread = threading.Thread(target=self.live, daemon=True)
@@ -214,11 +275,11 @@ class Worker:
         if self.killed:
             raise Killed
 
-    def call(self, what, *, of=None):
+    def call(self, what, *, index=0, of=None):
         """One request: it may be lost, or its answer, or it may arrive twice."""
         world = self.world
         self.pause()
-        server = world.server
+        server = world.servers[index]
         if server is None or world.clock() < self.cut_until or world.random.random() < world.loss:
             raise Unreachable("lost")
         if of is not None and of is not server:
@@ -231,42 +292,46 @@ class Worker:
             raise Unreachable("the answer is lost")
         return answer
 
-    def disconnect(self):
-        if self.connected and self.server is not None:
-            self.server.shard.disconnect(self.slot)
-        self.connected = False
+    def disconnect(self, index=None):
+        for at in range(self.world.shards) if index is None else (index,):
+            if self.connected[at] and self.servers[at] is not None:
+                self.servers[at].shard.disconnect(self.slot)
+            self.connected[at] = False
 
     # --- as `Exchange`
 
     def connect(self, copy):
         def hello(server):
-            self.disconnect()
+            i = server.shard.index
+            self.disconnect(i)
             server.shard.connect(self.slot, self.incarnation)
-            self.server, self.connected = server, True
+            self.servers[i], self.connected[i] = server, True
             offered = copy()
-            version = None if offered is None else offered.pulled.versions[0]
-            welcome = server.shard.hello(self.slot, self.incarnation, MODEL, version)
+            version = None if offered is None else offered.pulled.versions[i]
+            welcome = server.shard.hello(self.slot, self.incarnation, self.world.model, version)
             if welcome.wants_copy:
-                p = offered.pulled
-                meta = AnswerMeta(p.shard_samples[0], p.updates[0], p.live_workers, p.applied[0], p.journal)
-                welcome = server.shard.offer(self.slot, self.incarnation, version, meta, offered.flat.copy())
+                p, (low, high) = offered.pulled, self.world.bounds[i]
+                counts = p.shard_samples[i], p.updates[i], p.live_workers
+                meta = decode_answer(encode_answer(AnswerMeta(*counts, p.applied[i], p.journals[i])))
+                part = offered.flat[low:high].copy()
+                welcome = server.shard.offer(self.slot, self.incarnation, version, meta, part)
             return welcome
 
         def once():
             try:
-                welcome = self.call(hello)
+                welcomes = tuple(self.call(hello, index=i) for i in range(self.world.shards))
             except Unreachable:
                 self.disconnect()
                 return None
-            return None if welcome.recovering else Welcome((welcome,))
+            return None if any(welcome.recovering for welcome in welcomes) else Welcome(welcomes)
 
         return Answer(once)
 
     def initialize(self, flat):
-        return Answer(lambda: self.on_line(lambda s: s.shard.initialize(flat) or True))
+        return Answer(lambda: self.on_line(lambda s, part: s.shard.initialize(flat[part]) or True))
 
     def pull(self, out):
-        return Answer(lambda: self.pulled(self.on_line(lambda s: s.shard.pull(self.slot, out))))
+        return Answer(lambda: self.pulled(self.on_line(lambda s, part: s.shard.pull(self.slot, out[part]))))
 
     def push_pull(self, update, out, push):
         future = Answer(lambda: self.push(update, out, push))
@@ -292,30 +357,41 @@ class Worker:
     def push(self, update, out, push):
         meta = PushMeta(samples=push.samples, steps=push.steps, progress=push.progress)
 
-        def apply(server):
-            out[:] = update
-            return server.shard.delta(self.slot, self.incarnation, push.seq, push.base_versions[0], meta, out)
+        def apply(server, part):
+            out[part] = update[part]
+            base = push.base_versions[server.shard.index]
+            return server.shard.delta(self.slot, self.incarnation, push.seq, base, meta, out[part])
 
         return self.pulled(self.on_line(apply))
 
     def on_line(self, what):
-        try:
-            return self.call(what, of=self.server)
-        except Unreachable:
-            self.disconnect()
-            raise
+        """The same to every shard. Where one of them fails, it is on its way to those after it, or is not."""
+        world, answers, failed = self.world, [], None
+        for index, (low, high) in enumerate(world.bounds):
+            try:
+                answers.append(
+                    self.call(lambda s: what(s, slice(low, high)), index=index, of=self.servers[index])  # noqa: B023
+                )
+            except (Unreachable, Fenced) as error:
+                failed = failed or error
+                if index + 1 == world.shards or world.random.random() < 0.5:
+                    break
+        if failed is None:
+            return answers
+        self.disconnect()
+        raise failed
 
     @staticmethod
-    def pulled(answer):
-        meta = answer.meta
+    def pulled(answers):
+        metas = [answer.meta for answer in answers]
         return Pulled(
-            (answer.version,),
-            (dict(meta.applied),),
-            meta.samples,
-            meta.live_workers,
-            (meta.updates,),
-            (meta.samples,),
-            journal=meta.journal,
+            tuple(answer.version for answer in answers),
+            tuple(dict(meta.applied) for meta in metas),
+            metas[0].samples,
+            metas[0].live_workers,
+            tuple(meta.updates for meta in metas),
+            tuple(meta.samples for meta in metas),
+            journals=tuple(meta.journal for meta in metas),
         )
 
     # --- as `Feed` and `Coordinator`
@@ -360,9 +436,14 @@ class Worker:
     def compute(self, parameters, batch):
         del parameters
         self.pause()
-        self.world.steps += 1
-        update = aligned(MODEL.size)
-        update[self.epoch_of(batch) * SAMPLES + batch.x] = 1.0
+        world, epoch = self.world, self.epoch_of(batch)
+        update = aligned(world.model.size)
+        for low, _ in world.bounds:
+            update[low + epoch * SAMPLES + batch.x] = 1.0
+            if world.shards > 1:
+                update[low + STEPS_AT + world.steps] = 1.0
+        world.steps += 1
+        world.covers.append([(epoch, int(at)) for at in batch.x])
         return Step(update, 0.5, True)
 
     def epoch_of(self, batch):
@@ -390,8 +471,12 @@ class Worker:
         request = TaskDone(slot=self.slot, incarnation=self.incarnation, token=work.token, metrics=metrics)
 
         def done(server):
+            if self.world.talking:  # the reconciler is in use: in threads this one would wait for it
+                raise Unreachable("it will be tried again")
             task = server.coordinator.task_done(request)
             if task is not None and task.kind == "export":
+                with contextlib.suppress(Unreachable):
+                    server.reconciler.look(at_end=True)
                 server.coordinator.end(server.coordinator.succeeded("memory://model", "0"))
                 self.world.final = server
             return True
@@ -405,27 +490,42 @@ class Worker:
 class World:
     """Runs a job to its end under the faults that `seed` and `faults` make."""
 
-    def __init__(self, seed, *, workers=3, faults=1.0, ps_faults=1.0):
+    def __init__(self, seed, *, workers=3, faults=1.0, ps_faults=1.0, shards=1):
         self.random = random.Random(seed)
         self.now = 0.0
         self.loss = 0.01 * faults * self.random.random()
         self.faults, self.ps_faults = faults, ps_faults
         self.storage = MemoryStorage()
         self.back = threading.Semaphore(0)
+        self.scheduler = threading.current_thread()
+        self.talking = False
         self.asleep = {}
+        self.shards, self.model = shards, model(shards)
+        self.bounds = bounds(self.model.size, shards)
         self.steps = 0
+        self.covers = []
+        """Of each step: the samples, as (pass, position)."""
         self.final = None
         self.ps_losses = self.kills = 0
-        self.server = Server(self, 0)
-        self.server_at = math.inf
-        self.epoch = 0
+        self.epochs, self.back_at = [0] * shards, [math.inf] * shards
+        self.servers = [None] * shards
+        self.servers = [Server(self, index, 0) for index in range(shards)]
         self.slots = {}
         self.everyone = []
         for slot in range(workers):
             self.start(slot, 0)
 
+    @property
+    def server(self):
+        """Number 0, with the coordinator; None while it is away."""
+        return self.servers[0]
+
     def clock(self):
         return self.now
+
+    @staticmethod
+    def fenced(error):
+        raise AssertionError(f"the newest server 0 was fenced: {error}")
 
     def sleep(self, worker, seconds):
         self.asleep[worker] = self.now + seconds
@@ -474,29 +574,69 @@ class World:
             for worker in self.everyone:
                 worker.thread.join(5)
 
+    def end(self):
+        """Every shard is back, and what is in some of them only is counted as the job's end does it."""
+        for index in range(1, self.shards):
+            if self.servers[index] is None:
+                self.servers[index] = Server(self, index, self.epochs[index] + 1)
+            shard = self.servers[index].shard
+            if shard.state is not State.READY:  # nobody was left to say hello, nor to give it values
+                shard.hello(0, 99, self.model)
+                self.now += 10.0
+                if shard.state is State.EMPTY:
+                    shard.initialize(aligned(shard.size))
+        assert self.final.reconciler.look(at_end=True)
+
     def turn(self):
         self.now += self.random.expovariate(50)
         self.fault()
         if self.server is not None:
             self.server.coordinator.tick()
+            self.hear_of_shards()
         for slot, worker in list(self.slots.items()):
             if worker.end is not None and worker.end is not End.FINISHED:
                 if worker.end not in {Killed, Fenced, End.DRAINED}:
                     raise AssertionError(f"worker {slot} ended with {worker.end!r}") from worker.end
                 self.start(slot, worker.incarnation + 1)
+        self.somebody()
+
+    def somebody(self):
+        """One worker goes on until it touches the network."""
         ready = [w for w in self.everyone if w.end is None and self.asleep.get(w, 0.0) <= self.now]
         if ready:
             self.resume(self.random.choice(ready))
 
+    def talk(self):
+        """While shard 0 talks to another one the workers go on, and shards are lost."""
+        if threading.current_thread() is not self.scheduler:  # a worker's own request
+            return
+        self.talking = True
+        for _ in range(self.random.randrange(4)):
+            self.somebody()
+        self.talking = False
+        if self.may_lose() and self.random.random() < 0.01 * self.ps_faults:
+            self.lose(self.random.randrange(1, self.shards))
+
+    def hear_of_shards(self):
+        """Shards that came back say so."""
+        for server in self.servers:
+            if server is not None and not server.told and server.shard.state is State.READY:
+                with contextlib.suppress(Unreachable):
+                    self.server.reconciler.look()
+                    server.told = True
+
     def fault(self):
         roll = self.random.random() / max(1e-9, self.faults)
         alive = [w for w in self.slots.values() if w.end is None]
-        if self.server is None and self.now >= self.server_at:
-            self.epoch, self.storage.away = self.epoch + 1, False
-            self.server = Server(self, self.epoch)
+        back = [i for i, server in enumerate(self.servers) if server is None and self.now >= self.back_at[i]]
+        if back:
+            index = back[0]
+            self.epochs[index] += 1
+            self.storage.away = False
+            self.servers[index] = Server(self, index, self.epochs[index])
         elif roll < 0.004 and self.server is not None:
             with contextlib.suppress(Unreachable):
-                self.server.snapshot()
+                self.server.snapshotter.take()
         elif roll < 0.005 and alive:
             self.kills += 1
             self.kill(self.random.choice(alive))
@@ -510,16 +650,26 @@ class World:
             self.start(victim.slot, victim.incarnation + 1)
         elif roll < 0.010:
             self.storage.away = not self.storage.away
-        elif (
-            self.ps_faults
-            and roll < 0.010 + 0.001 * self.ps_faults
-            and self.server is not None
-            and self.final is None
-        ):
-            self.ps_losses += 1
-            self.storage.away = False
-            self.server = None
-            self.server_at = self.now + self.random.uniform(0.1, 6.0)
+        elif self.ps_faults and roll < 0.010 + 0.001 * self.ps_faults and self.may_lose():
+            if self.shards == 1:
+                self.lose(0)
+            elif self.random.random() < 0.25:
+                for index in self.random.sample(range(self.shards), self.random.randint(2, self.shards)):
+                    self.lose(index)
+            else:
+                self.lose(self.random.randrange(self.shards))
+
+    def may_lose(self):
+        """Whether a server may be lost now."""
+        return self.server is not None and self.final is None
+
+    def lose(self, index):
+        if self.servers[index] is None:
+            return
+        self.ps_losses += 1
+        self.storage.away = False
+        self.servers[index] = None
+        self.back_at[index] = self.now + self.random.uniform(0.1, 6.0)
 
     def kill(self, worker):
         worker.killed = True

@@ -62,7 +62,9 @@ pushes = st.builds(
     progress=st.lists(st.builds(Progress, u32, i32, u64, u64), max_size=20).map(tuple),
 )
 journals = st.builds(
-    Journal, u64, st.lists(st.builds(Entry, u64, u32, u32, i32, u64, u64), max_size=20).map(tuple)
+    Journal,
+    u64,
+    st.lists(st.builds(Entry, u64, u32, u32, u64, u32, u32, i32, u64, u64), max_size=20).map(tuple),
 )
 answers = st.builds(AnswerMeta, u64, u64, u32, applied, journals)
 

@@ -3,7 +3,7 @@
 import threading
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, Staleness
-from shoal_trainer.coordinator.positions import Positions
+from shoal_trainer.ps.positions import Positions
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import create_secret_dir

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Files, Indexed, Training, UserError
-from shoal_trainer.coordinator.positions import Positions
+from shoal_trainer.ps.positions import Positions
 from shoal_trainer.worker.compose import build_glue, compose
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, Idle

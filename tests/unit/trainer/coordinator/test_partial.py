@@ -1,0 +1,165 @@
+"""What is in some shards only: against plain sets of pushes, and over the coordinator's restarts."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_trainer.contract import JobIdentity, StopAfter
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.partial import Partial
+from shoal_trainer.coordinator.protocol import DataSpec, Join, Pushes
+from shoal_trainer.coordinator.reconciler import Reconciler, tell
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, arriving, uneven
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import Entry, ModelSpec, OptimizerConfig, Progress, PushMeta
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=8, optimizer=OptimizerConfig(name="delta"))
+pushes = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 12))
+shards = st.lists(st.sets(pushes), min_size=1, max_size=3)
+
+
+def contents(held):
+    made = Contents()
+    for push in held:
+        made.add(push)
+    return made
+
+
+@given(shards)
+def test_uneven_is_the_union_without_what_all_have(held):
+    found = [contents(one) for one in held]
+    assert set(uneven(found)) == set.union(*held) - set.intersection(*held)
+    assert [Contents(one.spans()).spans() for one in found] == [one.spans() for one in found]
+    for push in uneven(found):
+        lacking = [one for one in held if push not in one]
+        seqs = [[seq for *worker, seq in one if tuple(worker) == push[:2]] for one in lacking]
+        assert arriving(found, push) == all(push[2] > max(have, default=0) for have in seqs)
+
+
+def test_incarnations_of_long_ago_are_left_out_and_what_was_partial_of_them_stays():
+    one, other, partial = contents([(0, 0, 1)]), contents([]), Partial()
+    partial.learn([Entry(1, 0, 0, 1, 1, 0, -1, 4, 6)])
+    for shard in (one, other):
+        shard.add((0, KEPT_INCARNATIONS, 1))
+    assert not uneven([one, other])
+    assert not uneven([contents([(0, 0, 1), (0, KEPT_INCARNATIONS, 1)]), other])
+    partial.published([one, other])
+    assert partial.count([one, other], set()) == ([Progress(0, -1, 4, 6)], False)
+    loaded = Partial()
+    loaded.load(json.loads(json.dumps(partial.dump([one, other]))))
+    assert loaded.count([one, other], set()) == ([Progress(0, -1, 4, 6)], False)
+
+
+@given(shards)
+def test_what_another_run_left_stays_partial(held):
+    found = [contents(one) for one in held]
+    partial, begun = Partial(), Partial()
+    partial.learn(Entry(1, *push, 1, 0, -1, push[2], push[2] + 1) for push in uneven(found))
+    begun.load(json.loads(json.dumps(partial.dump(found))), other_run=True)
+    mine, _ = partial.count(found, set())
+    assert sorted(begun.count([Contents(), Contents()], set())[0]) == sorted(mine)
+
+
+class Other:
+    """Another shard, that can be away."""
+
+    def __init__(self, shard):
+        self.shard, self.away = shard, False
+
+    def pushes(self, of):
+        if self.away:
+            raise Unreachable("it is away")
+        return Pushes.model_validate_json(tell(self.shard, of).to_json())
+
+
+class Bench:
+    """A coordinator with two shards; nobody pushes but through `push`."""
+
+    def __init__(self):
+        self.shards = [ShardStore(index, 2, 0) for index in range(2)]
+        self.coordinator = Coordinator(
+            JobIdentity(namespace="n", name="j", uid="u"), StopAfter(epochs=1), 2, self.shards[0]
+        )
+        self.other = Other(self.shards[1])
+        self.reconciler = Reconciler(self.shards[0], [self.other], self.coordinator)
+        for shard in self.shards:
+            shard.connect(0, 0)
+            shard.hello(0, 0, MODEL)
+            shard.initialize(aligned(shard.size))
+        self.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=64), batch_size=2))
+
+    def push(self, seq, *to):
+        meta = PushMeta(samples=2, progress=(Progress(0, -1, 2 * seq, 2 * seq + 2),))
+        for index in to:
+            shard = self.shards[index]
+            shard.delta(0, 0, seq, 0, meta, aligned(shard.size))
+
+    @property
+    def counted(self):
+        return self.coordinator.counters.partial, self.coordinator.counters.partial_ranges
+
+
+def test_what_may_yet_come_counts_at_the_end_only():
+    bench = Bench()
+    bench.push(1, 0, 1)
+    bench.push(2, 1)
+    assert not bench.reconciler.look()
+    assert bench.counted == (0, set())
+    assert not bench.reconciler.look(at_end=True)
+    assert bench.counted == (2, {(0, 2)})
+    bench.push(2, 0)
+    assert bench.reconciler.look(at_end=True)
+    assert bench.counted == (0, set())
+    bench.push(3, 0)
+    bench.push(4, 0, 1)
+    assert bench.reconciler.look()
+    assert bench.counted == (2, {(0, 3)})
+
+
+def test_a_worker_that_is_gone_sends_nothing_any_more():
+    bench = Bench()
+    bench.push(1, 1)
+    bench.coordinator.leave(0, 0)
+    assert bench.reconciler.look()
+    assert bench.counted == (2, {(0, 1)})
+
+
+def test_a_manifest_remembers_what_the_journals_forget():
+    bench = Bench()
+    bench.push(1, 1)
+    bench.push(2, 0, 1)
+    parts = [shard.contents.spans() for shard in bench.shards]
+    saved = bench.reconciler.beside(parts)
+    for shard in bench.shards:
+        shard.journal.published(shard.version)
+    bench.reconciler.published(parts)
+    assert bench.reconciler.look()
+    assert bench.counted == (2, {(0, 1)})
+    bench.coordinator.partial = Partial()
+    bench.coordinator.partial.load(json.loads(json.dumps(saved)))
+    assert bench.reconciler.look()
+    assert bench.counted == (2, {(0, 1)})
+
+
+def test_a_snapshot_waits_once_for_what_a_lost_shard_cannot_tell():
+    bench = Bench()
+    bench.push(1, 1)
+    parts = [shard.contents.spans() for shard in bench.shards]
+    bench.shards[1].journal.published(1)
+    with pytest.raises(Unreachable, match="was lost"):
+        bench.reconciler.beside(parts)
+    assert bench.reconciler.beside(parts)["pushes"] == []
+
+
+def test_a_shard_that_is_away_leaves_the_figure_as_it_was():
+    bench = Bench()
+    bench.push(1, 1)
+    bench.reconciler.look(at_end=True)
+    bench.other.away = True
+    with pytest.raises(Unreachable, match="away"):
+        bench.reconciler.look(at_end=True)
+    assert bench.counted == (2, {(0, 1)})
