@@ -41,16 +41,19 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.protocol import (
+    Diverged,
     Done,
     Failed,
     FileEnded,
     Heartbeat,
     Leave,
     Next,
+    RollBackShard,
     ShardReady,
     SnapshotShard,
     TaskDone,
 )
+from shoal_trainer.coordinator.rollback import RollBack
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.server import DataServer
@@ -68,6 +71,8 @@ TICK_SECONDS = 0.25
 LINGER_SECONDS = 10.0
 """After the end: how long workers may take to hear of it."""
 RETRY_SECONDS = 1.0
+TELL_SECONDS = 30.0
+"""How long another shard may take to go back before it is told once more."""
 
 
 class ParameterServer:
@@ -86,11 +91,21 @@ class ParameterServer:
         self.coordinator: Coordinator | None = None
         self._artefacts = Artefacts(self._storage, config.job.uid)
         self._snapshotter: Snapshotter | None = None
+        self._rollback: RollBack | None = None
+        self._going_back = threading.Lock()
         if config.index == 0:
             self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, self.shard)
             others = [ShardControl(address, self._credentials) for address in config.parameter_servers[1:]]
             self._snapshotter = Snapshotter(
                 self.shard, others, self.coordinator, self._store, config.snapshot, fenced=self._give_up
+            )
+            told = {
+                index: ShardControl(address, self._credentials, timeout=TELL_SECONDS)
+                for index, address in enumerate(config.parameter_servers)
+                if index
+            }
+            self._rollback = RollBack(
+                self.shard, told, self.coordinator, self._store, self._snapshotter, fenced=self._give_up
             )
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -122,10 +137,14 @@ class ParameterServer:
             serve_metrics(self.status, self.config.bind_host, METRICS_PORT)
         if self._snapshotter:
             self._snapshotter.start()
+        if self._rollback:
+            self._rollback.start()
         log.info("shard %d epoch %d serves on port %d", self.config.index, self.config.incarnation, data.port)
         try:
             return self._serve()
         finally:
+            if self._rollback:
+                self._rollback.stop()
             data.close()
             control.close()
 
@@ -231,11 +250,12 @@ class ParameterServer:
 
     def _handlers(self) -> dict[str, Callable[..., Message]]:
         if self.coordinator is None:
-            return {"snapshot": self._write_part}
-        coordinator = self.coordinator
+            return {"snapshot": self._write_part, "roll-back": self._go_back}
+        coordinator, rollback = self.coordinator, self._rollback
+        assert rollback is not None
 
         def next_work(request: Next) -> Message:
-            return coordinator.next_work(request.slot, request.incarnation)
+            return coordinator.next_work(request.slot, request.incarnation, request.generation)
 
         def heartbeat(request: Heartbeat) -> Message:
             coordinator.heartbeat(request.slot, request.incarnation, request.message)
@@ -255,6 +275,11 @@ class ParameterServer:
 
         def shard_ready(request: ShardReady) -> Message:
             coordinator.shard_recovered(request.index, request.samples)
+            rollback.came_back(request.index)
+            return Done()
+
+        def diverged(request: Diverged) -> Message:
+            rollback.diverged(request)
             return Done()
 
         return {
@@ -266,6 +291,7 @@ class ParameterServer:
             "leave": leave,
             "failed": failed,
             "shard-ready": shard_ready,
+            "diverged": diverged,
         }
 
     def _task_done(self, request: TaskDone) -> Message:
@@ -290,7 +316,19 @@ class ParameterServer:
         copy = self.shard.copy()
         if copy is None:
             raise Unreachable(f"shard {self.config.index} holds nothing yet")
+        if copy.generation != request.generation:
+            raise Unreachable(f"shard {self.config.index} has not gone back yet")
         return self._store.write_shard(request.number, request.epoch, copy)
+
+    def _go_back(self, request: RollBackShard) -> Message:
+        with self._going_back:
+            if self.shard.generation < request.generation:
+                found = self._store.load_newest(self.config.index, len(self.config.parameter_servers))
+                if found is None or found[0].generation < request.generation:
+                    raise Unreachable("the storage does not show that snapshot yet")
+                self.shard.roll_back(found[1])
+                log.warning("rolled back to snapshot %d: version %d", found[0].number, found[1].version)
+            return Done()
 
     def status(self) -> StatusReport:
         """The coordinator's status with what is known of the shards."""

@@ -22,6 +22,7 @@ from shoal_trainer.coordinator.http import CODES
 from shoal_trainer.coordinator.protocol import (
     PURPOSE,
     DataSpec,
+    Diverged,
     Done,
     Failed,
     FileEnded,
@@ -32,6 +33,7 @@ from shoal_trainer.coordinator.protocol import (
     Lease,
     Leave,
     Next,
+    RollBackShard,
     ShardReady,
     SnapshotShard,
     TaskDone,
@@ -39,6 +41,7 @@ from shoal_trainer.coordinator.protocol import (
 from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import ShardFile
+from shoal_trainer.wire.messages import Progress
 
 M = TypeVar("M", bound=Message)
 SECONDS = 10.0
@@ -162,9 +165,15 @@ class CoordinatorClient:
         )
         return self._client.call("join", request, Joined)
 
-    def next_work(self) -> Given:
+    def next_work(self, generation: int = 0) -> Given:
         """Ask for something to do."""
-        return self._client.call("next", Next(**self._who), Given)
+        return self._client.call("next", Next(**self._who, generation=generation), Given)
+
+    def diverged(self, generation: int, batch: Progress, what: str) -> None:
+        """Tell that this batch cannot be trained; once it is answered, shard 0 has gone back."""
+        place = dict(zip(Progress._fields, batch, strict=True))
+        request = Diverged(**self._who, generation=generation, what=what, **place)
+        self._client.call("diverged", request, Done)
 
     def heartbeat(self, message: str = "") -> None:
         """Say that this worker is alive; on a connection of its own, so that nothing delays it."""
@@ -211,9 +220,14 @@ class ShardControl:
     def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = UPLOAD_SECONDS) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
 
-    def snapshot(self, number: int, epoch: int) -> ShardFile:
+    def snapshot(self, number: int, epoch: int, generation: int = 0) -> ShardFile:
         """Have a shard write its part of a snapshot."""
-        return self._client.call("snapshot", SnapshotShard(number=number, epoch=epoch), ShardFile)
+        request = SnapshotShard(number=number, epoch=epoch, generation=generation)
+        return self._client.call("snapshot", request, ShardFile)
+
+    def roll_back(self, generation: int) -> None:
+        """Have a shard go back to the snapshot with which this generation begins."""
+        self._client.call("roll-back", RollBackShard(generation=generation), Done)
 
     def shard_ready(self, index: int, epoch: int, samples: int) -> None:
         """Tell the coordinator with how many samples a shard came back."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from shoal_trainer.contract import (
@@ -26,12 +26,13 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.counters import Counters
+from shoal_trainer.coordinator.counters import Counters, wasted_by
 from shoal_trainer.coordinator.ledger import Lease, Ledger, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.pace import Pace
 from shoal_trainer.coordinator.protocol import DataSpec, FileEnded, Given, Join, Joined, Renamed, TaskDone
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
+from shoal_trainer.coordinator.target import target_reached
 from shoal_trainer.coordinator.tasks import Task, Tasks
 from shoal_trainer.errors import Fenced, UserError
 from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 5.0
 IDLE_SECONDS = 0.2
-MINIMIZED = ("loss", "error", "mse", "mae")
 
 
 class Coordinator:
@@ -99,14 +99,15 @@ class Coordinator:
             self.counters.wasted_steps += request.wasted_steps
             return Joined(renamed=self._reclaim(request))
 
-    def next_work(self, slot: int, incarnation: int) -> Given:
-        """What this worker is to do now."""
+    def next_work(self, slot: int, incarnation: int, generation: int | None = None) -> Given:
+        """What this worker is to do now; nothing, as long as its parameters are of another generation."""
         with self._lock:
             self._hear(slot, incarnation)
             self.tick()
             if self.finished is not None:
                 return Given(kind="finished", message=self.finished.message)
-            if self.ledger is None or self.gathering:
+            behind = generation not in {None, self.shard.generation}
+            if self.ledger is None or self.gathering or behind:
                 return Given(kind="idle", seconds=IDLE_SECONDS)
             self._task_counter += 1
             token = (self.shard.epoch, self._task_counter)
@@ -144,7 +145,7 @@ class Coordinator:
                 return None
             if task.kind == "callbacks" and request.stop:
                 self._stop("a callback asked for the end of training")
-            if task.kind == "evaluate" and (reached := self._reached(request.metrics)):
+            if task.kind == "evaluate" and (reached := target_reached(self.stop_after, request.metrics)):
                 self._stop(reached)
             self.tick()
             return task
@@ -282,6 +283,31 @@ class Coordinator:
             self._expected |= {lease.slot for lease in self.ledger.leases.values()}
             self._gather_until = math.inf
 
+    def rewind(self, saved: dict[str, Any]) -> None:
+        """Go back to a ledger while workers are here. Call it inside the shard's lock, with the parameters.
+
+        What anybody holds is taken back, and the steps that are undone were in vain.
+        """
+        with self._lock:
+            self._saved = saved
+            wasted = wasted_by(saved, self.counters)
+            if self.data is None:
+                self._agree(DataSpec.model_validate(saved["data"]))
+            else:
+                self._resume(saved)
+            self.counters.wasted_steps = wasted
+            self._expected = self._gather_until = None
+
+    def blank_ledger(self, data: DataSpec) -> Ledger:
+        """The ledger with which this job begins."""
+        return Ledger(
+            size=data.size,
+            files=len(data.files),
+            batch_size=self.batch_size,
+            seed=self.job.uid,
+            epochs=self.stop_after.epochs,
+        )
+
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _hear(self, slot: int, incarnation: int) -> Member:
@@ -304,19 +330,9 @@ class Coordinator:
                     "The training data are empty: give Indexed a size, or Files a pattern that matches."
                 )
             self.data = data
-            self.ledger = Ledger(
-                size=data.size,
-                files=len(data.files),
-                batch_size=self.batch_size,
-                seed=self.job.uid,
-                epochs=self.stop_after.epochs,
-            )
+            self.ledger = self.blank_ledger(data)
             if self._saved is not None:
-                self.ledger.load(self._saved["ledger"])
-                self.tasks.load(self._saved["tasks"])
-                self.counters.load(self._saved["counters"])
-                self.stopping = str(self._saved["stopping"])
-                self.pace.loss = self._saved["loss"]
+                self._resume(self._saved)
             self._replay()
         elif (self.data.size, self.data.files) != (data.size, data.files):
             mine, theirs = self.data.size or len(self.data.files), data.size or len(data.files)
@@ -326,6 +342,14 @@ class Coordinator:
             )
         elif (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):
             self.data = data
+
+    def _resume(self, saved: dict[str, Any]) -> None:
+        assert self.ledger is not None
+        self.ledger.load(saved["ledger"])
+        self.tasks.load(saved["tasks"])
+        self.counters.load(saved["counters"])
+        self.stopping = str(saved["stopping"])
+        self.pace.loss = saved["loss"]
 
     def _lease(self, slot: int, incarnation: int) -> LeaseMessage | None:
         ledger = self.ledger
@@ -421,18 +445,6 @@ class Coordinator:
 
     def _stop(self, why: str) -> None:
         self.stopping = self.stopping or why
-
-    def _reached(self, metrics: Mapping[str, float]) -> str:
-        name, target = self.stop_after.metric, self.stop_after.value
-        if name is None or target is None:
-            return ""
-        value = metrics.get(name, metrics.get(f"val_{name}"))
-        if value is None:
-            raise UserError(
-                f"spec.training.stopAfter.metric is {name!r}, but the evaluation gives {', '.join(sorted(metrics))}."
-            )
-        reached = value <= target if any(word in name for word in MINIMIZED) else value >= target
-        return f"{name} reached {value:.4g}" if reached else ""
 
     def _wind_up(self) -> None:
         """Training is over: take what is leased back, evaluate what was not, export."""

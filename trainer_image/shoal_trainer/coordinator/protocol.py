@@ -83,7 +83,9 @@ class Joined(Message):
 
 
 class Next(Caller):
-    """Asks for something to do."""
+    """Asks for something to do; data are given to those who have the parameters of this generation."""
+
+    generation: int = Field(default=0, ge=0)
 
 
 class Given(Message):
@@ -131,6 +133,17 @@ class Failed(Caller):
     message: str = Field(max_length=MAX_TEXT)
 
 
+class Diverged(Caller):
+    """A batch gave a loss or a gradient that is not finite, at parameters of this generation: the job is to go back."""
+
+    generation: int = Field(ge=0)
+    epoch: int = Field(ge=0)
+    file: int = Field(default=-1, ge=-1)
+    start: int = Field(ge=0)
+    stop: int = Field(ge=1)
+    what: str = Field(max_length=MAX_TEXT)
+
+
 class ShardReady(Message):
     """Another parameter server came back with parameters of so many samples."""
 
@@ -144,6 +157,13 @@ class SnapshotShard(Message):
 
     number: int = Field(ge=1)
     epoch: int = Field(ge=0)
+    generation: int = Field(default=0, ge=0)
+
+
+class RollBackShard(Message):
+    """Parameter server 0 tells another one to go back to the snapshot with which this generation begins."""
+
+    generation: int = Field(ge=1)
 
 
 class Done(Message):
@@ -160,4 +180,6 @@ REQUESTS: dict[str, type[Message]] = {
     "failed": Failed,
     "shard-ready": ShardReady,
     "snapshot": SnapshotShard,
+    "diverged": Diverged,
+    "roll-back": RollBackShard,
 }

@@ -41,7 +41,8 @@ class Snapshotter:
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._fenced, self._wall = fenced, wall
         self._stop = threading.Event()
-        self._taking = threading.Lock()
+        self.taking = threading.Lock()
+        """Who holds it alone writes manifests."""
         self._version = -1
         self._away = ""
         self.last: Manifest | None = None
@@ -57,7 +58,7 @@ class Snapshotter:
 
     def take(self) -> Manifest | None:
         """Take one now; None where nothing has changed since the last one, or nothing is there yet."""
-        with self._taking:
+        with self.taking:
             with self._shard.lock:
                 copy = self._shard.copy()
                 if copy is None or copy.version == self._version or self._coordinator.behind:
@@ -65,12 +66,15 @@ class Snapshotter:
                 ledger = self._coordinator.dump()
             number, epoch = self._store.next_number(), self._shard.epoch
             with ThreadPoolExecutor(max(1, len(self._others))) as pool:
-                parts = [pool.submit(other.snapshot, number, epoch) for other in self._others]
+                parts = [
+                    pool.submit(other.snapshot, number, epoch, copy.generation) for other in self._others
+                ]
                 own = self._store.write_shard(number, epoch, copy)
                 files = (own, *(part.result() for part in parts))
             manifest = Manifest(
                 number=number,
                 epoch=epoch,
+                generation=copy.generation,
                 job_uid=self._coordinator.job.uid,
                 shards=files,
                 model=copy.model,
@@ -83,6 +87,10 @@ class Snapshotter:
             self._version = copy.version
             self._store.prune(self._policy.retain)
             return self.last
+
+    def begin_at(self, manifest: Manifest, version: int) -> None:
+        """The job has gone back to this snapshot, and this version of shard 0. Call it while holding `taking`."""
+        self.last, self._version = manifest, version
 
     def _run(self) -> None:
         while not self._stop.wait(self._policy.every_seconds):

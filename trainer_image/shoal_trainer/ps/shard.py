@@ -57,6 +57,7 @@ class ShardStore:
         self.shards = shards
         self.epoch = epoch
         self.boot = secrets.randbits(63) if boot is None else boot
+        self.generation = 0
         self.staleness = staleness or Staleness()
         self.on_applied = on_applied
         self.on_ready = on_ready
@@ -124,7 +125,12 @@ class ShardStore:
         return int(self._parameters.size)
 
     def hello(
-        self, slot: int, incarnation: int, model: ModelSpec, copy_version: int | None = None
+        self,
+        slot: int,
+        incarnation: int,
+        model: ModelSpec,
+        copy_version: int | None = None,
+        generation: int = 0,
     ) -> ShardWelcome:
         """Agree on the model; `UserError` if this shard holds another one."""
         if self.model is None:
@@ -139,7 +145,7 @@ class ShardStore:
             elif self.model != model:
                 raise UserError(difference(self.model, model))
             self._recovery.begin(self._clock())
-            wants = copy_version is not None and self._wants(copy_version)
+            wants = copy_version is not None and self._wants(copy_version, generation)
             if not wants:
                 self._recovery.heard(slot)
             self._settle()
@@ -154,18 +160,21 @@ class ShardStore:
                 self._parameters[:] = values
                 self._become_ready()
 
-    def offer(self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Buffer) -> ShardWelcome:
+    def offer(
+        self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Buffer, *, generation: int = 0
+    ) -> ShardWelcome:
         """A worker's copy of the parameters: adopted if it is newer than what this recovering shard has."""
         with self.lock:
             self._members.check(slot, incarnation)
             self._check_size(io)
-            if self._wants(version) and (self.index or self.journal.takes(meta.journal)):
+            if self._wants(version, generation) and (self.index or self.journal.takes(meta.journal)):
                 kernels.adopt(self._parameters, io)
                 self.version, self.samples, self.updates = (
                     version,
                     meta.samples,
                     max(self.updates, meta.updates),
                 )
+                self.generation = generation
                 self.applied = dict(meta.applied)
                 self.journal.adopt(meta.journal)
                 self._recovery.known = True
@@ -177,10 +186,10 @@ class ShardStore:
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
-    def pull(self, slot: int, io: Buffer) -> Answer:
+    def pull(self, slot: int, io: Buffer, *, boot: int | None = None) -> Answer:
         """Fill `io` with the parameters."""
         with self.lock:
-            self._check_ready(io)
+            self._check_ready(io, boot)
             kernels.read(self._parameters, io)
             return self._answer(slot, -1)
 
@@ -277,8 +286,9 @@ class ShardStore:
             arrays = {"parameters": self._parameters} | self._optimizer.state
             arrays = {name: values.copy() for name, values in arrays.items()}
             counts = (self.epoch, self.version, self.samples, self.updates)
+            spec, applied = self.model, dict(self.applied)
             return ShardCopy(
-                self.index, self.shards, *counts, low, high, self.model, dict(self.applied), arrays
+                self.index, self.shards, *counts, low, high, spec, applied, arrays, self.generation
             )
 
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
@@ -300,11 +310,23 @@ class ShardStore:
                 self.samples = 0 if weights_only else copy.samples
                 self._become_ready()
                 return
-            self.version, self.samples = copy.version, copy.samples
+            self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
             self.applied = dict(copy.applied)
             self.journal = Log(copy.version)
             self._recovery.expect({slot for slot, _ in copy.applied})
             self._state = State.RECOVERING
+
+    def roll_back(self, copy: ShardCopy) -> None:
+        """Begin again from a snapshot, while workers are here: READY at once, for their copies are given up.
+
+        Another `boot` has every push that is under way refused; the generation, every copy of what was.
+        """
+        with self.lock:
+            self.boot = secrets.randbits(63)
+            self._merger = Merger()
+            self._permits.forget_all()
+            self.restore(copy)
+            self._become_ready()
 
     # --- inside the lock ------------------------------------------------------------------------------------------
 
@@ -336,9 +358,10 @@ class ShardStore:
             self.on_ready(self.version, dict(self.applied))
         self.changed.notify_all()
 
-    def _wants(self, version: int) -> bool:
+    def _wants(self, version: int, generation: int) -> bool:
         self._settle()
-        return self._state is not State.READY and version > self.version
+        newer = (generation, version) > (self.generation, self.version)
+        return self._state is not State.READY and newer
 
     def _welcome(self, slot: int, incarnation: int, wants: bool) -> ShardWelcome:
         return ShardWelcome(
@@ -352,14 +375,13 @@ class ShardStore:
             wants_copy=wants,
             last_seq=self.applied.get((slot, incarnation), 0),
             live_workers=self.live_workers,
+            generation=self.generation,
         )
 
     def _repeated(self, slot: int, incarnation: int, seq: int, io: Buffer, boot: int | None) -> bool:
         """Whether this push is in the parameters already; then `io` is filled and nothing else changes."""
         self._members.check(slot, incarnation)
-        self._check_ready(io)
-        if boot is not None and boot != self.boot:
-            raise Unreachable("the push was meant for the shard before its restart")
+        self._check_ready(io, boot)
         if seq < 1:
             raise ProtocolError("sequence numbers begin at 1")
         if seq > self.applied.get((slot, incarnation), 0):
@@ -401,8 +423,10 @@ class ShardStore:
         if values.shape != self._parameters.shape:
             raise ProtocolError(f"shard {self.index} holds {self.size} values, the message {values.size}")
 
-    def _check_ready(self, io: Buffer) -> None:
+    def _check_ready(self, io: Buffer, boot: int | None) -> None:
         self._settle()
+        if boot is not None and boot != self.boot:
+            raise Unreachable("the request was meant for the shard before its restart")
         if self._state is not State.READY:
             raise Unreachable(f"shard {self.index} is {self._state.value.lower()}")
         self._check_size(io)

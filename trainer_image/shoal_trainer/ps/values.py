@@ -57,6 +57,7 @@ class ShardCopy:
     model: ModelSpec
     applied: Applied
     arrays: dict[str, Vector]
+    generation: int = 0
 
 
 def same_shapes(held: ModelSpec, given: ModelSpec) -> bool:

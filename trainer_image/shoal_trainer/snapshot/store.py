@@ -167,6 +167,7 @@ class SnapshotStore:
             model=model,
             applied=applied,
             arrays=arrays,
+            generation=manifest.generation,
         )
 
     # ---
