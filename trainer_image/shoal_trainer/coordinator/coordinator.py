@@ -368,20 +368,8 @@ class Coordinator:
             for member in silent:
                 self._give_up(member)
             lease = ledger.grant(slot, incarnation, self.shard.epoch, limit)
-        return None if lease is None else self._message(lease)
-
-    def _message(self, lease: Lease) -> LeaseMessage:
         assert self.data is not None
-        segment = lease.segment
-        return LeaseMessage(
-            token_epoch=lease.token[0],
-            counter=lease.token[1],
-            epoch=segment.epoch,
-            start=segment.start,
-            stop=segment.stop,
-            file=self.data.files[segment.file] if segment.file >= 0 else None,
-            number=segment.file,
-        )
+        return None if lease is None else self.data.told(lease)
 
     def _reclaim(self, request: Join) -> tuple[Renamed, ...]:
         """A survivor of the loss of parameter server 0 tells what it held: from its last answered push on."""

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from shoal_trainer.contract import Message
+from shoal_trainer.coordinator.ledger import Lease as Leased
 
 PURPOSE = "control"
 """What the bearer token of these requests is derived for (`Credentials.token`)."""
@@ -27,6 +28,19 @@ class DataSpec(Message):
     files: tuple[str, ...] = ()
     validation: bool = False
     callbacks: bool = False
+
+    def told(self, lease: Leased) -> Lease:
+        """A lease of these data as a worker is told of it."""
+        segment = lease.segment
+        return Lease(
+            token_epoch=lease.token[0],
+            counter=lease.token[1],
+            epoch=segment.epoch,
+            start=segment.start,
+            stop=segment.stop,
+            file=self.files[segment.file] if segment.file >= 0 else None,
+            number=segment.file,
+        )
 
 
 class Lease(Message):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable
 
@@ -19,11 +18,11 @@ import numpy as np
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels, schedules
+from shoal_trainer.ps.attendance import Attendance
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.journal import Log
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.layout import bounds
-from shoal_trainer.ps.members import Members, Permits
 from shoal_trainer.ps.merging import Merger
 from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
 from shoal_trainer.ps.recovery import Recovery
@@ -33,7 +32,7 @@ from shoal_trainer.wire.messages import AnswerMeta, Applied, Journal, ModelSpec,
 EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
 
 
-class ShardStore:
+class ShardStore(Attendance):
     """Shard `index` of `shards`, at `epoch` (the incarnation of its pod); `boot` tells restarts in place apart.
 
     `recovery_seconds` counts from the first worker's hello. `on_applied` and `on_ready` run under the lock: cheap,
@@ -53,62 +52,25 @@ class ShardStore:
         on_applied: Callable[[AppliedPush], None] | None = None,
         on_ready: Callable[[int, Applied], None] | None = None,
     ) -> None:
+        super().__init__(staleness, clock)
         self.index = index
         self.shards = shards
         self.epoch = epoch
         self.boot = secrets.randbits(63) if boot is None else boot
         self.generation = 0
-        self.staleness = staleness or Staleness()
         self.on_applied = on_applied
         self.on_ready = on_ready
-        self.version = 0
         self.samples = 0
         self.updates = 0
         self.model: ModelSpec | None = None
         self.applied: Applied = {}
         self.journal = Log()
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self._clock = clock
         self._state = State.RECOVERING if epoch > 0 else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
         self._parameters: Vector = aligned(0)
         self._optimizer: Optimizer | None = None
         self._merger = Merger()
         self._other_run = False
-        self._members = Members()
-        self._permits = Permits()
-
-    # --- who is there ---------------------------------------------------------------------------------------------
-
-    @property
-    def live_workers(self) -> int:
-        """Workers with a connection, or as many as `set_live_workers` said; at least 1."""
-        return self._members.live
-
-    def set_live_workers(self, count: int | None) -> None:
-        """Let the coordinator say how many workers there are; None: count connections."""
-        with self.lock:
-            self._members.said = count
-            self.changed.notify_all()
-
-    def connect(self, slot: int, incarnation: int) -> None:
-        """A proven worker opened a connection; `Fenced` if a newer incarnation of its slot has been here."""
-        with self.lock:
-            self._members.connect(slot, incarnation)
-
-    def disconnect(self, slot: int) -> None:
-        """A worker's connection ended."""
-        with self.lock:
-            if not self._members.disconnect(slot):
-                self._permits.forget(slot)
-            self._recovery.heard(slot)
-            self.changed.notify_all()
-
-    def fence(self, slot: int, minimum_incarnation: int) -> None:
-        """Refuse all older incarnations of a slot from now on."""
-        with self.lock:
-            self._members.fence(slot, minimum_incarnation)
 
     # --- the model ------------------------------------------------------------------------------------------------
 
@@ -259,21 +221,6 @@ class ShardStore:
                 self.changed.wait(min(left, self._recovery.left(self._clock())))
             return self._state is State.READY
 
-    def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
-        """Bounded staleness: wait while applying this push would leave a live worker's gradient too old."""
-        if self.staleness.max is None:
-            return
-        with self.changed:
-            deadline = self._clock() + timeout
-            self._permits.arrive(slot, base)
-            try:
-                while not self._permits.admits(slot, base, self.version, self.staleness.max):
-                    if (left := deadline - self._clock()) <= 0:
-                        return
-                    self.changed.wait(left)
-            finally:
-                self._permits.leave(slot)
-
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def copy(self) -> ShardCopy | None:
@@ -362,6 +309,9 @@ class ShardStore:
         self._settle()
         newer = (generation, version) > (self.generation, self.version)
         return self._state is not State.READY and newer
+
+    def _gone(self, slot: int) -> None:
+        self._recovery.heard(slot)
 
     def _welcome(self, slot: int, incarnation: int, wants: bool) -> ShardWelcome:
         return ShardWelcome(
