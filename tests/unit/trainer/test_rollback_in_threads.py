@@ -241,7 +241,7 @@ def test_a_server_that_is_lost_after_a_roll_back_begins_with_its_generation(star
     job.wait(lambda: [server.shard.generation for server in job.servers.values()] == [1, 1])
     job.wait(lambda: all(worker.loop._generation == 1 for worker, _ in job.workers.values()))
     job.kill_server(index)
-    assert job.servers[index].shard.generation == 1
+    job.wait(lambda: job.servers[index].shard.generation == 1)
     message = job.finish()
     assert job.servers[0].coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
