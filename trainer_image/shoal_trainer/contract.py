@@ -255,6 +255,8 @@ class StatusReport(Message):
     progress_percent: float | None = None
     remaining_seconds: float | None = None
     wasted_steps: int = 0
+    rollbacks: int = 0
+    """How often the job went back to its newest snapshot because its loss was not finite."""
     goodput: float | None = None
     """Share of the samples computed that count, 0 to 1."""
     input_wait: float | None = None

@@ -41,17 +41,20 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.protocol import (
+    Diverged,
     Done,
     Failed,
     FileEnded,
     Heartbeat,
     Leave,
     Next,
+    RollBackShard,
     ShardReady,
     SnapshotShard,
     TaskDone,
 )
 from shoal_trainer.coordinator.reconciler import Reconciler, tell
+from shoal_trainer.coordinator.rollback import RollBack
 from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.server import DataServer
@@ -69,6 +72,8 @@ TICK_SECONDS = 0.25
 LINGER_SECONDS = 10.0
 """After the end: how long workers may take to hear of it."""
 RETRY_SECONDS = 1.0
+TELL_SECONDS = 30.0
+"""How long another shard may take to go back before it is told once more."""
 
 
 class ParameterServer:
@@ -88,6 +93,8 @@ class ParameterServer:
         self._artefacts = Artefacts(self._storage, config.job.uid)
         self._snapshotter: Snapshotter | None = None
         self._reconciler: Reconciler | None = None
+        self._rollback: RollBack | None = None
+        self._going_back = threading.Lock()
         if config.index == 0:
             self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, self.shard)
             others = [ShardControl(address, self._credentials) for address in config.parameter_servers[1:]]
@@ -104,6 +111,14 @@ class ParameterServer:
                 self._store,
                 config.snapshot,
                 fenced=self._give_up,
+            )
+            told = {
+                index: ShardControl(address, self._credentials, timeout=TELL_SECONDS)
+                for index, address in enumerate(config.parameter_servers)
+                if index
+            }
+            self._rollback = RollBack(
+                self.shard, told, self.coordinator, self._store, self._snapshotter, fenced=self._give_up
             )
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -139,10 +154,14 @@ class ParameterServer:
             self._reconciler.start()
             if self.config.incarnation:
                 self._reconciler.due()
+        if self._rollback:
+            self._rollback.start()
         log.info("shard %d epoch %d serves on port %d", self.config.index, self.config.incarnation, data.port)
         try:
             return self._serve()
         finally:
+            if self._rollback:
+                self._rollback.stop()
             data.close()
             control.close()
 
@@ -248,11 +267,17 @@ class ParameterServer:
 
     def _handlers(self) -> dict[str, Callable[..., Message]]:
         if self.coordinator is None:
-            return {"snapshot": self._write_part, "pushes": lambda request: tell(self.shard, request.of)}
-        coordinator = self.coordinator
+            return {
+                "snapshot": self._write_part,
+                "pushes": lambda request: tell(self.shard, request.of),
+                "roll-back": self._go_back,
+            }
+        coordinator, rollback, reconciler = self.coordinator, self._rollback, self._reconciler
+        assert rollback is not None
+        assert reconciler is not None
 
         def next_work(request: Next) -> Message:
-            return coordinator.next_work(request.slot, request.incarnation)
+            return coordinator.next_work(request.slot, request.incarnation, request.generation)
 
         def heartbeat(request: Heartbeat) -> Message:
             coordinator.heartbeat(request.slot, request.incarnation, request.message)
@@ -272,8 +297,13 @@ class ParameterServer:
 
         def shard_ready(request: ShardReady) -> Message:
             log.warning("shard %d is back at epoch %d", request.index, request.epoch)
-            assert self._reconciler is not None
-            self._reconciler.due()
+            rollback.came_back(request.index)
+            reconciler.due()
+            return Done()
+
+        def diverged(request: Diverged) -> Message:
+            rollback.diverged(request)
+            reconciler.due()
             return Done()
 
         return {
@@ -285,6 +315,7 @@ class ParameterServer:
             "leave": leave,
             "failed": failed,
             "shard-ready": shard_ready,
+            "diverged": diverged,
         }
 
     def _task_done(self, request: TaskDone) -> Message:
@@ -309,6 +340,16 @@ class ParameterServer:
 
     def _write_part(self, request: SnapshotShard) -> ShardFile:
         return write_part(self.shard, self._store, request)
+
+    def _go_back(self, request: RollBackShard) -> Message:
+        with self._going_back:
+            if self.shard.generation < request.generation:
+                found = self._store.load_newest(self.config.index, len(self.config.parameter_servers))
+                if found is None or found[0].generation < request.generation:
+                    raise Unreachable("the storage does not show that snapshot yet")
+                self.shard.roll_back(found[1])
+                log.warning("rolled back to snapshot %d: version %d", found[0].number, found[1].version)
+            return Done()
 
     def status(self) -> StatusReport:
         """The coordinator's status with what is known of the shards."""

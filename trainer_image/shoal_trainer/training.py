@@ -28,7 +28,8 @@ class Training:
     each epoch and at the end.
     `callbacks()` returns the Keras callbacks; they run where the evaluation runs, on one worker, once in an epoch.
     `wire`: how parameters and gradients travel: bfloat16 halves the bytes, fp32 is exact.
-    `on_nan`: what a loss that is not finite does: end the job with an error, or skip that batch.
+    `on_nan`: what a loss that is not finite does: end the job with an error, skip that batch, or have the whole job
+    go back to its newest snapshot and go on without that batch.
     `seed`: for the initial parameters, and with the worker's slot for Dropout.
 
     >>> job = Training(model=build, data=Indexed.from_arrays(x, y), validation=Indexed.from_arrays(a, b))
@@ -39,7 +40,7 @@ class Training:
     validation: Indexed | Arrays | Files | Callable[[], tf.data.Dataset] | None = None
     callbacks: Callable[[], Sequence[keras.callbacks.Callback]] | None = None
     wire: Literal["bf16", "fp32"] = "bf16"
-    on_nan: Literal["stop", "skip"] = "stop"
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -65,8 +66,8 @@ class Training:
             )
         if self.wire not in {"bf16", "fp32"}:
             raise UserError(f'Training(wire=…) must be "bf16" or "fp32", not {self.wire!r}.')
-        if self.on_nan not in {"stop", "skip"}:
-            raise UserError(f'Training(on_nan=…) must be "stop" or "skip", not {self.on_nan!r}.')
+        if self.on_nan not in {"stop", "skip", "rollback"}:
+            raise UserError(f'Training(on_nan=…) must be "stop", "skip" or "rollback", not {self.on_nan!r}.')
 
     def fit(self, *, epochs: int = 1, batch_size: int = 128, verbose: int | str = "auto") -> keras.Model:
         """Train alone in this process with Keras' own `fit`: the same script on a laptop, no parameter server."""

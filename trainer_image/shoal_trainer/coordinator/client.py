@@ -23,6 +23,7 @@ from shoal_trainer.coordinator.protocol import (
     PURPOSE,
     AskPushes,
     DataSpec,
+    Diverged,
     Done,
     Failed,
     FileEnded,
@@ -34,6 +35,7 @@ from shoal_trainer.coordinator.protocol import (
     Leave,
     Next,
     Pushes,
+    RollBackShard,
     ShardReady,
     SnapshotShard,
     TaskDone,
@@ -42,6 +44,7 @@ from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import ShardFile
+from shoal_trainer.wire.messages import Progress
 
 M = TypeVar("M", bound=Message)
 SECONDS = 10.0
@@ -98,6 +101,10 @@ class ControlClient:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             content = response.read(MAX_ANSWER)
+            if (
+                response.length and len(content) < MAX_ANSWER
+            ):  # the server is gone in the middle of its answer
+                raise http.client.IncompleteRead(content, response.length)
         except (
             OSError,
             http.client.HTTPException,
@@ -151,6 +158,7 @@ class CoordinatorClient:
         node: str = "",
         pool: str = "",
         held: tuple[Lease, ...] = (),
+        generation: int = 0,
         wasted_steps: int = 0,
     ) -> Joined:
         """Say hello; which of the held leases go on, under which tokens."""
@@ -161,13 +169,20 @@ class CoordinatorClient:
             node=node,
             pool=pool,
             held=held,
+            generation=generation,
             wasted_steps=wasted_steps,
         )
         return self._client.call("join", request, Joined)
 
-    def next_work(self) -> Given:
+    def next_work(self, generation: int = 0) -> Given:
         """Ask for something to do."""
-        return self._client.call("next", Next(**self._who), Given)
+        return self._client.call("next", Next(**self._who, generation=generation), Given)
+
+    def diverged(self, generation: int, batch: Progress, what: str) -> None:
+        """Tell that this batch cannot be trained; once it is answered, shard 0 has gone back."""
+        place = dict(zip(Progress._fields, batch, strict=True))
+        request = Diverged(**self._who, generation=generation, what=what, **place)
+        self._client.call("diverged", request, Done)
 
     def heartbeat(self, message: str = "") -> None:
         """Say that this worker is alive; on a connection of its own, so that nothing delays it."""
@@ -214,10 +229,14 @@ class ShardControl:
     def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = UPLOAD_SECONDS) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
 
-    def snapshot(self, number: int, epoch: int, published: int) -> ShardFile:
+    def snapshot(self, number: int, epoch: int, published: int, generation: int = 0) -> ShardFile:
         """Have a shard write its part of a snapshot; `published`: see `SnapshotShard`."""
-        request = SnapshotShard(number=number, epoch=epoch, published=published)
+        request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
         return self._client.call("snapshot", request, ShardFile)
+
+    def roll_back(self, generation: int) -> None:
+        """Have a shard go back to the snapshot with which this generation begins."""
+        self._client.call("roll-back", RollBackShard(generation=generation), Done)
 
     def pushes(self, of: Sequence[Span]) -> Pushes:
         """Ask a shard which pushes are in it, and what those of `of` cover."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal_trainer.contract import (
@@ -26,13 +26,14 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.counters import Counters
+from shoal_trainer.coordinator.counters import Counters, wasted_by
 from shoal_trainer.coordinator.ledger import Lease, Ledger, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.pace import Pace
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, FileEnded, Given, Join, Joined, Renamed, TaskDone
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
+from shoal_trainer.coordinator.target import target_reached
 from shoal_trainer.coordinator.tasks import Task, Tasks
 from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps.contents import Contents
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 5.0
 IDLE_SECONDS = 0.2
-MINIMIZED = ("loss", "error", "mse", "mae")
 
 
 class Coordinator:
@@ -88,9 +88,15 @@ class Coordinator:
     # --- workers --------------------------------------------------------------------------------------------------
 
     def join(self, request: Join) -> Joined:
-        """A worker says hello. `Fenced` for an older incarnation, `UserError` where it has other data."""
+        """A worker says hello.
+
+        `Fenced` for an older incarnation, `UserError` where it has other data, `Unreachable` where the job has gone
+        back since it got what it holds.
+        """
         with self._lock:
             member = self._hear(request.slot, request.incarnation)
+            if request.held and request.generation != self.shard.generation:
+                raise Unreachable("the job has gone back to a snapshot: say hello to the parameter servers")
             member.node, member.pool, member.batch_size = request.node, request.pool, request.batch_size
             if member.state in {WorkerState.DRAINED, WorkerState.LEFT}:
                 member.state = WorkerState.ACTIVE
@@ -103,14 +109,15 @@ class Coordinator:
             self.counters.wasted_steps += request.wasted_steps
             return Joined(renamed=self._reclaim(request))
 
-    def next_work(self, slot: int, incarnation: int) -> Given:
-        """What this worker is to do now."""
+    def next_work(self, slot: int, incarnation: int, generation: int | None = None) -> Given:
+        """What this worker is to do now; nothing, as long as its parameters are of another generation."""
         with self._lock:
             self._hear(slot, incarnation)
             self.tick()
             if self.finished is not None:
                 return Given(kind="finished", message=self.finished.message)
-            if self.ledger is None or self.gathering:
+            behind = generation not in {None, self.shard.generation}
+            if self.ledger is None or self.gathering or behind:
                 return Given(kind="idle", seconds=IDLE_SECONDS)
             self._task_counter += 1
             token = (self.shard.epoch, self._task_counter)
@@ -148,7 +155,7 @@ class Coordinator:
                 return None
             if task.kind == "callbacks" and request.stop:
                 self._stop("a callback asked for the end of training")
-            if task.kind == "evaluate" and (reached := self._reached(request.metrics)):
+            if task.kind == "evaluate" and (reached := target_reached(self.stop_after, request.metrics)):
                 self._stop(reached)
             self.tick()
             return task
@@ -290,6 +297,33 @@ class Coordinator:
             self._expected |= {lease.slot for lease in self.ledger.leases.values()}
             self._gather_until = math.inf
 
+    def rewind(self, saved: dict[str, Any]) -> None:
+        """Go back to a ledger while workers are here. Call it inside the shard's lock, with the parameters.
+
+        What anybody holds is taken back, and the steps that are undone were in vain.
+        """
+        with self._lock:
+            self._saved = saved
+            wasted = wasted_by(saved, self.counters)
+            if "partial" in saved:
+                self.partial.load(saved["partial"])
+            if self.data is None:
+                self._agree(DataSpec.model_validate(saved["data"]))
+            else:
+                self._resume(saved)
+            self.counters.wasted_steps = wasted
+            self._expected = self._gather_until = None
+
+    def blank_ledger(self, data: DataSpec) -> Ledger:
+        """The ledger with which this job begins."""
+        return Ledger(
+            size=data.size,
+            files=len(data.files),
+            batch_size=self.batch_size,
+            seed=self.job.uid,
+            epochs=self.stop_after.epochs,
+        )
+
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _hear(self, slot: int, incarnation: int) -> Member:
@@ -312,19 +346,9 @@ class Coordinator:
                     "The training data are empty: give Indexed a size, or Files a pattern that matches."
                 )
             self.data = data
-            self.ledger = Ledger(
-                size=data.size,
-                files=len(data.files),
-                batch_size=self.batch_size,
-                seed=self.job.uid,
-                epochs=self.stop_after.epochs,
-            )
+            self.ledger = self.blank_ledger(data)
             if self._saved is not None:
-                self.ledger.load(self._saved["ledger"])
-                self.tasks.load(self._saved["tasks"])
-                self.counters.load(self._saved["counters"])
-                self.stopping = str(self._saved["stopping"])
-                self.pace.loss = self._saved["loss"]
+                self._resume(self._saved)
             self._replay()
         elif (self.data.size, self.data.files) != (data.size, data.files):
             mine, theirs = self.data.size or len(self.data.files), data.size or len(data.files)
@@ -334,6 +358,14 @@ class Coordinator:
             )
         elif (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):
             self.data = data
+
+    def _resume(self, saved: dict[str, Any]) -> None:
+        assert self.ledger is not None
+        self.ledger.load(saved["ledger"])
+        self.tasks.load(saved["tasks"])
+        self.counters.load(saved["counters"])
+        self.stopping = str(saved["stopping"])
+        self.pace.loss = saved["loss"]
 
     def _lease(self, slot: int, incarnation: int) -> LeaseMessage | None:
         ledger = self.ledger
@@ -352,20 +384,8 @@ class Coordinator:
             for member in silent:
                 self._give_up(member)
             lease = ledger.grant(slot, incarnation, self.shard.epoch, limit)
-        return None if lease is None else self._message(lease)
-
-    def _message(self, lease: Lease) -> LeaseMessage:
         assert self.data is not None
-        segment = lease.segment
-        return LeaseMessage(
-            token_epoch=lease.token[0],
-            counter=lease.token[1],
-            epoch=segment.epoch,
-            start=segment.start,
-            stop=segment.stop,
-            file=self.data.files[segment.file] if segment.file >= 0 else None,
-            number=segment.file,
-        )
+        return None if lease is None else self.data.told(lease)
 
     def _reclaim(self, request: Join) -> tuple[Renamed, ...]:
         """A survivor of the loss of parameter server 0 tells what it held: from its last answered push on."""
@@ -429,18 +449,6 @@ class Coordinator:
 
     def _stop(self, why: str) -> None:
         self.stopping = self.stopping or why
-
-    def _reached(self, metrics: Mapping[str, float]) -> str:
-        name, target = self.stop_after.metric, self.stop_after.value
-        if name is None or target is None:
-            return ""
-        value = metrics.get(name, metrics.get(f"val_{name}"))
-        if value is None:
-            raise UserError(
-                f"spec.training.stopAfter.metric is {name!r}, but the evaluation gives {', '.join(sorted(metrics))}."
-            )
-        reached = value <= target if any(word in name for word in MINIMIZED) else value >= target
-        return f"{name} reached {value:.4g}" if reached else ""
 
     def _wind_up(self) -> None:
         """Training is over: take what is leased back, evaluate what was not, export."""

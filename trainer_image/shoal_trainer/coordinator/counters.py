@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-NUMBERS = ("repeated", "partial", "lost", "wasted_steps", "steps")
+NUMBERS = ("repeated", "partial", "lost", "wasted_steps", "steps", "rollbacks")
 
 
 @dataclass
@@ -17,6 +17,7 @@ class Counters:
     lost: int = 0
     wasted_steps: int = 0
     steps: int = 0
+    rollbacks: int = 0
     repeated_ranges: set[tuple[int, int]] = field(default_factory=set)
     partial_ranges: set[tuple[int, int]] = field(default_factory=set)
 
@@ -30,6 +31,11 @@ class Counters:
     def load(self, saved: dict[str, Any]) -> None:
         """The inverse of `dump`."""
         for name in NUMBERS:
-            setattr(self, name, int(saved[name]))
+            setattr(self, name, int(saved.get(name, 0)))
         self.repeated_ranges = {(int(e), int(r)) for e, r in saved["repeated_ranges"]}
         self.partial_ranges = {(int(e), int(r)) for e, r in saved["partial_ranges"]}
+
+
+def wasted_by(saved: dict[str, Any], now: Counters) -> int:
+    """Wasted steps when a job goes back to a saved ledger: those of now, and what is undone of the steps of now."""
+    return now.wasted_steps + max(0, now.steps - int(saved["counters"]["steps"]))

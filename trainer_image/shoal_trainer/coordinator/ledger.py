@@ -267,7 +267,7 @@ class Ledger:
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
         self.done_samples = int(saved["doneSamples"])
-        self._counter = int(saved["counter"])
+        self._counter = max(self._counter, int(saved["counter"]))  # no token is given twice
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

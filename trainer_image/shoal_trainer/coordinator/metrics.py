@@ -45,6 +45,7 @@ class StatusCollector(Collector):
             "shoal_steps": ("Updates applied.", status.step),
             "shoal_samples": ("Samples whose gradients are in the parameters.", status.samples),
             "shoal_wasted_steps": ("Steps computed in vain.", status.wasted_steps),
+            "shoal_rollbacks": ("Times that the job went back to a snapshot.", status.rollbacks),
             "shoal_samples_repeated": ("Samples applied twice.", status.data.repeated),
             "shoal_samples_partial": ("Samples applied on some shards only.", status.data.partial),
             "shoal_samples_lost": ("Samples called done that no parameters hold.", status.data.lost),

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from shoal_trainer.contract import Message
+from shoal_trainer.coordinator.ledger import Lease as Leased
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
@@ -30,6 +31,19 @@ class DataSpec(Message):
     files: tuple[str, ...] = ()
     validation: bool = False
     callbacks: bool = False
+
+    def told(self, lease: Leased) -> Lease:
+        """A lease of these data as a worker is told of it."""
+        segment = lease.segment
+        return Lease(
+            token_epoch=lease.token[0],
+            counter=lease.token[1],
+            epoch=segment.epoch,
+            start=segment.start,
+            stop=segment.stop,
+            file=self.files[segment.file] if segment.file >= 0 else None,
+            number=segment.file,
+        )
 
 
 class Lease(Message):
@@ -68,6 +82,8 @@ class Join(Caller):
     node: str = Field(default="", max_length=256)
     pool: str = Field(default="", max_length=256)
     held: tuple[Lease, ...] = Field(default=(), max_length=4096)
+    generation: int = Field(default=0, ge=0)
+    """Of what it holds."""
     wasted_steps: int = Field(default=0, ge=0)
     """Its steps that were answered, and are in no surviving parameters."""
 
@@ -86,7 +102,9 @@ class Joined(Message):
 
 
 class Next(Caller):
-    """Asks for something to do."""
+    """Asks for something to do; data are given to those who have the parameters of this generation."""
+
+    generation: int = Field(default=0, ge=0)
 
 
 class Given(Message):
@@ -134,6 +152,17 @@ class Failed(Caller):
     message: str = Field(max_length=MAX_TEXT)
 
 
+class Diverged(Caller):
+    """A batch gave a loss or a gradient that is not finite, at parameters of this generation: the job is to go back."""
+
+    generation: int = Field(ge=0)
+    epoch: int = Field(ge=0)
+    file: int = Field(default=-1, ge=-1)
+    start: int = Field(ge=0)
+    stop: int = Field(ge=1)
+    what: str = Field(max_length=MAX_TEXT)
+
+
 class ShardReady(Message):
     """Another parameter server came back."""
 
@@ -150,6 +179,7 @@ class SnapshotShard(Message):
     number: int = Field(ge=1)
     epoch: int = Field(ge=0)
     published: int = Field(default=0, ge=0)
+    generation: int = Field(default=0, ge=0)
 
 
 class AskPushes(Message):
@@ -163,6 +193,12 @@ class Pushes(Message):
 
     held: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
     entries: tuple[Entry, ...] = Field(default=(), max_length=MAX_JOURNAL)
+
+
+class RollBackShard(Message):
+    """Parameter server 0 tells another one to go back to the snapshot with which this generation begins."""
+
+    generation: int = Field(ge=1)
 
 
 class Done(Message):
@@ -180,4 +216,6 @@ REQUESTS: dict[str, type[Message]] = {
     "shard-ready": ShardReady,
     "snapshot": SnapshotShard,
     "pushes": AskPushes,
+    "diverged": Diverged,
+    "roll-back": RollBackShard,
 }

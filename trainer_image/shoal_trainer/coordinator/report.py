@@ -38,6 +38,7 @@ def status(of: Coordinator, now: float) -> StatusReport:
         progress_percent=None if share is None else round(100 * share, 2),
         remaining_seconds=remaining,
         wasted_steps=counters.wasted_steps,
+        rollbacks=counters.rollbacks,
         goodput=None if not computed else round(counters.steps / computed, 4),
         input_wait=of.members.input_wait(),
         data=DataReport(

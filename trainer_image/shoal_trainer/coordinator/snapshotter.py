@@ -26,12 +26,14 @@ log = logging.getLogger(__name__)
 
 
 def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) -> ShardFile:
-    """Another shard's part of a snapshot. `Unreachable` while it holds nothing."""
+    """Another shard's part of a snapshot. `Unreachable` while it holds nothing, or what was given up."""
     with shard.lock:
         copy, journal = shard.copy(), shard.journal
+        if copy is None:
+            raise Unreachable(f"shard {shard.index} holds nothing yet")
+        if copy.generation != request.generation:
+            raise Unreachable(f"shard {shard.index} has not gone back yet")
         journal.published_part((request.epoch, request.published))
-    if copy is None:
-        raise Unreachable(f"shard {shard.index} holds nothing yet")
     file = store.write_shard(request.number, request.epoch, copy)
     with shard.lock:
         journal.wrote((request.epoch, request.number), copy.version)
@@ -59,7 +61,8 @@ class Snapshotter:
         self._reconciler = reconciler
         self._fenced, self._wall, self._executor = fenced, wall, executor
         self._stop = threading.Event()
-        self._taking = threading.Lock()
+        self.taking = threading.Lock()
+        """Who holds it alone writes manifests."""
         self._version = -1
         self._published = 0
         self._away = ""
@@ -76,7 +79,7 @@ class Snapshotter:
 
     def take(self) -> Manifest | None:
         """Take one now; None where nothing has changed since the last one, or nothing is there yet."""
-        with self._taking:
+        with self.taking:
             with self._shard.lock:
                 copy = self._shard.copy()
                 if copy is None or copy.version == self._version or self._coordinator.behind:
@@ -85,7 +88,8 @@ class Snapshotter:
             number, epoch = self._store.next_number(), self._shard.epoch
             with self._executor(max(1, len(self._others))) as pool:
                 parts = [
-                    pool.submit(other.snapshot, number, epoch, self._published) for other in self._others
+                    pool.submit(other.snapshot, number, epoch, self._published, copy.generation)
+                    for other in self._others
                 ]
                 own = self._store.write_shard(number, epoch, copy)
                 files = (own, *(part.result() for part in parts))
@@ -95,6 +99,7 @@ class Snapshotter:
             manifest = Manifest(
                 number=number,
                 epoch=epoch,
+                generation=copy.generation,
                 job_uid=self._coordinator.job.uid,
                 shards=files,
                 model=copy.model,
@@ -108,6 +113,10 @@ class Snapshotter:
             self._version, self._published = copy.version, number
             self._store.prune(self._policy.retain)
             return self.last
+
+    def begin_at(self, manifest: Manifest, version: int) -> None:
+        """The job has gone back to this snapshot, and this version of shard 0. Call it while holding `taking`."""
+        self.last, self._version = manifest, version
 
     def _run(self) -> None:
         while not self._stop.wait(self._policy.every_seconds):

@@ -222,8 +222,11 @@ class PSClient:
         try:
             for shard in self._shards:
                 shard.connect()
-                version = None if copy is None else copy.pulled.versions[shard.index]
-                shard.send(Header(Op.HELLO), Hello(model=model, copy_version=version).to_json().encode())
+                hello = Hello(model=model)
+                if copy is not None:
+                    version = copy.pulled.versions[shard.index]
+                    hello = Hello(model=model, copy_version=version, generation=copy.generation)
+                shard.send(Header(Op.HELLO), hello.to_json().encode())
             welcomes = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
             if copy is not None:
                 welcomes = [self._offer(welcome, copy) for welcome in welcomes]
@@ -279,7 +282,7 @@ class PSClient:
             pulled.applied[shard.index],
             pulled.journals[shard.index],
         )
-        request = Header(Op.OFFER, self.codec, version=pulled.versions[shard.index])
+        request = Header(Op.OFFER, self.codec, seq=copy.generation, version=pulled.versions[shard.index])
         shard.send(request, encode_answer(meta), part)
         return decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1])
 

@@ -105,3 +105,8 @@ class Permits:
         others += [value for other, value in self._waiting.items() if other != slot]
         oldest = min(others, default=base)
         return base <= oldest or version + 1 - oldest <= bound
+
+    def forget_all(self) -> None:
+        """The versions begin again at an older one."""
+        self._pulled.clear()
+        self._waiting.clear()

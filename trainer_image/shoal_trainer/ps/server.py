@@ -269,7 +269,8 @@ class DataServer:
         try:
             if request.op is Op.HELLO and not request.length:
                 hello = decode_json(Hello, meta)
-                welcome = self._shard.hello(peer.slot, peer.incarnation, hello.model, hello.copy_version)
+                who = (peer.slot, peer.incarnation)
+                welcome = self._shard.hello(*who, hello.model, hello.copy_version, hello.generation)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             else:
                 self._exchange(channel, peer, request, meta)
@@ -308,11 +309,12 @@ class DataServer:
                     return
                 case Op.OFFER:
                     answer = decode_answer(meta)
-                    welcome = shard.offer(peer.slot, peer.incarnation, request.version, answer, io)
+                    who = (peer.slot, peer.incarnation)
+                    welcome = shard.offer(*who, request.version, answer, io, generation=request.seq)
                     self._send(channel, Op.WELCOME, welcome.to_json().encode())
                     return
                 case Op.PULL:
-                    reply = shard.pull(peer.slot, io)
+                    reply = shard.pull(peer.slot, io, boot=request.boot)
                 case Op.PUSH_PULL:
                     arguments = (
                         peer.slot,

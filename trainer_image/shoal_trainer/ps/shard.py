@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 import time
 from collections.abc import Callable
 
@@ -19,12 +18,12 @@ import numpy as np
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels, schedules
+from shoal_trainer.ps.attendance import Attendance
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.contents import Contents, Span
 from shoal_trainer.ps.journal import Log
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.layout import bounds
-from shoal_trainer.ps.members import Members, Permits
 from shoal_trainer.ps.merging import Merger
 from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
 from shoal_trainer.ps.recovery import Recovery
@@ -34,7 +33,7 @@ from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta
 EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
 
 
-class ShardStore:
+class ShardStore(Attendance):
     """Shard `index` of `shards`, at `epoch` (the incarnation of its pod); `boot` tells restarts in place apart.
 
     `recovery_seconds` counts from the first worker's hello. `on_applied` and `on_ready` run under the lock: cheap,
@@ -54,14 +53,14 @@ class ShardStore:
         on_applied: Callable[[AppliedPush], None] | None = None,
         on_ready: Callable[[int, Applied], None] | None = None,
     ) -> None:
+        super().__init__(staleness, clock)
         self.index = index
         self.shards = shards
         self.epoch = epoch
         self.boot = secrets.randbits(63) if boot is None else boot
-        self.staleness = staleness or Staleness()
+        self.generation = 0
         self.on_applied = on_applied
         self.on_ready = on_ready
-        self.version = 0
         self.samples = 0
         self.updates = 0
         self.model: ModelSpec | None = None
@@ -69,9 +68,6 @@ class ShardStore:
         self.journal = Log()
         self.contents = Contents()
         """Which pushes are in the parameters."""
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self._clock = clock
         self._state = State.RECOVERING if epoch > 0 else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
         self._parameters: Vector = aligned(0)
@@ -79,39 +75,6 @@ class ShardStore:
         self._merger = Merger()
         self._other_run = False
         self._restored: tuple[Span, ...] = ()
-        self._members = Members()
-        self._permits = Permits()
-
-    # --- who is there ---------------------------------------------------------------------------------------------
-
-    @property
-    def live_workers(self) -> int:
-        """Workers with a connection, or as many as `set_live_workers` said; at least 1."""
-        return self._members.live
-
-    def set_live_workers(self, count: int | None) -> None:
-        """Let the coordinator say how many workers there are; None: count connections."""
-        with self.lock:
-            self._members.said = count
-            self.changed.notify_all()
-
-    def connect(self, slot: int, incarnation: int) -> None:
-        """A proven worker opened a connection; `Fenced` if a newer incarnation of its slot has been here."""
-        with self.lock:
-            self._members.connect(slot, incarnation)
-
-    def disconnect(self, slot: int) -> None:
-        """A worker's connection ended."""
-        with self.lock:
-            if not self._members.disconnect(slot):
-                self._permits.forget(slot)
-            self._recovery.heard(slot)
-            self.changed.notify_all()
-
-    def fence(self, slot: int, minimum_incarnation: int) -> None:
-        """Refuse all older incarnations of a slot from now on."""
-        with self.lock:
-            self._members.fence(slot, minimum_incarnation)
 
     # --- the model ------------------------------------------------------------------------------------------------
 
@@ -128,7 +91,12 @@ class ShardStore:
         return int(self._parameters.size)
 
     def hello(
-        self, slot: int, incarnation: int, model: ModelSpec, copy_version: int | None = None
+        self,
+        slot: int,
+        incarnation: int,
+        model: ModelSpec,
+        copy_version: int | None = None,
+        generation: int = 0,
     ) -> ShardWelcome:
         """Agree on the model; `UserError` if this shard holds another one."""
         if self.model is None:
@@ -143,7 +111,7 @@ class ShardStore:
             elif self.model != model:
                 raise UserError(difference(self.model, model))
             self._recovery.begin(self._clock())
-            wants = copy_version is not None and self._wants(copy_version)
+            wants = copy_version is not None and self._wants(copy_version, generation)
             if not wants:
                 self._recovery.heard(slot)
             self._settle()
@@ -158,18 +126,22 @@ class ShardStore:
                 self._parameters[:] = values
                 self._become_ready()
 
-    def offer(self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Buffer) -> ShardWelcome:
+    def offer(
+        self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Buffer, *, generation: int = 0
+    ) -> ShardWelcome:
         """A worker's copy of the parameters: adopted if it is newer than what this recovering shard has."""
         with self.lock:
             self._members.check(slot, incarnation)
             self._check_size(io)
-            if self._wants(version) and self.journal.takes(meta.journal, Contents(self._restored)):
+            fits = self.journal.takes(meta.journal, Contents(self._restored))
+            if fits and self._wants(version, generation):
                 kernels.adopt(self._parameters, io)
                 self.version, self.samples, self.updates = (
                     version,
                     meta.samples,
                     max(self.updates, meta.updates),
                 )
+                self.generation = generation
                 self.applied = dict(meta.applied)
                 self.journal.adopt(meta.journal)
                 self.contents = Contents(self._restored)
@@ -184,10 +156,10 @@ class ShardStore:
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
-    def pull(self, slot: int, io: Buffer) -> Answer:
+    def pull(self, slot: int, io: Buffer, *, boot: int | None = None) -> Answer:
         """Fill `io` with the parameters."""
         with self.lock:
-            self._check_ready(io)
+            self._check_ready(io, boot)
             kernels.read(self._parameters, io)
             return self._answer(slot, -1)
 
@@ -257,21 +229,6 @@ class ShardStore:
                 self.changed.wait(min(left, self._recovery.left(self._clock())))
             return self._state is State.READY
 
-    def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
-        """Bounded staleness: wait while applying this push would leave a live worker's gradient too old."""
-        if self.staleness.max is None:
-            return
-        with self.changed:
-            deadline = self._clock() + timeout
-            self._permits.arrive(slot, base)
-            try:
-                while not self._permits.admits(slot, base, self.version, self.staleness.max):
-                    if (left := deadline - self._clock()) <= 0:
-                        return
-                    self.changed.wait(left)
-            finally:
-                self._permits.leave(slot)
-
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def copy(self) -> ShardCopy | None:
@@ -284,16 +241,18 @@ class ShardStore:
             arrays = {"parameters": self._parameters} | self._optimizer.state
             arrays = {name: values.copy() for name, values in arrays.items()}
             counts = (self.epoch, self.version, self.samples, self.updates)
+            spec, applied = self.model, dict(self.applied)
             return ShardCopy(
                 self.index,
                 self.shards,
                 *counts,
                 low,
                 high,
-                self.model,
-                dict(self.applied),
+                spec,
+                applied,
                 arrays,
                 self.contents.spans(),
+                self.generation,
             )
 
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
@@ -315,13 +274,25 @@ class ShardStore:
                 self.samples = 0 if weights_only else copy.samples
                 self._become_ready()
                 return
-            self.version, self.samples = copy.version, copy.samples
+            self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
             self.applied = dict(copy.applied)
             self.journal = Log(copy.version)
             self._restored = copy.contents
             self.contents = Contents(copy.contents)
             self._recovery.expect({slot for slot, _ in copy.applied})
             self._state = State.RECOVERING
+
+    def roll_back(self, copy: ShardCopy) -> None:
+        """Begin again from a snapshot, while workers are here: READY at once, for their copies are given up.
+
+        Another `boot` has every push that is under way refused; the generation, every copy of what was.
+        """
+        with self.lock:
+            self.boot = secrets.randbits(63)
+            self._merger = Merger()
+            self._permits.forget_all()
+            self.restore(copy)
+            self._become_ready()
 
     # --- inside the lock ------------------------------------------------------------------------------------------
 
@@ -353,9 +324,13 @@ class ShardStore:
             self.on_ready(self.version, dict(self.applied))
         self.changed.notify_all()
 
-    def _wants(self, version: int) -> bool:
+    def _wants(self, version: int, generation: int) -> bool:
         self._settle()
-        return self._state is not State.READY and version > self.version
+        newer = (generation, version) > (self.generation, self.version)
+        return self._state is not State.READY and newer
+
+    def _gone(self, slot: int) -> None:
+        self._recovery.heard(slot)
 
     def _welcome(self, slot: int, incarnation: int, wants: bool) -> ShardWelcome:
         return ShardWelcome(
@@ -369,14 +344,13 @@ class ShardStore:
             wants_copy=wants,
             last_seq=self.applied.get((slot, incarnation), 0),
             live_workers=self.live_workers,
+            generation=self.generation,
         )
 
     def _repeated(self, slot: int, incarnation: int, seq: int, io: Buffer, boot: int | None) -> bool:
         """Whether this push is in the parameters already; then `io` is filled and nothing else changes."""
         self._members.check(slot, incarnation)
-        self._check_ready(io)
-        if boot is not None and boot != self.boot:
-            raise Unreachable("the push was meant for the shard before its restart")
+        self._check_ready(io, boot)
         if seq < 1:
             raise ProtocolError("sequence numbers begin at 1")
         if seq > self.applied.get((slot, incarnation), 0):
@@ -418,8 +392,10 @@ class ShardStore:
         if values.shape != self._parameters.shape:
             raise ProtocolError(f"shard {self.index} holds {self.size} values, the message {values.size}")
 
-    def _check_ready(self, io: Buffer) -> None:
+    def _check_ready(self, io: Buffer, boot: int | None) -> None:
         self._settle()
+        if boot is not None and boot != self.boot:
+            raise Unreachable("the request was meant for the shard before its restart")
         if self._state is not State.READY:
             raise Unreachable(f"shard {self.index} is {self._state.value.lower()}")
         self._check_size(io)

@@ -60,6 +60,7 @@ class ShardCopy:
     arrays: dict[str, Vector]
     contents: tuple[Span, ...] = ()
     """Which pushes are in it."""
+    generation: int = 0
 
 
 def same_shapes(held: ModelSpec, given: ModelSpec) -> bool:

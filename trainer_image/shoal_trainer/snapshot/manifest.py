@@ -42,6 +42,8 @@ class Manifest(Message):
     version: int = 1
     number: int
     epoch: int
+    generation: int = 0
+    """How often the job has gone back to a snapshot."""
     job_uid: str
     shards: tuple[ShardFile, ...]
     model: ModelSpec

@@ -169,6 +169,7 @@ class SnapshotStore:
             applied=applied,
             arrays=arrays,
             contents=tuple(parts[0].pushes) if len(parts) == 1 else (),
+            generation=manifest.generation,
         )
 
     # ---

@@ -73,7 +73,8 @@ class ErrorCode(IntEnum):
 class Header:
     """One message's header. `version`: of parameters, the one that a push was computed on or that an answer holds.
 
-    `scale`-like numbers are in the meta block; `length` counts the bytes of the payload, `meta` those before it.
+    `seq` of an offered copy is its generation. `scale`-like numbers are in the meta block; `length` counts the bytes of
+    the payload, `meta` those before it.
     """
 
     op: Op

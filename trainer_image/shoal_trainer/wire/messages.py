@@ -86,10 +86,11 @@ class ModelSpec(Message):
 
 
 class Hello(Message):
-    """The first message of a worker on a proven connection. `copy_version`: of the copy that it could offer."""
+    """The first message of a worker on a proven connection. The last two are of the copy that it could offer."""
 
     model: ModelSpec
     copy_version: int | None = None
+    generation: int = 0
 
 
 class ShardWelcome(Message):
@@ -106,6 +107,8 @@ class ShardWelcome(Message):
     last_seq: int = 0
     """The last push of this very worker that the shard applied; 0 for none."""
     live_workers: int = 1
+    generation: int = 0
+    """How often the job has gone back to a snapshot on purpose: what is of another generation is worth nothing."""
 
 
 class Progress(NamedTuple):
@@ -202,6 +205,7 @@ class Copy:
 
     flat: NDArray[Any]
     pulled: Pulled
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +218,16 @@ class Welcome:
     def initialized(self) -> bool:
         """Whether every shard holds parameters."""
         return all(shard.initialized for shard in self.shards)
+
+    @property
+    def alike(self) -> bool:
+        """Whether every shard has gone back as often as the others: else the parameters are of two moments."""
+        return all(shard.generation == self.generation for shard in self.shards)
+
+    @property
+    def generation(self) -> int:
+        """Shard 0's."""
+        return self.shards[0].generation
 
     @property
     def boots(self) -> tuple[tuple[int, int], ...]:

@@ -114,13 +114,14 @@ def compose(
         flat: npt.NDArray[np.float32] = aligned(glue.layout.size, np.float32)
         client = PSClient(config.parameter_servers, identity, credentials, dtype="fp32", tls=config.data_tls)
         try:
-            client.hello(spec)
+            if not client.hello(spec).alike:
+                raise Unreachable("not every parameter server has gone back to the snapshot yet")
             client.pull(flat)
         finally:
             client.close()
         return flat
 
-    feed = Feed(job.data, config.batch_size, coordinator.next_work, leases.grant)
+    feed = Feed(job.data, config.batch_size, lambda: coordinator.next_work(leases.generation), leases.grant)
     policy = Policy(
         sequential=config.staleness.max == 0,
         steps_per_push=int(glue.model.steps_per_execution or 1) if placement.on_server else 1,

@@ -18,6 +18,7 @@ from shoal_trainer.data.files import Files
 from shoal_trainer.errors import TrainerError, Unreachable
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
+from shoal_trainer.wire.messages import Progress
 from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Token, Work
 
 log = logging.getLogger(__name__)
@@ -59,17 +60,22 @@ class ControlPlane:
             node=self._config.node_name,
             pool=self._config.pool,
             held=tuple(_lease(work, token) for token, work in held.items()),
+            generation=max((work.generation for work in held.values()), default=0),
             wasted_steps=wasted_steps,
         )
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
-    def next_work(self) -> Work:
-        """Ask for something to do."""
+    def next_work(self, generation: int) -> Work:
+        """Ask for something to do, with parameters of this generation."""
         if self._error is not None:
             raise self._error
         if not self._joined.is_set():
             raise Unreachable("not joined yet")
-        return _work(self._client.next_work())
+        return _work(self._client.next_work(generation), generation)
+
+    def diverged(self, generation: int, batch: Progress, what: str) -> None:
+        """Have the job go back to its newest snapshot, and this batch left out."""
+        self._client.diverged(generation, batch, what)
 
     def file_ended(self, token: Token, length: int) -> None:
         """Tell that a leased file has `length` samples."""
@@ -126,10 +132,11 @@ def _lease(work: DataWork, token: Token) -> Lease:
     )
 
 
-def _work(given: Given) -> Work:
+def _work(given: Given, generation: int) -> Work:
     if given.kind == "data" and given.lease is not None:
         lease = given.lease
-        return DataWork(lease.token, lease.epoch, lease.start, lease.stop, lease.file, lease.number)
+        place = (lease.epoch, lease.start, lease.stop, lease.file, lease.number)
+        return DataWork(lease.token, *place, generation)
     if given.kind == "task" and given.task is not None:
         return TaskWork(given.token, given.task, given.epoch, given.history)
     return Finished(given.message) if given.kind == "finished" else Idle(given.seconds)

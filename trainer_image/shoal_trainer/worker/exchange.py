@@ -63,7 +63,7 @@ class Exchange:
         while not self._stop.is_set():
             try:
                 welcome = self._client.hello(self._model, copy())
-                if not any(shard.recovering for shard in welcome.shards):
+                if welcome.alike and not any(shard.recovering for shard in welcome.shards):
                     return welcome
             except Unreachable:
                 pass

@@ -23,6 +23,7 @@ class Leases:
     """Thread-safe; a lease is in it from its grant until its last sample is in the parameters."""
 
     def __init__(self) -> None:
+        self.generation = 0
         self._lock = threading.Lock()
         self._ends: dict[Token, tuple[DataWork, int]] = {}
         self._renamed: dict[Token, Token | None] = {}
@@ -30,9 +31,10 @@ class Leases:
         self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)
 
     def grant(self, work: DataWork) -> None:
-        """A lease was given to this worker."""
+        """A lease was given to this worker; one that was asked for before the job went back is none any more."""
         with self._lock:
-            self._ends[work.token] = (work, work.start)
+            if work.generation == self.generation:
+                self._ends[work.token] = (work, work.start)
 
     def mark(self, token: Token, end: int) -> Progress | None:
         """What the next piece of the lease, up to `end`, covers; None where the lease is another worker's now."""
@@ -68,6 +70,15 @@ class Leases:
             steps = sum(steps for seq, steps in self._answers if seq > after)
             self._answers = deque((a for a in self._answers if a[0] <= after), maxlen=MAX_ANSWERS)
             return steps
+
+    def begin_again(self, generation: int) -> None:
+        """The job has gone back to a snapshot: every lease is void, and what was answered is undone."""
+        with self._lock:
+            self.generation = generation
+            self._renamed |= dict.fromkeys(self._ends)
+            self._ends.clear()
+            self._answered_to.clear()
+            self._answers.clear()
 
     def drop(self, token: Token) -> None:
         """Forget a lease."""

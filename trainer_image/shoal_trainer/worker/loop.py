@@ -20,22 +20,18 @@ from typing import Literal
 import numpy as np
 
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps import schedules
-from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.wire.messages import Copy, Pulled, Push, Timings, Welcome
-from shoal_trainer.worker.buffers import Buffers, decode
+from shoal_trainer.wire.messages import Pulled, Push, Timings, Welcome
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Feed, Item, Ready
 from shoal_trainer.worker.glue import Glue, Step
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
-from shoal_trainer.worker.outage import Outage
 from shoal_trainer.worker.send import Send, combined
+from shoal_trainer.worker.upstream import RETRY_SECONDS, Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 0.25
 PROBE_SECONDS = 1.0
 """A worker with nothing to do pulls this often: it would not notice the loss of a server otherwise, and when work comes
 it begins with fresh parameters."""
@@ -56,10 +52,10 @@ class Policy:
 
     sequential: bool = False
     steps_per_push: int = 1
-    on_nan: Literal["stop", "skip"] = "stop"
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
 
 
-class Loop:
+class Loop(Upstream):
     """One worker. `run` blocks until the job has ended or `drain` is set, and says which."""
 
     def __init__(
@@ -76,26 +72,11 @@ class Loop:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._glue, self._placement = glue, placement
-        self._exchange, self._feed, self._coordinator = exchange, feed, coordinator
-        self._leases = leases
+        super().__init__(glue, placement, exchange, coordinator, leases, drain, clock)
+        self._feed = feed
         self._do_task = do_task
-        self._drain = drain
         self._policy = policy
-        self._clock = clock
-        self._buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)
-        self._pulled: Pulled | None = None
-        self._wasted = 0
-        self._boots: tuple[tuple[int, int], ...] = ()
-        self._seq = 0
-        self._under_way: tuple[Future[Pulled], Send] | None = None
-        self._unsent: list[Send] = []
-        self._outage: Outage | None = None
-        self._reconnect: Future[Welcome] | None = None
-        self._held: Item | None = None
-        self._input_seconds = 0.0
-        self._last_push = self._heard = clock()
-        self._pile: list[tuple[Step, Ready]] = []
+        self._input_seconds = self._compute_seconds = 0.0
         self.steps = 0
 
     # --- the story ------------------------------------------------------------------------------------------------
@@ -114,9 +95,7 @@ class Loop:
             if isinstance(item, Ready):
                 self._train(item)
             elif item is None:
-                self._collect()
-                if self._outage is None and self._clock() - self._heard >= PROBE_SECONDS:
-                    self._refresh()
+                self._idle()
             else:
                 self._collect()
                 if self._outage is not None:
@@ -130,6 +109,17 @@ class Loop:
                     self._do(item)
         self._leave()
         return End.DRAINED
+
+    def _idle(self) -> None:
+        """Nothing to train at the moment: push what is piled up, for nothing may come to fill the pile."""
+        base = self._pulled
+        self._collect()
+        if self._outage is not None:
+            return
+        if self._pile and base is not None:
+            self._send(base)
+        elif self._clock() - self._heard >= PROBE_SECONDS:
+            self._refresh()
 
     def _do(self, item: TaskWork | EndOfFile) -> None:
         """What is done once; while somebody is away it is held, and tried again."""
@@ -158,7 +148,8 @@ class Loop:
                 log.info("joining: %s", error)
                 continue
             self._buffers.swap()
-            self._boots = welcome.boots
+            self._boots, self._generation = welcome.boots, welcome.generation
+            self._leases.begin_again(welcome.generation)
             self._seq = max(shard.last_seq for shard in welcome.shards)
             self._last_push = self._clock()
             return
@@ -170,22 +161,21 @@ class Loop:
         base = self._pulled
         began = self._clock()
         step = self._checked(self._glue.step(self._buffers.tensor, ready.batch), ready)
+        if step is None:
+            return
         self._pile.append((step, ready))
-        compute = self._clock() - began
+        self._compute_seconds = self._clock() - began
         self.steps += 1
         if len(self._pile) < self._policy.steps_per_push:
             return
         self._collect()
         if self._outage is not None:
-            for piled, of in self._pile:
-                self._step_alone(piled, of)
-            self._pile.clear()
             return
-        self._send(base, compute)
+        self._send(base)
         if self._policy.sequential:
             self._collect()
 
-    def _send(self, base: Pulled, compute: float) -> None:
+    def _send(self, base: Pulled) -> None:
         """Hand what is piled up to the exchange thread."""
         # What is somebody else's by now is not pushed: it would be in the parameters twice.
         self._pile = [piled for piled in self._pile if self._leases.token(piled[1].work.token) is not None]
@@ -204,7 +194,11 @@ class Loop:
             progress=joined(marks),
             loss=loss,
             timings=Timings(
-                now - self._last_push, compute, base.pull_seconds, base.push_seconds, self._input_seconds
+                now - self._last_push,
+                self._compute_seconds,
+                base.pull_seconds,
+                base.push_seconds,
+                self._input_seconds,
             ),
             learning_rate=None if rate is None else rate(base.samples),
         )
@@ -240,33 +234,23 @@ class Loop:
         self._input_seconds, self._last_push = 0.0, self._clock()
         self._heard = self._last_push
 
-    def _checked(self, step: Step, ready: Ready) -> Step:
+    def _checked(self, step: Step, ready: Ready) -> Step | None:
+        """The step, as it may be pushed; None where the job goes back to a snapshot because of it."""
         if step.finite:
             return step
+        if self._policy.on_nan == "rollback":
+            self._go_back(step, ready)
+            return None
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: batch before position %d skipped", ready.batch.end)
             return replace(step, update=np.zeros_like(step.update))
         raise UserError(
             f"The loss or its gradient is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
-            'learning rate, clip gradients (clipnorm=…), look for bad samples, or set Training(on_nan="skip").'
+            "learning rate, clip gradients (clipnorm=…), look for bad samples, or set Training(on_nan=…) to "
+            '"skip" or "rollback".'
         )
 
     # --- an outage ------------------------------------------------------------------------------------------------
-
-    def _begin_outage(self, error: Unreachable, send: Send | None) -> None:
-        """`send`: what was under way."""
-        log.warning("a parameter server is away (%s): training on locally", error)
-        assert self._pulled is not None
-        config = self._placement.config
-        rate = None if send is None else send.push.learning_rate
-        if rate is None:
-            rate = schedules.learning_rate(config.learning_rate, self._pulled.samples // config.batch_size)
-        self._outage = Outage(self._buffers.current, config, self._glue.layout.trainable, rate, self._clock)
-        if send is not None:
-            self._outage.absorb(send.update)
-            self._unsent.append(send)
-        copy = Copy(self._buffers.current, self._pulled)
-        self._reconnect = self._exchange.connect(lambda: copy)
 
     def _ride(self) -> None:
         """One turn while a server is away: reconnect if it is back, else a local step, else wait a little."""
@@ -284,74 +268,9 @@ class Loop:
             return
         self._outage.parameters_into(self._buffers.spare)
         step = self._checked(self._glue.step(self._buffers.spare_tensor, item.batch), item)
-        self._step_alone(step, item)
-        self.steps += 1
-
-    def _step_alone(self, step: Step, ready: Ready) -> None:
-        assert self._outage is not None
-        mark = self._leases.mark(ready.work.token, ready.batch.end)
-        if mark is not None:
-            self._outage.step(step.update, ready.batch.samples, mark)
-
-    def _come_back(self, welcome: Welcome) -> None:
-        """Bring the servers what they have missed, in order, and go on with their parameters."""
-        assert self._outage is not None
-        assert self._pulled is not None
-        outage, lost = self._outage, welcome.boots != self._boots
-        try:
-            if not welcome.initialized:  # nothing is left of the parameters but the workers' copies
-                first = aligned(self._buffers.current.size)
-                decode(self._buffers.current, first)
-                self._exchange.initialize(first).result()
-            if welcome.boots[0] != self._boots[0]:
-                self._rejoin(welcome.shards[0].last_seq)
-            if outage.steps:
-                self._unsent.append(self._local_steps(outage))
-            live = max(self._pulled.live_workers, welcome.shards[0].live_workers)
-            while self._unsent:
-                self._resend(self._unsent[0], live)
-                self._leases.answered(self._unsent.pop(0).push)
-            # Only what is pulled comes with the whole journal: the one of before may tell of pushes that are lost.
-            pulled = self._exchange.pull(self._buffers.spare).result()
-        except Unreachable:
-            copy = Copy(self._buffers.current, self._pulled)
-            self._reconnect = self._exchange.connect(lambda: copy)
-            return
-        self._buffers.swap()
-        self._pulled, self._boots = pulled, welcome.boots
-        self._outage = self._reconnect = None
-        self._last_push = self._heard = self._clock()
-        log.warning("the parameter servers are back%s", ", restored" if lost else "")
-
-    def _local_steps(self, outage: Outage) -> Send:
-        """The outage's local steps as something to send; from now on they count as sent by other means."""
-        delta = aligned(self._glue.layout.size, self._glue.dtype)
-        outage.difference_into(delta)
-        self._seq += 1
-        assert self._pulled is not None
-        push = Push(
-            seq=self._seq,
-            samples=outage.samples,
-            base_versions=self._pulled.versions,
-            progress=joined(outage.progress),
-            steps=outage.steps,
-        )
-        outage.taken()
-        return Send(delta, push, local=True)
-
-    def _resend(self, send: Send, live: int) -> None:
-        if send.local:
-            self._exchange.push_delta(
-                send.update, self._buffers.spare, send.push, scale=1.0 / live, merge=False
-            ).result()
-        else:
-            self._exchange.push_pull(send.update, self._buffers.spare, send.push).result()
-
-    def _rejoin(self, surviving: int) -> None:
-        """Shard 0 was lost, and the ledger with it: present the leases; they may have other tokens now."""
-        self._wasted += self._leases.lost(surviving)
-        self._leases.rename(self._coordinator.join(self._leases.held(), self._wasted))
-        self._wasted = 0
+        if step is not None:
+            self._step_alone(step, item)
+            self.steps += 1
 
     # --- small things ---------------------------------------------------------------------------------------------
 
@@ -359,7 +278,9 @@ class Loop:
         if self._held is not None:
             item, self._held = self._held, None
             return item
-        return self._feed.get(timeout)
+        found = self._feed.get(timeout)
+        void = isinstance(found, Ready) and self._leases.token(found.work.token) is None
+        return None if void else found
 
     def _wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
         """The future's result; None where the worker is told to stop (or after so many turns of 0.1 s)."""

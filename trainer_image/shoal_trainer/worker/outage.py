@@ -19,8 +19,10 @@ import numpy.typing as npt
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.optimizers import Optimizer, Update
-from shoal_trainer.wire.messages import OptimizerConfig, Progress
+from shoal_trainer.wire.messages import OptimizerConfig, Progress, Push
 from shoal_trainer.worker.buffers import decode
+from shoal_trainer.worker.leases import joined
+from shoal_trainer.worker.send import Send
 
 MAX_STEPS = 64
 MAX_SECONDS = 60.0
@@ -89,6 +91,20 @@ class Outage:
         self.base[:] = self.master
         self.steps = self.samples = 0
         self.progress = []
+
+    def as_send(self, seq: int, versions: tuple[int, ...]) -> Send:
+        """The local steps as something to send; from now on they count as sent by other means."""
+        delta = aligned(self.master.size, self._scratch.dtype)
+        self.difference_into(delta)
+        push = Push(
+            seq=seq,
+            samples=self.samples,
+            base_versions=versions,
+            progress=joined(self.progress),
+            steps=self.steps,
+        )
+        self.taken()
+        return Send(delta, push, local=True)
 
     def _apply(self, update: npt.NDArray[Any]) -> None:
         self._scratch[:] = update  # the kernels write the new parameters over what they read

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from shoal_trainer.wire.messages import Progress
+
 Token = tuple[int, int]
 """The fencing token of a lease: (epoch of parameter server 0, counter)."""
 
@@ -22,6 +24,8 @@ class DataWork:
     file: str | None = None
     number: int = -1
     """The file's, in the order of the job's files."""
+    generation: int = 0
+    """Of the parameters that the worker had when it asked."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,11 @@ class Coordinator(Protocol):
     def join(self, held: Mapping[Token, DataWork], wasted_steps: int) -> Mapping[Token, Token]:
         """Say hello again, with what is held and how many answered steps are lost; the leases' tokens of now."""
 
-    def next_work(self) -> Work:
-        """Ask for something to do."""
+    def next_work(self, generation: int) -> Work:
+        """Ask for something to do, with parameters of this generation."""
+
+    def diverged(self, generation: int, batch: Progress, what: str) -> None:
+        """Tell that a batch gave what is not finite; returns when shard 0 has gone back. `UserError`: it is the end."""
 
     def file_ended(self, token: Token, length: int) -> None:
         """Tell that a leased file has `length` samples, all of them in pushes."""

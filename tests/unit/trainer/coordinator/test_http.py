@@ -349,3 +349,24 @@ def test_close_ends_the_connections(start):
     connection.close()
     with pytest.raises(OSError):
         served.connect()
+
+
+@pytest.mark.parametrize("said", [b"", b'{"kind": "id'])
+def test_an_answer_that_is_cut_off_is_no_answer(tmp_path, said):
+    credentials = create_secret_dir(tmp_path)
+    context = credentials.server_context()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            with context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = Shard(host="127.0.0.1", control_port=listener.getsockname()[1])
+        client = ControlClient(address, credentials, timeout=SECONDS)
+        with pytest.raises(Unreachable, match="does not answer"):
+            client.call("next", Next(slot=0, incarnation=0), Given)
+        thread.join(SECONDS)
+        client.close()

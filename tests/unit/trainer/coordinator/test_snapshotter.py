@@ -157,7 +157,7 @@ def test_a_disk_that_is_full_stops_no_training_is_told_once_and_the_next_one_wor
     told = [said for said in warnings(caplog) if "no snapshot could be taken, training goes on" in said]
     assert len(told) == 1
     assert "the disk cannot" in told[0]
-    with bench.snapshotter._taking:  # between two attempts
+    with bench.snapshotter.taking:  # between two attempts
         assert not list(bench.disk.root.rglob("*.part"))
 
     bench.disk.error = None
@@ -197,7 +197,7 @@ def test_another_shard_that_is_away_stops_no_training(tmp_path, caplog):
     class Away:
         asked = 0
 
-        def snapshot(self, number, epoch, published):
+        def snapshot(self, number, epoch, published, generation):
             self.asked += 1
             raise Unreachable("shard 1 does not answer")
 

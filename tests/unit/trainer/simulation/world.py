@@ -148,10 +148,10 @@ class Other:
         told = tell(self._server().shard, AskPushes.model_validate_json(AskPushes(of=of).to_json()).of)
         return Pushes.model_validate_json(told.to_json())
 
-    def snapshot(self, number, epoch, published):
+    def snapshot(self, number, epoch, published, generation):
         self.world.talk()
         server = self._server()
-        request = SnapshotShard(number=number, epoch=epoch, published=published)
+        request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
         return write_part(server.shard, server.store, request)
 
     def _server(self):

@@ -52,7 +52,7 @@ class FakeCoordinator:
                 self.leased[renamed[old]] = self.leased.pop(old)
             return renamed
 
-    def next_work(self):
+    def next_work(self, generation=0):
         with self.lock:
             if self.free:
                 epoch, start, stop = self.free.pop(0)

@@ -73,7 +73,7 @@ def test_a_wrong_entrypoint_says_what_to_change(folder, entrypoint, args, words)
         ({"validation": 7}, "must be Indexed, Files or a function"),
         ({"callbacks": []}, "must be a function that returns a list of Keras callbacks"),
         ({"wire": "fp16"}, 'must be "bf16" or "fp32"'),
-        ({"on_nan": "ignore"}, 'must be "stop" or "skip"'),
+        ({"on_nan": "ignore"}, 'must be "stop", "skip" or "rollback"'),
     ],
 )
 def test_a_wrong_training_says_what_to_change(options, words):

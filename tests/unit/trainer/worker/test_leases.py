@@ -54,3 +54,16 @@ def test_marks_that_follow_each_other_become_one():
         Progress(1, -1, 40, 48),
     ]
     assert joined(marks) == (Progress(0, -1, 0, 16), Progress(0, -1, 32, 40), Progress(1, -1, 40, 48))
+
+
+def test_after_a_roll_back_no_lease_is_left_and_none_that_was_asked_for_before_is_taken():
+    leases = Leases()
+    leases.grant(DataWork((0, 1), 0, 0, 32))
+    leases.answered(push(1, leases.mark((0, 1), 16)))
+    leases.begin_again(1)
+    assert leases.token((0, 1)) is None
+    assert leases.lost(0) == 0  # what was answered is undone, and counted by the coordinator
+    leases.grant(DataWork((0, 2), 0, 32, 64))
+    assert leases.held() == {}
+    leases.grant(DataWork((0, 3), 0, 32, 64, generation=1))
+    assert leases.token((0, 3)) == (0, 3)

@@ -247,7 +247,7 @@ class FileCoordinator(FakeCoordinator):
         self.names = list(names)
         self.lengths = {}
 
-    def next_work(self):
+    def next_work(self, generation=0):
         with self.lock:
             if self.names:
                 self.counter += 1

@@ -1,0 +1,237 @@
+"""Going back beside a real shard and a real storage: what is undone, what is lost, what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join
+from shoal_trainer.coordinator.reconciler import Reconciler
+from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW, RollBack
+from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore, State
+from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
+
+
+class Bench:
+    """A job of 16 samples in batches of 2 and one worker, called by hand."""
+
+    def __init__(self, folder, epoch=0):
+        self.shard = ShardStore(0, 1, epoch)
+        job = JobIdentity(namespace="n", name="j", uid="u")
+        self.coordinator = Coordinator(job, StopAfter(epochs=2), 2, self.shard, clock=lambda: 0.0)
+        self.store = SnapshotStore(LocalStorage(folder))
+        self.fenced = []
+        reconciler = Reconciler(self.shard, [], self.coordinator)
+        self.snapshotter = Snapshotter(
+            self.shard,
+            [],
+            self.coordinator,
+            reconciler,
+            self.store,
+            SnapshotPolicy(),
+            fenced=self.fenced.append,
+        )
+        self.rollback = RollBack(
+            self.shard, {}, self.coordinator, self.store, self.snapshotter, fenced=self.fenced.append
+        )
+        self.shard.connect(0, 0)
+        self.seq = 0
+
+    def begin(self):
+        self.shard.hello(0, 0, MODEL)
+        self.shard.initialize(aligned(4))
+        self.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=16), batch_size=2))
+        return self
+
+    def train(self, batches=1):
+        for _ in range(batches):
+            lease = self.coordinator.next_work(0, 0, self.shard.generation).lease
+            self.seq += 1
+            values = aligned(4)
+            values[:] = 1
+            meta = PushMeta(samples=2, progress=(Progress(lease.epoch, -1, lease.start, lease.stop),))
+            self.shard.delta(0, 0, self.seq, self.shard.version, meta, values)
+
+    def lease(self):
+        return self.coordinator.next_work(0, 0, self.shard.generation).lease
+
+    def diverge(self, lease=None):
+        lease = lease or self.lease()
+        self.rollback.diverged(
+            Diverged(
+                slot=0, incarnation=0, generation=self.shard.generation, epoch=lease.epoch,
+                start=lease.start, stop=lease.stop, what="loss nan",
+            )
+        )  # fmt: skip
+        return lease
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path).begin()
+
+
+def test_parameters_ledger_and_counters_are_those_of_the_snapshot_but_for_the_batch(bench):
+    bench.train(2)
+    bench.snapshotter.take()
+    bench.train(3)
+    boot, bad = bench.shard.boot, bench.diverge()
+    assert (bench.shard.version, bench.shard.generation, bench.shard.state) == (2, 1, State.READY)
+    assert bench.shard.boot != boot
+    assert bench.shard.copy().arrays["parameters"].tolist() == [2.0] * 4
+    status = bench.coordinator.status()
+    assert (status.step, status.wasted_steps, status.rollbacks, status.data.lost) == (2, 3, 1, 2)
+    assert (status.data.done, status.data.leased, status.data.repeated) == (6, 0, 0)
+    seen = []
+    while (lease := bench.lease()) is not None and lease.epoch == 0:
+        seen.append(lease.start)
+    assert len(seen) == 5
+    assert bad.start not in seen
+
+
+def test_it_happens_once_for_all_who_report_it(bench):
+    bench.train()
+    bench.snapshotter.take()
+    bench.train()
+    lease = bench.lease()
+    report = Diverged(
+        slot=0, incarnation=0, generation=0, epoch=0, start=lease.start, stop=lease.stop, what=""
+    )
+    bench.rollback.diverged(report)
+    bench.train()
+    bench.rollback.diverged(report)
+    assert (bench.shard.generation, bench.coordinator.counters.rollbacks) == (1, 1)
+
+
+def test_what_was_under_way_and_what_was_leased_is_taken_by_nobody(bench):
+    bench.train()
+    bench.snapshotter.take()
+    boot, held = bench.shard.boot, bench.lease()
+    bench.diverge()
+    with pytest.raises(Unreachable, match="before its restart"):
+        bench.shard.push(0, 0, 9, 1, PushMeta(samples=2), aligned(4), boot=boot)
+    with pytest.raises(Unreachable, match="before its restart"):
+        bench.shard.pull(0, aligned(4), boot=boot)
+    assert bench.coordinator.next_work(0, 0, 0).kind == "idle"
+    assert bench.lease().token > held.token
+
+
+def test_what_was_held_before_is_not_claimed_afterwards(bench):
+    bench.train()
+    bench.snapshotter.take()
+    held = bench.lease()
+    bench.diverge()
+    hello = Join(slot=0, incarnation=0, data=DataSpec(size=16), batch_size=2)
+    with pytest.raises(Unreachable, match="gone back"):
+        bench.coordinator.join(hello.model_copy(update={"held": (held,)}))
+    assert bench.coordinator.join(hello).renamed == ()
+    assert not bench.coordinator.ledger.leases
+
+
+def test_whoever_starts_afterwards_begins_with_the_roll_back(bench, tmp_path):
+    bench.train(2)
+    bench.snapshotter.take()
+    bench.train()
+    bench.diverge()
+    manifest, copy = bench.store.load_newest(0, 1)
+    new = Bench(tmp_path, epoch=1)
+    new.shard.restore(copy)
+    new.coordinator.load(manifest.ledger)
+    assert (new.shard.generation, new.shard.version) == (1, 2)
+    status = new.coordinator.status()
+    assert (status.step, status.wasted_steps, status.rollbacks, status.data.lost) == (2, 1, 1, 2)
+    assert not new.shard.hello(0, 0, MODEL, 3, 0).wants_copy  # of what was given up
+
+
+def test_a_roll_back_that_was_cut_off_after_its_manifest_is_finished_by_the_next_report(bench):
+    bench.train()
+    bench.snapshotter.take()
+    bench.train()
+    newest = bench.store.latest()
+    bench.store.publish(newest.model_copy(update={"number": 2, "generation": 1}))
+    bench.diverge()
+    assert (bench.shard.generation, bench.store.latest().number) == (1, 2)
+
+
+def test_after_so_many_in_a_row_the_job_fails(bench):
+    bench.train()
+    bench.snapshotter.take()
+    for _ in range(MAX_IN_A_ROW):
+        bench.diverge()
+    with pytest.raises(
+        UserError, match=r"epoch 1, positions .* rolled back 3 times .*Lower the learning rate"
+    ):
+        bench.diverge()
+
+
+def test_a_newer_snapshot_ends_the_row(bench):
+    bench.train()
+    bench.snapshotter.take()
+    for _ in range(MAX_IN_A_ROW + 1):
+        bench.diverge()
+        bench.train()
+        assert bench.snapshotter.take() is not None
+    assert bench.coordinator.counters.rollbacks == MAX_IN_A_ROW + 1
+
+
+def test_without_a_snapshot_it_fails_at_once(bench):
+    bench.train()
+    with pytest.raises(UserError, match="no snapshot yet"):
+        bench.diverge()
+
+
+def test_a_server_that_is_fenced_rolls_nothing_back_and_does_not_fence_the_worker(bench):
+    bench.train()
+    bench.snapshotter.take()
+    bench.store.publish(bench.store.latest().model_copy(update={"epoch": 7}))
+    with pytest.raises(Unreachable):
+        bench.diverge()
+    assert len(bench.fenced) == 1
+
+
+def test_a_manifest_of_before_has_generation_0(bench):
+    bench.train()
+    manifest = bench.snapshotter.take()
+    old = manifest.model_dump(mode="json", exclude={"generation"})
+    old["ledger"]["counters"].pop("rollbacks")
+    assert Manifest.model_validate(old).generation == 0
+    bench.coordinator.rewind(old["ledger"])
+    assert bench.coordinator.counters.rollbacks == 0
+
+
+@given(
+    held=st.tuples(st.integers(0, 3), st.integers(0, 20)),
+    offers=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=6),
+)
+def test_a_copy_of_an_older_generation_is_never_adopted(held, offers):
+    first = ShardStore(0, 1, 0)
+    first.connect(0, 0)
+    first.hello(0, 0, MODEL)
+    first.initialize(aligned(4))
+    copy = dataclasses.replace(first.copy(), generation=held[0], version=held[1])
+    shard = ShardStore(0, 1, 1, clock=lambda: 0.0)
+    shard.restore(dataclasses.replace(copy, applied={(99, 0): 1}))  # it is waited for, and never comes
+    best = held
+    for slot, (generation, version) in enumerate(offers):
+        shard.connect(slot, 0)
+        wants = shard.hello(slot, 0, MODEL, version, generation).wants_copy
+        assert wants == ((generation, version) > best)
+        values = aligned(4)
+        values[:] = generation
+        shard.offer(slot, 0, version, first.pull(0, aligned(4)).meta, values, generation=generation)
+        best = max(best, (generation, version))
+        assert (shard.generation, shard.version) == best
+    if best != held:
+        assert np.all(shard._parameters == best[0])

@@ -1,0 +1,248 @@
+"""A whole job in this process whose loss is NaN once, or again and again: the job goes back to its snapshot."""
+
+import dataclasses
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from shoal_trainer import Training, UserError
+from shoal_trainer.contract import (
+    JobIdentity,
+    Role,
+    RuntimeConfig,
+    Shard,
+    SnapshotPolicy,
+    Staleness,
+    StopAfter,
+)
+from shoal_trainer.data.indexed import Arrays
+from shoal_trainer.errors import Fenced
+from shoal_trainer.security import create_secret_dir
+from shoal_trainer.serve import ParameterServer
+from shoal_trainer.termination import TERMINATION_LOG_ENV
+from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.coordination import ControlPlane
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+PASSES, BATCH, SIZE = 8, 16, 1024
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(SIZE, 8)).astype(np.float32)
+Y = (X.sum(1) > 0).astype(np.int64)
+
+
+class Poisoned(Arrays):
+    """Batches for which `bad` says so hold NaN."""
+
+    def bad(self):
+        raise NotImplementedError
+
+    def batches(self, epoch, start, stop, batch_size):
+        for batch in super().batches(epoch, start, stop, batch_size):
+            yield dataclasses.replace(batch, x=batch.x * np.nan) if self.bad() else batch
+
+
+class Job:
+    """One run: parameter servers, and workers by slot, each in a thread. `doses`: how many batches to poison."""
+
+    def __init__(self, folder, shards=1, workers=2, steps_per_push=1):
+        self.folder, self.doses, self.errors = folder, 0, {}
+        self.credentials = create_secret_dir(folder / "secret")
+        self.lock = threading.Lock()
+
+        data = Poisoned(X, Y, None, 0)
+        object.__setattr__(data, "bad", self.bad)
+        self.training = Training(
+            model=lambda: model(steps_per_push), data=data, on_nan="rollback", wire="fp32"
+        )
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * shards)]
+        ports = [held.getsockname()[1] for held in sockets]
+        for held in sockets:
+            held.close()
+        self.shards = tuple(
+            Shard(host="127.0.0.1", data_port=ports[2 * n], control_port=ports[2 * n + 1])
+            for n in range(shards)
+        )
+        self.servers, self.serving, self.workers = {}, {}, {}
+        for index in range(shards):
+            self.start_server(index, 0)
+        for slot in range(workers):
+            self.start_worker(slot)
+
+    def bad(self):
+        with self.lock:
+            poisoned = self.doses > 0
+            self.doses -= poisoned
+            return poisoned
+
+    def config(self, role, index, incarnation):
+        return RuntimeConfig(
+            job=JobIdentity(namespace="test", name="nan", uid=self.folder.name),
+            role=role,
+            index=index,
+            incarnation=incarnation,
+            parameter_servers=self.shards,
+            entrypoint="test:job",
+            batch_size=BATCH,
+            staleness=Staleness(),
+            stop_after=StopAfter(epochs=PASSES),
+            snapshot=SnapshotPolicy(every_seconds=3600),
+            storage_uri=(self.folder / "storage").as_uri(),
+            secret_dir=str(self.folder / "secret"),
+            bind_host="127.0.0.1",
+        )
+
+    def start_server(self, index, epoch):
+        self.servers[index] = server = ParameterServer(self.config(Role.PS, index, epoch))
+        self.serving[index] = threading.Thread(target=server.run, daemon=True)
+        self.serving[index].start()
+
+    def kill_server(self, index, meanwhile=lambda: None):
+        """It is gone at once; `meanwhile` its successor starts."""
+        server = self.servers[index]
+        server._give_up(Fenced("killed by the test"))
+        self.serving[index].join(30)
+        meanwhile()
+        self.start_server(index, server.config.incarnation + 1)
+
+    def start_worker(self, slot):
+        config = self.config(Role.WORKER, slot, 0)
+        glue = build_glue(self.training, config)
+        plane = ControlPlane(config, self.credentials, self.training)
+        plane.start()
+        worker = compose(self.training, config, glue, plane, self.credentials, threading.Event())
+        thread = threading.Thread(target=self.live, args=(slot, worker, plane), daemon=True)
+        self.workers[slot] = (worker, thread)
+        thread.start()
+
+    def live(self, slot, worker, plane):
+        try:
+            worker.loop.run()
+        except Exception as error:
+            self.errors[slot] = error
+        finally:
+            worker.close()
+            plane.close()
+
+    def wait(self, condition, seconds=50):
+        deadline, turn = time.monotonic() + seconds, threading.Event()
+        while not condition():
+            assert time.monotonic() < deadline, (self.servers[0].coordinator.status(), self.errors)
+            turn.wait(0.01)
+
+    def finish(self):
+        self.wait(lambda: self.servers[0].coordinator.finished is not None)
+        self.serving[0].join(30)
+        assert not self.errors
+        return self.servers[0].coordinator.finished
+
+    @property
+    def samples(self):
+        return self.servers[0].shard.samples
+
+    def snapshot(self):
+        """Trains a while, and takes one."""
+        begun = self.samples
+        self.wait(lambda: self.samples > begun + SIZE // 2)
+        manifest = self.servers[0]._snapshotter.take()
+        assert manifest is not None
+        more = self.samples
+        self.wait(lambda: self.samples > more + SIZE // 2)
+        return manifest
+
+    def stop(self):
+        for server in self.servers.values():
+            server.stop()
+
+
+def model(steps_per_push):
+    import keras
+
+    built = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(2, "softmax")]
+    )
+    built.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", steps_per_execution=steps_per_push
+    )
+    return built
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "termination"))
+    jobs = []
+
+    def make(**options):
+        jobs.append(Job(tmp_path, **options))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.stop()
+
+
+def exact(job, message):
+    """Every position is in the parameters as often as the counters say; what is there is finite."""
+    assert message.samples + message.data.lost == PASSES * SIZE + message.data.repeated
+    for server in job.servers.values():
+        assert np.isfinite(server.shard.copy().arrays["parameters"]).all()
+
+
+@pytest.mark.parametrize(("shards", "steps_per_push"), [(1, 1), (1, 3), (2, 1)])
+def test_one_bad_batch_takes_everybody_back_once_and_is_lost(start, shards, steps_per_push):
+    job = start(shards=shards, steps_per_push=steps_per_push)
+    job.snapshot()
+    job.doses = 1
+    message = job.finish()
+    status = job.servers[0].coordinator.status()
+    assert (status.rollbacks, message.data.lost, message.data.repeated) == (1, BATCH, 0)
+    assert [server.shard.generation for server in job.servers.values()] == [1] * shards
+    assert all(worker.loop._generation == 1 for worker, _ in job.workers.values())
+    assert status.wasted_steps >= SIZE // 2 // BATCH // steps_per_push
+    exact(job, message)
+
+
+def test_a_job_that_diverges_again_and_again_fails_and_says_so(start):
+    job = start(workers=1)
+    job.snapshot()
+    job.doses = 1 << 30
+    job.wait(lambda: job.errors)
+    assert isinstance(job.errors[0], UserError)
+    assert "rolled back 3 times" in str(job.errors[0])
+    assert "learning rate" in str(job.errors[0])
+    assert job.servers[0].coordinator.status().rollbacks == 3
+
+
+def test_without_a_snapshot_there_is_nothing_to_go_back_to(start):
+    job = start(workers=1)
+    job.doses = 1
+    job.wait(lambda: job.errors)
+    assert isinstance(job.errors[0], UserError)
+    assert "no snapshot yet" in str(job.errors[0])
+
+
+def test_it_may_diverge_while_the_parameter_server_is_away(start):
+    job = start()
+    job.snapshot()
+    job.kill_server(0, lambda: setattr(job, "doses", 1))
+    message = job.finish()
+    assert job.servers[0].coordinator.status().rollbacks == 1
+    assert message.data.lost == BATCH
+    exact(job, message)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_server_that_is_lost_after_a_roll_back_begins_with_its_generation(start, index):
+    job = start(shards=2)
+    job.snapshot()
+    job.doses = 1
+    job.wait(lambda: [server.shard.generation for server in job.servers.values()] == [1, 1])
+    job.wait(lambda: all(worker.loop._generation == 1 for worker, _ in job.workers.values()))
+    job.kill_server(index)
+    job.wait(lambda: job.servers[index].shard.generation == 1)
+    message = job.finish()
+    assert job.servers[0].coordinator.status().rollbacks == 1
+    assert message.data.lost == BATCH
+    exact(job, message)

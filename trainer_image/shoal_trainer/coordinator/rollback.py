@@ -1,0 +1,174 @@
+"""Going back: the whole job returns to its newest snapshot, because a batch gave a loss that is not finite.
+
+A roll back is one more manifest: the newest one's files, the next **generation**, and a ledger in which nothing is
+leased and the batch counts as lost. With it the roll back is decided, whatever crashes afterwards, for everyone who
+starts begins with it. Then shard 0 goes back in place, parameters and ledger at one moment, and a thread tells the
+other shards until each has answered. Workers see another generation and drop what they have: a copy, a lease or a push
+of an older one is taken by nobody.
+
+The limit counts roll backs without a newer snapshot between them: a long job may meet a few bad batches, far apart, and
+go on; a job that gets no further than its snapshot never will.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.counters import Counters, wasted_by
+from shoal_trainer.coordinator.ledger import Ledger, Segment
+from shoal_trainer.coordinator.protocol import DataSpec, Diverged
+from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.store import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+MAX_IN_A_ROW = 3
+RETRY_SECONDS = 0.5
+IN_A_ROW = "rollbacksInARow"
+"""Of a manifest's ledger: how many roll backs led to it; a snapshot that was taken does not have it."""
+
+
+class RollBack:
+    """Beside shard 0. `others`: control connections to the other shards, by index; `fenced` as the snapshotter's."""
+
+    def __init__(
+        self,
+        shard: ShardStore,
+        others: Mapping[int, ShardControl],
+        coordinator: Coordinator,
+        store: SnapshotStore,
+        snapshotter: Snapshotter,
+        *,
+        fenced: Callable[[Fenced], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._shard, self._others, self._coordinator = shard, others, coordinator
+        self._store, self._snapshotter = store, snapshotter
+        self._fenced, self._wall = fenced, wall
+        self._told: dict[int, int] = {}
+        self._wake = threading.Event()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="roll-back", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tell the other shards."""
+        self._wake.set()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell them no more."""
+        self._stop = True
+        self._wake.set()
+
+    def diverged(self, report: Diverged) -> None:
+        """Go back, unless somebody had the same generation go back before.
+
+        `UserError` where there is nothing to go back to, or it does not help; `Unreachable` where the storage is away.
+        """
+        self._coordinator.heartbeat(report.slot, report.incarnation)
+        with self._snapshotter.taking:
+            if report.generation != self._shard.generation or self._coordinator.finished is not None:
+                return
+            found = self._store.load_newest(0, self._shard.shards)
+            if found is None or not found[0].ledger:
+                raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
+            manifest, copy = found
+            if manifest.generation == report.generation:
+                manifest = self._publish(manifest, report)
+            with self._shard.lock:
+                undone = self._shard.version - copy.version
+                self._shard.roll_back(replace(copy, generation=manifest.generation))
+                self._coordinator.rewind(manifest.ledger)
+            self._snapshotter.begin_at(manifest, copy.version)
+        log.warning(
+            "%s Rolled back to snapshot %d: version %d, step %d; %d updates are undone, the batch is skipped",
+            _place(report), manifest.number, copy.version, self._coordinator.counters.steps, undone,
+        )  # fmt: skip
+        self._wake.set()
+
+    def came_back(self, index: int) -> None:
+        """Another shard was restarted: it may have found an older snapshot."""
+        self._told.pop(index, None)
+        self._wake.set()
+
+    def _publish(self, newest: Manifest, report: Diverged) -> Manifest:
+        """The manifest that decides it."""
+        saved, coordinator = newest.ledger, self._coordinator
+        again = int(saved.get(IN_A_ROW, 0)) + 1
+        if again > MAX_IN_A_ROW:
+            raise UserError(
+                f"{_place(report)} The job was rolled back {MAX_IN_A_ROW} times to snapshot {newest.number} "
+                f"without reaching a newer one. {ADVICE}"
+            )
+        with self._shard.lock:
+            blank = coordinator.blank_ledger(DataSpec.model_validate(saved["data"]))
+            ledger = amended(saved, blank, report, coordinator.counters) | {IN_A_ROW: again}
+        amends: dict[str, Any] = {
+            "number": self._store.next_number(),
+            "epoch": self._shard.epoch,
+            "generation": newest.generation + 1,
+            "ledger": ledger,
+            "wall_time": self._wall(),
+        }
+        try:
+            return self._store.publish(newest.model_copy(update=amends))
+        except Fenced as error:  # it is this server that is fenced, not the worker who asks
+            self._fenced(error)
+            raise Unreachable(str(error)) from None
+
+    def _behind(self) -> list[int]:
+        return [index for index in self._others if self._told.get(index, 0) < self._shard.generation]
+
+    def _run(self) -> None:
+        said = ""
+        while not self._stop:
+            self._wake.wait(RETRY_SECONDS if self._behind() else None)
+            self._wake.clear()
+            generation = self._shard.generation
+            for index in self._behind():
+                try:
+                    self._others[index].roll_back(generation)
+                except (Unreachable, ProtocolError) as error:
+                    if str(error) != said:
+                        log.warning("shard %d has not gone back yet: %s", index, error)
+                    said = str(error)
+                else:
+                    self._told[index] = generation
+
+
+def amended(saved: dict[str, Any], ledger: Ledger, batch: Diverged, now: Counters) -> dict[str, Any]:
+    """The ledger to go back to: the saved one, with nothing leased, and the batch done by being lost.
+
+    `ledger`: the job's, blank; `now`: what is counted at this moment.
+    """
+    counters = Counters()
+    ledger.load(saved["ledger"])
+    counters.load(saved["counters"])
+    ledger.release(lambda _: True)
+    before = ledger.done_samples
+    ledger.apply(Segment(batch.epoch, batch.file, batch.start, batch.stop))
+    counters.lost += ledger.done_samples - before
+    counters.rollbacks += 1
+    counters.wasted_steps = wasted_by(saved, now)
+    return saved | {"ledger": ledger.dump(), "counters": counters.dump()}
+
+
+ADVICE = "Lower the learning rate, clip gradients (clipnorm=…), or look for bad samples."
+
+
+def _place(report: Diverged) -> str:
+    of = f" of file {report.file}" if report.file >= 0 else ""
+    return (
+        f"The loss or its gradient is not finite ({report.what}) in epoch {report.epoch + 1}, "
+        f"positions {report.start} to {report.stop}{of}, of worker {report.slot}."
+    )
