@@ -132,7 +132,7 @@ class _Server:
             if not peer.hello(spec).initialized:
                 peer.initialize(aligned(size))
             pulled = peer.pull(out[number])
-            ready.wait()
+            ready.wait(60)  # one that fails fails them all
             start = time.perf_counter()
             for seq in range(1, pushes + 1):
                 pulled = peer.push_pull(gradient, out[number], Push(seq, 1, pulled.versions))

@@ -57,17 +57,18 @@ class BufferPool:
     def lend(self, values: int, codec: Codec, largest: int) -> Iterator[NDArray[Any]]:
         """A buffer for `values` in `codec`; waits for one. `largest`: bytes that any request of this shard needs."""
         with self._changed:
-            if self._size != largest:
-                self._size, self._made = largest, 0
-                self._free.clear()
-            most = max(2, self._limit // max(1, largest))
-            while not self._free and self._made >= most:
+            while True:
+                if self._size != largest:  # again after each wait: others may need buffers of another size
+                    self._size, self._made = largest, 0
+                    self._free.clear()
+                if self._free:
+                    buffer = self._free.pop()
+                    break
+                if self._made < max(2, self._limit // max(1, largest)):
+                    buffer = aligned(largest, np.uint8)
+                    self._made += 1
+                    break
                 self._changed.wait()
-            if self._free:
-                buffer = self._free.pop()
-            else:
-                buffer = aligned(largest, np.uint8)
-                self._made += 1
         try:
             yield buffer[: values * codec.itemsize].view(codec.dtype)
         finally:

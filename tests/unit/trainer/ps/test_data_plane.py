@@ -472,3 +472,23 @@ def test_the_certificate_is_the_only_one_that_is_trusted(credentials: Credential
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert len(context.get_ca_certs()) == 1
     assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+
+
+def test_who_waits_for_a_buffer_gets_one_of_the_right_size() -> None:
+    pool, got = BufferPool(limit=0), []
+
+    def wait() -> None:
+        with pool.lend(8, Codec.FP32, 32) as buffer:
+            got.append(buffer.size)
+
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(pool.lend(8, Codec.FP32, 32))
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        while not pool._changed._waiters:  # type: ignore[attr-defined]
+            pass
+        with pool.lend(8, Codec.BF16, 16):
+            pass
+        waiter.join(20)
+    assert got == [8]
