@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -64,12 +65,13 @@ def draw(path: Path, moments: Sequence[Moment], faults: Sequence[Fault]) -> None
     who.step(times, [m.servers for m in moments], where="post", color="C1", label="parameter servers")
     who.set(ylim=(0, None), xlabel="seconds since kubectl apply")
     who.yaxis.get_major_locator().set_params(integer=True)
-    who.legend(frameon=False, loc="lower right")
+    who.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 0.98), ncols=2, fontsize=8)
     for fault in faults:
         at = (fault.at - begin).total_seconds()
         for axes in (speed, who):
             axes.axvline(at, color="0.6", linestyle="--", linewidth=1)
-        speed.annotate(fault.kind, (at, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0),
+        words = textwrap.fill(fault.kind, 18)  # two faults may be a few seconds apart
+        speed.annotate(words, (at, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0),
                        textcoords="offset points", fontsize=8)  # fmt: skip
     for axes in (speed, who):
         axes.grid(alpha=0.25)
