@@ -52,7 +52,7 @@ soak: install  ## One hour of training with a process killed every 20 s (SECONDS
 	@$(PYTHON) -m benchmarks.soak
 
 nightly: install  ## 10,000 seeds of the simulation
-	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --timeout 7200
+	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
 
 clean:  ## Remove what was built in the checkout (the cache outside stays)
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis

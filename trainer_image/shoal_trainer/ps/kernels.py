@@ -131,6 +131,16 @@ def adopt(w: Vector, io: Buffer) -> None:
             w[i] = widen(io[i])
 
 
+@kernel
+def finite(io: Buffer) -> bool:
+    """Whether every value is finite."""
+    seen = np.uint32(0)
+    for i in range(io.size):
+        value = widen(io[i])
+        seen = noted(seen, value, usable(value))
+    return bool(seen == 0)
+
+
 # --- updates ------------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +302,8 @@ def compile_all() -> Iterator[tuple[str, float]]:
     w, m, v = (np.zeros(1, np.float32) for _ in range(3))
     s = np.float32(0.5)
     for dtype in (np.float32, np.uint16):
-        io = np.zeros(1, dtype)
+        io, made = np.zeros(1, dtype), np.zeros(1, dtype)
+        made.flags.writeable = False  # as what TensorFlow made
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
             (read, (w, io)),
             (adopt, (w, io)),
@@ -304,6 +315,7 @@ def compile_all() -> Iterator[tuple[str, float]]:
             (adagrad, (w, m, io, s, s, s)),
             (products, (w, io)),
             (merge, (w, m, io, s, s)),
+            (finite, (made,)),
         ]
         if dtype is np.uint16:
             calls += [(encode_bf16, (w, io)), (decode_bf16, (io, w))]

@@ -161,6 +161,18 @@ def test_every_finite_value_is_taken_as_it_is(value: float) -> None:
     np.testing.assert_array_equal(w.view(np.uint32), (np.zeros(20, np.float32) + F(value)).view(np.uint32))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 7, 30])
+def test_one_value_that_is_not_finite_is_seen(bad: float, dtype: Any, place: int) -> None:
+    values = np.full(31, 3.3895314e38, np.float32)  # the largest of bf16
+    values[::2] = 1e-45
+    io = values if dtype is np.float32 else bits_of(values)
+    assert kernels.finite(io)
+    io[place] = bad if dtype is np.float32 else np.float32(bad).view(np.uint32) >> 16
+    assert not kernels.finite(io)
+
+
 def test_adopt_keeps_fp32_where_the_copy_is_its_bf16() -> None:
     w = vector(100, 1)
     copy = bits_of(w)

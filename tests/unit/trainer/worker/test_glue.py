@@ -214,6 +214,24 @@ def test_a_short_batch_is_not_traced_again_and_gives_the_mean_of_its_own_samples
     assert glue._function.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_a_gradient_that_is_not_finite_is_told_though_the_loss_is(wire):
+    def steep(_labels, predicted):
+        return keras.ops.mean(keras.ops.sqrt(predicted * 0), axis=-1)
+
+    def step(loss):
+        model = functional()
+        model.compile("sgd", loss=loss)
+        glue = Glue(model, BATCHES[0], wire)
+        buffer = aligned(glue.layout.size, glue.dtype)
+        return glue.step(glue.alias(buffer), BATCHES[0])
+
+    made = step(steep)
+    assert made.loss == 0
+    assert not made.finite
+    assert step("sparse_categorical_crossentropy").finite
+
+
 def test_what_was_not_aligned_is_refused_instead_of_aborting():
     glue = Glue(functional(), BATCHES[0], "fp32")
     with pytest.raises(ValueError, match="aligned"):
