@@ -12,14 +12,18 @@ CASES = (("resnet20", 16, 0.95), ("resnet110", 4, 0.95), ("mlp", 64, 0.75))
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """One row for each model."""
+    """Two rows for each model: beside the worker's own step, and beside what Keras does for one process alone."""
     seconds = 8.0 if quick else 20.0
     for model, batch, goal in CASES[:1] if quick else CASES:
-        shares = []
+        shares, of_keras = [], []
         for _ in range(1 if quick else 2):
             alone = compute_only.rate("compute", batch, 2, seconds, model=model)
-            shares.append(_ours(model, batch, seconds) / alone)
-        yield summary(f"{model}, batch {batch}, 2 workers, bf16", shares, "x", "compute only", goal)
+            ours = _ours(model, batch, seconds)
+            shares.append(ours / alone)
+            of_keras.append(ours / compute_only.rate("compute", batch, 2, seconds, by="keras", model=model))
+        name = f"{model}, batch {batch}, 2 workers, bf16"
+        yield summary(name, shares, "x", "the worker's own step without parameter server", goal)
+        yield summary(name, of_keras, "x", "Keras' fit, each process for itself")
 
 
 def _ours(model: str, batch: int, seconds: float) -> float:
