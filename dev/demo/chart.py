@@ -70,7 +70,7 @@ def draw(path: Path, moments: Sequence[Moment], faults: Sequence[Fault]) -> None
         at = (fault.at - begin).total_seconds()
         for axes in (speed, who):
             axes.axvline(at, color="0.6", linestyle="--", linewidth=1)
-        words = textwrap.fill(fault.kind, 18)  # two faults may be a few seconds apart
+        words = textwrap.fill(fault.kind, 12)  # two faults may be a few seconds apart
         speed.annotate(words, (at, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0),
                        textcoords="offset points", fontsize=8)  # fmt: skip
     for axes in (speed, who):
