@@ -101,9 +101,8 @@ class ControlClient:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             content = response.read(MAX_ANSWER)
-            if (
-                response.length and len(content) < MAX_ANSWER
-            ):  # the server is gone in the middle of its answer
+            # `read` does not mind a server that is gone in the middle of its answer.
+            if response.length and len(content) < MAX_ANSWER:
                 raise http.client.IncompleteRead(content, response.length)
         except (
             OSError,
