@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shoal_trainer.contract import Shard
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.buffers import aligned, octets
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
@@ -118,45 +121,55 @@ def work(
     client.close()
 
 
-def _send_until(sock: socket.socket, until: float) -> None:
-    data = bytes(HOT)
+def _send_until(sock: socket.socket, size: int, until: float) -> None:
+    data = octets(_touched(size))
     while time.monotonic() < until:
         sock.sendall(data)
     sock.shutdown(socket.SHUT_WR)
 
 
-def _receive_all(sock: socket.socket) -> int:
-    view, total = memoryview(bytearray(HOT)), 0
-    while count := sock.recv_into(view, HOT, socket.MSG_WAITALL):
+def _receive_all(sock: socket.socket, size: int) -> int:
+    view, total = octets(_touched(size)), 0
+    while count := sock.recv_into(view, size, socket.MSG_WAITALL):
         total += count
     return total
 
 
-def _both_ways(sock: socket.socket, seconds: float) -> dict[str, float]:
+def _touched(size: int) -> NDArray[Any]:
+    """Memory as a worker has it: every page its own, and there."""
+    memory = aligned(size, np.uint8)
+    memory[:] = 1
+    return memory
+
+
+def _both_ways(sock: socket.socket, size: int, seconds: float) -> dict[str, float]:
     cpu, begin = time.process_time(), time.monotonic()
-    sender = threading.Thread(target=_send_until, args=(sock, begin + seconds))
+    sender = threading.Thread(target=_send_until, args=(sock, size, begin + seconds))
     sender.start()
-    received = _receive_all(sock)
+    received = _receive_all(sock, size)
     sender.join()
     return {"received": received, "seconds": time.monotonic() - begin, "cpu": time.process_time() - cpu}
 
 
 def hot(host: str = "127.0.0.1") -> None:
-    """The bare limit of the machine: one megabyte that stays in the cache, sent and received both ways at once."""
+    """The bare limit of the machine: the same bytes again and again, sent and received both ways at once."""
     with socket.create_server((host, 0)) as listener:
         _print(port=listener.getsockname()[1])
         for line in sys.stdin:
             sock, _ = listener.accept()
             with sock:
-                _print(**_both_ways(sock, json.loads(line)["seconds"]))
+                _print(**_both_ways(sock, **json.loads(line)))
 
 
-def hot_rate(seconds: float) -> tuple[float, float]:
-    """(bytes a second, both directions together; CPU seconds a GB on both sides) of the bare socket."""
+def hot_rate(seconds: float, size: int = HOT) -> tuple[float, float]:
+    """(bytes a second, both directions together; CPU seconds a GB on both sides) of the bare socket.
+
+    `size`: the bytes of a message; HOT of them stay in the cache.
+    """
     with Peer("hot") as peer:
-        peer.say(seconds=seconds)
+        peer.say(size=size, seconds=seconds)
         with socket.create_connection(("127.0.0.1", peer.said["port"])) as sock:
-            mine = _both_ways(sock, seconds)
+            mine = _both_ways(sock, size, seconds)
         theirs = peer.hear()
     moved = mine["received"] + theirs["received"]
     return moved / max(mine["seconds"], theirs["seconds"]), (mine["cpu"] + theirs["cpu"]) / moved * 1e9
@@ -164,13 +177,16 @@ def hot_rate(seconds: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Span:
-    """What `workers` and one server did for some seconds, and what a bare socket did right before."""
+    """What `workers` and one server did for some seconds, and what bare sockets did right before."""
 
     per_second: float
     bytes_per_second: float
     server_cpu_per_gb: float
     client_cpu_per_gb: float
     hot_bytes_per_second: float
+    """One megabyte again and again, which stays in the cache."""
+    bare_bytes_per_second: float
+    """Messages of the same size as the vector's."""
 
 
 def exchange(
@@ -199,6 +215,7 @@ def exchange(
             ]
             for index in range(repeats + 1):
                 hot_bytes = hot_rate(1.0)[0] if index else 0.0
+                bare_bytes = hot_rate(1.0, size * itemsize)[0] if index else 0.0
                 before = server.tell()
                 for client in clients:
                     client.say(seconds=seconds if index else 0.5)
@@ -215,6 +232,7 @@ def exchange(
                     server_cpu_per_gb=(after["cpu"] - before["cpu"]) / moved * 1e9,
                     client_cpu_per_gb=sum(one["cpu"] for one in heard) / moved * 1e9,
                     hot_bytes_per_second=hot_bytes,
+                    bare_bytes_per_second=bare_bytes,
                 )
             for client in clients:
                 client.__exit__()

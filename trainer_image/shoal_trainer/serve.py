@@ -277,7 +277,9 @@ class ParameterServer:
         assert reconciler is not None
 
         def next_work(request: Next) -> Message:
-            return coordinator.next_work(request.slot, request.incarnation, request.generation)
+            return coordinator.next_work(
+                request.slot, request.incarnation, request.generation, request.number
+            )
 
         def heartbeat(request: Heartbeat) -> Message:
             coordinator.heartbeat(request.slot, request.incarnation, request.message)

@@ -148,6 +148,7 @@ class CoordinatorClient:
         self._client = ControlClient(address, credentials, timeout=timeout)
         self._beats = ControlClient(address, credentials, timeout=timeout)
         self._who = {"slot": slot, "incarnation": incarnation}
+        self._asked = 0
 
     def join(
         self,
@@ -174,8 +175,11 @@ class CoordinatorClient:
         return self._client.call("join", request, Joined)
 
     def next_work(self, generation: int = 0) -> Given:
-        """Ask for something to do."""
-        return self._client.call("next", Next(**self._who, generation=generation), Given)
+        """Ask for something to do; after `Unreachable`, for the same. Not for two threads."""
+        request = Next(**self._who, number=self._asked + 1, generation=generation)
+        given = self._client.call("next", request, Given)
+        self._asked += 1
+        return given
 
     def diverged(self, generation: int, batch: Progress, what: str) -> None:
         """Tell that this batch cannot be trained; once it is answered, shard 0 has gone back."""

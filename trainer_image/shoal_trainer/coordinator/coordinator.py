@@ -109,30 +109,25 @@ class Coordinator:
             self.counters.wasted_steps += request.wasted_steps
             return Joined(renamed=self._reclaim(request))
 
-    def next_work(self, slot: int, incarnation: int, generation: int | None = None) -> Given:
-        """What this worker is to do now; nothing, as long as its parameters are of another generation."""
+    def next_work(
+        self, slot: int, incarnation: int, generation: int | None = None, number: int | None = None
+    ) -> Given:
+        """What this worker is to do now; nothing, as long as its parameters are of another generation.
+
+        Asked again with the same `number`: the same again, if the worker still holds it.
+        """
         with self._lock:
-            self._hear(slot, incarnation)
+            member = self._hear(slot, incarnation)
             self.tick()
             if self.finished is not None:
                 return Given(kind="finished", message=self.finished.message)
             behind = generation not in {None, self.shard.generation}
             if self.ledger is None or self.gathering or behind:
                 return Given(kind="idle", seconds=IDLE_SECONDS)
-            self._task_counter += 1
-            token = (self.shard.epoch, self._task_counter)
-            if (task := self.tasks.grant(slot, incarnation, token)) is not None:
-                return Given(
-                    kind="task",
-                    task=task.kind,
-                    token=token,
-                    epoch=task.epoch,
-                    history=tuple(self.tasks.history[: task.epoch + 1]),
-                )
-            lease = self._lease(slot, incarnation)
-            return (
-                Given(kind="idle", seconds=IDLE_SECONDS) if lease is None else Given(kind="data", lease=lease)
-            )
+            if number is None or member.asked != number or not self._still_holds(member):
+                member.asked, member.given = number, self._give(slot, incarnation)
+            assert member.given is not None
+            return member.given
 
     def heartbeat(self, slot: int, incarnation: int, message: str = "") -> None:
         """It is alive."""
@@ -163,9 +158,7 @@ class Coordinator:
     def held_task(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
         """The task that this worker holds under this token: only for it files may be uploaded."""
         with self._lock:
-            head = self.tasks.queue[0] if self.tasks.queue else None
-            held = head is not None and head.holder == (slot, incarnation) and head.token == token
-            return head if held else None
+            return self.tasks.held(slot, incarnation, token)
 
     def leave(self, slot: int, incarnation: int) -> None:
         """It goes on purpose: the exact rest of what it held is free again."""
@@ -366,6 +359,27 @@ class Coordinator:
         self.counters.load(saved["counters"])
         self.stopping = str(saved["stopping"])
         self.pace.loss = saved["loss"]
+
+    def _give(self, slot: int, incarnation: int) -> Given:
+        """The next task, else the next range."""
+        self._task_counter += 1
+        token = (self.shard.epoch, self._task_counter)
+        if (task := self.tasks.grant(slot, incarnation, token)) is not None:
+            history = tuple(self.tasks.history[: task.epoch + 1])
+            return Given(kind="task", task=task.kind, token=token, epoch=task.epoch, history=history)
+        if (lease := self._lease(slot, incarnation)) is not None:
+            return Given(kind="data", lease=lease)
+        return Given(kind="idle", seconds=IDLE_SECONDS)
+
+    def _still_holds(self, member: Member) -> bool:
+        """Whether what this worker was given last is its own as it was."""
+        given = member.given
+        if given is None or self.ledger is None:
+            return False
+        if given.lease is not None:
+            lease = self.ledger.leases.get(given.lease.token)
+            return lease is not None and _holds(member, lease)
+        return self.tasks.held(member.slot, member.incarnation, given.token) is not None
 
     def _lease(self, slot: int, incarnation: int) -> LeaseMessage | None:
         ledger = self.ledger

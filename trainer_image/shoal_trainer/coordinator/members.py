@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from shoal_trainer.contract import SILENCE_SECONDS, SILENCE_STEPS, WorkerReport, WorkerState
+from shoal_trainer.coordinator.protocol import Given
 from shoal_trainer.wire.messages import Timings
 
 LOST_SECONDS = 60.0
@@ -36,6 +37,9 @@ class Member:
     staleness: float | None = None
     timings: Timings | None = None
     message: str = ""
+    asked: int | None = None
+    given: Given | None = None
+    """What it was given to do, when it asked with that number."""
 
     @property
     def patience(self) -> float:

@@ -102,8 +102,13 @@ class Joined(Message):
 
 
 class Next(Caller):
-    """Asks for something to do; data are given to those who have the parameters of this generation."""
+    """Asks for something to do; data are given to those who have the parameters of this generation.
 
+    Who got no answer asks with the same `number` again, and is given the same: else what the lost answer gave would
+    be in the hands of somebody who does not know of it.
+    """
+
+    number: int = Field(ge=1)
     generation: int = Field(default=0, ge=0)
 
 

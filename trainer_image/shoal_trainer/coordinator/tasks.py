@@ -59,6 +59,12 @@ class Tasks:
         task.holder, task.token = (slot, incarnation), token
         return task
 
+    def held(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
+        """The task that this worker holds under this token."""
+        task = self.queue[0] if self.queue else None
+        mine = task is not None and task.holder == (slot, incarnation) and task.token == token
+        return task if mine else None
+
     def done(self, token: tuple[int, int], metrics: dict[str, float]) -> Task | None:
         """A result came; None where the task is somebody else's by now."""
         if not self.queue or self.queue[0].holder is None or self.queue[0].token != token:

@@ -107,9 +107,10 @@ def leaves(structure: Any) -> Iterator[Any]:
 
 
 def map_leaves(function: Any, structure: Any) -> Any:
-    """The same structure with `function` applied to its arrays."""
+    """The same structure with `function` applied to its arrays, in the order of `leaves`."""
     if isinstance(structure, dict):
-        return {key: map_leaves(function, value) for key, value in structure.items()}
+        mapped = {key: map_leaves(function, structure[key]) for key in sorted(structure)}
+        return {key: mapped[key] for key in structure}
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
         return type(structure)(*(map_leaves(function, part) for part in structure))
     if isinstance(structure, tuple | list):

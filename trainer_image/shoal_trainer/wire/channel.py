@@ -17,6 +17,8 @@ from collections.abc import Callable
 from shoal_trainer.errors import ProtocolError, Unreachable
 
 CHUNK = 4 << 20
+DEAD_SECONDS = 10.0
+"""A peer whose machine does not even acknowledge for so long is gone: one that only takes its time is waited for."""
 _TIMEVAL = struct.Struct("ll")
 MIN_RATE = 1 << 20
 """Bytes a second below which a peer that has begun a message is given up, after its allowance of seconds."""
@@ -34,11 +36,11 @@ class Channel:
         self._flags = 0 if self._tls else socket.MSG_WAITALL
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        probe = max(1, int(DEAD_SECONDS / 4))
+        options = {"TCP_KEEPIDLE": probe, "TCP_KEEPINTVL": probe, "TCP_KEEPCNT": 3}
+        for option, value in {**options, "TCP_USER_TIMEOUT": int(DEAD_SECONDS * 1000)}.items():
             if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
         self.set_timeout(timeout)
 
     def set_timeout(self, seconds: float) -> None:

@@ -43,8 +43,8 @@ class Bench:
             )
         )
 
-    def ask(self, slot, incarnation=0):
-        return self.coordinator.next_work(slot, incarnation)
+    def ask(self, slot, incarnation=0, number=None):
+        return self.coordinator.next_work(slot, incarnation, number=number)
 
     def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5):
         self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
@@ -55,9 +55,13 @@ class Bench:
     def train(self, slot, incarnation=0):
         """Everything that there is to train."""
         while (given := self.ask(slot, incarnation)).kind == "data":
-            for end in range(given.lease.start + 2, given.lease.stop + 1, 2):
-                self.push(slot, given.lease, end, incarnation)
+            self.finish(slot, given.lease, incarnation)
         return given
+
+    def finish(self, slot, lease, incarnation=0):
+        """Everything of a lease."""
+        for end in range(lease.start + 2, lease.stop + 1, 2):
+            self.push(slot, lease, end, incarnation)
 
 
 def test_a_worker_trains_the_passes_then_exports_then_hears_the_end():
@@ -235,3 +239,32 @@ def test_a_journal_brings_the_snapshots_ledger_to_the_moment_of_the_copy():
     counters = new.coordinator.counters
     assert (counters.steps, counters.repeated) == (3, 2)
     assert new.shard.journal.since(-1).entries == old.shard.journal.since(1).entries
+
+
+def test_who_got_no_answer_is_given_the_same_again():
+    bench = Bench()
+    bench.join(0)
+    first = bench.ask(0, number=1)
+    assert bench.ask(0, number=1) == first
+    assert len(bench.coordinator.ledger.leases) == 1
+    second = bench.ask(0, number=2)
+    assert second.lease.token != first.lease.token
+    bench.finish(0, first.lease)
+    bench.finish(0, second.lease)
+    number = 3
+    while (given := bench.ask(0, number=number)).kind == "data":
+        bench.finish(0, given.lease)
+        number += 1
+    assert given.task == "export"
+    assert bench.ask(0, number=number) == given
+    assert bench.ask(0, number=number + 1).kind == "idle"
+
+
+def test_what_is_somebody_elses_by_now_is_not_given_again():
+    bench = Bench()
+    bench.join(0)
+    bench.join(1)
+    given = bench.ask(0, number=1)
+    bench.coordinator.leave(0, 0)
+    assert bench.ask(1, number=1).lease.start == given.lease.start
+    assert bench.ask(0, number=1).lease.start != given.lease.start

@@ -89,7 +89,7 @@ class Served:
         deadline = time.monotonic() + SECONDS
         while True:
             try:
-                return client.call("next", Next(slot=slot, incarnation=0), Given).seconds
+                return client.call("next", Next(slot=slot, incarnation=0, number=1), Given).seconds
             except Unreachable:
                 if time.monotonic() > deadline:
                     raise
@@ -206,7 +206,7 @@ def test_errors_arrive_as_they_were_raised(start, error):
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     for _ in range(2):  # the connection was closed, and another one opens
         with pytest.raises(type(error), match=str(error)):
-            client.call("next", Next(slot=0, incarnation=0), Given)
+            client.call("next", Next(slot=0, incarnation=0, number=1), Given)
     client.close()
 
 
@@ -215,7 +215,7 @@ def test_what_breaks_inside_is_logged_and_worth_another_try(start, caplog):
     served.error = RuntimeError("a bug")
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     with pytest.raises(Unreachable, match="500"):
-        client.call("next", Next(slot=0, incarnation=0), Given)
+        client.call("next", Next(slot=0, incarnation=0, number=1), Given)
     client.close()
     assert "a bug" in caplog.text
     served.error = None
@@ -271,7 +271,7 @@ def test_who_has_proven_itself_may_be_slow(start):
     kept = client._connection
     with served.connect() as silent:
         assert silent.recv(1) == b""  # another one's time is up
-    client.call("next", Next(slot=0, incarnation=0), Given)
+    client.call("next", Next(slot=0, incarnation=0, number=1), Given)
     assert client._connection is kept
     client.close()
 
@@ -315,11 +315,11 @@ def test_an_upload_that_is_cut_off_is_no_file(start):
 def test_an_idle_connection_that_was_closed_is_opened_again(start):
     served = start()
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
-    client.call("next", Next(slot=0, incarnation=0), Given)
+    client.call("next", Next(slot=0, incarnation=0, number=1), Given)
     served.server._server.end_connections()
     while served.server._server._open:
         pass
-    assert client.call("next", Next(slot=5, incarnation=0), Given).seconds == 5
+    assert client.call("next", Next(slot=5, incarnation=0, number=1), Given).seconds == 5
     client.close()
 
 
@@ -335,7 +335,7 @@ def test_closed_from_another_thread_while_it_connects_it_leaves_no_socket(start,
 
     monkeypatch.setattr(http.client.HTTPSConnection, "connect", closed_meanwhile)
     with pytest.raises(Unreachable):
-        client.call("next", Next(slot=5, incarnation=0), Given)
+        client.call("next", Next(slot=5, incarnation=0, number=1), Given)
     assert [sock.fileno() for sock in opened] == [-1]
 
 
@@ -367,6 +367,6 @@ def test_an_answer_that_is_cut_off_is_no_answer(tmp_path, said):
         address = Shard(host="127.0.0.1", control_port=listener.getsockname()[1])
         client = ControlClient(address, credentials, timeout=SECONDS)
         with pytest.raises(Unreachable, match="does not answer"):
-            client.call("next", Next(slot=0, incarnation=0), Given)
+            client.call("next", Next(slot=0, incarnation=0, number=1), Given)
         thread.join(SECONDS)
         client.close()

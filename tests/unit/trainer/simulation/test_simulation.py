@@ -95,3 +95,13 @@ def test_without_faults_no_step_is_in_vain():
     assert world.steps == SAMPLES * PASSES / 2
     assert world.final.coordinator.counters.wasted_steps == 0
     assert np.all(counts(world) == 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lost_messages_alone_keep_no_job_from_its_end(seed):
+    """Nobody is killed here: what a lost answer gave away, nobody would give back."""
+    world = World(seed, faults=0.0, ps_faults=0)
+    world.loss = 0.05
+    world.run()
+    check(seed, world)
+    assert world.kills == 0

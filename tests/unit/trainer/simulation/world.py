@@ -231,6 +231,7 @@ class Worker:
         self.killed = False
         self.end = None
         self.joined = False
+        self.asked = 0
         self.drain = Drain(self)
         self.leases = Leases()
         self.queue = []
@@ -415,7 +416,9 @@ class Worker:
         if not self.joined:
             self.join({}, 0)
             self.joined = True
-        given = self.call(lambda s: s.coordinator.next_work(self.slot, self.incarnation))
+        number = self.asked + 1
+        given = self.call(lambda s: s.coordinator.next_work(self.slot, self.incarnation, None, number))
+        self.asked = number
         if given.kind == "idle":
             self.world.sleep(self, given.seconds)
             return []

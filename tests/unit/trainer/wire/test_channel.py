@@ -1,0 +1,73 @@
+"""A peer whose machine is gone: no segment says so, in a network namespace of the test's own."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.wire import channel
+from shoal_trainer.wire.channel import Channel
+
+SERVER = (
+    "import socket, sys; s = socket.create_server(('10.213.9.2', 7000)); print(flush=True); "
+    "a, _ = s.accept(); sys.stdin.read()"
+)
+
+
+@pytest.fixture
+def peer():
+    """(address of a server in a namespace of its own, what makes its machine vanish)."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("makes a network namespace: needs root and ip")
+    name = f"shoal-gone-{os.getpid()}"
+    near, far = f"shg{os.getpid() % 10**8}a", f"shg{os.getpid() % 10**8}b"
+    inside = ["ip", "netns", "exec", name]
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    with ExitStack() as stack:
+        ip("netns", "add", name)
+        stack.callback(ip, "netns", "del", name)
+        ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
+        ip("addr", "add", "10.213.9.1/30", "dev", near)
+        ip("link", "set", near, "up")
+        ip("-n", name, "addr", "add", "10.213.9.2/30", "dev", far)
+        ip("-n", name, "link", "set", far, "up")
+        server = subprocess.Popen(
+            [*inside, sys.executable, "-c", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        stack.enter_context(server)
+        server.stdout.readline()
+        yield ("10.213.9.2", 7000), lambda: ip("-n", name, "link", "set", far, "down")
+        server.stdin.close()
+
+
+def test_an_answer_is_not_waited_for_from_a_machine_that_is_gone(peer, monkeypatch):
+    monkeypatch.setattr(channel, "DEAD_SECONDS", 1.0)
+    address, vanish = peer
+    asking = Channel(socket.create_connection(address, timeout=5), timeout=30)
+    asking.send(b"a question")
+    vanish()
+    began = time.monotonic()
+    with pytest.raises(Unreachable):
+        asking.receive_bytes(1, limit=1)
+    assert time.monotonic() - began < 10
+    asking.close()
+
+
+def test_one_that_only_takes_its_time_is_waited_for(peer, monkeypatch):
+    monkeypatch.setattr(channel, "DEAD_SECONDS", 1.0)
+    asking = Channel(socket.create_connection(peer[0], timeout=5), timeout=4)
+    asking.send(b"a question")
+    with pytest.raises(Unreachable, match="silent for 4 s"):
+        asking.receive_bytes(1, limit=1)
+    asking.close()
