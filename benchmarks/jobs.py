@@ -32,7 +32,8 @@ def compute(model: str) -> Training:
 def sleeping(parameters: int, milliseconds: int, tensors: int = 8, wire: str = "bf16") -> Training:
     """A step that takes `milliseconds` and hardly any processor, as one on an accelerator does for its host.
 
-    The parameters are in so many tensors of a like size: the glue slices and concatenates as for a model.
+    The parameters are in so many tensors of a like size (all but the last a multiple of 64, as layers' mostly are):
+    the glue slices and concatenates as for a model.
     """
 
     def build() -> Any:
@@ -43,7 +44,7 @@ def sleeping(parameters: int, milliseconds: int, tensors: int = 8, wire: str = "
 
         class Sleeping(keras.layers.Layer):  # type: ignore[misc]
             def build(self, _shape: Any) -> None:
-                part = parameters // tensors
+                part = parameters // tensors // 64 * 64
                 sizes = [part] * (tensors - 1) + [parameters - (tensors - 1) * part]
                 self.parts = [
                     self.add_weight(shape=(n,), initializer="zeros", name=f"w{i}")

@@ -8,6 +8,7 @@ from benchmarks import compute_only
 from benchmarks.harness import Measurement, summary
 from benchmarks.runs import run
 
+REPEATS = 3
 CASES = (("resnet20", 16, 0.95), ("resnet110", 4, 0.95), ("mlp", 64, 0.75))
 
 
@@ -16,7 +17,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
     seconds = 8.0 if quick else 20.0
     for model, batch, goal in CASES[:1] if quick else CASES:
         shares, of_keras = [], []
-        for _ in range(1 if quick else 2):
+        for _ in range(1 if quick else REPEATS):
             alone = compute_only.rate("compute", batch, 2, seconds, model=model)
             ours = _ours(model, batch, seconds)
             shares.append(ours / alone)

@@ -27,7 +27,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
         if (parameters, milliseconds) not in ideal:
             ideal[parameters, milliseconds] = compute_only.rate("sleeping", 4, 1, 5.0, **args)
         shares, cpu = [], []
-        for _ in range(1 if quick or workers > 2 else 2):
+        for _ in range(1 if quick or workers > 16 else 2):
             found = run(
                 "benchmarks.jobs:sleeping",
                 workers=workers,

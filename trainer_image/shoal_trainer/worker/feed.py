@@ -21,6 +21,8 @@ from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Work
 DEPTH = 4
 """Batches read ahead."""
 RETRY_SECONDS = 0.25
+STOP_SECONDS = 1.0
+"""A full queue is waited for this long before the thread looks whether it is told to stop."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Feed:
     def _put(self, item: Item) -> None:
         while not self._stop.is_set():
             try:
-                self._queue.put(item, timeout=0.1)
+                self._queue.put(item, timeout=STOP_SECONDS)
             except queue.Full:
                 continue
             return

@@ -81,13 +81,9 @@ class Glue:
         if self._traced is None:
             self.trace()
         given = leaves((batch.x, batch.y, batch.weights))
-        tensors = [
-            tf.convert_to_tensor(leaf, spec.dtype) for leaf, spec in zip(given, self._specs, strict=True)
-        ]
+        tensors = [_tensor(leaf, spec) for leaf, spec in zip(given, self._specs, strict=True)]
         # Called as traced, it costs 1.5 ms less of Python a step; another shape (of a sample) is traced once more.
-        alike = all(
-            spec.is_compatible_with(tensor) for tensor, spec in zip(tensors, self._specs, strict=True)
-        )
+        alike = all(tensor.shape == spec.shape for tensor, spec in zip(tensors, self._specs, strict=True))
         encoded, loss = (self._traced if alike else self._function)(parameters, *tensors)
         update, mean = np.asarray(memoryview(encoded)), float(loss)
         return Step(update, mean, math.isfinite(mean) and kernels.finite(update))
@@ -255,6 +251,11 @@ def _build(model: Any, example: Batch) -> None:
 def _data(example: Batch) -> Any:
     x, y = (map_leaves(tf.convert_to_tensor, part) for part in (example.x, example.y))
     return (x, y, tf.convert_to_tensor(example.weights))
+
+
+def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
+    # Of an array `constant` makes a tensor in half the time of `convert_to_tensor`.
+    return tf.convert_to_tensor(leaf, spec.dtype) if tf.is_tensor(leaf) else tf.constant(leaf, spec.dtype)
 
 
 def _spec(leaf: Any) -> tf.TensorSpec:
