@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal_trainer.contract import Shard
 from shoal_trainer.ps import kernels
@@ -121,32 +120,34 @@ def work(
     client.close()
 
 
-def _send_until(sock: socket.socket, size: int, until: float) -> None:
-    data = octets(_touched(size))
-    while time.monotonic() < until:
+def _send_until(sock: socket.socket, data: memoryview, until: float) -> None:
+    while True:
         sock.sendall(data)
+        if time.monotonic() >= until:
+            break
     sock.shutdown(socket.SHUT_WR)
 
 
-def _receive_all(sock: socket.socket, size: int) -> int:
-    view, total = octets(_touched(size)), 0
-    while count := sock.recv_into(view, size, socket.MSG_WAITALL):
+def _receive_all(sock: socket.socket, view: memoryview) -> int:
+    total = 0
+    while count := sock.recv_into(view, len(view), socket.MSG_WAITALL):
         total += count
     return total
 
 
-def _touched(size: int) -> NDArray[Any]:
+def _touched(size: int) -> memoryview:
     """Memory as a worker has it: every page its own, and there."""
     memory = aligned(size, np.uint8)
     memory[:] = 1
-    return memory
+    return octets(memory)
 
 
 def _both_ways(sock: socket.socket, size: int, seconds: float) -> dict[str, float]:
+    mine, theirs = _touched(size), _touched(size)
     cpu, begin = time.process_time(), time.monotonic()
-    sender = threading.Thread(target=_send_until, args=(sock, size, begin + seconds))
+    sender = threading.Thread(target=_send_until, args=(sock, mine, begin + seconds))
     sender.start()
-    received = _receive_all(sock, size)
+    received = _receive_all(sock, theirs)
     sender.join()
     return {"received": received, "seconds": time.monotonic() - begin, "cpu": time.process_time() - cpu}
 

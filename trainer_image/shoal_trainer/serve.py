@@ -321,14 +321,21 @@ class ParameterServer:
         }
 
     def _task_done(self, request: TaskDone) -> Message:
-        assert self.coordinator is not None
+        """Take a result. The export is done when its model is in the storage, not before: it may be away just now."""
+        coordinator = self.coordinator
+        assert coordinator is not None
+        task = coordinator.held_task(request.slot, request.incarnation, request.token)
+        if task is None:  # somebody else's by now, or done: its answer was lost
+            return Done()
         self._artefacts.check(request.token, request.files)
-        task = self.coordinator.task_done(request)
-        if task is not None and task.kind == "export":
+        if task.kind == "export":
             assert self._reconciler is not None
             self._reconciler.settle()
-            message = self.coordinator.succeeded("", "")
-            self.coordinator.end(self._artefacts.publish_model(request.token, message))
+            message = self._artefacts.publish_model(request.token, coordinator.succeeded("", ""))
+            coordinator.task_done(request)
+            coordinator.end(message)
+        else:
+            coordinator.task_done(request)
         return Done()
 
     def _upload(

@@ -122,7 +122,8 @@ class Coordinator:
             if self.finished is not None:
                 return Given(kind="finished", message=self.finished.message)
             behind = generation not in {None, self.shard.generation}
-            if self.ledger is None or self.gathering or behind:
+            gone = member.state in {WorkerState.DRAINED, WorkerState.LEFT}  # it asked before it said goodbye
+            if self.ledger is None or self.gathering or behind or gone:
                 return Given(kind="idle", seconds=IDLE_SECONDS)
             if number is None or member.asked != number or not self._still_holds(member):
                 member.asked, member.given = number, self._give(slot, incarnation)
@@ -158,6 +159,7 @@ class Coordinator:
     def held_task(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
         """The task that this worker holds under this token: only for it files may be uploaded."""
         with self._lock:
+            self._hear(slot, incarnation)
             return self.tasks.held(slot, incarnation, token)
 
     def leave(self, slot: int, incarnation: int) -> None:

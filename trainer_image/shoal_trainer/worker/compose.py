@@ -91,12 +91,12 @@ def compose(
     tasks = Tasks(job, glue, config.batch_size)
 
     def do_task(work: TaskWork) -> None:
-        """Do it, and again after an outage; the coordinator refuses what has become somebody else's."""
-        waiting = False
+        """Do it once, and give it back, after an outage again; the coordinator refuses what is somebody else's by now."""
+        waiting, done = False, None
         while not drain.is_set():
             try:
-                flat = pull()
-                done = tasks.do(work, flat)
+                if done is None:
+                    done = tasks.do(work, pull())
                 coordinator.task_done(work, done.metrics, done.files, stop=done.stop)
             except Unreachable as error:
                 if not waiting:

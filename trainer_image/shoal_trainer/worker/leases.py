@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from shoal_trainer.wire.messages import Progress, Push
@@ -96,16 +96,17 @@ class Leases:
                 for token, (work, _) in self._ends.items()
             }
 
-    def rename(self, tokens: Mapping[Token, Token]) -> None:
-        """The coordinator's answer to `held`: leases that are not in it are no longer this worker's.
+    def rename(self, presented: Collection[Token], tokens: Mapping[Token, Token]) -> None:
+        """The coordinator's answer to what was `held`: presented leases that it does not name are somebody else's.
 
-        A lease that goes on begins where its answered pushes end: what came before is another token's.
+        A lease that goes on begins where its answered pushes end: what came before is another token's. One that was
+        granted since is kept: the thread that reads ahead may ask as soon as the coordinator has answered.
         """
         with self._lock:
             ends, self._ends = self._ends, {}
             answered_to, self._answered_to = self._answered_to, {}
             for old, (work, end) in ends.items():
-                new = tokens.get(old)
+                new = tokens.get(old) if old in presented else old
                 if new is not None:
                     self._ends[new] = (replace(work, start=answered_to.get(old, work.start)), end)
                 if new != old:

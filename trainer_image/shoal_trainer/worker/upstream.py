@@ -146,7 +146,8 @@ class Upstream:
     def _rejoin(self, surviving: int) -> None:
         """Shard 0 was lost, and the ledger with it: present the leases; they may have other tokens now."""
         self._wasted += self._leases.lost(surviving)
-        self._leases.rename(self._coordinator.join(self._leases.held(), self._wasted))
+        held = self._leases.held()
+        self._leases.rename(held.keys(), self._coordinator.join(held, self._wasted))
         self._wasted = 0
 
     # --- going back -----------------------------------------------------------------------------------------------

@@ -267,4 +267,14 @@ def test_what_is_somebody_elses_by_now_is_not_given_again():
     given = bench.ask(0, number=1)
     bench.coordinator.leave(0, 0)
     assert bench.ask(1, number=1).lease.start == given.lease.start
+    bench.join(0)
     assert bench.ask(0, number=1).lease.start != given.lease.start
+
+
+def test_who_has_said_goodbye_is_given_nothing():
+    bench = Bench()
+    bench.join(0)
+    bench.coordinator.leave(0, 0)
+    assert bench.ask(0).kind == "idle"
+    bench.join(0)
+    assert bench.ask(0).kind == "data"

@@ -97,11 +97,11 @@ def test_without_faults_no_step_is_in_vain():
     assert np.all(counts(world) == 1)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_lost_messages_alone_keep_no_job_from_its_end(seed):
-    """Nobody is killed here: what a lost answer gave away, nobody would give back."""
-    world = World(seed, faults=0.0, ps_faults=0)
-    world.loss = 0.05
-    world.run()
-    check(seed, world)
-    assert world.kills == 0
+@pytest.mark.parametrize("chunk", range(8))
+def test_what_is_given_to_nobody_keeps_no_job_from_its_end(chunk):
+    """No worker is lost here: what went astray in a lost answer or beside a restart, no end of a worker would free."""
+    for seed in range(chunk, SEEDS // 5, 8):
+        world = World(seed, workers=1 + seed % 3, faults=1.0, ps_faults=8, safe=True)
+        world.loss = 0.02
+        world.run()
+        check(seed, world)

@@ -21,8 +21,8 @@ def test_a_renamed_lease_is_found_under_every_name_it_had():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
     assert leases.mark((0, 1), 8) == Progress(0, -1, 0, 8)
-    leases.rename({(0, 1): (1, 5)})
-    leases.rename({(1, 5): (2, 7)})
+    leases.rename([(0, 1)], {(0, 1): (1, 5)})
+    leases.rename([(1, 5)], {(1, 5): (2, 7)})
     assert leases.token((0, 1)) == (2, 7)
     assert leases.mark((0, 1), 16) == Progress(0, -1, 8, 16)
 
@@ -31,9 +31,19 @@ def test_a_lease_that_the_coordinator_gave_away_is_nobodys_here():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
     leases.grant(DataWork((0, 2), 0, 32, 64))
-    leases.rename({(0, 2): (1, 1)})
+    leases.rename([(0, 1), (0, 2)], {(0, 2): (1, 1)})
     assert leases.mark((0, 1), 16) is None
     assert list(leases.held()) == [(1, 1)]
+
+
+def test_a_lease_that_was_granted_after_the_others_were_presented_is_kept():
+    leases = Leases()
+    leases.grant(DataWork((0, 1), 0, 0, 32))
+    presented = leases.held()
+    leases.grant(DataWork((1, 2), 0, 32, 64))
+    leases.rename(presented.keys(), {(0, 1): (1, 1)})
+    assert leases.token((1, 2)) == (1, 2)
+    assert list(leases.held()) == [(1, 1), (1, 2)]
 
 
 def test_what_did_not_survive_is_told_once():

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Files, Indexed, Training, UserError
+from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.positions import Positions
 from shoal_trainer.worker.compose import build_glue, compose
 from shoal_trainer.worker.loop import End
-from shoal_trainer.worker.work import DataWork, Finished, Idle
+from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, X, Y, compiled, functional, job
 
@@ -237,6 +238,27 @@ def test_several_batches_a_push(start):
     assert running.start().join() is End.FINISHED
     assert coordinator.pushes == DATA.size // 16 // 4
     assert coordinator.samples == DATA.size
+
+
+class Forgetful(FakeCoordinator):
+    """The answer to the first result is lost."""
+
+    def task_done(self, work, metrics, files, *, stop):
+        super().task_done(work, metrics, files, stop=stop)
+        if len(self.results) == 1:
+            raise Unreachable("the answer is lost")
+
+
+def test_a_result_whose_answer_was_lost_is_told_again_and_not_made_again(start):
+    coordinator = Forgetful(64, tasks=("callbacks",))
+    servers = start(coordinator)
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _logs: seen.append(epoch))
+    training = Training(model=functional, data=DATA, callbacks=lambda: [callback])
+    coordinator.tasks = [TaskWork((0, 1), "callbacks", 0, ({"loss": 1.0},))]
+    assert Running(training, servers, coordinator).start().join() is End.FINISHED
+    assert seen == [0]
+    assert [kind for kind, *_ in coordinator.results] == ["callbacks", "callbacks"]
 
 
 class FileCoordinator(FakeCoordinator):

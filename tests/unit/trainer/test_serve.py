@@ -1,0 +1,64 @@
+"""What the parameter server's process makes of requests, without its sockets."""
+
+import pytest
+
+from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
+from shoal_trainer.errors import ProtocolError, Unreachable
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.security import create_secret_dir
+from shoal_trainer.serve import ParameterServer
+from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Parameter server 0 of a job whose one pass of two samples is trained."""
+    create_secret_dir(tmp_path / "secret")
+    config = RuntimeConfig(
+        job=JobIdentity(namespace="n", name="j", uid="u"),
+        role=Role.PS,
+        index=0,
+        incarnation=0,
+        parameter_servers=(Shard(host="127.0.0.1"),),
+        entrypoint="a:b",
+        batch_size=2,
+        stop_after=StopAfter(epochs=1),
+        storage_uri=(tmp_path / "storage").as_uri(),
+        secret_dir=str(tmp_path / "secret"),
+    )
+    server = ParameterServer(config)
+    server.shard.connect(0, 0)
+    server.shard.hello(0, 0, MODEL)
+    server.shard.initialize(aligned(4))
+    server.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    server.coordinator.next_work(0, 0)
+    meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
+    server.shard.delta(0, 0, 1, 0, meta, aligned(4))
+    return server
+
+
+def test_the_job_ends_though_the_storage_was_away_when_the_model_was_to_be_published(server, monkeypatch):
+    token = server.coordinator.next_work(0, 0).token
+    server._upload(0, 0, token, "model.keras", iter([b"a model"]))
+    done = TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
+
+    def away(*_):
+        raise Unreachable("the storage is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "create", away)
+        with pytest.raises(Unreachable):
+            server._task_done(done)
+    assert server.coordinator.finished is None
+    server._upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server._task_done(done)
+    message = server.coordinator.finished
+    assert message.model_digest
+    server._task_done(done)  # its answer was lost
+    assert server.coordinator.finished == message
+    with pytest.raises(ProtocolError, match="does not hold"):
+        server._upload(0, 0, token, "model.keras", iter([b"another"]))
