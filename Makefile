@@ -34,7 +34,7 @@ unit: install  ## Run the tests that need no cluster
 	@$(PYTHON) -m pytest tests/unit $(ARGS)
 
 lint: install  ## ruff, mypy --strict, import arrows
-	@.venv/bin/ruff format --check --quiet . && .venv/bin/ruff check --quiet . && .venv/bin/mypy && .venv/bin/lint-imports --no-cache >build/imports.log 2>&1 || { cat build/imports.log; exit 1; }
+	@.venv/bin/ruff format --check --quiet . && .venv/bin/ruff check --quiet . && .venv/bin/mypy && { .venv/bin/lint-imports --no-cache >build/imports.log 2>&1 || { cat build/imports.log; exit 1; }; }
 
 format: install  ## Format, and mend what can be mended
 	@.venv/bin/ruff check --quiet --fix . ; .venv/bin/ruff format --quiet .

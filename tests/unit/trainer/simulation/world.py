@@ -648,7 +648,8 @@ class World:
                 self.now += 10.0
                 if shard.state is State.EMPTY:
                     shard.initialize(aligned(shard.size))
-        self.final.reconciler.look(at_end=True)  # somebody whose goodbye was lost may seem to be under way still
+        # Whether something may yet come is not asked: one whose goodbye was lost still seems to be there.
+        self.final.reconciler.look(at_end=True)
 
     def turn(self):
         self.now += self.random.expovariate(50)
