@@ -8,7 +8,7 @@ from benchmarks import compute_only
 from benchmarks.harness import Measurement, summary
 from benchmarks.runs import run
 
-REPEATS = 3
+REPEATS = 2
 CASES = (("resnet20", 16, 0.95), ("resnet110", 4, 0.95), ("mlp", 64, 0.75))
 
 

@@ -109,8 +109,12 @@ class ControlClient:
             http.client.HTTPException,
             AttributeError,
         ) as error:  # the last: closed in the middle
+            closed = (
+                self._connection is not connection
+            )  # by us, from another thread: that is no reason to open one
             self._drop(connection)
-            if not fresh and size is None and isinstance(error, ConnectionError | ssl.SSLEOFError):
+            lost = isinstance(error, ConnectionError | ssl.SSLEOFError)
+            if lost and not closed and not fresh and size is None:
                 return self._send(method, path, body, timeout)  # the server closed a connection that was idle
             where = f"{self._address.host}:{self._address.control_port}"
             raise Unreachable(f"the coordinator at {where} does not answer: {error!r}") from None

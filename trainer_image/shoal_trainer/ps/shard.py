@@ -222,7 +222,14 @@ class ShardStore(Attendance):
             return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
 
     def wait_ready(self, timeout: float) -> bool:
-        """Wait until the shard can be read; False if it cannot after `timeout` seconds."""
+        """Wait until the shard can be read; False if it cannot after `timeout` seconds.
+
+        The usual case takes no lock: one worker's gradient comes in while another's is applied under it, and each
+        request looks again when it has the lock.
+        """
+        seen = self._state
+        if seen is State.READY:
+            return True
         with self.changed:
             deadline = self._clock() + timeout
             while self.state is State.RECOVERING and (left := deadline - self._clock()) > 0:

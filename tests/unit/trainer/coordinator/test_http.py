@@ -339,6 +339,21 @@ def test_closed_from_another_thread_while_it_connects_it_leaves_no_socket(start,
     assert [sock.fileno() for sock in opened] == [-1]
 
 
+def test_closed_from_another_thread_while_it_waits_it_opens_no_other(start, monkeypatch):
+    served = start()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    assert served.answer(client, 3) == 3
+
+    def closed_meanwhile(_connection):
+        client.close()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(http.client.HTTPSConnection, "getresponse", closed_meanwhile)
+    with pytest.raises(Unreachable):
+        client.call("next", Next(slot=3, incarnation=0, number=2), Given)
+    assert client._connection is None
+
+
 def test_close_ends_the_connections(start):
     served = start()
     connection = served.connect()

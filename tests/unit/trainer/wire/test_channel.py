@@ -36,6 +36,7 @@ def peer():
         ip("netns", "add", name)
         stack.callback(ip, "netns", "del", name)
         ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
+        stack.callback(ip, "link", "del", near)  # with the namespace it would go some time later
         ip("addr", "add", "10.213.9.1/30", "dev", near)
         ip("link", "set", near, "up")
         ip("-n", name, "addr", "add", "10.213.9.2/30", "dev", far)
