@@ -109,9 +109,7 @@ class ControlClient:
             http.client.HTTPException,
             AttributeError,
         ) as error:  # the last: closed in the middle
-            closed = (
-                self._connection is not connection
-            )  # by us, from another thread: that is no reason to open one
+            closed = self._connection is not connection  # from another thread: no reason to open one
             self._drop(connection)
             lost = isinstance(error, ConnectionError | ssl.SSLEOFError)
             if lost and not closed and not fresh and size is None:

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from shoal_trainer.errors import ProtocolError, Unreachable
 
 CHUNK = 4 << 20
-DEAD_SECONDS = 10.0
-"""A peer whose machine does not even acknowledge for so long is gone: one that only takes its time is waited for."""
+DEAD_SECONDS = 25.0
+"""A peer whose machine acknowledges nothing for so long is gone. Longer than a server may let a request wait (20 s), for
+the kernel counts a peer that takes no more bytes in the same way."""
 _TIMEVAL = struct.Struct("ll")
 MIN_RATE = 1 << 20
 """Bytes a second below which a peer that has begun a message is given up, after its allowance of seconds."""
