@@ -18,7 +18,7 @@ from shoal_trainer.errors import ProtocolError, Unreachable
 
 CHUNK = 4 << 20
 DEAD_SECONDS = 25.0
-"""A peer whose machine acknowledges nothing for so long is gone. Longer than a server may let a request wait (20 s), for
+"""A peer whose machine acknowledges nothing for so long is gone. Longer than a server may let a request wait (20 s):
 the kernel counts a peer that takes no more bytes in the same way."""
 _TIMEVAL = struct.Struct("ll")
 MIN_RATE = 1 << 20
