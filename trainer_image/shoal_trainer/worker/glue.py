@@ -82,7 +82,7 @@ class Glue:
             self.trace()
         given = leaves((batch.x, batch.y, batch.weights))
         tensors = [_tensor(leaf, spec) for leaf, spec in zip(given, self._specs, strict=True)]
-        # Called as traced, a step costs less than half the Python; another shape (of a sample) is traced once more.
+        # Called as traced, it saves the search for the trace; samples of another shape are traced anew.
         alike = all(tensor.shape == spec.shape for tensor, spec in zip(tensors, self._specs, strict=True))
         encoded, loss = (self._traced if alike else self._function)(parameters, *tensors)
         update, mean = np.asarray(memoryview(encoded)), float(loss)
@@ -254,7 +254,7 @@ def _data(example: Batch) -> Any:
 
 
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
-    # Of an array `constant` makes a tensor in half the time of `convert_to_tensor`.
+    # Of an array `constant` makes a tensor with less Python than `convert_to_tensor`.
     return tf.convert_to_tensor(leaf, spec.dtype) if tf.is_tensor(leaf) else tf.constant(leaf, spec.dtype)
 
 
