@@ -319,7 +319,7 @@ class PSClient:
             self.close()
             raise
         if landing is not None and out is not None and landing is not out:
-            kernels.decode_bf16(landing, out)
+            kernels.decode(landing, out)
         metas = [decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers]
         return Pulled(
             versions=tuple(answer.version for answer, _ in answers),
@@ -336,7 +336,7 @@ class PSClient:
     def _encode(self, flat: NDArray[Any]) -> NDArray[Any]:
         if self.codec is Codec.FP32 or flat.dtype == np.uint16:
             return flat
-        kernels.encode_bf16(flat, self._outgoing)
+        kernels.encode(flat, self._outgoing)
         return self._outgoing
 
     def _check(self, flat: NDArray[Any]) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 
 
 class Buffers:
-    """`current` holds parameters to compute on (wire dtype, shape (size,)); `spare` may be received into."""
+    """`current` holds parameters to compute on (`Glue.dtype`, shape (size,)); `spare` may be received into."""
 
     def __init__(self, size: int, dtype: npt.DTypeLike, alias: Callable[[npt.NDArray[Any]], Any]) -> None:
         self._arrays = [aligned(size, dtype) for _ in range(2)]
@@ -46,11 +45,3 @@ class Buffers:
     def swap(self) -> None:
         """What was received becomes current."""
         self._index = 1 - self._index
-
-
-def decode(buffer: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
-    """`out` := fp32 of a buffer in wire dtype."""
-    if buffer.dtype == np.uint16:
-        kernels.decode_bf16(buffer, out)
-    else:
-        out[:] = buffer

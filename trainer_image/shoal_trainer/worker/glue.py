@@ -2,11 +2,13 @@
 
     (parameters as they came off the wire, batch) -> (update as it goes onto the wire, loss)
 
-The flat vector is sliced into the model's variables inside the function and the gradients are concatenated there, so
-the step costs what the gradient costs (one eager assignment for each variable would cost 48 ms for a ResNet-110).
-What is copied is copied in the wire's encoding: half the bytes in bf16.
-Parameters come in without a copy (dlpack over the receive buffer) and the update goes out without one (memoryview of
-the result). The caller must not receive into a buffer while a step reads it.
+The flat vector is sliced into the model's variables inside the function, so the step costs what the gradient costs
+(one eager assignment for each variable would cost 48 ms for a ResNet-110). Parameters come in without a copy (dlpack
+over the receive buffer); the caller must not receive into a buffer while a step reads it.
+
+With an accelerator the flat vectors cross the bus as the wire carries them, half the bytes in bf16: it decodes, encodes
+and concatenates itself. On the host alone TensorFlow's casts and concatenation cost several passes over memory, so
+parameters come in as fp32 and each gradient is encoded by a kernel, in one pass, straight into the update.
 """
 
 from __future__ import annotations
@@ -45,9 +47,19 @@ class Glue:
     """A built and compiled Keras model, seen as a function of a flat vector.
 
     `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.
+    `on_host`: no accelerator computes (None: as TensorFlow finds). `dtype`: of the parameters that a step takes, fp32 or
+    uint16 that holds bf16 bits.
     """
 
-    def __init__(self, model: Any, example: Batch, wire: Wire, worker: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self,
+        model: Any,
+        example: Batch,
+        wire: Wire,
+        worker: tuple[int, int] = (0, 0),
+        *,
+        on_host: bool | None = None,
+    ) -> None:
         self.model = model
         self.wire: Wire = wire
         self.example = example
@@ -55,7 +67,9 @@ class Glue:
         _vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
         self.on_server = not why_worker(model)
-        self.dtype: npt.DTypeLike = np.uint16 if wire == "bf16" else np.float32
+        self._on_host = not tf.config.list_physical_devices("GPU") if on_host is None else on_host
+        self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
+        self.dtype: npt.DTypeLike = np.float32 if self._on_host else self._wire_dtype
         self._specs = [_spec(leaf) for leaf in leaves((example.x, example.y, example.weights))]
         self._function: Any = None
         self._traced: Any = None
@@ -69,7 +83,7 @@ class Glue:
             rest = iter(given)
             return body(flat, *map_leaves(lambda _: next(rest), structure))
 
-        flat = tf.TensorSpec((self.layout.size,), tf.uint16 if self.wire == "bf16" else tf.float32)
+        flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
         self._function = tf.function(flat_body, autograph=False)
         try:
             self._traced = self._function.get_concrete_function(flat, *self._specs)
@@ -84,9 +98,9 @@ class Glue:
         tensors = [_tensor(leaf, spec) for leaf, spec in zip(given, self._specs, strict=True)]
         # Called as traced, it saves the search for the trace; samples of another shape are traced anew.
         alike = all(tensor.shape == spec.shape for tensor, spec in zip(tensors, self._specs, strict=True))
-        encoded, loss = (self._traced if alike else self._function)(parameters, *tensors)
-        update, mean = np.asarray(memoryview(encoded)), float(loss)
-        return Step(update, mean, math.isfinite(mean) and kernels.finite(update))
+        pieces, loss = (self._traced if alike else self._function)(parameters, *tensors)
+        (update, finite), mean = self._update(pieces), float(loss)
+        return Step(update, mean, finite and math.isfinite(mean))
 
     def alias(self, buffer: npt.NDArray[Any]) -> Any:
         """A tensor over a 64-byte aligned buffer, without a copy: what lands in the buffer is in the tensor."""
@@ -103,18 +117,30 @@ class Glue:
         unflatten(self.model, self.layout, flat)
 
     def _decode(self, flat: Any) -> list[Any]:
-        if self.wire == "bf16":
+        if self.dtype == np.uint16:
             flat = tf.bitcast(flat, tf.bfloat16)
         pieces = zip(self.layout.entries, self.layout.pieces(flat), strict=True)
         return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in pieces]
 
-    def _encode(self, pieces: list[Any], loss: Any) -> tuple[Any, Any]:
+    def _encode(self, pieces: list[Any], loss: Any) -> tuple[list[Any], Any]:
+        if self._on_host:
+            return [tf.cast(piece, tf.float32) for piece in pieces], tf.cast(loss, tf.float32)
         kind = tf.bfloat16 if self.wire == "bf16" else tf.float32
         flat = tf.concat([tf.cast(tf.reshape(piece, [-1]), kind) for piece in pieces], 0)
         if self.wire == "bf16":
             flat = tf.bitcast(flat, tf.uint16)
         with tf.device("/CPU:0"):
-            return tf.identity(flat), tf.identity(tf.cast(loss, tf.float32))
+            return [tf.identity(flat)], tf.identity(tf.cast(loss, tf.float32))
+
+    def _update(self, pieces: list[Any]) -> tuple[npt.NDArray[Any], bool]:
+        """What `_encode` made, as it goes onto the wire, and whether it is finite."""
+        made = [np.asarray(memoryview(piece)).reshape(-1) for piece in pieces]
+        if not self._on_host:
+            return made[0], kernels.finite(made[0])
+        update, finite = np.empty(self.layout.size, self._wire_dtype), True
+        for piece, place in zip(made, self.layout.pieces(update), strict=True):
+            finite &= kernels.encode(piece, place)
+        return update, finite
 
     def _gradient_body(self) -> Callable[..., Any]:
         """(flat, x, y, weights) -> gradients of the trainable part, new - old of the statistics."""

@@ -20,7 +20,6 @@ from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.optimizers import Optimizer, Update
 from shoal_trainer.wire.messages import OptimizerConfig, Progress, Push
-from shoal_trainer.worker.buffers import decode
 from shoal_trainer.worker.leases import joined
 from shoal_trainer.worker.send import Send
 
@@ -31,7 +30,7 @@ MAX_SECONDS = 60.0
 class Outage:
     """The local state between the first `Unreachable` and the first answer.
 
-    `current`: the last parameters that were pulled, in wire dtype, shape (size,); of them the first `parameters` are
+    `current`: the last parameters that were pulled, in fp32 or bf16, shape (size,); of them the first `parameters` are
     trainable, the rest statistics. `learning_rate`: the one that the servers used last.
     """
 
@@ -50,13 +49,13 @@ class Outage:
         self.samples = 0
         self.progress: list[Progress] = []
         self.master = aligned(current.size)
-        decode(current, self.master)
+        kernels.decode(current, self.master)
         self.base = self.master.copy()
         self._rule = None if config.name == "delta" else Optimizer(config, 0, parameters)
         self._parameters = 0 if config.name == "delta" else parameters
         self._learning_rate = learning_rate
         self._updates = 0
-        self._scratch = aligned(current.size, current.dtype)
+        self._scratch = aligned(0)
         self._clock = clock
         self._started = clock()
         self._max_steps, self._max_seconds = max_steps, max_seconds
@@ -79,11 +78,11 @@ class Outage:
         self.progress.append(progress)
 
     def parameters_into(self, out: npt.NDArray[Any]) -> None:
-        """The local parameters in wire dtype."""
+        """The local parameters, in the encoding of `out`."""
         kernels.read(self.master, out)
 
     def difference_into(self, out: npt.NDArray[Any]) -> None:
-        """What the local steps changed, in wire dtype."""
+        """What the local steps changed, in the encoding of `out`."""
         kernels.read(self.master - self.base, out)
 
     def taken(self) -> None:
@@ -94,7 +93,7 @@ class Outage:
 
     def as_send(self, seq: int, versions: tuple[int, ...]) -> Send:
         """The local steps as something to send; from now on they count as sent by other means."""
-        delta = aligned(self.master.size, self._scratch.dtype)
+        delta = aligned(self.master.size, self._scratch.dtype)  # as the updates came
         self.difference_into(delta)
         push = Push(
             seq=seq,
@@ -107,6 +106,8 @@ class Outage:
         return Send(delta, push, local=True)
 
     def _apply(self, update: npt.NDArray[Any]) -> None:
+        if self._scratch.shape != update.shape or self._scratch.dtype != update.dtype:
+            self._scratch = aligned(update.size, update.dtype)
         self._scratch[:] = update  # the kernels write the new parameters over what they read
         n = self._parameters
         self._updates += 1

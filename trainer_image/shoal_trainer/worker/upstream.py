@@ -12,10 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.ps import schedules
+from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import Copy, Pulled, Welcome
-from shoal_trainer.worker.buffers import Buffers, decode
+from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Item, Ready
 from shoal_trainer.worker.glue import Glue, Step
@@ -121,7 +121,7 @@ class Upstream:
         assert self._pulled is not None
         if not welcome.initialized:  # nothing is left of the parameters but the workers' copies
             first = aligned(self._buffers.current.size)
-            decode(self._buffers.current, first)
+            kernels.decode(self._buffers.current, first)
             self._exchange.initialize(first).result()
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)

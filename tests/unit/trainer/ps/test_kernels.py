@@ -45,19 +45,19 @@ def vector(n: int, seed: int, scale: float = 1.0) -> NDArray[np.float32]:
 def test_bf16_rounds_to_nearest_even(values: list[float]) -> None:
     source = np.array(values, np.float32)
     out = aligned(source.size, np.uint16)
-    kernels.encode_bf16(source, out)
+    kernels.encode(source, out)
     np.testing.assert_array_equal(out, bits_of(source))
     back = aligned(source.size)
-    kernels.decode_bf16(out, back)
+    kernels.decode(out, back)
     np.testing.assert_array_equal(back, wide(out))
 
 
 def test_bf16_keeps_what_is_not_finite() -> None:
     special = np.array([np.inf, -np.inf, np.nan, np.uint32(0x7FFFFFFF).view(np.float32)], np.float32)
     out = aligned(4, np.uint16)
-    kernels.encode_bf16(special, out)
+    kernels.encode(special, out)
     back = aligned(4)
-    kernels.decode_bf16(out, back)
+    kernels.decode(out, back)
     assert back[0] == np.inf
     assert back[1] == -np.inf
     assert np.isnan(back[2:]).all()
@@ -169,8 +169,20 @@ def test_one_value_that_is_not_finite_is_seen(bad: float, dtype: Any, place: int
     values[::2] = 1e-45
     io = values if dtype is np.float32 else bits_of(values)
     assert kernels.finite(io)
+    out = np.empty_like(io)
+    assert kernels.encode(values, out)
+    np.testing.assert_array_equal(out, io)
     io[place] = bad if dtype is np.float32 else np.float32(bad).view(np.uint32) >> 16
     assert not kernels.finite(io)
+    values[place] = bad
+    assert not kernels.encode(values, out)
+    np.testing.assert_array_equal(out, io)
+
+
+def test_what_is_too_large_for_bf16_is_told() -> None:
+    values = np.array([1.0, np.finfo(np.float32).max], np.float32)
+    assert kernels.encode(values, np.empty_like(values))
+    assert not kernels.encode(values, np.empty(2, np.uint16))
 
 
 def test_adopt_keeps_fp32_where_the_copy_is_its_bf16() -> None:

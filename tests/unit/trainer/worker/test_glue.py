@@ -6,6 +6,7 @@ import pytest
 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import UserError
+from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
@@ -23,8 +24,8 @@ schedules = keras.optimizers.schedules
 class Server:
     """One shard and one worker without staleness, no network between."""
 
-    def __init__(self, model, wire="fp32"):
-        self.glue = Glue(model, BATCHES[0], wire)
+    def __init__(self, model, wire="fp32", *, on_host=True):
+        self.glue = Glue(model, BATCHES[0], wire, on_host=on_host)
         self.placement = place(model, self.glue.layout, 16)
         layout = self.glue.layout
         self.store = ShardStore(0, 1, 0)
@@ -33,18 +34,23 @@ class Server:
             statistics=layout.size - layout.trainable, optimizer=self.placement.config,
         ))  # fmt: skip
         self.store.initialize(self.glue.initial())
+        self.io = aligned(layout.size, np.uint16 if wire == "bf16" else np.float32)
         self.buffer = aligned(layout.size, self.glue.dtype)
         self.tensor = self.glue.alias(self.buffer)
-        self.version = self.store.pull(0, self.buffer).version
+        self.version = self.store.pull(0, self.io).version
         self.seq = self.samples = 0
 
     def step(self, batch):
+        if self.buffer.dtype == self.io.dtype:
+            self.buffer[:] = self.io
+        else:
+            kernels.decode(self.io, self.buffer)
         made = self.glue.step(self.tensor, batch)
         self.seq += 1
-        self.buffer[:] = made.update
+        self.io[:] = made.update
         rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
         meta = PushMeta(batch.samples, learning_rate=rate)
-        self.version = self.store.push(0, 0, self.seq, self.version, meta, self.buffer).version
+        self.version = self.store.push(0, 0, self.seq, self.version, meta, self.io).version
         self.samples += batch.samples
         return made.loss
 
@@ -54,9 +60,9 @@ class Server:
         return out
 
 
-def compare(make, *, wire="fp32"):
+def compare(make, **how):
     """(largest difference of parameters after 10 steps from plain Keras, losses of both)."""
-    server = Server(make(), wire)
+    server = Server(make(), **how)
     losses = [server.step(batch) for batch in BATCHES]
     plain = make()
     expected = []
@@ -107,9 +113,10 @@ CLOSE = {
 }
 
 
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("name", EXACT)
-def test_bit_for_bit(name):
-    difference, losses, expected = compare(EXACT[name])
+def test_bit_for_bit(name, on_host):
+    difference, losses, expected = compare(EXACT[name], on_host=on_host)
     assert losses == expected
     assert difference == 0
 
@@ -126,6 +133,20 @@ def test_bf16_on_the_wire_stays_near(name):
     difference, losses, expected = compare((EXACT | CLOSE)[name], wire="bf16")
     assert losses == pytest.approx(expected, rel=0.05)
     assert difference < 0.2
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "name", ["momentum", "adam", "batch_normalization", "clipnorm", "rmsprop (worker)", "train_step (worker)"]
+)
+def test_a_worker_without_accelerator_makes_the_updates_of_one_with(name, wire):
+    def steps(on_host):
+        server = Server((EXACT | CLOSE)[name](), wire, on_host=on_host)
+        return [server.step(batch) for batch in BATCHES], server.flat()
+
+    (losses, flat), (others, other) = steps(on_host=True), steps(on_host=False)
+    assert losses == others
+    assert np.array_equal(flat, other)
 
 
 def test_where_each_optimizer_runs():
@@ -258,15 +279,16 @@ def test_samples_of_another_shape_are_traced_once_more():
     assert glue._function.experimental_get_tracing_count() == 2
 
 
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_a_gradient_that_is_not_finite_is_told_though_the_loss_is(wire):
+def test_a_gradient_that_is_not_finite_is_told_though_the_loss_is(wire, on_host):
     def steep(_labels, predicted):
         return keras.ops.mean(keras.ops.sqrt(predicted * 0), axis=-1)
 
     def step(loss):
         model = functional()
         model.compile("sgd", loss=loss)
-        glue = Glue(model, BATCHES[0], wire)
+        glue = Glue(model, BATCHES[0], wire, on_host=on_host)
         buffer = aligned(glue.layout.size, glue.dtype)
         return glue.step(glue.alias(buffer), BATCHES[0])
 

@@ -56,8 +56,9 @@ def test_it_stops_after_so_many_steps_or_seconds():
     ("name", "options"), [("sgd", {"momentum": 0.9}), ("adam", {}), ("adagrad", {}), ("delta", {})]
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-def test_every_optimizer_has_a_local_step_and_the_update_stays_as_it_was(name, options, dtype):
-    outage = begin(name, dtype, **options)
+@pytest.mark.parametrize("parameters", [np.float32, np.uint16])
+def test_every_optimizer_has_a_local_step_and_the_update_stays_as_it_was(name, options, dtype, parameters):
+    outage = begin(name, parameters, **options)
     update = aligned(6, dtype)
     update[:] = 16256 if dtype is np.uint16 else 1.0  # 1.0 in bf16
     before = update.copy()
@@ -66,3 +67,4 @@ def test_every_optimizer_has_a_local_step_and_the_update_stays_as_it_was(name, o
     assert np.array_equal(update, before)
     assert np.all(outage.master[:4] != 0)
     assert np.sign(outage.master[0]) == (1 if name == "delta" else -1)
+    assert outage.as_send(1, (0,)).update.dtype == dtype
