@@ -106,7 +106,7 @@ def work(
     shards = [Shard(host=host, data_port=port)]
     client = PSClient(shards, identity, Credentials.load(secret), dtype=dtype, tls=tls)  # type: ignore[arg-type]
     client.hello(model(size))
-    kind = "uint16" if dtype == "bf16" else "float32"  # the graph of a real worker makes bf16 itself
+    kind = "uint16" if dtype == "bf16" else "float32"  # a worker's step makes bf16 itself
     gradient, out = aligned(size, kind), aligned(size, kind)
     pulled, seq = client.pull(out), 0
     _print(ready=True)

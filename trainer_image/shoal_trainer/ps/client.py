@@ -25,7 +25,7 @@ from shoal_trainer.ps.buffers import aligned, octets
 from shoal_trainer.ps.layout import Bounds, bounds
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
-from shoal_trainer.wire.channel import Channel
+from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.header import Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import (
     AnswerMeta,
@@ -45,6 +45,8 @@ from shoal_trainer.wire.messages import (
 )
 
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
+PIECE = 1 << 16
+"""Values that are received and decoded at a time: what has just come in is still in the core's cache."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class ShardClient:
         self._timeout = timeout
         self._clock = clock
         self._link: _Link | None = None
+        self._piece = aligned(0, np.uint16)
 
     @property
     def server(self) -> handshake.Server:
@@ -132,21 +135,25 @@ class ShardClient:
         )
         link.channel.send(header.encode(whole) + meta, *((body,) if len(body) else ()))
 
-    def receive(self, expected: Op, out: NDArray[Any] | None = None) -> tuple[Header, bytearray]:
-        """The answer's header and description; its payload fills `out`."""
+    def receive(
+        self, expected: Op, out: NDArray[Any] | None = None, codec: Codec = Codec.FP32
+    ) -> tuple[Header, bytearray]:
+        """The answer's header and description; its payload, which comes in `codec`, fills `out`."""
         channel = self._connected().channel
         answer = header.decode(channel.receive_bytes(header.SIZE, limit=header.SIZE))
         meta = channel.receive_bytes(answer.meta, limit=header.MAX_META_HELLO)
         if answer.op is Op.ERROR:
             raise _error(answer.seq, meta.decode("utf-8", "replace"))
-        size = 0 if out is None else out.nbytes
+        size = 0 if out is None else out.size * codec.itemsize
         if answer.op is not expected or answer.length != size:
             raise ProtocolError(
                 f"shard {self.index} answers {answer.op.name} with {answer.length} bytes, "
                 f"expected {expected.name} with {size}"
             )
-        if out is not None and size:
+        if out is not None and out.dtype == codec.dtype:
             channel.receive(octets(out))
+        elif out is not None:
+            self._receive_decoded(channel, out)
         return answer, meta
 
     def close(self) -> None:
@@ -154,6 +161,16 @@ class ShardClient:
         if self._link is not None:
             self._link.channel.close()
             self._link = None
+
+    def _receive_decoded(self, channel: Channel, out: NDArray[np.float32]) -> None:
+        if not self._piece.size:
+            self._piece = aligned(PIECE, np.uint16)
+        limit = self._clock() + self._timeout + 2 * out.size / MIN_RATE
+        for low in range(0, out.size, PIECE):
+            part = out[low : low + PIECE]
+            piece = self._piece[: part.size]
+            channel.receive(octets(piece), deadline=limit)
+            kernels.decode(piece, part)
 
     def _connected(self) -> _Link:
         if self._link is None:
@@ -207,7 +224,6 @@ class PSClient:
         ]
         self._bounds: tuple[Bounds, ...] = ()
         self._outgoing = aligned(0, np.uint16)
-        self._incoming = aligned(0, np.uint16)
 
     @property
     def bounds(self) -> tuple[Bounds, ...]:
@@ -218,7 +234,7 @@ class PSClient:
         """Connect to all shards, agree on the model, and offer `copy` to shards that lost their parameters."""
         self._bounds = bounds(model.size, len(self._shards))
         if self.codec is Codec.BF16 and self._outgoing.size != model.size:
-            self._outgoing, self._incoming = aligned(model.size, np.uint16), aligned(model.size, np.uint16)
+            self._outgoing = aligned(model.size, np.uint16)
         try:
             for shard in self._shards:
                 shard.connect()
@@ -300,9 +316,6 @@ class PSClient:
         begin = self._clock()
         coding = codec or self.codec
         payload = given if given is None or coding is Codec.FP32 else self._encode(given)
-        landing = out
-        if out is not None and coding is Codec.BF16 and out.dtype != np.uint16:
-            landing = self._incoming
         meta = b"" if push is None else encode_push(_push_meta(push, scale))
         try:
             for shard, (low, high) in zip(self._shards, self._bounds, strict=True):
@@ -312,14 +325,12 @@ class PSClient:
                 shard.send(request, meta, None if payload is None else payload[low:high])
             sent = self._clock()
             answers = [
-                shard.receive(expected, None if landing is None else landing[low:high])
+                shard.receive(expected, None if out is None else out[low:high], coding)
                 for shard, (low, high) in zip(self._shards, self._bounds, strict=True)
             ]
         except BaseException:
             self.close()
             raise
-        if landing is not None and out is not None and landing is not out:
-            kernels.decode(landing, out)
         metas = [decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers]
         return Pulled(
             versions=tuple(answer.version for answer, _ in answers),

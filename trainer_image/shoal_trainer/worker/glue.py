@@ -47,8 +47,8 @@ class Glue:
     """A built and compiled Keras model, seen as a function of a flat vector.
 
     `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.
-    `on_host`: no accelerator computes (None: as TensorFlow finds). `dtype`: of the parameters that a step takes, fp32 or
-    uint16 that holds bf16 bits.
+    `on_host`: no accelerator computes (None: as TensorFlow finds). `dtype`: of the parameters that a step takes, fp32
+    or uint16 that holds bf16 bits.
     """
 
     def __init__(
@@ -281,7 +281,8 @@ def _data(example: Batch) -> Any:
 
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
     # Of an array `constant` makes a tensor with less Python than `convert_to_tensor`.
-    return tf.convert_to_tensor(leaf, spec.dtype) if tf.is_tensor(leaf) else tf.constant(leaf, spec.dtype)
+    array = isinstance(leaf, np.ndarray)
+    return tf.constant(leaf, spec.dtype) if array else tf.convert_to_tensor(leaf, spec.dtype)
 
 
 def _spec(leaf: Any) -> tf.TensorSpec:

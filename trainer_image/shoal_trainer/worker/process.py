@@ -7,6 +7,8 @@ message that says what to change; a `Fenced` worker ends without touching anythi
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 import signal
@@ -14,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from types import FrameType
 
 from pydantic import ValidationError
@@ -86,25 +89,37 @@ def main() -> int:
         return 1
 
 
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Of the objects that are made within, hardly any is ever garbage: they are not searched for it, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
-    from shoal_trainer.worker.entrypoint import load
+    with _no_garbage():  # each search through all that TensorFlow imports would take long
+        from shoal_trainer.worker.entrypoint import load
 
-    job = load(config.entrypoint, config.args)
+        job = load(config.entrypoint, config.args)
 
-    from shoal_trainer.security import Credentials
-    from shoal_trainer.worker.compose import build_glue, compose
-    from shoal_trainer.worker.coordination import ControlPlane
-    from shoal_trainer.worker.hardware import device_name, fitted
-    from shoal_trainer.worker.loop import End
+        from shoal_trainer.security import Credentials
+        from shoal_trainer.worker.compose import build_glue, compose
+        from shoal_trainer.worker.coordination import ControlPlane
+        from shoal_trainer.worker.hardware import device_name, fitted
+        from shoal_trainer.worker.loop import End
 
-    imported = time.monotonic()
-    device = device_name()
-    config = fitted(config, device)
-    credentials = Credentials.load(config.secret_dir)
-    glue = build_glue(job, config)
-    coordinator = ControlPlane(config, credentials, job)
-    coordinator.start()  # its heartbeat says "tracing" while we do, or the slot would be taken for silent
-    glue.trace()
+        imported = time.monotonic()
+        device = device_name()
+        config = fitted(config, device)
+        credentials = Credentials.load(config.secret_dir)
+        glue = build_glue(job, config)
+        coordinator = ControlPlane(config, credentials, job)
+        coordinator.start()  # its heartbeat says "tracing" while we do, or the slot would be taken for silent
+        glue.trace()
     traced = time.monotonic()
     log.info(
         "ready in %.1f s: import %.1f s, build and trace %.1f s, %d parameters, batches of %d on %s",
