@@ -7,9 +7,8 @@ which pushes it holds.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
-from itertools import islice
+from itertools import takewhile
 
 from shoal_trainer.ps.contents import Contents, Push
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry, Journal, Progress, PushMeta
@@ -36,11 +35,9 @@ class Log:
 
     def since(self, version: int) -> Journal:
         """What came after `version`, and after the last snapshot."""
-        entries = self._entries
-        if not entries or entries[-1].version <= version:
-            return Journal(self._floor)
-        first = 0 if version <= self._floor else bisect_right(entries, version, key=lambda e: e.version)
-        return Journal(self._floor, tuple(islice(entries, first, None)))
+        # From the newest on: what a worker does not know yet is little, and a deque is slow to reach in the middle.
+        unknown = list(takewhile(lambda entry: entry.version > version, reversed(self._entries)))
+        return Journal(self._floor, tuple(reversed(unknown)))
 
     def of(self, pushes: Contents) -> tuple[Entry, ...]:
         """What is remembered of these pushes."""

@@ -192,7 +192,8 @@ class ShardStore(Attendance):
                 w[:trainable], io[:trainable], Update(rate * weight, self.updates + 1, self.live_workers)
             )
             # Statistics move by themselves towards what each worker sees: a delayed correction is taken in part.
-            spoilt |= kernels.add(w[trainable:], io[trainable:], np.float32(1 / max(1, tau)))
+            if trainable < w.size:
+                spoilt |= kernels.add(w[trainable:], io[trainable:], np.float32(1 / max(1, tau)))
             self._members.pushed(slot, incarnation, spoilt=spoilt)
             self.updates += 1
             return self._applied(slot, incarnation, seq, base, tau, weight, meta, False)
