@@ -1,20 +1,27 @@
 """What the cores can compute without a parameter server, in the same number of processes.
 
-`by="shoal"`: the worker's own step function; `by="keras"`: Keras' `fit`, each process for itself, optimizer and all.
-As a script: `python -m benchmarks.compute_only JOB BATCH SECONDS BY ARGUMENTS` prints its steps a second.
+`by="shoal"`: the worker's own step function; `by="keras"`: Keras' `fit`, each process for itself, optimizer and all;
+`by="echo"`: the worker's step, while its last update goes through a bare socket to a process that sends it back. No
+parameter server can leave more of the cores than that.
+As a script: `python -m benchmarks.compute_only JOB BATCH SECONDS BY PORT ARGUMENTS` prints its steps a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 from benchmarks.runs import START_SECONDS
+from shoal_trainer.worker.hardware import shared_by
 
 FIT_STEPS = 20
 
@@ -25,14 +32,24 @@ def rate(
     processes: int,
     seconds: float,
     *,
-    by: Literal["shoal", "keras"] = "shoal",
+    by: Literal["shoal", "keras", "echo"] = "shoal",
     **arguments: object,
 ) -> float:
     """Steps a second of all processes together; they begin to measure at the same moment. `job`: of benchmarks.jobs."""
-    command = [sys.executable, "-m", "benchmarks.compute_only"]
-    command += [job, str(batch), str(seconds), by, json.dumps(arguments)]
+    with _echo() as port:
+        return _rate([job, str(batch), str(seconds), by, str(port), json.dumps(arguments)], processes)
+
+
+def _rate(arguments: list[str], processes: int) -> float:
+    command = [sys.executable, "-m", "benchmarks.compute_only", *arguments]
     children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | shared_by(processes),  # as the workers of a local run
+        )
         for _ in range(processes)
     ]
     try:
@@ -51,23 +68,90 @@ def rate(
             child.wait()
 
 
-def shoal(job: Any, batch: int) -> Callable[[], int]:
-    """Does one step of the worker's function."""
+def _receive(sock: socket.socket, view: memoryview) -> bool:
+    """Fill `view`; False where the peer has closed."""
+    done = 0
+    while done < len(view):
+        count = sock.recv_into(view[done:], 0, socket.MSG_WAITALL)
+        if not count:
+            return False
+        done += count
+    return True
+
+
+@contextlib.contextmanager
+def _echo() -> Iterator[int]:
+    """A port that sends back what comes, in messages of the size that a connection states first."""
+
+    def serve(sock: socket.socket) -> None:
+        with sock:
+            size = bytearray(8)
+            if _receive(sock, memoryview(size)):
+                message = memoryview(bytearray(int.from_bytes(size, "little")))
+                while _receive(sock, message):
+                    sock.sendall(message)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        acceptor = threading.Thread(target=accept, daemon=True)
+        acceptor.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        acceptor.join()
+
+
+def _stepper(job: Any, batch: int) -> Callable[[], Any]:
     from shoal_trainer.worker.buffers import Buffers
     from shoal_trainer.worker.glue import Glue
 
     example = job.data.example(batch)
     glue = Glue(job.model(), example, job.wire, (0, 0))
     buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)
+    return lambda: glue.step(buffers.tensor, example).update
+
+
+def shoal(job: Any, batch: int, port: int) -> Callable[[], int]:  # noqa: ARG001
+    """Does one step of the worker's function."""
+    step = _stepper(job, batch)
 
     def advance() -> int:
-        glue.step(buffers.tensor, example)
+        step()
         return 1
 
     return advance
 
 
-def keras(job: Any, batch: int) -> Callable[[], int]:
+def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
+    """Does one step of the worker's function, while the last one's update goes to `port` and back."""
+    from shoal_trainer.ps.buffers import octets
+
+    step = _stepper(job, batch)
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    landing = memoryview(bytearray(step().nbytes))
+    sock.sendall(len(landing).to_bytes(8, "little"))
+    thread = ThreadPoolExecutor(1)
+    under_way: list[Future[None]] = []
+
+    def exchange(update: Any) -> None:
+        sock.sendall(octets(update))
+        _receive(sock, landing)
+
+    def advance() -> int:
+        update = step()
+        if under_way:
+            under_way.pop().result()
+        under_way.append(thread.submit(exchange, update))
+        return 1
+
+    return advance
+
+
+def keras(job: Any, batch: int, port: int) -> Callable[[], int]:  # noqa: ARG001
     """Does some steps of `fit`."""
     import tensorflow as tf
 
@@ -86,9 +170,9 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from benchmarks import jobs
 
-    name, batch, seconds, by, arguments = sys.argv[1:]
+    name, batch, seconds, by, port, arguments = sys.argv[1:]
     job = getattr(jobs, name)(**json.loads(arguments))
-    advance = {"shoal": shoal, "keras": keras}[by](job, int(batch))
+    advance = {"shoal": shoal, "keras": keras, "echo": echo}[by](job, int(batch), int(port))
     for _ in range(3):
         advance()
     print("ready", flush=True)

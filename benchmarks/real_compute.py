@@ -8,22 +8,25 @@ from benchmarks import compute_only
 from benchmarks.harness import Measurement, summary
 from benchmarks.runs import run
 
-REPEATS = 2
+REPEATS = 3
 CASES = (("resnet20", 16, 0.95), ("resnet110", 4, 0.95), ("mlp", 64, 0.75))
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Two rows for each model: beside the worker's own step, and beside what Keras does for one process alone."""
+    """For each model: beside the worker's own step, what of that a bare socket leaves, beside Keras' `fit`."""
     seconds = 8.0 if quick else 20.0
     for model, batch, goal in CASES[:1] if quick else CASES:
-        shares, of_keras = [], []
+        shares, of_keras, bare = [], [], []
         for _ in range(1 if quick else REPEATS):
             alone = compute_only.rate("compute", batch, 2, seconds, model=model)
             ours = _ours(model, batch, seconds)
             shares.append(ours / alone)
+            bare.append(compute_only.rate("compute", batch, 2, seconds, by="echo", model=model) / alone)
             of_keras.append(ours / compute_only.rate("compute", batch, 2, seconds, by="keras", model=model))
         name = f"{model}, batch {batch}, 2 workers, bf16"
-        yield summary(name, shares, "x", "the worker's own step without parameter server", goal)
+        own = "the worker's own step without parameter server"
+        yield summary(name, shares, "x", own, goal)
+        yield summary(f"{name}: a bare socket that sends each update back, instead of a PS", bare, "x", own)
         yield summary(name, of_keras, "x", "Keras' fit, each process for itself")
 
 

@@ -46,6 +46,7 @@ from shoal_trainer.contract import (
 from shoal_trainer.orphans import PARENT_ENV
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.termination import TERMINATION_LOG_ENV
+from shoal_trainer.worker.hardware import shared_by
 
 MAX_FAILURES = 10
 """Replacements for processes that died by themselves (not killed by us) before the run is given up."""
@@ -208,6 +209,7 @@ class LocalRun:
             TERMINATION_LOG_ENV: str(termination),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
             "PYTHONUNBUFFERED": "1",
+            **shared_by(self.job.workers),
             "TMPDIR": str(self._folder / "tmp"),  # who is killed leaves what it had there
             PARENT_ENV: str(os.getpid()),
         }

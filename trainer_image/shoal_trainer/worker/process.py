@@ -33,6 +33,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.termination import write_termination
+from shoal_trainer.worker.hardware import device_name, fitted, shared_by
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
+    os.environ.update(shared_by(1))  # TensorFlow reads it when it is imported
     with _no_garbage():  # each search through all that TensorFlow imports would take long
         from shoal_trainer.worker.entrypoint import load
 
@@ -109,7 +111,6 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         from shoal_trainer.security import Credentials
         from shoal_trainer.worker.compose import build_glue, compose
         from shoal_trainer.worker.coordination import ControlPlane
-        from shoal_trainer.worker.hardware import device_name, fitted
         from shoal_trainer.worker.loop import End
 
         imported = time.monotonic()

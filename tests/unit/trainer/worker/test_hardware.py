@@ -9,7 +9,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.glue import Glue
-from shoal_trainer.worker.hardware import device_name, fitted
+from shoal_trainer.worker.hardware import cores, device_name, fitted, shared_by
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.optimizers import place
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
@@ -53,6 +53,31 @@ def test_the_first_entry_whose_words_fit_decides(device, size):
 
 def test_without_entries_nothing_changes():
     assert fitted(config(), device_name()) == config()
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ("100000 100000", 1),
+        ("10000 100000", 1),
+        ("150000 100000", 2),
+        ("6400000 100000", 8),
+        ("max 100000", 8),
+    ],
+)
+def test_a_container_limit_counts_where_it_is_below_the_machine(tmp_path, monkeypatch, limit, expected):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(8))
+    (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    assert cores(tmp_path / "cpu.max") == expected
+    assert cores(tmp_path / "no cgroup v2 here") == 8
+
+
+def test_processes_of_one_machine_share_its_cores_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda: 6)
+    assert [shared_by(n)["TF_NUM_INTRAOP_THREADS"] for n in (1, 2, 4, 100)] == ["6", "3", "1", "1"]
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")
+    assert shared_by(2) == {"TF_NUM_INTRAOP_THREADS": "5"}
 
 
 def gradients(size, start):
