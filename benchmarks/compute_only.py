@@ -104,22 +104,22 @@ def _echo() -> Iterator[int]:
         acceptor.join()
 
 
-def _stepper(job: Any, batch: int) -> Callable[[], Any]:
+def _stepper(job: Any, batch: int) -> tuple[Any, Callable[[], Any]]:
     from shoal_trainer.worker.buffers import Buffers
     from shoal_trainer.worker.glue import Glue
 
     example = job.data.example(batch)
     glue = Glue(job.model(), example, job.wire, (0, 0))
     buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)
-    return lambda: glue.step(buffers.tensor, example).update
+    return glue, lambda: glue.step(buffers.tensor, example).update
 
 
 def shoal(job: Any, batch: int, port: int) -> Callable[[], int]:  # noqa: ARG001
     """Does one step of the worker's function."""
-    step = _stepper(job, batch)
+    glue, step = _stepper(job, batch)
 
     def advance() -> int:
-        step()
+        glue.reuse(step())
         return 1
 
     return advance
@@ -129,7 +129,7 @@ def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
     """Does one step of the worker's function, while the last one's update goes to `port` and back."""
     from shoal_trainer.ps.buffers import octets
 
-    step = _stepper(job, batch)
+    glue, step = _stepper(job, batch)
     sock = socket.create_connection(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     landing = memoryview(bytearray(step().nbytes))
@@ -140,6 +140,7 @@ def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
     def exchange(update: Any) -> None:
         sock.sendall(octets(update))
         _receive(sock, landing)
+        glue.reuse(update)
 
     def advance() -> int:
         update = step()

@@ -162,6 +162,7 @@ class CoordinatorClient:
         held: tuple[Lease, ...] = (),
         generation: int = 0,
         wasted_steps: int = 0,
+        wasted_told: int = 0,
     ) -> Joined:
         """Say hello; which of the held leases go on, under which tokens."""
         request = Join(
@@ -173,6 +174,7 @@ class CoordinatorClient:
             held=held,
             generation=generation,
             wasted_steps=wasted_steps,
+            wasted_told=wasted_told,
         )
         return self._client.call("join", request, Joined)
 

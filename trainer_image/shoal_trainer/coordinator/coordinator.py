@@ -106,7 +106,10 @@ class Coordinator:
             self._agree(request.data)
             if self._expected is not None:
                 self._expected.discard(request.slot)
-            self.counters.wasted_steps += request.wasted_steps
+            # What a request told whose answer was lost comes once more.
+            told = max(member.wasted_steps, request.wasted_told)
+            member.wasted_steps = max(told, request.wasted_steps)
+            self.counters.wasted_steps += member.wasted_steps - told
             return Joined(renamed=self._reclaim(request))
 
     def next_work(

@@ -37,6 +37,8 @@ class Member:
     staleness: float | None = None
     timings: Timings | None = None
     message: str = ""
+    wasted_steps: int = 0
+    """In all its life, as far as it told this coordinator."""
     asked: int | None = None
     given: Given | None = None
     """What it was given to do, when it asked with that number."""

@@ -85,7 +85,9 @@ class Join(Caller):
     generation: int = Field(default=0, ge=0)
     """Of what it holds."""
     wasted_steps: int = Field(default=0, ge=0)
-    """Its steps that were answered, and are in no surviving parameters."""
+    """All its steps so far that are in no surviving parameters, though they were answered or given up."""
+    wasted_told: int = Field(default=0, ge=0)
+    """Those of them that it told before, in a request that was answered."""
 
 
 class Renamed(Message):

@@ -19,7 +19,7 @@ from shoal_trainer.errors import TrainerError, Unreachable
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import Progress
-from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Token, Work
+from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Token, Wasted, Work
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ControlPlane:
         """Begin to join and to send heartbeats."""
         self._thread.start()
 
-    def join(self, held: Mapping[Token, DataWork], wasted_steps: int) -> dict[Token, Token]:
+    def join(self, held: Mapping[Token, DataWork], wasted: Wasted) -> dict[Token, Token]:
         """Say hello, with what is held."""
         joined = self._client.join(
             self._data,
@@ -61,7 +61,8 @@ class ControlPlane:
             pool=self._config.pool,
             held=tuple(_lease(work, token) for token, work in held.items()),
             generation=max((work.generation for work in held.values()), default=0),
-            wasted_steps=wasted_steps,
+            wasted_steps=wasted.steps,
+            wasted_told=wasted.told,
         )
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
@@ -109,7 +110,7 @@ class ControlPlane:
                 if self._joined.is_set():
                     self._client.heartbeat(self.message)
                 else:
-                    self.join({}, 0)
+                    self.join({}, Wasted())
                     self._joined.set()
             except Unreachable:
                 seconds = RETRY_SECONDS

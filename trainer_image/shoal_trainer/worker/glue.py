@@ -73,6 +73,7 @@ class Glue:
         self._specs = [_spec(leaf) for leaf in leaves((example.x, example.y, example.weights))]
         self._function: Any = None
         self._traced: Any = None
+        self._spare: list[npt.NDArray[Any]] = []
 
     def trace(self) -> None:
         """Trace the step function now. Raises `UserError` with Keras' or TensorFlow's words where it cannot be."""
@@ -101,6 +102,11 @@ class Glue:
         pieces, loss = (self._traced if alike else self._function)(parameters, *tensors)
         (update, finite), mean = self._update(pieces), float(loss)
         return Step(update, mean, finite and math.isfinite(mean))
+
+    def reuse(self, update: npt.NDArray[Any]) -> None:
+        """Nobody needs this update any more: a later step may overwrite it, which saves the kernel new pages."""
+        if self._on_host and not self._spare:
+            self._spare.append(update)
 
     def alias(self, buffer: npt.NDArray[Any]) -> Any:
         """A tensor over a 64-byte aligned buffer, without a copy: what lands in the buffer is in the tensor."""
@@ -137,7 +143,8 @@ class Glue:
         made = [np.asarray(memoryview(piece)).reshape(-1) for piece in pieces]
         if not self._on_host:
             return made[0], kernels.finite(made[0])
-        update, finite = np.empty(self.layout.size, self._wire_dtype), True
+        update = self._spare.pop() if self._spare else np.empty(self.layout.size, self._wire_dtype)
+        finite = True
         for piece, place in zip(made, self.layout.pieces(update), strict=True):
             finite &= kernels.encode(piece, place)
         return update, finite

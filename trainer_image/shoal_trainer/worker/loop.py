@@ -221,6 +221,7 @@ class Loop(Upstream):
             self._pulled = replace(pulled, journals=tuple(known.then(later) for known, later in both))
             self._buffers.swap()
             self._leases.answered(send.push)
+            self._glue.reuse(send.update)
         self._heard = self._clock()
 
     def _refresh(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from shoal_trainer.errors import Unreachable
@@ -23,7 +23,7 @@ from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import MAX_STEPS, Outage
 from shoal_trainer.worker.send import Send
-from shoal_trainer.worker.work import Coordinator
+from shoal_trainer.worker.work import Coordinator, DataWork, Token, Wasted
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Upstream:
         self._clock = clock
         self._buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)
         self._pulled: Pulled | None = None
-        self._wasted = 0
+        self._wasted = self._told = 0
         self._generation = 0
         self._boots: tuple[tuple[int, int], ...] = ()
         self._seq = 0
@@ -147,8 +147,12 @@ class Upstream:
         """Shard 0 was lost, and the ledger with it: present the leases; they may have other tokens now."""
         self._wasted += self._leases.lost(surviving)
         held = self._leases.held()
-        self._leases.rename(held.keys(), self._coordinator.join(held, self._wasted))
-        self._wasted = 0
+        self._leases.rename(held.keys(), self._join_coordinator(held))
+
+    def _join_coordinator(self, held: Mapping[Token, DataWork]) -> Mapping[Token, Token]:
+        renamed = self._coordinator.join(held, Wasted(self._wasted, self._told))
+        self._told = self._wasted
+        return renamed
 
     # --- going back -----------------------------------------------------------------------------------------------
 
@@ -193,8 +197,7 @@ class Upstream:
         self._give_up()
         if isinstance(self._held, EndOfFile):
             self._held = None
-        self._coordinator.join({}, self._wasted)
-        self._wasted = 0
+        self._join_coordinator({})
         pulled = self._exchange.pull(self._buffers.spare).result()
         self._seq = max(self._seq, *(shard.last_seq for shard in welcome.shards))
         self._leases.begin_again(welcome.generation)

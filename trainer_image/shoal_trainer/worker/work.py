@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from shoal_trainer.wire.messages import Progress
 
@@ -55,11 +55,18 @@ class Finished:
 Work = DataWork | TaskWork | Idle | Finished
 
 
+class Wasted(NamedTuple):
+    """How many `steps` of this worker were in vain so far, and how many of them the coordinator answered for."""
+
+    steps: int = 0
+    told: int = 0
+
+
 class Coordinator(Protocol):
     """What a worker needs of the coordinator. All calls raise `Unreachable` or `Fenced`; any thread may call."""
 
-    def join(self, held: Mapping[Token, DataWork], wasted_steps: int) -> Mapping[Token, Token]:
-        """Say hello again, with what is held and how many answered steps are lost; the leases' tokens of now."""
+    def join(self, held: Mapping[Token, DataWork], wasted: Wasted) -> Mapping[Token, Token]:
+        """Say hello again, with what is held and how many steps were in vain; the leases' tokens of now."""
 
     def next_work(self, generation: int) -> Work:
         """Ask for something to do, with parameters of this generation."""

@@ -33,13 +33,18 @@ class Bench:
         self.seq = {}
         self.version = 0
 
-    def join(self, slot, incarnation=0, data=None):
+    def join(self, slot, incarnation=0, data=None, **told):
         self.shard.connect(slot, incarnation)
         if not self.shard.hello(slot, incarnation, MODEL).initialized:
             self.shard.initialize(aligned(4))
         return self.coordinator.join(
             Join(
-                slot=slot, incarnation=incarnation, data=data or self.data, batch_size=2, node=f"node-{slot}"
+                slot=slot,
+                incarnation=incarnation,
+                data=data or self.data,
+                batch_size=2,
+                node=f"node-{slot}",
+                **told,
             )
         )
 
@@ -153,6 +158,22 @@ def test_nobody_waits_for_a_silent_worker():
         bench.ask(0)
     assert bench.coordinator.counters.repeated == 0
     assert bench.coordinator.counters.wasted_steps == 1
+
+
+def test_steps_in_vain_count_once_though_they_are_told_again():
+    first, second = Bench(), Bench()  # the coordinator, and the one after the loss of parameter server 0
+
+    def told(bench, steps, before):
+        bench.join(0, wasted_steps=steps, wasted_told=before)
+        return bench.coordinator.counters.wasted_steps
+
+    assert told(first, 3, 0) == 3
+    assert told(first, 3, 0) == 3  # the answer was lost
+    assert told(first, 5, 0) == 5  # lost again, and more was in vain by then
+    assert told(first, 5, 5) == 5
+    assert told(first, 6, 5) == 6
+    assert told(second, 8, 6) == 2
+    assert told(second, 8, 6) == 2
 
 
 def test_a_successor_takes_over_and_the_old_one_is_fenced():

@@ -58,7 +58,7 @@ from shoal_trainer.worker.glue import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.optimizers import Placement
-from shoal_trainer.worker.work import DataWork, Finished, TaskWork
+from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
 
 SAMPLES, BATCH, PASSES = 96, 2, 2
 STEPS_AT = 1024
@@ -261,6 +261,7 @@ class Worker:
             alias=lambda array: array,
             initial=lambda: aligned(world.model.size),
             step=self.compute,
+            reuse=lambda update: update.fill(math.nan),  # who still reads it is found
         )
         self.loop = Loop(
             glue, Placement(world.model.optimizer), self, self, self, self.leases, self.task, self.drain,
@@ -436,7 +437,7 @@ class Worker:
 
     def items(self):
         if not self.joined:
-            self.join({}, 0)
+            self.join({}, Wasted())
             self.joined = True
         number, generation = self.asked + 1, self.leases.generation
         given = self.call(lambda s: s.coordinator.next_work(self.slot, self.incarnation, generation, number))
@@ -476,7 +477,7 @@ class Worker:
     def epoch_of(self, batch):
         return self.reading
 
-    def join(self, held, wasted_steps):
+    def join(self, held, wasted):
         def lease(work, token):
             return Lease(
                 token_epoch=token[0], counter=token[1], epoch=work.epoch, start=work.start, stop=work.stop
@@ -489,7 +490,8 @@ class Worker:
             batch_size=BATCH,
             held=tuple(lease(work, token) for token, work in held.items()),
             generation=max((work.generation for work in held.values()), default=0),
-            wasted_steps=wasted_steps,
+            wasted_steps=wasted.steps,
+            wasted_told=wasted.told,
         )
         joined = self.call(lambda s: s.coordinator.join(request))
         self.read_ahead()

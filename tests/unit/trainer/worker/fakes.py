@@ -42,9 +42,9 @@ class FakeCoordinator:
                 self.applied.setdefault(mark[:2], Positions()).add(mark.start, mark.stop)
             self.pushed.notify_all()
 
-    def join(self, held, wasted_steps):
+    def join(self, held, wasted):
         with self.lock:
-            self.joins.append((dict(held), wasted_steps))
+            self.joins.append((dict(held), wasted))
             renamed = {}
             for old in held:
                 self.counter += 1

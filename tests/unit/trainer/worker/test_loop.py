@@ -157,6 +157,27 @@ def test_a_server_that_is_lost_while_nothing_is_to_do_is_noticed(start):
     assert running.join() is End.FINISHED
 
 
+def test_steps_in_vain_are_told_until_it_is_answered(start):
+    coordinator = FakeCoordinator(DATA.size)
+    running = Running(job(), start(coordinator), coordinator)
+    loop, answered, told = running.worker.loop, coordinator.join, []
+
+    def lost(_held, wasted):
+        told.append(wasted)
+        raise Unreachable("the answer was lost")
+
+    coordinator.join = lost
+    loop._wasted = 3
+    with pytest.raises(Unreachable):
+        loop._join_coordinator({})
+    coordinator.join = answered
+    for more in (2, 1):
+        loop._wasted += more
+        loop._join_coordinator({})
+    assert told + [wasted for _, wasted in coordinator.joins] == [(3, 0), (5, 0), (6, 5)]
+    running.worker.close()
+
+
 def test_a_push_whose_answer_was_lost_is_not_applied_twice(start):
     coordinator = FakeCoordinator(DATA.size, epochs=4, tasks=())
     servers = start(coordinator)
