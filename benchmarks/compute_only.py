@@ -1,8 +1,8 @@
 """What the cores can compute without a parameter server, in the same number of processes.
 
 `by="shoal"`: the worker's own step function; `by="keras"`: Keras' `fit`, each process for itself, optimizer and all;
-`by="echo"`: the worker's step, while its last update goes through a bare socket to a process that sends it back. No
-parameter server can leave more of the cores than that.
+`by="echo"`: the worker's step, while its last update goes through a bare socket to threads of the parent that send it
+back: what moving the bytes leaves of the cores.
 As a script: `python -m benchmarks.compute_only JOB BATCH SECONDS BY PORT ARGUMENTS` prints its steps a second.
 """
 
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
 from benchmarks.runs import START_SECONDS
@@ -99,9 +100,11 @@ def _echo() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         acceptor = threading.Thread(target=accept, daemon=True)
         acceptor.start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-        acceptor.join()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            acceptor.join()
 
 
 def _stepper(job: Any, batch: int) -> tuple[Any, Callable[[], Any]]:
@@ -114,7 +117,7 @@ def _stepper(job: Any, batch: int) -> tuple[Any, Callable[[], Any]]:
     return glue, lambda: glue.step(buffers.tensor, example).update
 
 
-def shoal(job: Any, batch: int, port: int) -> Callable[[], int]:  # noqa: ARG001
+def shoal(job: Any, batch: int) -> Callable[[], int]:
     """Does one step of the worker's function."""
     glue, step = _stepper(job, batch)
 
@@ -152,7 +155,7 @@ def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
     return advance
 
 
-def keras(job: Any, batch: int, port: int) -> Callable[[], int]:  # noqa: ARG001
+def keras(job: Any, batch: int) -> Callable[[], int]:
     """Does some steps of `fit`."""
     import tensorflow as tf
 
@@ -173,7 +176,8 @@ def main() -> None:
 
     name, batch, seconds, by, port, arguments = sys.argv[1:]
     job = getattr(jobs, name)(**json.loads(arguments))
-    advance = {"shoal": shoal, "keras": keras, "echo": echo}[by](job, int(batch), int(port))
+    make = {"shoal": shoal, "keras": keras, "echo": partial(echo, port=int(port))}[by]
+    advance = make(job, int(batch))
     for _ in range(3):
         advance()
     print("ready", flush=True)

@@ -121,13 +121,6 @@ def decode(source: Buffer, out: Vector) -> None:
 
 
 @kernel
-def read(w: Vector, io: Buffer) -> None:
-    """`io` := w: the answer to a pull."""
-    for i in range(w.size):
-        io[i] = narrow(w[i], io[i])
-
-
-@kernel
 def adopt(w: Vector, io: Buffer) -> None:
     """W := io, except where w already reads as io does: there its fp32 value is the better one."""
     for i in range(w.size):
@@ -309,7 +302,6 @@ def compile_all() -> Iterator[tuple[str, float]]:
         io, made, pushed = np.zeros(1, dtype), np.zeros(1, dtype), np.zeros(1, np.float32)
         made.flags.writeable = pushed.flags.writeable = False  # as what TensorFlow made
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-            (read, (w, io)),
             (adopt, (w, io)),
             (add, (w, io, s)),
             (sgd, (w, io, s, s)),

@@ -111,7 +111,7 @@ def compile_for(config: OptimizerConfig) -> None:
     Only for bf16, which is what workers send unless told otherwise; loading takes time, and the shard is wanted soon.
     """
     w, io = aligned(1), aligned(1, np.uint16)
-    kernels.read(w, io)
+    kernels.encode(w, io)
     kernels.add(w, io, np.float32(0))
     if config.name != "delta":
         plain = config.model_copy(update={"no_decay": ()})

@@ -160,7 +160,7 @@ class ShardStore(Attendance):
         """Fill `io` with the parameters."""
         with self.lock:
             self._check_ready(io, boot)
-            kernels.read(self._parameters, io)
+            kernels.encode(self._parameters, io)
             return self._answer(slot, -1)
 
     def push(
@@ -363,7 +363,7 @@ class ShardStore(Attendance):
             raise ProtocolError("sequence numbers begin at 1")
         if seq > self.applied.get((slot, incarnation), 0):
             return False
-        kernels.read(self._parameters, io)
+        kernels.encode(self._parameters, io)
         return True
 
     def _applied(

@@ -28,6 +28,7 @@ import tensorflow as tf
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
+from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten, variables_of
 from shoal_trainer.worker.optimizers import unwrap, why_worker
 
@@ -67,7 +68,7 @@ class Glue:
         _vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
         self.on_server = not why_worker(model)
-        self._on_host = not tf.config.list_physical_devices("GPU") if on_host is None else on_host
+        self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
         self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
         self.dtype: npt.DTypeLike = np.float32 if self._on_host else self._wire_dtype
         self._specs = [_spec(leaf) for leaf in leaves((example.x, example.y, example.weights))]

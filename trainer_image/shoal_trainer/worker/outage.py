@@ -79,11 +79,11 @@ class Outage:
 
     def parameters_into(self, out: npt.NDArray[Any]) -> None:
         """The local parameters, in the encoding of `out`."""
-        kernels.read(self.master, out)
+        kernels.encode(self.master, out)
 
     def difference_into(self, out: npt.NDArray[Any]) -> None:
         """What the local steps changed, in the encoding of `out`."""
-        kernels.read(self.master - self.base, out)
+        kernels.encode(self.master - self.base, out)
 
     def taken(self) -> None:
         """What the local steps made is pushed by other means now: the next difference begins here."""

@@ -37,5 +37,5 @@ def combined(pile: list[tuple[Step, Ready]]) -> tuple[npt.NDArray[Any], int, flo
     for step, ready in pile:
         scratch[:] = step.update
         kernels.add(total, scratch, np.float32(ready.batch.samples / samples))
-    kernels.read(total, scratch)
+    kernels.encode(total, scratch)
     return scratch, samples, sum(step.loss * ready.batch.samples for step, ready in pile) / samples

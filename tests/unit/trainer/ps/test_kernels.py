@@ -118,7 +118,7 @@ def test_updates(n: int, bf16: bool) -> None:
     check(io, new, w + F(0.5) * gradient)
 
     new, io = w.copy(), exchange()
-    kernels.read(new, io)
+    kernels.encode(new, io)
     check(io, new, w)
 
 
@@ -233,7 +233,7 @@ def test_compiling_ahead_fills_a_cache_that_the_next_process_hits(tmp_path: Path
         "from shoal_trainer.ps import kernels as k, optimizers as o\n"
         "from shoal_trainer.wire.messages import OptimizerConfig as C\n"
         "o.compile_for(C(momentum=0.9)); o.compile_for(C(name='adam'))\n"
-        "print(sum(sum(f.stats.cache_misses.values()) for f in (k.momentum, k.adam, k.read, k.add)))"
+        "print(sum(sum(f.stats.cache_misses.values()) for f in (k.momentum, k.adam, k.encode, k.add)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True
