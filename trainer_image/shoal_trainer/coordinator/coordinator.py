@@ -367,6 +367,15 @@ class Coordinator:
 
     def _give(self, slot: int, incarnation: int) -> Given:
         """The next task, else the next range."""
+        given = self._next_for(slot, incarnation)
+        if given.kind == "idle" and (silent := self.members.silent()):
+            # Nobody waits for one that is probably gone: what it held goes to those who ask.
+            for member in silent:
+                self._give_up(member)
+            given = self._next_for(slot, incarnation)
+        return given
+
+    def _next_for(self, slot: int, incarnation: int) -> Given:
         self._task_counter += 1
         token = (self.shard.epoch, self._task_counter)
         if (task := self.tasks.grant(slot, incarnation, token)) is not None:
@@ -398,11 +407,6 @@ class Coordinator:
                 return None
             limit = left * self.batch_size
         lease = ledger.grant(slot, incarnation, self.shard.epoch, limit)
-        if lease is None and (silent := self.members.silent()):
-            # Nobody waits for one that is probably gone: what it held goes to those who ask.
-            for member in silent:
-                self._give_up(member)
-            lease = ledger.grant(slot, incarnation, self.shard.epoch, limit)
         assert self.data is not None
         return None if lease is None else self.data.told(lease)
 

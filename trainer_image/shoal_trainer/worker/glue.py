@@ -72,6 +72,7 @@ class Glue:
         self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
         self.dtype: npt.DTypeLike = np.float32 if self._on_host else self._wire_dtype
         self._specs = [_spec(leaf) for leaf in leaves((example.x, example.y, example.weights))]
+        self._shapes = [tuple(spec.shape) for spec in self._specs]
         self._function: Any = None
         self._traced: Any = None
         self._spare: list[npt.NDArray[Any]] = []
@@ -96,11 +97,13 @@ class Glue:
         """One step at `parameters`, a tensor made by `alias` from the wire's buffer."""
         if self._traced is None:
             self.trace()
-        given = leaves((batch.x, batch.y, batch.weights))
-        tensors = [_tensor(leaf, spec) for leaf, spec in zip(given, self._specs, strict=True)]
-        # Called as traced, it saves the search for the trace; samples of another shape are traced anew.
-        alike = all(tensor.shape == spec.shape for tensor, spec in zip(tensors, self._specs, strict=True))
-        pieces, loss = (self._traced if alike else self._function)(parameters, *tensors)
+        given = list(leaves((batch.x, batch.y, batch.weights)))
+        tensors = [parameters, *(_tensor(leaf, spec) for leaf, spec in zip(given, self._specs, strict=True))]
+        if all(np.shape(leaf) == shape for leaf, shape in zip(given, self._shapes, strict=True)):
+            # As `ConcreteFunction.__call__` does it, without binding each argument to its name, which costs as much.
+            pieces, loss = self._traced._call_flat(tensors, self._traced.captured_inputs)
+        else:  # samples of another shape are traced anew
+            pieces, loss = self._function(*tensors)
         (update, finite), mean = self._update(pieces), float(loss)
         return Step(update, mean, finite and math.isfinite(mean))
 

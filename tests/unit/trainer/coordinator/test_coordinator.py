@@ -160,6 +160,16 @@ def test_nobody_waits_for_a_silent_worker():
     assert bench.coordinator.counters.wasted_steps == 1
 
 
+def test_nobody_waits_for_a_silent_workers_task_though_training_was_stopped():
+    bench = Bench(stop=StopAfter(steps=2))
+    for slot in (0, 1):
+        bench.join(slot)
+    assert bench.train(0).task == "export"
+    assert bench.ask(1).kind == "idle"
+    bench.now = 6.0
+    assert bench.ask(1).task == "export"
+
+
 def test_steps_in_vain_count_once_though_they_are_told_again():
     first, second = Bench(), Bench()  # the coordinator, and the one after the loss of parameter server 0
 
