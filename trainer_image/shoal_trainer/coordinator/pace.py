@@ -23,11 +23,15 @@ class Pace:
         if math.isfinite(loss):
             self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
         self._recent.append((now, samples))
+        self._forget(now)
 
     def samples_per_second(self, now: float) -> float | None:
         """Over the last `RATE_SECONDS`; None where too little was pushed."""
-        while self._recent and self._recent[0][0] < now - RATE_SECONDS:
-            self._recent.popleft()
+        self._forget(now)
         if len(self._recent) < 2:
             return None
         return sum(samples for _, samples in self._recent) / max(now - self._recent[0][0], 1e-3)
+
+    def _forget(self, now: float) -> None:
+        while self._recent and self._recent[0][0] < now - RATE_SECONDS:
+            self._recent.popleft()

@@ -1,8 +1,8 @@
 """The pushes that a shard applied since its last published snapshot, and the positions that each of them covers.
 
-Every answer tells a worker what it does not know yet, so that its copy of the parameters comes with exactly the pushes
-that are in it. Shard 0, when it adopts the copy, replays them on the snapshot's ledger; every shard knows from them
-which pushes it holds.
+Every answer tells a worker what it does not know yet, and the worker follows each shard's journal with one of its own,
+so that its copy of the parameters comes with exactly the pushes that are in it. Shard 0, when it adopts the copy,
+replays them on the snapshot's ledger; every shard knows from them which pushes it holds.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ class Log:
         """A copy was adopted, and its pushes with it."""
         self._floor = self.snapshot
         self._entries = deque(entry for entry in journal.entries if entry.version > self._floor)
+
+    def follow(self, later: Journal) -> None:
+        """A worker's side: what an answer tells of the journal that is being followed."""
+        known = self._entries[-1].version if self._entries else self._floor
+        self._forget(later.floor)
+        self._entries.extend(entry for entry in later.entries if entry.version > known)
 
     def _forget(self, version: int) -> None:
         self._floor = max(self._floor, version)

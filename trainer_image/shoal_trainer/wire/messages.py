@@ -141,14 +141,6 @@ class Journal:
     floor: int = 0
     entries: tuple[Entry, ...] = ()
 
-    def then(self, later: Journal) -> Journal:
-        """With what an answer of the same server adds to it."""
-        have = self.entries[-1].version if self.entries else self.floor
-        old = self.entries
-        if old and old[0].version <= later.floor:
-            old = tuple(entry for entry in old if entry.version > later.floor)
-        return Journal(later.floor, old + tuple(entry for entry in later.entries if entry.version > have))
-
 
 class Timings(NamedTuple):
     """Seconds that the worker's last step took, in parts."""

@@ -143,11 +143,11 @@ class Loop(Upstream):
                     return
                 if not welcome.initialized:
                     self._exchange.initialize(self._glue.initial()).result()
-                self._pulled = self._exchange.pull(self._buffers.spare).result()
+                pulled = self._exchange.pull(self._buffers.spare).result()
             except Unreachable as error:
                 log.info("joining: %s", error)
                 continue
-            self._buffers.swap()
+            self._begin_from(pulled)
             self._boots, self._generation = welcome.boots, welcome.generation
             self._leases.begin_again(welcome.generation)
             self._seq = max(shard.last_seq for shard in welcome.shards)
@@ -216,9 +216,9 @@ class Loop(Upstream):
         except Unreachable as error:
             self._begin_outage(error, send)
         else:
-            assert self._pulled is not None
-            both = zip(self._pulled.journals, pulled.journals, strict=True)
-            self._pulled = replace(pulled, journals=tuple(known.then(later) for known, later in both))
+            for journal, later in zip(self._journals, pulled.journals, strict=True):
+                journal.follow(later)
+            self._pulled = pulled
             self._buffers.swap()
             self._leases.answered(send.push)
             self._glue.reuse(send.update)
@@ -227,11 +227,11 @@ class Loop(Upstream):
     def _refresh(self) -> None:
         """Take the present parameters; nothing is under way."""
         try:
-            self._pulled = self._exchange.pull(self._buffers.spare).result()
+            pulled = self._exchange.pull(self._buffers.spare).result()
         except Unreachable as error:
             self._begin_outage(error, None)
         else:
-            self._buffers.swap()
+            self._begin_from(pulled)
         self._input_seconds, self._last_push = 0.0, self._clock()
         self._heard = self._last_push
 

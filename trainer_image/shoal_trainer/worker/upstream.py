@@ -10,10 +10,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.journal import Log
 from shoal_trainer.wire.messages import Copy, Pulled, Welcome
 from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Exchange
@@ -50,6 +52,7 @@ class Upstream:
         self._clock = clock
         self._buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)
         self._pulled: Pulled | None = None
+        self._journals: tuple[Log, ...] = ()
         self._wasted = self._told = 0
         self._generation = 0
         self._boots: tuple[tuple[int, int], ...] = ()
@@ -75,7 +78,7 @@ class Upstream:
         for step, ready in self._pile:
             self._step_alone(step, ready)
         self._pile.clear()
-        self._reconnect = self._offer(self._pulled)
+        self._reconnect = self._offer()
 
     def _alone(self, rate: float | None, *, max_steps: int = MAX_STEPS) -> Outage:
         """What is needed to train on from the present parameters."""
@@ -86,9 +89,19 @@ class Upstream:
         size = self._glue.layout.trainable
         return Outage(self._buffers.current, config, size, rate, self._clock, max_steps=max_steps)
 
-    def _offer(self, pulled: Pulled) -> Future[Welcome]:
+    def _begin_from(self, pulled: Pulled) -> None:
+        """What was pulled just now, and with it the whole journal of each shard, is current."""
+        self._buffers.swap()
+        self._pulled = pulled
+        self._journals = tuple(Log(journal.floor) for journal in pulled.journals)
+        for journal, told in zip(self._journals, pulled.journals, strict=True):
+            journal.follow(told)
+
+    def _offer(self) -> Future[Welcome]:
         """Say hello, with the present parameters for a shard that has lost them."""
-        copy = Copy(self._buffers.current, pulled, self._generation)
+        assert self._pulled is not None
+        journals = tuple(journal.since(-1) for journal in self._journals)
+        copy = Copy(self._buffers.current, replace(self._pulled, journals=journals), self._generation)
         return self._exchange.connect(lambda: copy)
 
     def _step_alone(self, step: Step, ready: Ready) -> None:
@@ -108,10 +121,10 @@ class Upstream:
             else:
                 pulled = self._catch_up(outage, welcome)
         except Unreachable:
-            self._reconnect = self._offer(self._pulled)
+            self._reconnect = self._offer()
             return
-        self._buffers.swap()
-        self._pulled, self._boots = pulled, welcome.boots
+        self._begin_from(pulled)
+        self._boots = welcome.boots
         self._outage = self._reconnect = None
         self._last_push = self._heard = self._clock()
         log.warning("the parameter servers are back%s", ", restored" if lost else "")

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.ps.journal import Log
 from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
 from shoal_trainer.ps.values import KEPT_INCARNATIONS
 from shoal_trainer.wire.messages import (
@@ -292,12 +293,16 @@ def test_an_answer_tells_the_pushes_that_its_worker_does_not_know_and_no_snapsho
     push(1, 1, 0)
     second = push(0, 2, 1)
     assert [entry.version for entry in second.entries] == [2, 3]
-    assert [entry.version for entry in first.then(second).entries] == [1, 2, 3]
+    worker = Log()
+    for answer in (first, second):
+        worker.follow(answer)
+    assert [entry.version for entry in worker.since(-1).entries] == [1, 2, 3]
     shard.journal.published(2)
     third = push(0, 3, 3)
     assert (third.floor, [entry.version for entry in third.entries]) == (2, [4])
     whole = shard.pull(0, grad(0.0)).meta.journal
-    assert first.then(second).then(third) == whole
+    worker.follow(third)
+    assert worker.since(-1) == whole
     assert [entry.version for entry in whole.entries] == [3, 4]
 
 
