@@ -97,7 +97,7 @@ class Loop(Upstream):
             elif item is None:
                 self._idle()
             else:
-                self._collect()
+                self._settle()
                 if self._outage is not None:
                     self._held = item
                 elif isinstance(item, Finished):
@@ -120,6 +120,14 @@ class Loop(Upstream):
             self._send(base)
         elif self._clock() - self._heard >= PROBE_SECONDS:
             self._refresh()
+
+    def _settle(self) -> None:
+        """See all that is computed into the parameters: what is done next may take long, or tells that it is there."""
+        base = self._pulled
+        self._collect()
+        if self._outage is None and self._pile and base is not None:
+            self._send(base)
+            self._collect()
 
     def _do(self, item: TaskWork | EndOfFile) -> None:
         """What is done once; while somebody is away it is held, and tried again."""

@@ -306,10 +306,11 @@ class FileCoordinator(FakeCoordinator):
             self.lengths[self.leased[token].file] = length
 
 
-def test_files_of_unknown_length_one_of_them_empty(start, tmp_path):
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_files_of_unknown_length_one_of_them_empty(start, tmp_path, steps_per_execution):
     import tensorflow as tf
 
-    sizes = [40, 0, 17, 64]
+    sizes = [40, 0, 17, 64, 80]
     for number, size in enumerate(sizes):
         with tf.io.TFRecordWriter(str(tmp_path / f"{number}.tfrecord")) as writer:
             for row in range(size):
@@ -321,7 +322,8 @@ def test_files_of_unknown_length_one_of_them_empty(start, tmp_path):
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
     coordinator = FileCoordinator(files.list())
     servers = start(coordinator)
-    training = Training(model=functional, data=files)
+    options = {"steps_per_execution": steps_per_execution}
+    training = Training(model=lambda: functional(options=options), data=files)
     assert Running(training, servers, coordinator).start().join() is End.FINISHED
     assert [coordinator.lengths[name] for name in files.list()] == sizes
     assert servers.stores[0].samples == sum(sizes)
