@@ -52,16 +52,19 @@ class Leases:
             return self._now(token)
 
     def answered(self, push: Push) -> None:
-        """The servers have answered this push: a lease that ends with it is forgotten."""
+        """The servers have answered this push: a lease that ends within it is forgotten.
+
+        One mark may cover several leases that follow each other.
+        """
         with self._lock:
             self._answers.append((push.seq, push.steps))
             for mark in push.progress:
                 for token, (work, _) in list(self._ends.items()):
-                    same = (work.epoch, work.number) == mark[:2]
-                    if not same or mark.start < work.start or mark.start >= (work.stop or mark.stop):
+                    stop = mark.stop if work.stop is None else min(mark.stop, work.stop)
+                    if (work.epoch, work.number) != mark[:2] or max(mark.start, work.start) >= stop:
                         continue
-                    self._answered_to[token] = mark.stop
-                    if work.stop == mark.stop:
+                    self._answered_to[token] = stop
+                    if stop == work.stop:
                         del self._ends[token], self._answered_to[token]
 
     def lost(self, after: int) -> int:

@@ -1,3 +1,6 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from shoal_trainer.wire.messages import Progress, Push
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.work import DataWork
@@ -64,6 +67,39 @@ def test_marks_that_follow_each_other_become_one():
         Progress(1, -1, 40, 48),
     ]
     assert joined(marks) == (Progress(0, -1, 0, 16), Progress(0, -1, 32, 40), Progress(1, -1, 40, 48))
+
+
+def test_one_mark_over_leases_that_follow_each_other_ends_them_all():
+    leases = Leases()
+    for n in range(3):
+        leases.grant(DataWork((0, n), 0, 64 * n, 64 * n + 64))
+    leases.answered(push(1, *joined(leases.mark((0, n), 64 * n + 64) for n in range(2))))
+    assert leases.held() == {(0, 2): DataWork((0, 2), 0, 128, 192)}
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    st.permutations(range(6)),
+    st.lists(st.integers(1, 9), min_size=1, max_size=60),
+)
+def test_what_is_held_is_what_no_answered_push_covers(sizes, order, pushes):
+    leases, work = Leases(), []
+    for n in (n for n in order if n < len(sizes)):  # they may follow each other, or not
+        start = sum(sizes[:n])
+        work.append(DataWork((0, n), 0, start, start + sizes[n]))
+        leases.grant(work[-1])
+    batches = [(one.token, end) for one in work for end in range(one.start + 1, one.stop + 1)]
+    rest = {position for one in work for position in range(one.start, one.stop)}
+    for seq, count in enumerate(pushes):
+        marks = joined(leases.mark(*batch) for batch in batches[:count])
+        del batches[:count]
+        leases.answered(push(seq, *marks))
+        for mark in marks:
+            rest -= set(range(mark.start, mark.stop))
+        held = [set(range(one.start, one.stop)) for one in leases.held().values()]
+        assert all(held)
+        assert sum(map(len, held)) == len(rest)
+        assert set().union(*held) == rest
 
 
 def test_after_a_roll_back_no_lease_is_left_and_none_that_was_asked_for_before_is_taken():
