@@ -105,3 +105,13 @@ def test_a_value_that_does_not_exist_is_refused(tools: Path, setting: str) -> No
     assert done.returncode != 0
     name, _, _ = setting.partition("=")
     assert name.rpartition(".")[2] in done.stderr
+
+
+def test_the_metrics_cannot_have_the_health_port(tools: Path) -> None:
+    refused = helm(tools, "template", "shoal", str(CHART), "--set", "metrics.port=8081")
+    assert refused.returncode != 0
+    assert "metrics" in refused.stderr
+    assert render(tools, "metrics.port=8082")
+    [deployment] = of_kind(render(tools), "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "health", "containerPort": 8081} in container["ports"]

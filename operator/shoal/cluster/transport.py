@@ -48,6 +48,14 @@ class Answer:
         except (ValueError, KeyError, TypeError):
             return self.body[:300].decode(errors="replace") or f"HTTP {self.status}"
 
+    @property
+    def reason(self) -> str:
+        """The server's one word for a refusal (metav1.Status); empty where it gives none."""
+        try:
+            return str(json.loads(self.body)["reason"])
+        except (ValueError, KeyError, TypeError):
+            return ""
+
 
 class Transport(Protocol):
     """Requests to one API server.

@@ -1,8 +1,8 @@
 """Apply: do what a plan says, and write the answers through to the caches, so that the next plan sees them.
 
-Names are deterministic, so a repeat is a 409 and not a duplicate. Deletes carry the uid as a precondition. Nothing is
-created for a job whose uid is not in the cache. What the API server refuses for good is remembered for the next plan;
-what may go well next time is an error, for the work queue to back off.
+Names are deterministic, so a repeat is a 409 (AlreadyExists) and not a duplicate. Deletes carry the uid as a
+precondition. Nothing is created for a job whose uid is not in the cache. What the API server refuses for good is
+remembered for the next plan; what may go well next time is an error, for the work queue to back off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import JSON, MERGE_PATCH, Answer, Transport
 from shoal.controller.credentials import JobCredentials
 from shoal.controller.memory import JobMemory, Memories
-from shoal.controller.observe import is_going
+from shoal.controller.observe import stranger
 from shoal.controller.world import World
 from shoal.errors import ClusterError, Unavailable
 from shoal.policy import manifests, names
@@ -44,6 +44,10 @@ from shoal.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+_FIRST = (CreateSecret, CreateService)
+"""What pods need: where it is refused, nothing that comes after it is made."""
+_FOR_GOOD = frozenset({400, 403, 413, 422})
+"""Answers about the object. Any other (401, 404, 405, 409 of a plugin) speaks of the moment."""
 AT_ONCE = 16
 """Requests of one job in flight: a large job must not hold up the others."""
 
@@ -53,7 +57,7 @@ class Outcome:
     """What became of a plan's actions."""
 
     changed: bool = False
-    """The caches or memories changed: plan again."""
+    """Something was made or deleted, or found to be there: plan again."""
     error: ClusterError | None = None
     """The first thing that may go well next time."""
 
@@ -81,41 +85,52 @@ class Applier:
     async def apply(self, job: TrainingJob, actions: tuple[Action, ...]) -> Outcome:
         """Do the actions in their order; those of one kind that follow each other at the same time."""
         errors: list[ClusterError] = []
-        done = 0
+        changed, refused = 0, False
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def one(action: Action) -> None:
-            nonlocal done
+            nonlocal changed, refused
             kind = type(action).__name__
             try:
                 async with limit:
-                    await self._do(job, action)
+                    done = await self._do(job, action)
             except ClusterError as error:
                 errors.append(error)
                 self._metrics.actions.labels(kind, "error").inc()
+                return
+            if not done:
+                refused = True
+                self._metrics.actions.labels(kind, "refused").inc()
             else:
-                done += 1
+                changed += 1
                 logger.info("%s/%s: %s %s", job.metadata.namespace, job.metadata.name, kind, action.name)
                 self._metrics.actions.labels(kind, "done").inc()
 
-        for _, group in itertools.groupby(actions, key=type):
+        for kind, group in itertools.groupby(actions, key=type):
+            refused = False
             async with asyncio.TaskGroup() as together:
                 for action in group:
                     together.create_task(one(action))
-        return Outcome(changed=done > 0, error=errors[0] if errors else None)
+            if refused and kind in _FIRST:
+                break
+        return Outcome(changed=changed > 0, error=errors[0] if errors else None)
 
-    async def _do(self, job: TrainingJob, action: Action) -> None:
+    async def _do(self, job: TrainingJob, action: Action) -> bool:
+        """One action; False where it was not to be done."""
         memory = self._memories.of(job.metadata.uid)
         match action:
             case CreatePod(name, manifest):
-                await self._create(job, memory, "/api/v1", "pods", name, manifest, self._saw_pod)
+                return await self._create(job, memory, "/api/v1", "pods", name, manifest, self._saw_pod)
             case CreateService(name, manifest):
-                await self._create(job, memory, "/api/v1", "services", name, manifest, self._saw_service)
+                return await self._create(
+                    job, memory, "/api/v1", "services", name, manifest, self._saw_service
+                )
             case CreateSecret(name):
                 data = self._credentials(job.metadata.uid).secret_data()
-                await self._create(job, memory, "/api/v1", "secrets", name, manifests.secret(job, data), None)
+                manifest = manifests.secret(job, data)
+                return await self._create(job, memory, "/api/v1", "secrets", name, manifest, None)
             case CreateDisruptionBudget(name, manifest):
-                await self._create(
+                return await self._create(
                     job, memory, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, None
                 )
             case DeletePod(name, uid, grace_seconds):
@@ -130,6 +145,7 @@ class Applier:
                 path = _path(f"/apis/{API_VERSION}", job, TrainingJob.PLURAL, name)
                 _accept(await self._delete(path, uid, propagationPolicy="Background"), 404, 409)
                 self._world.jobs.drop(uid)
+        return True
 
     async def _create(
         self,
@@ -140,39 +156,44 @@ class Applier:
         name: str,
         manifest: Manifest,
         saw: Callable[[bytes], bool | None] | None,
-    ) -> None:
+    ) -> bool:
+        """True where it is there now and is ours. `saw` is None for what no watch tells of."""
         known = self._world.jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
-            return  # the job went while we were busy
+            return False  # the job went while we were busy
         answer = await self._transport.request(
             "POST", _path(group, job, plural), query={"fieldValidation": "Strict"}, body=manifest
         )
-        if answer.ok:
+        exists = answer.status == 409 and answer.reason == "AlreadyExists"
+        # A quota that is full answers before anybody looks whether the object is there: believe what was known.
+        exists_still = answer.status == 403 and saw is None and name in memory.existing
+        if exists and saw is not None:
+            return await self._taken(job, memory, _path(group, job, plural, name), name)
+        if answer.ok or exists or exists_still:
             memory.refused.pop(name, None)
             if saw is None:
-                memory.existing.add(name)
+                memory.existing[name] = self._wall()
             else:
                 saw(answer.body)
-        elif answer.status == 409 and saw is None:
-            memory.existing.add(name)
-        elif answer.status == 409:
-            await self._taken(job, memory, _path(group, job, plural, name), name)
-        elif answer.status == 404:
-            raise Unavailable(f"{name} cannot be created: {answer.message}")
-        else:
-            memory.refused[name] = self._refusal(job, name, answer)
+            return True
+        if answer.status not in _FOR_GOOD:
+            raise Unavailable(f"{name} cannot be created: {answer.status} {answer.message}")
+        memory.refused[name] = self._refusal(job, name, answer)
+        return False
 
-    async def _taken(self, job: TrainingJob, memory: JobMemory, path: str, name: str) -> None:
-        """A name is in use: by ourselves a moment ago, or by somebody else."""
+    async def _taken(self, job: TrainingJob, memory: JobMemory, path: str, name: str) -> bool:
+        """A name is in use: by ourselves a moment ago (True), or by somebody else."""
         answer = await self._transport.request("GET", path)
         if answer.status == 404:
-            return  # gone meanwhile: the next plan tries again
+            return False  # gone meanwhile: the next plan tries again
         _accept(answer)
-        found = Service.model_validate_json(answer.body)  # any object with an owner
+        found = Pod.model_validate_json(answer.body)  # or a Service: any object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(names.JOB):
+            memory.refused.pop(name, None)
             self._saw_pod(answer.body) if "/pods/" in path else self._saw_service(answer.body)
-        else:
-            memory.taken[name] = (is_going(found.metadata, job), self._wall())
+            return True
+        memory.taken[name] = (stranger(found.metadata, job, found.spec.node_name), self._wall())
+        return False
 
     def _refusal(self, job: TrainingJob, name: str, answer: Answer) -> Refusal:
         kind = RefusalKind.INVALID

@@ -1,7 +1,8 @@
 """Events about jobs: stable reasons, one object for what is said again.
 
 An event's name follows from the run, the reason and the message, so that saying it again, even after a restart, is a
-409 and becomes a count. Losing one is no error: status is what counts, events are for people who watch.
+409 and becomes a count. Kubernetes forgets events (after an hour): what is said again after that is new. Losing one is
+no error: status is what counts, events are for people who watch.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class Recorder:
         if len(self._counts) > REMEMBERED:
             self._counts.popitem(last=False)
         try:
-            if count > 1:
-                await self._again(job, name, count)
-            elif (status := await self._first(job, name, event)) == 409:
+            if count > 1 and await self._again(job, name, count) != 404:
+                return
+            self._counts[name] = 1
+            if (status := await self._first(job, name, event)) == 409:
                 await self._again(job, name, None)
             elif status >= 300:
                 logger.warning("event %s of %s: HTTP %s", event.reason, job.metadata.name, status)
@@ -81,13 +83,12 @@ class Recorder:
         }
         return (await self._transport.request("POST", self._path(job), body=body)).status
 
-    async def _again(self, job: TrainingJob, name: str, count: int | None) -> None:
+    async def _again(self, job: TrainingJob, name: str, count: int | None) -> int:
         body: dict[str, object] = {"lastTimestamp": self._now()}
         if count is not None:
             body["count"] = count
-        await self._transport.request(
-            "PATCH", f"{self._path(job)}/{name}", body=body, content_type=MERGE_PATCH
-        )
+        path = f"{self._path(job)}/{name}"
+        return (await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)).status
 
     @staticmethod
     def _path(job: TrainingJob) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from shoal.policy.model import Refusal, RefusalKind
+from shoal.policy.model import Refusal, RefusalKind, Stranger
 
 _FADES = {
     # Longer than the policies wait before they try again: what is still true has been refreshed by then.
@@ -16,16 +16,28 @@ _FADES = {
     RefusalKind.FORBIDDEN: timedelta(seconds=120),
 }
 FOREIGN_FADES = timedelta(seconds=2)
+EXISTING_FADES = timedelta(minutes=5)
+"""Somebody may delete a Secret by hand, and then pods wait for it; to ask again costs a 409."""
 
 
 @dataclass
 class JobMemory:
     """What is remembered of one run of a job."""
 
-    existing: set[str] = field(default_factory=set)
+    existing: dict[str, datetime] = field(default_factory=dict)
+    """Name -> when the API server last said that it is there."""
     refused: dict[str, Refusal] = field(default_factory=dict)
-    taken: dict[str, tuple[bool, datetime]] = field(default_factory=dict)
-    """Name -> whether its owner is going away, and when that was seen."""
+    taken: dict[str, tuple[Stranger, datetime]] = field(default_factory=dict)
+    """Name -> who has it, and when that was seen."""
+
+    def there(self, now: datetime) -> frozenset[str]:
+        """Names that were lately known to exist."""
+        return frozenset(name for name, at in self.existing.items() if now - at <= EXISTING_FADES)
+
+    def doubt_in(self, now: datetime) -> float | None:
+        """Seconds until the first of them has to be asked for again."""
+        first = min((at for at in self.existing.values() if now - at <= EXISTING_FADES), default=None)
+        return None if first is None else (first + EXISTING_FADES - now).total_seconds() + 1.0
 
     def refusals(self, now: datetime, generation: int) -> tuple[Refusal, ...]:
         """Refusals that still speak of this spec."""
@@ -36,12 +48,12 @@ class JobMemory:
                 del self.refused[name]
         return tuple(self.refused.values())
 
-    def foreign(self, now: datetime) -> dict[str, bool]:
+    def foreign(self, now: datetime) -> dict[str, Stranger]:
         """Names that were found to be somebody else's."""
         for name, (_, at) in list(self.taken.items()):
             if now - at > FOREIGN_FADES:
                 del self.taken[name]
-        return {name: going for name, (going, _) in self.taken.items()}
+        return {name: who for name, (who, _) in self.taken.items()}
 
 
 class Memories:

@@ -9,7 +9,8 @@ from shoal.api.kube import OwnedMeta, Pod
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controller.memory import Memories
 from shoal.controller.world import Key, World
-from shoal.policy.model import Images, Observation
+from shoal.policy.model import Images, Observation, Stranger
+from shoal.policy.telling import parse_time
 from shoal.telemetry.poller import Poller
 
 
@@ -48,13 +49,13 @@ class Observer:
             if pod.metadata.controller_uid == uid:
                 pods.append(pod)
             else:
-                foreign[pod.metadata.name] = is_going(pod.metadata, job)
+                foreign[pod.metadata.name] = stranger(pod.metadata, job, pod.spec.node_name)
         services = {}
         for service in self._world.services.of("job", key):
             if service.metadata.controller_uid == uid:
                 services[service.metadata.name] = service
             else:
-                foreign[service.metadata.name] = is_going(service.metadata, job)
+                foreign[service.metadata.name] = stranger(service.metadata, job)
         report, age = self._poller.latest(uid)
         signals = self._node_signals()
         return Observation(
@@ -63,7 +64,7 @@ class Observer:
             images=self._images,
             pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
             services=services,
-            existing=frozenset(memory.existing),
+            existing=memory.there(now),
             foreign=foreign,
             nodes=self._world.nodes_by_name if signals else {},
             node_signals=signals,
@@ -73,10 +74,11 @@ class Observer:
         )
 
 
-def is_going(taken: OwnedMeta, job: TrainingJob) -> bool:
-    """Whether an object that has a name of ours will soon be gone: it is terminating, or an earlier run's."""
+def stranger(taken: OwnedMeta, job: TrainingJob, node: str | None = None) -> Stranger:
+    """What is known of an object that has a name of ours: it goes if it is terminating, or an earlier run's."""
     earlier_run = any(
         owner.controller and owner.kind == job.kind and owner.name == job.metadata.name
         for owner in taken.owner_references
     )
-    return taken.deletion_timestamp is not None or earlier_run
+    until = parse_time(taken.deletion_timestamp)
+    return Stranger(going=until is not None or earlier_run, until=until, node=node or "")

@@ -30,6 +30,9 @@ ROUNDS = 4
 NAMESAKE_SECONDS = 3.0
 """How often a name that somebody else has is tried again: no watch tells when it is free."""
 
+UNCHANGED_SECONDS = 1.0
+"""When a pass comes again that had something to make, and could not change anything."""
+
 _REMOVALS = (DeletePod, DeleteService, DeleteJob)
 
 
@@ -74,6 +77,7 @@ class Reconciler:
     async def _reconcile(self, key: Key) -> float | None:
         self._forget_earlier_runs(key)
         failed: ClusterError | None = None
+        changed = False
         for _ in range(ROUNDS):
             if (observed := self._observer.observe(key)) is None:
                 return None
@@ -82,7 +86,7 @@ class Reconciler:
             if failed is not None or not to_make:
                 break
             outcome = await self._applier.apply(seen.job, to_make)
-            failed = outcome.error
+            failed, changed = outcome.error, outcome.changed
         self._listen(key, seen)
         # What is told is what is counted: an earlier round may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
@@ -93,9 +97,12 @@ class Reconciler:
             raise failed
         wishes = [decided.wake_after, reported.wait]
         if to_make:
-            wishes.append(0.0)
-        if self._memories.of(seen.job.metadata.uid).taken:
+            wishes.append(0.0 if changed else UNCHANGED_SECONDS)
+        memory = self._memories.of(seen.job.metadata.uid)
+        if memory.taken:
             wishes.append(NAMESAKE_SECONDS)
+        if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
+            wishes.append(memory.doubt_in(seen.now))  # it may wait for a Secret that somebody deleted
         return min((each for each in wishes if each is not None), default=None)
 
     def _forget_earlier_runs(self, key: Key) -> None:

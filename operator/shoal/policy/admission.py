@@ -1,16 +1,23 @@
-"""Which pods may be created now, seen from what the API server refused before and which names are taken."""
+"""What may be created now, seen from what the API server refused before and which names are taken.
+
+Pods of a role are asked for through its `Gate`. Everything else is asked for by its name: what was refused is not asked
+for again before its time (`too_early`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
 
-from shoal.policy.model import Observation, Refusal, RefusalKind
-from shoal.policy.names import place_of_name
+from shoal.policy.model import Observation, Refusal, RefusalKind, Stranger
+from shoal.policy.names import budget_name, place_of_name, secret_name
 
-QUOTA_RETRY = timedelta(seconds=5)
-FORBIDDEN_RETRY = timedelta(seconds=30)
+RETRY = {RefusalKind.QUOTA: timedelta(seconds=5), RefusalKind.FORBIDDEN: timedelta(seconds=30)}
+"""After how long what was refused is tried again; what is invalid: when the spec has changed."""
 NAMESAKE_RETRY_SECONDS = 1.0
+OVERDUE = timedelta(seconds=5)
+"""What is still there so long after its grace period has nobody who could confirm its end."""
+FOUNDATION_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,32 +38,87 @@ class Gate:
 
 
 def gate(seen: Observation, role: str) -> Gate:
-    """The gate for a role. What was refused as invalid may be tried again when the spec has changed."""
-    mine = [r for r in seen.refusals if (place := place_of_name(r.name)) is None or place.role == role]
+    """The gate for a role."""
+    mine = [r for r in seen.refusals if _concerns(r.name, role, seen)]
     for refusal in mine:
         if refusal.kind is RefusalKind.INVALID and refusal.generation == seen.job.metadata.generation:
             return Gate(stalled=("Invalid", f"the API server refuses {refusal.name}: {refusal.message}"))
-    for kind, after in ((RefusalKind.FORBIDDEN, FORBIDDEN_RETRY), (RefusalKind.QUOTA, QUOTA_RETRY)):
+    for kind in (RefusalKind.FORBIDDEN, RefusalKind.QUOTA):
         latest = max((r for r in mine if r.kind is kind), key=lambda r: r.at, default=None)
         if latest is not None:
-            return _waiting(seen, latest, after)
+            return _waiting(seen, latest)
     return Gate()
 
 
-def _waiting(seen: Observation, refusal: Refusal, after: timedelta) -> Gate:
-    left = (refusal.at + after - seen.now).total_seconds()
+def _concerns(name: str, role: str, seen: Observation) -> bool:
+    """Whether pods of a role have to wait for this object, or are of its kind."""
+    if (place := place_of_name(name)) is not None:
+        return place.role == role
+    if name == secret_name(seen.job):  # those that run have it: a full quota says no also to what is there
+        return not any(pod.status.phase == "Running" for pod in seen.pods)
+    return name != budget_name(seen.job) and name not in seen.services
+
+
+def _waiting(seen: Observation, refusal: Refusal) -> Gate:
+    left = _seconds_left(seen, refusal)
     wait = left if left > 0 else None
+    if wait is None and place_of_name(refusal.name) is None:
+        wait = FOUNDATION_RETRY_SECONDS  # it is tried now, and pods are of no use before it is there
     if refusal.kind is RefusalKind.QUOTA:
         return Gate(quota=refusal.message, wait_seconds=wait)
     words = f"not allowed to create {refusal.name}: {refusal.message}"
     return Gate(stalled=("Forbidden", words) if wait else None, wait_seconds=wait)
 
 
+def _seconds_left(seen: Observation, refusal: Refusal) -> float:
+    return (refusal.at + RETRY[refusal.kind] - seen.now).total_seconds()
+
+
+def too_early(seen: Observation, name: str, wake_after: list[float]) -> bool:
+    """Whether this very object was refused, and is not yet to be asked for again."""
+    refusal = _refusal_of(seen, name)
+    if refusal is None:
+        return False
+    if refusal.kind is RefusalKind.INVALID:
+        return refusal.generation == seen.job.metadata.generation
+    left = _seconds_left(seen, refusal)
+    if left > 0:
+        wake_after.append(left)
+    return left > 0
+
+
+def unprotected(seen: Observation) -> tuple[str, str] | None:
+    """Degraded, reason NoDisruptionBudget: the job runs without it, and less safely."""
+    refusal = _refusal_of(seen, name := budget_name(seen.job))
+    if refusal is None or name in seen.existing:
+        return None
+    words = f"{name} cannot be created, so a drain may evict a parameter server: {refusal.message}"
+    return "NoDisruptionBudget", words
+
+
+def _refusal_of(seen: Observation, name: str) -> Refusal | None:
+    return next((refusal for refusal in seen.refusals if refusal.name == name), None)
+
+
 def taken(seen: Observation, name: str) -> Gate | None:
     """The gate for one name that belongs to somebody else's object; None if it is free."""
-    if name not in seen.foreign:
+    if (who := seen.foreign.get(name)) is None:
         return None
-    if seen.foreign[name]:
-        return Gate(wait_seconds=NAMESAKE_RETRY_SECONDS)
+    if who.going:
+        return Gate(stalled=_overdue(seen, name, who), wait_seconds=NAMESAKE_RETRY_SECONDS)
     words = f"{name} exists and does not belong to this job: delete it, or give the job another name"
     return Gate(stalled=("NameCollision", words))
+
+
+def _overdue(seen: Observation, name: str, who: Stranger) -> tuple[str, str] | None:
+    """Its end is not confirmed, and this job cannot have the name before that."""
+    if who.until is None or seen.now < who.until + OVERDUE:
+        return None
+    words = f"{name} was to be gone by {who.until:%H:%M:%S} UTC and is still being deleted"
+    if not who.node:
+        return "NameCollision", f"{words}: look at its finalizers; the job goes on when it is gone"
+    hint = (
+        f"if that machine is gone, `kubectl delete node {who.node}` (a cloud does that by itself); the job goes on "
+        "when the pod is gone"
+    )
+    return "NameCollision", f"pod {words} on node {who.node}: {hint}"

@@ -74,6 +74,18 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Stranger:
+    """Somebody else's object that has a name which we would use."""
+
+    going: bool = False
+    """It is going away: it has a deletionTimestamp, or it belonged to an earlier TrainingJob of this name."""
+    until: datetime | None = None
+    """Its deletionTimestamp: by then it should be gone."""
+    node: str = ""
+    """The node of a pod."""
+
+
+@dataclass(frozen=True)
 class Observation:
     """Everything about one job at one moment."""
 
@@ -87,10 +99,9 @@ class Observation:
     """Services whose controller uid is the job's, by name."""
     existing: frozenset[str] = frozenset()
     """Names of Secrets and PodDisruptionBudgets of the job known to exist: created, or answered 409, by
-    this process."""
-    foreign: Mapping[str, bool] = field(default_factory=dict)
-    """Names that we would use and that are taken by an object of somebody else -> whether it is going away (it has a
-    deletionTimestamp, or it belonged to an earlier TrainingJob of this name). Pods and Services share the map: their
+    this process, within the last minutes."""
+    foreign: Mapping[str, Stranger] = field(default_factory=dict)
+    """Names that we would use and that are taken by an object of somebody else. Pods and Services share the map: their
     names never meet."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """All nodes by name; empty where nodes cannot be read."""
@@ -228,5 +239,6 @@ __all__ = [
     "RefusalKind",
     "Service",
     "ServiceSpec",
+    "Stranger",
     "UpdateService",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from shoal.policy import manifests, names
-from shoal.policy.admission import taken
+from shoal.policy.admission import taken, too_early
 from shoal.policy.creation import Creator, Decisions
 from shoal.policy.model import CreateService, DeleteService, Observation, UpdateService
 from shoal.policy.slots import Holder, Seats
@@ -56,8 +56,9 @@ def _service(seen: Observation, shard: int, incarnation: int, decisions: Decisio
     service = seen.services.get(name)
     if service is None:
         if (blocked := taken(seen, name)) is None:
-            # Before the pod: workers may already be asking for the name.
-            decisions.actions.append(CreateService(name, manifests.service(seen.job, shard, incarnation)))
+            if not too_early(seen, name, decisions.wake_after):
+                # Before the pod: workers may already be asking for the name.
+                decisions.actions.append(CreateService(name, manifests.service(seen.job, shard, incarnation)))
             return
         decisions.stalled = decisions.stalled or blocked.stalled
         if blocked.wait_seconds is not None:

@@ -28,6 +28,7 @@ from shoal.policy import (
     troubles,
     workers,
 )
+from shoal.policy.admission import too_early, unprotected
 from shoal.policy.conditions import Census, Conditions, of_pods, phase
 from shoal.policy.counters import Counters
 from shoal.policy.creation import Decisions
@@ -91,9 +92,11 @@ def _order(action: object) -> int:
 
 def _foundations(seen: Observation, decisions: Decisions) -> None:
     """The Secret and the disruption budget. Services belong to their shards."""
-    if (secret := names.secret_name(seen.job)) not in seen.existing:
+    wake_after = decisions.wake_after
+    secret, budget = names.secret_name(seen.job), names.budget_name(seen.job)
+    if secret not in seen.existing and not too_early(seen, secret, wake_after):
         decisions.actions.append(CreateSecret(secret))
-    if (budget := names.budget_name(seen.job)) not in seen.existing:
+    if budget not in seen.existing and not too_early(seen, budget, wake_after):
         decisions.actions.append(CreateDisruptionBudget(budget, manifests.disruption_budget(seen.job)))
 
 
@@ -129,7 +132,8 @@ class _Picture:
         of_pods(conditions, census)
         conditions.happened("Disrupted", self._disrupted(), "Recovered")
         stuck = suspension.no_progress(seen, training, self.decisions.wake_after)
-        conditions.happened("Degraded", _pair(trouble) or stuck or self._below_minimum(census), "AllWell")
+        degraded = _pair(trouble) or stuck or self._below_minimum(census) or unprotected(seen)
+        conditions.happened("Degraded", degraded, "AllWell")
         quota = self.decisions.quota
         conditions.happened("QuotaExceeded", ("QuotaExceeded", quota) if quota else None, "QuotaFree")
         no_nodes = "nodes cannot be read: replacements begin at the pods' own signals, which come later"

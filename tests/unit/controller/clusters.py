@@ -92,7 +92,7 @@ class Cluster:
     def _post(self, path: str, body: Json) -> Answer:
         where = f"{path}/{body['metadata']['name']}"
         if where in self.objects:
-            return Answer(409, b'{"message": "already exists"}')
+            return Answer(409, b'{"message": "already exists", "reason": "AlreadyExists"}')
         return _ok(self.add(where, body))
 
     def _put(self, path: str, body: Json) -> Answer:

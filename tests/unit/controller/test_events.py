@@ -34,6 +34,19 @@ async def test_said_again_after_a_restart_it_is_the_same_event() -> None:
     assert len(events(rig)) == 1
 
 
+async def test_what_kubernetes_has_forgotten_is_said_as_new() -> None:
+    rig = Rig()
+    job = rig.apply()
+    for _ in range(2):
+        await rig.recorder.record(job, [LOST])
+    for path in [path for path in rig.cluster.objects if "/events/" in path]:
+        del rig.cluster.objects[path]  # its time to live is over
+    await rig.recorder.record(job, [LOST])
+    assert [said["count"] for said in events(rig)] == [1]
+    await rig.recorder.record(job, [LOST])
+    assert [said["count"] for said in events(rig)] == [2]
+
+
 async def test_losing_one_is_no_error() -> None:
     rig = Rig()
     job = rig.apply()
