@@ -173,7 +173,7 @@ class _Local:
             raise UserError(
                 f"{self._name} does not exist (any more). The training data must not change in a run."
             ) from error
-        except OSError as error:
+        except Exception as error:  # every object store has its own tree
             self._folder.cleanup()
             raise Unreachable(f"{self._name}: {error}") from error
         return str(target)

@@ -2,21 +2,25 @@
 
 It asks the coordinator for work, reads leased ranges ahead into a short queue, and passes tasks through in their order.
 Because it is one lease ahead of the step that runs, a worker never waits for the coordinator between two ranges.
-What the thread meets (a user's error, the end of the job) arrives in the queue too, in its place.
+What the thread meets (a user's error, the end of the job) arrives in the queue too, in its place. Where the data cannot
+be reached it tries again until they can; to end would help nobody.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.files import Files
 from shoal_trainer.data.indexed import Arrays, Indexed
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Work
+
+log = logging.getLogger(__name__)
 
 DEPTH = 4
 """Batches read ahead."""
@@ -105,12 +109,21 @@ class Feed:
             self._put(UserError(f"The data function failed: {where(error)}"))
 
     def _read(self, work: DataWork) -> Iterator[Item]:
-        end = work.start
-        for batch in read(self._data, work, self._batch_size):
-            end = batch.end
-            yield Ready(work, batch)
-        if work.stop is None:
-            yield EndOfFile(work, end)
+        end, away = work.start, False
+        while not self._stop.is_set():
+            try:
+                for batch in read(self._data, replace(work, start=end), self._batch_size):
+                    end, away = batch.end, False
+                    yield Ready(work, batch)
+            except Unreachable as error:
+                if not away:
+                    log.warning("the data cannot be reached (%s): trying again until they can", error)
+                away = True
+                self._stop.wait(RETRY_SECONDS)
+            else:
+                if work.stop is None:
+                    yield EndOfFile(work, end)
+                return
 
     def _put(self, item: Item) -> None:
         while not self._stop.is_set():

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Files, UserError
+from shoal_trainer.errors import Unreachable
 
 
 def parse(record):
@@ -94,3 +95,16 @@ def test_files_of_an_object_store_are_fetched(tmp_path):
     assert seen(files.batches(files.list()[0], 3, None, 4)) == list(range(3, 10))
     with pytest.raises(UserError, match="does not exist"):
         list(files.batches("memory:///bucket/b.tfrecord", 0, None, 4))
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), RuntimeError("EndpointConnectionError")])
+def test_a_store_that_does_not_answer_is_unreachable_whatever_it_raises(monkeypatch, error):
+    store = fsspec.filesystem("memory")
+
+    def away(path, target):
+        raise error
+
+    monkeypatch.setattr(store, "get_file", away)
+    files = Files.tfrecord("memory://bucket/*.tfrecord", parse)
+    with pytest.raises(Unreachable, match=str(error)):
+        list(files.batches("memory:///bucket/a.tfrecord", 0, None, 4))
