@@ -2,6 +2,7 @@
 
 It asks the coordinator for work, reads leased ranges ahead into a short queue, and passes tasks through in their order.
 Because it is one lease ahead of the step that runs, a worker never waits for the coordinator between two ranges.
+A task may take minutes, so nothing is asked for beside one: what others could train would lie here.
 What the thread meets (a user's error, the end of the job) arrives in the queue too, in its place. Where the data cannot
 be reached it tries again until they can; to end would help nobody.
 """
@@ -26,7 +27,7 @@ DEPTH = 4
 """Batches read ahead."""
 RETRY_SECONDS = 0.25
 STOP_SECONDS = 1.0
-"""A full queue is waited for this long before the thread looks whether it is told to stop."""
+"""A full queue, or a task, is waited for this long before the thread looks whether it is told to stop."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Feed:
         self._on_lease = on_lease
         self._queue: queue.Queue[Item] = queue.Queue(DEPTH)
         self._stop = threading.Event()
+        self._task_done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
     def start(self) -> None:
@@ -76,6 +78,10 @@ class Feed:
             return self._queue.get(timeout=timeout)
         except queue.Empty:
             return None
+
+    def go_on(self) -> None:
+        """The worker is through with the task that it got: ask for more."""
+        self._task_done.set()
 
     def stop(self) -> None:
         """Ask for no more work; what is queued is dropped."""
@@ -97,10 +103,14 @@ class Feed:
                         self._put(item)
                         if self._stop.is_set():
                             return
+                elif isinstance(work, TaskWork):
+                    self._task_done.clear()
+                    self._put(work)
+                    while not self._stop.is_set() and not self._task_done.wait(STOP_SECONDS):
+                        pass
                 else:
                     self._put(work)
-                    if isinstance(work, Finished):
-                        return
+                    return
         except TrainerError as error:
             self._put(error)
         except Exception as error:

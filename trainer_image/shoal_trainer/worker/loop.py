@@ -134,6 +134,7 @@ class Loop(Upstream):
         try:
             if isinstance(item, TaskWork):
                 self._do_task(item)
+                self._feed.go_on()
             else:
                 self._file_ended(item)
         except Unreachable as error:

@@ -254,6 +254,7 @@ class Worker:
         self.drain = Drain(self)
         self.leases = Leases()
         self.queue = []
+        self.in_task = False
         self.go = threading.Semaphore(0)
         glue = SimpleNamespace(
             layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
@@ -426,6 +427,9 @@ class Worker:
     def stop(self):
         self.queue.clear()
 
+    def go_on(self):
+        self.in_task = False
+
     def get(self, timeout):
         del timeout
         if not self.queue:
@@ -436,6 +440,8 @@ class Worker:
         return self.queue.pop(0) if self.queue else None
 
     def items(self):
+        if self.in_task:
+            return []
         if not self.joined:
             self.join({}, Wasted())
             self.joined = True
@@ -448,6 +454,7 @@ class Worker:
         if given.kind == "finished":
             return [Finished()]
         if given.kind == "task":
+            self.in_task = True
             return [TaskWork(given.token, given.task, given.epoch)]
         lease = given.lease
         work = DataWork(lease.token, lease.epoch, lease.start, lease.stop, generation=generation)

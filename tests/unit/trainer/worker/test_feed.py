@@ -10,7 +10,7 @@ from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.worker import feed as feeds
 from shoal_trainer.worker.feed import EndOfFile, Feed, Ready
-from shoal_trainer.worker.work import DataWork, Finished
+from shoal_trainer.worker.work import DataWork, Finished, TaskWork
 
 SECONDS = 40
 LENGTH = 50
@@ -65,6 +65,37 @@ def test_reading_goes_on_where_it_ended_when_the_store_is_back(monkeypatch, capl
     assert all(item.work is work for item in items)
     assert items[len(batches) :] == ([] if stop else [EndOfFile(work, LENGTH)])
     assert len(caplog.records) == len(set(positions))  # once an outage
+
+
+def test_nothing_is_asked_for_beside_a_task(monkeypatch):
+    monkeypatch.setattr(feeds, "STOP_SECONDS", 0.001)
+    story = []
+    given = iter([TaskWork((0, 1), "evaluate"), TaskWork((0, 2), "callbacks"), Finished()])
+
+    def ask():
+        story.append("asked")
+        return next(given)
+
+    feed = Feed(Flaky("*", lambda _path: None), 16, ask, [].append)
+    feed.start()
+    for kind in ("evaluate", "callbacks"):
+        assert feed.get(SECONDS).kind == kind
+        assert feed.get(0.05) is None
+        story.append(kind)
+        feed.go_on()
+    assert isinstance(feed.get(SECONDS), Finished)
+    feed._thread.join(SECONDS)
+    assert story == ["asked", "evaluate", "asked", "callbacks", "asked"]
+
+
+def test_a_feed_that_waits_for_a_task_hears_that_it_is_to_stop(monkeypatch):
+    monkeypatch.setattr(feeds, "STOP_SECONDS", 0.001)
+    feed = Feed(Flaky("*", lambda _path: None), 16, lambda: TaskWork((0, 1), "evaluate"), [].append)
+    feed.start()
+    assert isinstance(feed.get(SECONDS), TaskWork)
+    feed.stop()
+    feed._thread.join(SECONDS)
+    assert not feed._thread.is_alive()
 
 
 def test_a_feed_that_is_told_to_stop_does_not_wait_for_the_store():

@@ -282,6 +282,31 @@ def test_a_result_whose_answer_was_lost_is_told_again_and_not_made_again(start):
     assert [kind for kind, *_ in coordinator.results] == ["callbacks", "callbacks"]
 
 
+class TaskFirst(FakeCoordinator):
+    """Its tasks come before its data."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.story = []
+
+    def next_work(self, generation=0):
+        self.story.append("asked")
+        return self.tasks.pop(0) if self.tasks else super().next_work(generation)
+
+    def task_done(self, work, metrics, files, *, stop):
+        super().task_done(work, metrics, files, stop=stop)
+        self.story.append(work.kind)
+        if self.story.count("evaluate") == 1:
+            raise Unreachable("the answer is lost")
+
+
+def test_who_does_a_task_takes_no_lease_meanwhile_that_others_could_train(start):
+    coordinator = TaskFirst(64, tasks=("evaluate",))
+    assert Running(job(), start(coordinator), coordinator).start().join() is End.FINISHED
+    assert coordinator.story[:4] == ["asked", "evaluate", "evaluate", "asked"]
+    assert coordinator.samples == 64
+
+
 class FileCoordinator(FakeCoordinator):
     """Leases whole files of unknown length."""
 
