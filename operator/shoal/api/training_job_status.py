@@ -45,7 +45,7 @@ class Slot(Status):
     state: SlotState
     """Starting, Running, Silent (the coordinator hears nothing), Draining (on its way out) or Ended."""
     cause: str = ""
-    """Why it left. Set once; that is when it was counted."""
+    """Why it left or is leaving: when that is set, it is counted. Empty again if the notice is withdrawn."""
     node: str = ""
     """The node it is or was bound to."""
     node_uid: str = ""

@@ -38,7 +38,8 @@ def _is_due(seen: Observation, holder: Holder, of: tuple[Holder, ...]) -> bool:
         return holder.settled  # written down first, or its absence would look like a loss
     if holder.verdict.fate is Fate.LOST or holder.slot.cause in OURS or holder.place.role == "ps":
         return True
-    return of[-1].running  # it works on until its replacement does
+    # It works on until its replacement does. The newest record need not be that: it may be of one taken back.
+    return any(other.running for other in of if other.place > holder.place)
 
 
 def force(seen: Observation, holder: Holder, pod: Pod, wake_after: list[float]) -> list[Action]:

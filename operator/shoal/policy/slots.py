@@ -3,6 +3,9 @@
 `status.slots` is what the operator remembers. A place and incarnation that is in it and nowhere else was taken while
 nobody looked: it is counted once, reason Gone. The newest record of a place stays for ever, since it says which
 incarnation comes next (a parameter server's is the epoch that fences its predecessors).
+
+A state is left only on evidence: a silent worker speaks when server 0 says so, not when server 0 is away; an exit 0 was
+too early when server 0 says that there is work left; a notice is withdrawn when the node is read and gives none.
 """
 
 from __future__ import annotations
@@ -16,23 +19,23 @@ from shoal.api.kube import Node, Pod
 from shoal.api.training_job_status import Slot
 from shoal.policy.counters import Counters
 from shoal.policy.disruption import pool_of
+from shoal.policy.heard import Heard, heard
 from shoal.policy.in_place import restarted_in_place
 from shoal.policy.model import Observation
 from shoal.policy.names import TEMPLATE, Place, RoleName, place_of, pod_name, template_digest
 from shoal.policy.telling import is_running, parse_time, whole
 from shoal.policy.verdict import ENDED, Fate, Verdict, judge
-from shoal_trainer.contract import Phase, WorkerState
+from shoal_trainer.contract import Phase
 
 UNWANTED = "Unwanted"  # scaled down or suspended
 TAKEN_BACK = "TakenBack"  # a replacement whose predecessor spoke again
-SILENT = "Silent"  # its replacement runs
+SILENT = "Silent"  # its replacement runs, or server 0 has given it up
 OUTDATED = "Outdated"  # it never ran, and the template is another one by now
 OURS = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED})
 """Causes that are Shoal's own decision: Shoal deletes the pod."""
 
-FRESH_REPORT_SECONDS = 15.0
 DONE_PATIENCE = timedelta(seconds=30)
-"""Between a worker's exit 0 and the end of the job."""
+"""Between a worker's exit 0 and the end of the job: before that, nothing is made of it."""
 STEADY = timedelta(minutes=10)
 """A pod that ran for so long forgives its place's earlier attempts."""
 KILLS_FORGIVEN = 3
@@ -92,12 +95,19 @@ def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], 
     """Bring the records of one role up to date. What is newly lost is counted in `counters`."""
     pods = {place: pod for pod in seen.pods if (place := place_of(pod)) is not None and place.role == role}
     records = {Place(s.role, s.index, s.incarnation): s for s in seen.job.status.slots if s.role == role}
-    silent = _silent(seen) if role == "worker" else frozenset()
+    told = heard(seen)
+    running: dict[int, int] = {}
+    for place, pod in pods.items():
+        if is_running(pod) and not pod.metadata.deletion_timestamp:
+            running[place.index] = max(place.incarnation, running.get(place.index, -1))
     before: dict[int, Holder] = {}
     holders = []
     for place in sorted(pods.keys() | records.keys()):
         older = before.get(place.index)
-        accountant = _Accountant(seen, counters, wanted=wanted(place), older=older, silent=silent)
+        replaced = running.get(place.index, -1) > place.incarnation
+        accountant = _Accountant(
+            seen, counters, wanted=wanted(place), older=older, replaced=replaced, told=told
+        )
         before[place.index] = accountant.holder(place, records.get(place), pods.get(place))
         holders.append(before[place.index])
     return {index: _settle_rivals(of, seen, counters) for index, of in seats(holders).items()}
@@ -113,7 +123,10 @@ def records(*roles: Seats) -> tuple[Slot, ...]:
 
 
 class _Accountant:
-    """Brings one record up to date. `older`: the incarnation before it, if there is one."""
+    """Brings one record up to date.
+
+    `older`: the incarnation before it, if there is one. `replaced`: a later one runs.
+    """
 
     def __init__(
         self,
@@ -122,10 +135,11 @@ class _Accountant:
         *,
         wanted: bool,
         older: Holder | None,
-        silent: frozenset[Place],
+        replaced: bool,
+        told: Heard,
     ) -> None:
         self._seen, self._counters, self._wanted, self._older = seen, counters, wanted, older
-        self._silent = silent
+        self._replaced, self._told = replaced, told
         self._now = whole(seen.now)
 
     def holder(self, place: Place, record: Slot | None, pod: Pod | None) -> Holder:
@@ -152,6 +166,13 @@ class _Accountant:
         change: dict[str, object] = {}
         if pod is not None and slot.running_at is None and is_running(pod):
             change["running_at"] = self._now
+        if verdict.fate is Fate.FINE and slot.cause not in OURS:
+            if _place(slot) in self._told.fenced:
+                verdict = Verdict(Fate.LEAVING, SILENT)
+                if slot.cause:
+                    change["cause"] = SILENT  # counted before; now it is not waited for
+            elif slot.cause and self._is_withdrawn(slot, pod):
+                slot = slot.model_copy(update={"cause": "", "ended_at": None})
         if verdict.fate is Fate.FINE:
             change["state"] = self._state_when_fine(slot, pod)
             if not slot.cause and (cause := self._to_go(slot, pod)):
@@ -165,6 +186,15 @@ class _Accountant:
                     verdict = Verdict(verdict.fate, SILENT)  # deleted by us, or nobody knows better
                 return self._count(slot.model_copy(update=change), verdict, pod)
         return slot.model_copy(update=change), verdict
+
+    def _is_withdrawn(self, slot: Slot, pod: Pod | None) -> bool:
+        """Nothing is wrong any more with a worker that was counted as leaving, and its place is still its own.
+
+        A server's epoch may have a successor by then: it goes all the same.
+        """
+        if slot.role == "ps" or self._replaced or pod is None:
+            return False
+        return not pod.spec.node_name or pod.spec.node_name in self._seen.nodes  # else nobody can say
 
     def _to_go(self, slot: Slot, pod: Pod | None) -> str:
         """Why a pod with which nothing is wrong is deleted; empty: it stays."""
@@ -180,7 +210,9 @@ class _Accountant:
             return "Draining"
         if pod is None or not is_running(pod):
             return "Starting"
-        return "Silent" if _place(slot) in self._silent else "Running"
+        place = _place(slot)
+        unheard = slot.state == "Silent" and place not in self._told.active
+        return "Silent" if unheard or place in self._told.silent else "Running"
 
     def _count(self, slot: Slot, verdict: Verdict, pod: Pod | None) -> tuple[Slot, Verdict]:
         """It left or is leaving, and nothing was written down about it so far."""
@@ -203,33 +235,33 @@ class _Accountant:
         return slot.model_copy(update={"cause": verdict.reason, "attempts": attempts}), verdict
 
     def _may_be_done(self, slot: Slot) -> bool:
-        report = self._seen.report
-        finishing = (
-            report is not None
-            and self._seen.report_age <= FRESH_REPORT_SECONDS
-            and report.phase in {Phase.FINISHING, Phase.SUCCEEDED}
-        )
-        return finishing or slot.ended_at is None or self._now - slot.ended_at < DONE_PATIENCE
+        """An exit 0 was too early if server 0 says, well after it, that there is work left."""
+        if slot.ended_at is None or self._now - slot.ended_at < DONE_PATIENCE:
+            return True
+        if _place(slot).seat == ("ps", 0):
+            return False  # its last word would have ended the job
+        return self._told.phase in {None, Phase.FINISHING, Phase.SUCCEEDED}
 
 
 def _settle_rivals(of: tuple[Holder, ...], seen: Observation, counters: Counters) -> tuple[Holder, ...]:
-    """Two incarnations hold one place: a silent worker and its replacement. One of them goes.
+    """Several incarnations hold one place: a worker that was silent, or had a notice, and its replacements.
 
-    The replacement goes if the silent one speaks before the replacement runs; else the silent one.
+    The newest stays if it runs, else the oldest that is not silent. Replacements after it are taken back; those before
+    it go when it runs.
     """
     holding = [h for h in of if h.staying]
     if len(holding) < 2:
         return of
-    *older, newest = holding
+    newest = holding[-1]
+    stays = newest if newest.running else next((h for h in holding if h.slot.state != "Silent"), newest)
     gone: dict[Place, Slot] = {}
-    if newest.running:
-        for old in older:
-            verdict = Verdict(Fate.LEAVING, SILENT)
-            assert old.pod is not None
-            counters.lost(old.slot, old.pod.metadata.name, verdict)
-            gone[old.place] = _leaving(old.slot, SILENT, seen)
-    elif older[-1].slot.state != "Silent":
-        gone[newest.place] = _leaving(newest.slot, TAKEN_BACK, seen)
+    for each in holding:
+        if each.place > stays.place:
+            gone[each.place] = _leaving(each.slot, TAKEN_BACK, seen)
+        elif each.place < stays.place and stays.running:
+            assert each.pod is not None
+            counters.lost(each.slot, each.pod.metadata.name, Verdict(Fate.LEAVING, SILENT))
+            gone[each.place] = _leaving(each.slot, SILENT, seen)
     return tuple(
         Holder(h.place, gone[h.place], h.pod, h.verdict, settled=False) if h.place in gone else h for h in of
     )
@@ -237,14 +269,6 @@ def _settle_rivals(of: tuple[Holder, ...], seen: Observation, counters: Counters
 
 def _leaving(slot: Slot, cause: str, seen: Observation) -> Slot:
     return slot.model_copy(update={"cause": cause, "state": "Draining", "ended_at": whole(seen.now)})
-
-
-def _silent(seen: Observation) -> frozenset[Place]:
-    """The workers that PS 0 does not hear, or has given up for that, as far as what it says is new."""
-    if seen.report is None or seen.report_age > FRESH_REPORT_SECONDS:
-        return frozenset()
-    said = (w for w in seen.report.workers if w.state in {WorkerState.SILENT, WorkerState.FENCED})
-    return frozenset(Place("worker", w.slot, w.incarnation) for w in said)
 
 
 def _vanished(slot: Slot) -> Verdict:

@@ -138,9 +138,19 @@ def node(name: str = "spot-0", **how: Any) -> Node:
     return Node.model_validate(node_manifest(name, **how))
 
 
-def report(silent: list[tuple[int, int]] | None = None, **fields: Any) -> StatusReport:
-    """What PS 0 tells; `silent`: (slot, incarnation) of workers that it does not hear."""
-    workers = tuple(WorkerReport(slot=s, incarnation=i, state=WorkerState.SILENT) for s, i in (silent or []))
+def report(
+    silent: list[tuple[int, int]] | None = None,
+    active: list[tuple[int, int]] | None = None,
+    fenced: list[tuple[int, int]] | None = None,
+    **fields: Any,
+) -> StatusReport:
+    """What PS 0 tells; `silent`: (slot, incarnation) of workers that it does not hear; and so on."""
+    states = {WorkerState.SILENT: silent, WorkerState.ACTIVE: active, WorkerState.FENCED: fenced}
+    workers = tuple(
+        WorkerReport(slot=s, incarnation=i, state=state)
+        for state, those in states.items()
+        for s, i in (those or [])
+    )
     return StatusReport(**{"job_uid": UID, "phase": Phase.TRAINING, "workers": workers, **fields})
 
 

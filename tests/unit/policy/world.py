@@ -29,7 +29,10 @@ from shoal.policy.model import (
 )
 from shoal.policy.names import place_of
 from shoal.policy.plan import plan
+from shoal_trainer.contract import StatusReport
 from tests.unit.policy import build
+
+REMOVALS = (DeletePod, DeleteService)
 
 
 @dataclass
@@ -66,11 +69,17 @@ class World:
         self.nodes |= {f"safe-{i}": build.node_manifest(f"safe-{i}", spot=False) for i in range(2)}
         self.dead_nodes: set[str] = set()
         self.silent: set[str] = set()
+        self.fenced: set[str] = set()
+        """Hung, and given up by PS 0."""
+        self.report: StatusReport | None = None
+        """What PS 0 says instead of the truth."""
+        self.report_age = 0.0
         self.quota: int | None = None
         self.taken: set[str] = set()
         """Pods that the platform or a fault took, by name: each may be counted once."""
         self.ever_lost: set[str] = set()
         self.created: list[str] = []
+        self.deleted: list[str] = []
         self.unrecorded: set[str] = set()
         """Made, and the operator crashed before it could write that down."""
         self.last_plan: Plan | None = None
@@ -82,7 +91,11 @@ class World:
         return TrainingJob.model_validate({**self.manifest, "status": self.status})
 
     def observation(self) -> Observation:
-        silent = [(p.index, p.incarnation) for p in (place_of(self.pod(n)) for n in self.silent) if p]
+        running = {n for n, p in self.pods.items() if p["status"]["phase"] == "Running" and "-worker-" in n}
+        told = self.report or build.report(
+            self._places(self.silent), self._places(running - self.silent - self.fenced),
+            self._places(self.fenced & self.pods.keys()),
+        )  # fmt: skip
         return Observation(
             job=self.job,
             now=self.now,
@@ -91,22 +104,27 @@ class World:
             services={n: Service.model_validate(s) for n, s in self.services.items()},
             existing=frozenset(self.existing),
             nodes={n: Node.model_validate(o) for n, o in self.nodes.items()},
-            report=build.report(silent),
+            report=told,
+            report_age=self.report_age,
             refusals=tuple(self.refusals.values()),
         )
+
+    def _places(self, names: set[str]) -> list[tuple[int, int]]:
+        return [(p.index, p.incarnation) for p in (place_of(self.pod(n)) for n in sorted(names)) if p]
 
     def pod(self, name: str) -> Pod:
         return Pod.model_validate(self.pods[name])
 
     def reconcile(self, crash_after: int | None = None) -> Plan:
-        """One pass as the controller makes it: act, look again, write the status.
+        """One pass as the controller makes it: create, look again, write the status, delete.
 
         With `crash_after` the operator dies after so many actions and writes no status. Returns the first plan.
         """
         first = made = plan(self.observation())
         number = 0
         for _ in range(4):
-            for action in made.actions:
+            to_make = [a for a in made.actions if not isinstance(a, REMOVALS)]
+            for action in to_make:
                 if number == crash_after:
                     break
                 self._apply(action)
@@ -114,12 +132,15 @@ class World:
             if crash_after is not None:
                 self.existing, self.refusals = set(), {}
                 return first
-            if not made.actions:
+            if not to_make:
                 break
             made = plan(self.observation())
         self.last_plan = made
         self.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.unrecorded -= self.pods.keys()
+        for action in made.actions:
+            if isinstance(action, REMOVALS):
+                self._apply(action)
         return first
 
     def settle(self, most: int = 60) -> Plan:
@@ -149,6 +170,7 @@ class World:
                 self._create(action)
             case DeletePod(name, uid, grace):
                 assert self.pods[name]["metadata"]["uid"] == uid
+                self.deleted.append(name)
                 self.delete(name, grace)
 
     def _create(self, action: CreatePod) -> None:
@@ -212,7 +234,8 @@ class World:
         prefix = "spot" if role == "worker" else "safe"
         for name in sorted(self.nodes):
             free = role == "ps" or name not in used
-            if name.startswith(prefix) and free and name not in self.dead_nodes and not self.leaving(name):
+            good = name not in self.dead_nodes and not self.leaving(name)
+            if name.startswith(prefix) and free and good and not self.nodes[name]["spec"]["taints"]:
                 return name
         return None
 
@@ -250,6 +273,11 @@ class World:
             ready = {"type": "Ready", "status": "False", "message": "node is shutting down"}
             self.nodes[node]["status"]["conditions"] = [ready]
             self.taken |= {n for n in self._on(node) if self._lives(n)}
+
+    def taint(self, node: str, *, on: bool = True) -> None:
+        """The node's kubelet is late with its heartbeat, for less time than pods tolerate; or it is back."""
+        taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}
+        self.nodes[node]["spec"]["taints"] = [taint] if on else []
 
     def kill_node(self, node: str) -> None:
         """The machine is gone; Kubernetes sees that its status is unknown."""
@@ -308,5 +336,6 @@ class World:
         for node in list(self.nodes):
             if node in self.dead_nodes or self.leaving(node):
                 self.remake_node(node)
+            self.taint(node, on=False)
         self.quota, self.silent = None, set()
         self.manifest["spec"]["suspend"] = False
