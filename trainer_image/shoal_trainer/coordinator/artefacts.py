@@ -40,13 +40,17 @@ class ModelManifest(Message):
 
 
 class Artefacts:
-    """Files of tasks in the folder of one run. Safe from any thread."""
+    """Files of tasks in the folder of one run. Safe from any thread.
+
+    Tasks are given out one at a time, under tokens that grow: what came is remembered for the newest one only.
+    """
 
     def __init__(self, storage: Storage, job_uid: str) -> None:
         self._storage = storage
         self._job_uid = job_uid
         self._lock = threading.Lock()
-        self._files: dict[tuple[int, int], dict[str, ModelFile]] = {}
+        self._token = (-1, -1)
+        self._files: dict[str, ModelFile] = {}
 
     def receive(self, token: tuple[int, int], kind: str, name: str, chunks: Iterator[bytes]) -> None:
         """Write one file of a task: below `model/` for the export, below `logs/` else."""
@@ -61,22 +65,21 @@ class Artefacts:
         digest = Digest(_views(chunks))
         self._storage.write(target, digest)
         with self._lock:
-            self._files.setdefault(token, {})[name] = ModelFile(
-                name=name, size=digest.size, sha256=digest.hex
-            )
+            if token > self._token:
+                self._token, self._files = token, {}
+            if token == self._token:
+                self._files[name] = ModelFile(name=name, size=digest.size, sha256=digest.hex)
 
     def check(self, token: tuple[int, int], names: tuple[str, ...]) -> None:
         """All files that a task says it made must be here."""
-        with self._lock:
-            here = self._files.get(token, {})
+        here = {file.name for file in self._of(token)}
         missing = [name for name in names if name not in here]
         if missing:
             raise ProtocolError(f"{missing[0]} was not uploaded")
 
     def publish_model(self, token: tuple[int, int], outcome: TerminationMessage) -> TerminationMessage:
         """Make the model visible; the message with its digest. `Fenced` if another export got there first."""
-        with self._lock:
-            files = tuple(sorted(self._files.get(token, {}).values(), key=lambda file: file.name))
+        files = tuple(sorted(self._of(token), key=lambda file: file.name))
         digest = hashlib.sha256(
             "\n".join(f"{f.sha256} {f.size} {f.name}" for f in files).encode()
         ).hexdigest()
@@ -100,6 +103,10 @@ class Artefacts:
         except ValueError as error:
             raise Fenced(f"{MANIFEST} cannot be read: {str(error).splitlines()[0]}") from None
         return found.outcome if found.job_uid == self._job_uid else None
+
+    def _of(self, token: tuple[int, int]) -> list[ModelFile]:
+        with self._lock:
+            return list(self._files.values()) if token == self._token else []
 
 
 def _views(chunks: Iterator[bytes]) -> Iterator[bytes | memoryview]:

@@ -43,6 +43,8 @@ class ControlPlane:
             callbacks=job.callbacks is not None,
         )
         self.message = ""
+        self._stored: dict[str, tuple[int, int]] = {}
+        """Size and time (ns) of each file of a task, as the coordinator took it last."""
         self._joined = threading.Event()
         self._stop = threading.Event()
         self._error: TrainerError | None = None
@@ -85,10 +87,19 @@ class ControlPlane:
     def task_done(
         self, work: TaskWork, metrics: Mapping[str, float], files: Mapping[str, Path], *, stop: bool
     ) -> None:
-        """Stream the files, then give back the task."""
+        """Stream what of the files is not in the storage as it is now, then give back the task.
+
+        A model goes whole: its manifest is made of what came with the task's own token.
+        """
+        sent = []
         for name, path in files.items():
-            self._client.upload(work.token, name, path)
-        self._client.task_done(work.token, metrics, tuple(files), stop=stop)
+            found = path.stat()  # before it is read: what is written meanwhile goes with the next task
+            state = found.st_size, found.st_mtime_ns
+            if work.kind == "export" or self._stored.get(name) != state:
+                self._client.upload(work.token, name, path)
+                sent.append(name)
+                self._stored[name] = state
+        self._client.task_done(work.token, metrics, tuple(sent), stop=stop)
 
     def leave(self) -> None:
         """Say goodbye."""

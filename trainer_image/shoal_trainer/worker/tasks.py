@@ -31,7 +31,10 @@ PATHS = ("filepath", "filename", "log_dir")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task made: metrics, whether training should stop, and files by their name under the run's folder."""
+    """What a task made: metrics, whether training should stop, and files by their name under the run's folder.
+
+    Of callbacks: every file that is there, also those of earlier passes; the worker sends what is new.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
     stop: bool = False

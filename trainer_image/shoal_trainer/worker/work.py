@@ -80,7 +80,7 @@ class Coordinator(Protocol):
     def task_done(
         self, work: TaskWork, metrics: Mapping[str, float], files: Mapping[str, Path], *, stop: bool
     ) -> None:
-        """Give back what a task made; files are streamed."""
+        """Give back what a task made; files that are not there as they are now are streamed."""
 
     def leave(self) -> None:
         """Say goodbye: what is left of the leases is given back, up to the last push that was applied."""

@@ -114,14 +114,38 @@ def test_an_upload_that_is_cut_off_leaves_nothing_and_counts_for_nothing(artefac
     artefacts.check(TOKEN, ("model.keras",))
 
 
-def test_files_of_another_token_are_no_files_of_this_task(artefacts):
-    artefacts.receive(OTHER, "export", "model.keras", iter([b"x"]))
+def names_in_manifest(storage):
+    return [file["name"] for file in json.loads(storage.read(MANIFEST))["files"]]
+
+
+def test_files_of_another_token_are_no_files_of_this_task(artefacts, storage):
+    artefacts.receive(TOKEN, "export", "model.keras", iter([b"x"]))
     with pytest.raises(ProtocolError, match="was not uploaded"):
-        artefacts.check(TOKEN, ("model.keras",))
-    artefacts.receive(TOKEN, "export", "new.keras", iter([b"y"]))
-    artefacts.publish_model(TOKEN, SAID)
-    names = [file["name"] for file in json.loads(artefacts._storage.read(MANIFEST))["files"]]
-    assert names == ["new.keras"]
+        artefacts.check(OTHER, ("model.keras",))
+    artefacts.receive(OTHER, "export", "new.keras", iter([b"y"]))
+    artefacts.publish_model(OTHER, SAID)
+    assert names_in_manifest(storage) == ["new.keras"]
+
+
+def test_a_late_file_of_one_who_was_given_up_changes_nothing_for_its_successor(artefacts, storage):
+    def slow():
+        yield b"begun before, "
+        artefacts.receive(OTHER, "export", "model.keras", iter([b"the successor's"]))
+        yield b"ended after"
+
+    artefacts.receive(TOKEN, "export", "other.keras", slow())
+    artefacts.check(OTHER, ("model.keras",))
+    artefacts.publish_model(OTHER, SAID)
+    assert names_in_manifest(storage) == ["model.keras"]
+
+
+def test_what_is_remembered_does_not_grow_with_the_tasks(artefacts, storage):
+    for n in range(9):
+        artefacts.receive((0, n), "callbacks", f"logs/{n}.h5", iter([b"x"]))
+        artefacts.check((0, n), (f"logs/{n}.h5",))
+        artefacts.check((0, n), (f"logs/{n}.h5",))  # the answer to the first was lost
+    assert list(artefacts._files) == ["logs/8.h5"]
+    assert files_in(storage) == [f"logs/{n}.h5" for n in range(9)]
 
 
 def test_a_full_disk_refuses_the_file_and_takes_the_next(artefacts, storage, monkeypatch):

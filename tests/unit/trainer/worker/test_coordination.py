@@ -1,0 +1,134 @@
+"""What a worker sends of a task's files: each as it is, once."""
+
+import pytest
+
+from shoal_trainer.contract import JobIdentity, Outcome, Role, RuntimeConfig, Shard, TerminationMessage
+from shoal_trainer.coordinator.artefacts import Artefacts, ModelManifest
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.security import create_secret_dir
+from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.worker.coordination import ControlPlane
+from shoal_trainer.worker.work import TaskWork
+from tests.unit.trainer.worker.models import job
+
+
+class Client:
+    """As `CoordinatorClient`, over no network; the calls named in `lost` get no answer, though they arrive."""
+
+    def __init__(self, artefacts):
+        self.artefacts = artefacts
+        self.kind = "callbacks"
+        self.uploads = []
+        self.calls = 0
+        self.lost = set()
+
+    def upload(self, token, name, path):
+        self.artefacts.receive(token, self.kind, name, iter([path.read_bytes()]))
+        self.uploads.append(name)
+        self._answer()
+
+    def task_done(self, token, metrics, files, *, stop):
+        del metrics, stop
+        self.artefacts.check(token, files)
+        self._answer()
+
+    def _answer(self):
+        self.calls += 1
+        if self.calls in self.lost:
+            raise Unreachable("the answer is lost")
+
+
+class Bench:
+    def __init__(self, tmp_path):
+        self.storage = LocalStorage(tmp_path / "run")
+        self.artefacts = Artefacts(self.storage, "uid")
+        self.folder = tmp_path / "callbacks"
+        self.folder.mkdir()
+        self.credentials = create_secret_dir(tmp_path / "secret")
+
+    def worker(self, slot=0):
+        config = RuntimeConfig(
+            job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=slot, incarnation=0,
+            parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", batch_size=16,
+            storage_uri="file:///nowhere",
+        )  # fmt: skip
+        plane = ControlPlane(config, self.credentials, job())
+        plane.close()
+        plane._client = Client(self.artefacts)
+        return plane
+
+    def write(self, name, text):
+        (self.folder / name).write_text(text)
+
+    def files(self):
+        return {f"logs/{path.name}": path for path in sorted(self.folder.iterdir())}
+
+    def stored(self):
+        return {name: self.storage.read(f"logs/{name}").decode() for name in self.storage.names("logs")}
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def give_back(plane, work, files):
+    """As a worker does it: until it is answered."""
+    while True:
+        try:
+            return plane.task_done(work, {}, files, stop=False)
+        except Unreachable:
+            continue
+
+
+def test_each_pass_sends_what_is_new_or_changed(bench):
+    plane, said = bench.worker(), {}
+    for n in range(5):
+        said |= {f"{n}.h5": f"weights {n}", "log.csv": "row\n" * (n + 1)}
+        bench.write(f"{n}.h5", said[f"{n}.h5"])
+        bench.write("log.csv", said["log.csv"])
+        plane._client.uploads.clear()
+        plane.task_done(TaskWork((0, n), "callbacks", n), {}, bench.files(), stop=False)
+        assert plane._client.uploads == [f"logs/{n}.h5", "logs/log.csv"]
+        assert bench.stored() == said
+
+
+@pytest.mark.parametrize(
+    ("lost", "uploads"), [({1}, "aabc"), ({2}, "abbc"), ({4}, "abc"), ({1, 2, 4}, "aaabbc")]
+)
+def test_what_got_no_answer_is_sent_again_and_nothing_else(bench, lost, uploads):
+    plane = bench.worker()
+    plane._client.lost = lost
+    for name in ("a", "b", "c"):
+        bench.write(name, name)
+    give_back(plane, TaskWork((0, 1), "callbacks"), bench.files())
+    assert bench.stored() == {"a": "a", "b": "b", "c": "c"}
+    assert plane._client.uploads == [f"logs/{name}" for name in uploads]
+
+
+def test_another_worker_that_does_it_after_the_first_one_was_lost_sends_all_that_it_has(bench):
+    first, second = bench.worker(), bench.worker(1)
+    for name in ("a", "b", "c"):
+        bench.write(name, "of the first")
+    first._client.lost = {2}
+    with pytest.raises(Unreachable):
+        first.task_done(TaskWork((0, 1), "callbacks"), {}, bench.files(), stop=False)
+    for name in ("b", "c", "d"):
+        bench.write(name, "of the second")
+    files = {name: path for name, path in bench.files().items() if name != "logs/a"}
+    second.task_done(TaskWork((0, 2), "callbacks"), {}, files, stop=False)
+    assert bench.stored() == {"a": "of the first"} | dict.fromkeys("bcd", "of the second")
+
+
+def test_a_model_goes_whole_with_each_token(bench):
+    plane = bench.worker()
+    plane._client.kind = "export"
+    plane._client.lost = {2}
+    bench.write("model.keras", "a model")
+    files = {path.name: path for path in bench.folder.iterdir()}
+    with pytest.raises(Unreachable):
+        plane.task_done(TaskWork((0, 1), "export"), {}, files, stop=False)
+    plane.task_done(TaskWork((0, 2), "export"), {}, files, stop=False)
+    bench.artefacts.publish_model((0, 2), TerminationMessage(outcome=Outcome.SUCCEEDED))
+    manifest = ModelManifest.model_validate_json(bench.storage.read("model/manifest.json"))
+    assert [file.name for file in manifest.files] == ["model.keras"]
