@@ -43,16 +43,22 @@ async def condition_ends(job: Job, kind: str) -> None:
     await eventually(over)
 
 
+async def limit(kube: Kube, namespace: str, resource: str, number: int) -> str:
+    """A ResourceQuota named `few`, in force; returns its path."""
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    await kube.create(quotas, {"metadata": {"name": "few"}, "spec": {"hard": {resource: str(number)}}})
+
+    async def in_force() -> bool:
+        return "hard" in (await kube.get(f"{quotas}/few")).get("status", {})
+
+    await eventually(in_force)
+    return f"{quotas}/few"
+
+
 async def test_a_quota_is_a_wait(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
-    quota = f"/api/v1/namespaces/{namespace}/resourcequotas"
-    await kube.create(quota, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}})
-
-    async def in_force() -> bool:
-        return "hard" in (await kube.get(f"{quota}/few")).get("status", {})
-
-    await eventually(in_force)
+    quota = await limit(kube, namespace, "pods", 2)
     job = Job(kube, namespace)
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
@@ -60,10 +66,41 @@ async def test_a_quota_is_a_wait(
         assert "exceeded quota: few" in said["message"]
         assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
         assert len(await job.pods()) == 2
-        await kube.patch(f"{quota}/few", {"spec": {"hard": {"pods": "5"}}})
+        await kube.patch(quota, {"spec": {"hard": {"pods": "5"}}})
         await job.runs()
         await condition_ends(job, "QuotaExceeded")
         assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+@pytest.mark.parametrize("resource", ["services", "secrets"])
+async def test_pods_wait_for_what_they_need(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, resource: str
+) -> None:
+    quota = await limit(kube, namespace, resource, 0)
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        said = await condition_holds(job, "QuotaExceeded")
+        assert f"requested: {resource}=1" in said["message"]
+        assert not await job.pods()
+        await kube.patch(quota, {"spec": {"hard": {resource: "5"}}})
+        await job.runs()
+        await condition_ends(job, "QuotaExceeded")
+
+
+async def test_without_a_disruption_budget_it_runs_and_says_so(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    budgets = "count/poddisruptionbudgets.policy"
+    quota = await limit(kube, namespace, budgets, 0)
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        said = await condition_holds(job, "Degraded", "NoDisruptionBudget")
+        assert "exceeded quota: few" in said["message"]
+        await kube.patch(quota, {"spec": {"hard": {budgets: "5"}}})
+        await condition_ends(job, "Degraded")
 
 
 async def test_a_name_that_somebody_else_has(
