@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from shoal.policy.slots import Holder
+from shoal.policy.holders import Holder
 from shoal.policy.verdict import Fate
 
 _FIRST = {Fate.REJECTED: 10.0, Fate.FAILED: 1.0, Fate.KILLED: 0.5, Fate.IGNORED: 1.0, Fate.DONE: 1.0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from shoal.api.kube import Pod
+from shoal.policy.holders import OURS, OUTDATED, Holder, Seats
 from shoal.policy.model import Action, DeletePod, Observation
-from shoal.policy.slots import OURS, OUTDATED, Holder, Seats
 from shoal.policy.telling import parse_time
 from shoal.policy.verdict import ENDED, Fate
 

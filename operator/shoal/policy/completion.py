@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from shoal.policy.counters import Counters
+from shoal.policy.holders import Seats
 from shoal.policy.model import Observation
-from shoal.policy.slots import Seats
 from shoal.policy.suspension import suspended_seconds
 from shoal.policy.telling import short
 from shoal.policy.verdict import terminated, termination_message

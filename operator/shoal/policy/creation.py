@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from shoal.policy.admission import Gate, gate, taken
 from shoal.policy.backoff import not_before
+from shoal.policy.holders import Holder
 from shoal.policy.manifests import pod
 from shoal.policy.model import Action, CreatePod, Observation
 from shoal.policy.names import Place, RoleName, pod_name
-from shoal.policy.slots import Holder
 
 
 @dataclass

@@ -10,9 +10,9 @@ from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.policy import cleanup, telemetry
 from shoal.policy.completion import End
 from shoal.policy.conditions import Conditions
+from shoal.policy.holders import Holder
 from shoal.policy.model import Action, DeleteJob, DeletePod, Event, Observation, Plan
 from shoal.policy.names import Place, place_of
-from shoal.policy.slots import Holder
 from shoal.policy.telling import whole
 from shoal.policy.verdict import judge
 

@@ -12,8 +12,8 @@ from datetime import timedelta
 from shoal.policy import manifests, names
 from shoal.policy.admission import taken, too_early
 from shoal.policy.creation import Creator, Decisions
+from shoal.policy.holders import Holder, Seats
 from shoal.policy.model import CreateService, DeleteService, Observation, UpdateService
-from shoal.policy.slots import Holder, Seats
 from shoal.policy.telling import parse_time
 
 OVERSTAY = timedelta(seconds=5)

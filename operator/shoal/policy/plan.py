@@ -33,6 +33,7 @@ from shoal.policy.conditions import Census, Conditions, of_pods, phase
 from shoal.policy.counters import Counters
 from shoal.policy.creation import Decisions
 from shoal.policy.disruption import is_spot
+from shoal.policy.holders import Holder, Seats
 from shoal.policy.model import (
     CreateDisruptionBudget,
     CreatePod,
@@ -43,7 +44,6 @@ from shoal.policy.model import (
     Plan,
     UpdateService,
 )
-from shoal.policy.slots import Holder, Seats
 from shoal.policy.telling import whole
 from shoal.policy.verdict import Fate
 

@@ -10,9 +10,7 @@ too early when server 0 says that there is work left; a notice is withdrawn when
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 
 from shoal.api.kube import Node, Pod
@@ -20,19 +18,14 @@ from shoal.api.training_job_status import Slot
 from shoal.policy.counters import Counters
 from shoal.policy.disruption import pool_of
 from shoal.policy.heard import Heard, heard
+from shoal.policy.holders import OURS, OUTDATED, SILENT, TAKEN_BACK, UNWANTED, Holder, Seats, seats
 from shoal.policy.in_place import restarted_in_place
 from shoal.policy.model import Observation
 from shoal.policy.names import TEMPLATE, Place, RoleName, place_of, pod_name, template_digest
+from shoal.policy.rivals import settle
 from shoal.policy.telling import is_running, parse_time, whole
 from shoal.policy.verdict import ENDED, Fate, Verdict, judge
 from shoal_trainer.contract import Phase
-
-UNWANTED = "Unwanted"  # scaled down or suspended
-TAKEN_BACK = "TakenBack"  # a replacement whose predecessor spoke again
-SILENT = "Silent"  # its replacement runs, or server 0 has given it up
-OUTDATED = "Outdated"  # it never ran, and the template is another one by now
-OURS = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED})
-"""Causes that are Shoal's own decision: Shoal deletes the pod."""
 
 DONE_PATIENCE = timedelta(seconds=30)
 """Between a worker's exit 0 and the end of the job: before that, nothing is made of it."""
@@ -40,55 +33,6 @@ STEADY = timedelta(minutes=10)
 """A pod that ran for so long forgives its place's earlier attempts."""
 KILLS_FORGIVEN = 3
 """How many times in a row a pod of one place may be killed soon after its start before it is called a failure."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """One incarnation of a place: its record, the pod if there is one, and what has become of it."""
-
-    place: Place
-    slot: Slot
-    pod: Pod | None
-    verdict: Verdict
-    settled: bool
-    """Its cause had been written down before this plan: the pod itself is needed no more."""
-
-    @property
-    def alive(self) -> bool:
-        """A process of it may still run and use resources."""
-        return self.pod is not None and self.verdict.fate in {Fate.FINE, Fate.LEAVING}
-
-    @property
-    def staying(self) -> bool:
-        """It holds its place."""
-        return self.pod is not None and self.verdict.fate is Fate.FINE and not self.slot.cause
-
-    @property
-    def running(self) -> bool:
-        """It holds its place and its process runs."""
-        return self.staying and self.slot.state in {"Running", "Silent"}
-
-    @property
-    def awaiting_the_end(self) -> bool:
-        """A worker that was told that the work is done."""
-        return self.verdict.fate is Fate.DONE and not self.slot.cause
-
-    @property
-    def node(self) -> str:
-        """Where it is bound."""
-        return self.slot.node
-
-
-Seats = dict[int, tuple[Holder, ...]]
-"""Index of a slot or shard -> its incarnations, oldest first."""
-
-
-def seats(holders: Iterable[Holder]) -> Seats:
-    """Holders of one role by index."""
-    found: dict[int, list[Holder]] = defaultdict(list)
-    for holder in holders:
-        found[holder.place.index].append(holder)
-    return {index: tuple(sorted(of, key=lambda h: h.place)) for index, of in sorted(found.items())}
 
 
 def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], counters: Counters) -> Seats:
@@ -110,7 +54,7 @@ def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], 
         )
         before[place.index] = accountant.holder(place, records.get(place), pods.get(place))
         holders.append(before[place.index])
-    return {index: _settle_rivals(of, seen, counters) for index, of in seats(holders).items()}
+    return {index: settle(of, seen, counters) for index, of in seats(holders).items()}
 
 
 def records(*roles: Seats) -> tuple[Slot, ...]:
@@ -243,34 +187,6 @@ class _Accountant:
         return self._told.phase in {None, Phase.FINISHING, Phase.SUCCEEDED}
 
 
-def _settle_rivals(of: tuple[Holder, ...], seen: Observation, counters: Counters) -> tuple[Holder, ...]:
-    """Several incarnations hold one place: a worker that was silent, or had a notice, and its replacements.
-
-    The newest stays if it runs, else the oldest that is not silent. Replacements after it are taken back; those before
-    it go when it runs.
-    """
-    holding = [h for h in of if h.staying]
-    if len(holding) < 2:
-        return of
-    newest = holding[-1]
-    stays = newest if newest.running else next((h for h in holding if h.slot.state != "Silent"), newest)
-    gone: dict[Place, Slot] = {}
-    for each in holding:
-        if each.place > stays.place:
-            gone[each.place] = _leaving(each.slot, TAKEN_BACK, seen)
-        elif each.place < stays.place and stays.running:
-            assert each.pod is not None
-            counters.lost(each.slot, each.pod.metadata.name, Verdict(Fate.LEAVING, SILENT))
-            gone[each.place] = _leaving(each.slot, SILENT, seen)
-    return tuple(
-        Holder(h.place, gone[h.place], h.pod, h.verdict, settled=False) if h.place in gone else h for h in of
-    )
-
-
-def _leaving(slot: Slot, cause: str, seen: Observation) -> Slot:
-    return slot.model_copy(update={"cause": cause, "state": "Draining", "ended_at": whole(seen.now)})
-
-
 def _vanished(slot: Slot) -> Verdict:
     """There is a record and no pod."""
     if slot.cause:
@@ -304,6 +220,3 @@ def _attempts_after(slot: Slot, verdict: Verdict) -> int:
 
 def _place(slot: Slot) -> Place:
     return Place(slot.role, slot.index, slot.incarnation)
-
-
-__all__ = ["OURS", "Holder", "Seats", "account", "records", "seats"]

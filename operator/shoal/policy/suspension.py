@@ -12,9 +12,9 @@ from datetime import timedelta
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus, TrainingProgress
 from shoal.policy.conditions import Conditions
+from shoal.policy.holders import Seats
 from shoal.policy.model import Event, Observation
 from shoal.policy.names import Place, place_of
-from shoal.policy.slots import Seats
 from shoal.policy.telling import seconds_between
 
 

@@ -11,9 +11,9 @@ from shoal.api.training_job_status import (
     TrainingJobStatus,
     TrainingProgress,
 )
+from shoal.policy.holders import Seats
 from shoal.policy.model import Observation
 from shoal.policy.names import place_of_name
-from shoal.policy.slots import Seats
 from shoal.policy.telling import parse_time, seconds_between, whole
 from shoal_trainer.contract import DataReport, StatusReport, TerminationMessage
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import ceil
 
 from shoal.policy.creation import Creator, Decisions
+from shoal.policy.holders import Holder, Seats
 from shoal.policy.model import Observation
-from shoal.policy.slots import Holder, Seats
 
 LEAST_WAITING = 16
 WAITING_SHARE = 0.25
