@@ -6,6 +6,7 @@ TrainerError
 ├── ProtocolError   a peer sent what the protocol does not allow; the connection is closed
 │   └── Unauthorized  a peer could not prove that it belongs to this job
 ├── Fenced          a newer incarnation holds this place: stop, touch nothing
+├── Overtaken       a piece of work is somebody else's by now: leave it
 ├── Unreachable     a peer or the storage does not answer now; callers retry
 └── SnapshotError   a snapshot is absent, incomplete or corrupt
 ```
@@ -30,6 +31,10 @@ class Unauthorized(ProtocolError):
 
 class Fenced(TrainerError):
     """A newer incarnation holds this place."""
+
+
+class Overtaken(TrainerError):
+    """A piece of work is somebody else's by now."""
 
 
 class Unreachable(TrainerError):

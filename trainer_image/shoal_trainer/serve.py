@@ -56,7 +56,8 @@ from shoal_trainer.coordinator.protocol import (
 from shoal_trainer.coordinator.reconciler import Reconciler, tell
 from shoal_trainer.coordinator.rollback import RollBack
 from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
-from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.coordinator.tasks import Task
+from shoal_trainer.errors import Fenced, Overtaken, Unreachable, UserError
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.security import Credentials
@@ -83,6 +84,7 @@ class ParameterServer:
         self.config = config
         self._stop = threading.Event()
         self._fenced: Fenced | None = None
+        self._restored = False
         self._credentials = Credentials.load(config.secret_dir)
         self._storage = open_storage(config.storage_uri, config.job.prefix)
         self._store = SnapshotStore(self._storage)
@@ -152,7 +154,7 @@ class ParameterServer:
             self._snapshotter.start()
         if self._reconciler:
             self._reconciler.start()
-            if self.config.incarnation:
+            if self.config.incarnation or self._restored:
                 self._reconciler.due()
         if self._rollback:
             self._rollback.start()
@@ -171,7 +173,7 @@ class ParameterServer:
 
     def _serve(self) -> int:
         ended_at: float | None = None
-        told = self.config.index == 0 or self.config.incarnation == 0
+        told = self.config.index == 0 or not (self.config.incarnation or self._restored)
         while not self._stop.wait(TICK_SECONDS):
             if self._fenced is not None:
                 log.error("fenced: %s", self._fenced)
@@ -217,6 +219,7 @@ class ParameterServer:
             if manifest.epoch > self.config.incarnation and index == 0:
                 raise Fenced(f"the storage holds a snapshot of epoch {manifest.epoch}")
             self.shard.restore(copy)
+            self._restored = True
             if self.coordinator is not None:
                 self.coordinator.load(manifest.ledger)
             log.info(
@@ -342,10 +345,18 @@ class ParameterServer:
         self, slot: int, incarnation: int, token: tuple[int, int], name: str, chunks: Iterator[bytes]
     ) -> None:
         assert self.coordinator is not None
-        task = self.coordinator.held_task(slot, incarnation, token)
-        if task is None:
-            raise ProtocolError("this worker does not hold this task")
-        self._artefacts.receive(token, task.kind, name, chunks)
+        coordinator = self.coordinator
+
+        def held() -> Task:
+            if (task := coordinator.held_task(slot, incarnation, token)) is None:
+                raise Overtaken("this worker does not hold this task")
+            return task
+
+        def all_of_it() -> Iterator[bytes]:
+            yield from chunks
+            held()  # else it would replace a file of the one who holds it now
+
+        self._artefacts.receive(token, held().kind, name, all_of_it())
 
     def _write_part(self, request: SnapshotShard) -> ShardFile:
         return write_part(self.shard, self._store, request)

@@ -4,7 +4,7 @@ import pytest
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
-from shoal_trainer.errors import ProtocolError, Unreachable
+from shoal_trainer.errors import Overtaken, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
@@ -60,5 +60,21 @@ def test_the_job_ends_though_the_storage_was_away_when_the_model_was_to_be_publi
     assert message.model_digest
     server._task_done(done)  # its answer was lost
     assert server.coordinator.finished == message
-    with pytest.raises(ProtocolError, match="does not hold"):
+    with pytest.raises(Overtaken, match="does not hold"):
         server._upload(0, 0, token, "model.keras", iter([b"another"]))
+
+
+def test_an_upload_of_one_that_was_given_up_meanwhile_replaces_nothing(server):
+    token = server.coordinator.next_work(0, 0).token
+
+    def slow():
+        yield b"half of "
+        server.coordinator.leave(0, 0)
+        server.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
+        theirs = server.coordinator.next_work(1, 0).token
+        server._upload(1, 0, theirs, "model.keras", iter([b"the model"]))
+        yield b"another one"
+
+    with pytest.raises(Overtaken):
+        server._upload(0, 0, token, "model.keras", slow())
+    assert server._artefacts._storage.read("model/model.keras") == b"the model"

@@ -44,6 +44,7 @@ from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import ShardFile
+from shoal_trainer.wire.channel import notice_death
 from shoal_trainer.wire.messages import Progress
 
 M = TypeVar("M", bound=Message)
@@ -51,6 +52,14 @@ SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
 MAX_ANSWER = 64 << 20
 _ERRORS: Mapping[int, type[Exception]] = {int(code): kind for kind, code in CODES.items()}
+
+
+class _Connection(http.client.HTTPSConnection):
+    """An upload or a snapshot may take minutes: its time-out is no way to see that the peer's machine is gone."""
+
+    def connect(self) -> None:
+        super().connect()
+        notice_death(self.sock)
 
 
 class ControlClient:
@@ -93,7 +102,7 @@ class ControlClient:
         connection = self._connection
         fresh = connection is None
         if connection is None:
-            connection = self._connection = http.client.HTTPSConnection(
+            connection = self._connection = _Connection(
                 self._address.host, self._address.control_port, timeout=timeout, context=self._context
             )
         try:

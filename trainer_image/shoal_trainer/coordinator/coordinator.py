@@ -74,11 +74,14 @@ class Coordinator:
         """Why training ends before its passes do."""
         self.pace = Pace()
         self.shard = shard
+        self._term = shard.boot
+        """What begins the tokens of this process: not the epoch, which stays where its container is started again."""
         self._lock = shard.lock
         self._clock, self._wall = clock, wall
         self._saved: dict[str, Any] | None = None
-        # A later incarnation gathers even without a snapshot: the workers' copies may hold what was trained.
-        self._gather_until: float | None = math.inf if shard.epoch > 0 else None
+        self._restarted = shard.epoch > 0
+        # One that follows another gathers even without a snapshot: the workers' copies may hold what was trained.
+        self._gather_until: float | None = math.inf if self._restarted else None
         self._ready = False
         self._expected: set[int] | None = None
         self._task_counter = 0
@@ -150,7 +153,8 @@ class Coordinator:
         """A task's result; None (and nothing changes) where the task is somebody else's by now."""
         with self._lock:
             self._hear(request.slot, request.incarnation)
-            if (task := self.tasks.done(request.token, request.metrics)) is None:
+            metrics = {n: v for n, v in request.metrics.items() if v is not None and math.isfinite(v)}
+            if (task := self.tasks.done(request.token, metrics)) is None:
                 return None
             if task.kind == "callbacks" and request.stop:
                 self._stop("a callback asked for the end of training")
@@ -264,9 +268,11 @@ class Coordinator:
 
     @property
     def behind(self) -> bool:
-        """Whether a copy was adopted, and no worker has said yet what the data are: this is no moment to save."""
-        restarted = self.ledger is None and self.shard.epoch > 0
-        return restarted and bool(self.shard.journal.since(-1).entries)
+        """Whether no worker has said yet, after a loss, what the data are: this is no moment to save.
+
+        Of copies that the shards have adopted meanwhile the ledger would not know what they cover.
+        """
+        return self.ledger is None and self._restarted
 
     def dump(self) -> dict[str, Any]:
         """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock, with the copy."""
@@ -282,8 +288,13 @@ class Coordinator:
         }
 
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
-        """Begin from a manifest's `ledger`, before any worker is here, and gather the survivors."""
+        """Begin from a manifest's `ledger`, before any worker is here, and gather the survivors.
+
+        `other_run`: there are none; what its workers held is free, and why it ended is no reason to end this one.
+        """
         with self._lock:
+            if not other_run:
+                self._restarted, self._gather_until = True, math.inf
             if not saved:
                 return
             if "partial" in saved:  # there are several shards
@@ -291,9 +302,12 @@ class Coordinator:
             self._saved = saved
             self._agree(DataSpec.model_validate(saved["data"]))
             assert self.ledger is not None
+            if other_run:
+                self.ledger.release(lambda _: True)
+                self.stopping = ""
+                return
             self._expected = {slot for slot, _ in self.shard.applied}
             self._expected |= {lease.slot for lease in self.ledger.leases.values()}
-            self._gather_until = math.inf
 
     def rewind(self, saved: dict[str, Any]) -> None:
         """Go back to a ledger while workers are here. Call it inside the shard's lock, with the parameters.
@@ -377,7 +391,7 @@ class Coordinator:
 
     def _next_for(self, slot: int, incarnation: int) -> Given:
         self._task_counter += 1
-        token = (self.shard.epoch, self._task_counter)
+        token = (self._term, self._task_counter)
         if (task := self.tasks.grant(slot, incarnation, token)) is not None:
             history = tuple(self.tasks.history[: task.epoch + 1])
             return Given(kind="task", task=task.kind, token=token, epoch=task.epoch, history=history)
@@ -406,20 +420,20 @@ class Coordinator:
             if left <= 0:
                 return None
             limit = left * self.batch_size
-        lease = ledger.grant(slot, incarnation, self.shard.epoch, limit)
+        lease = ledger.grant(slot, incarnation, self._term, limit)
         assert self.data is not None
         return None if lease is None else self.data.told(lease)
 
     def _reclaim(self, request: Join) -> tuple[Renamed, ...]:
         """A survivor of the loss of parameter server 0 tells what it held: from its last answered push on."""
-        ledger, epoch, renamed = self.ledger, self.shard.epoch, []
+        ledger, renamed = self.ledger, []
         assert ledger is not None
         for held in request.held:
-            if held.token_epoch == epoch:
+            if held.term == self._term:
                 lease = ledger.leases.get(held.token)
             else:
                 segment = Segment(held.epoch, held.number, held.start, held.stop)
-                lease = ledger.reclaim(request.slot, request.incarnation, epoch, segment)
+                lease = ledger.reclaim(request.slot, request.incarnation, self._term, segment)
             if lease is not None:
                 renamed.append(Renamed(old=held.token, new=lease.token))
         return tuple(renamed)
@@ -428,8 +442,7 @@ class Coordinator:
         """Everybody who survived has spoken: what nobody claimed is free."""
         self._gather_until = None
         if self.ledger is not None:
-            epoch = self.shard.epoch
-            self.ledger.release(lambda lease: lease.token[0] != epoch)
+            self.ledger.release(lambda lease: lease.token[0] != self._term)
 
     def _replay(self) -> None:
         """Bring the ledger to the moment of the parameters, once both are there."""

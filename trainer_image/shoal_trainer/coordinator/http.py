@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from shoal_trainer.contract import STATUS_PATH, Message
 from shoal_trainer.coordinator.protocol import MAX_BODY, MAX_FILE, PURPOSE, REQUESTS
-from shoal_trainer.errors import Fenced, ProtocolError, Unauthorized, Unreachable, UserError
+from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.server import RefusalLog
 from shoal_trainer.security import Credentials
 
@@ -41,6 +41,7 @@ CHUNK = 1 << 20
 CODES: Mapping[type[Exception], HTTPStatus] = {
     Unauthorized: HTTPStatus.UNAUTHORIZED,
     Fenced: HTTPStatus.CONFLICT,
+    Overtaken: HTTPStatus.GONE,
     UserError: HTTPStatus.UNPROCESSABLE_ENTITY,
     ProtocolError: HTTPStatus.BAD_REQUEST,
     Unreachable: HTTPStatus.SERVICE_UNAVAILABLE,

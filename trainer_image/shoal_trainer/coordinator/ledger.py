@@ -86,7 +86,7 @@ class Ledger:
 
     # --- leases ---------------------------------------------------------------------------------------------------
 
-    def grant(self, slot: int, incarnation: int, token_epoch: int, limit: int | None = None) -> Lease | None:
+    def grant(self, slot: int, incarnation: int, term: int, limit: int | None = None) -> Lease | None:
         """The next free segment, at most `limit` samples of it; None where nothing is free."""
         found = self._next_free()
         if found is None:
@@ -96,7 +96,7 @@ class Ledger:
             cut = segment.start + max(1, limit)
             of.free.appendleft(replace(segment, start=cut))
             segment = replace(segment, stop=cut)
-        return self._lease(slot, incarnation, token_epoch, segment)
+        return self._lease(slot, incarnation, term, segment)
 
     def apply(self, segment: Segment) -> list[Segment]:
         """A push over these positions is in the parameters; returns those of them that were there before."""
@@ -147,10 +147,10 @@ class Ledger:
             del self.leases[lease.token]
             self.passes[lease.segment.epoch].free.extendleft(reversed(self.rest(lease)))
 
-    def reclaim(self, slot: int, incarnation: int, token_epoch: int, segment: Segment) -> Lease | None:
+    def reclaim(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease | None:
         """A lease of what a worker holds of old and will push itself; None where that is done, or somebody else's.
 
-        Leases of another `token_epoch` are nobody's by now. Asking again gives the same lease.
+        Leases of another `term` are nobody's by now. Asking again gives the same lease.
         """
         if not self._ours(segment):
             return None
@@ -161,9 +161,7 @@ class Ledger:
         if of is None or not gaps:
             return None
         segment = replace(segment, start=gaps[0][0])
-        self.release(
-            lambda lease: lease.token[0] != token_epoch and _overlap(lease.segment, segment) is not None
-        )
+        self.release(lambda lease: lease.token[0] != term and _overlap(lease.segment, segment) is not None)
         for lease in self.leases.values():
             if (common := _overlap(lease.segment, segment)) is None:
                 continue
@@ -172,7 +170,7 @@ class Ledger:
                 return lease if mine else None
             segment = replace(segment, stop=common.start)
         self._take(of, segment)
-        return self._lease(slot, incarnation, token_epoch, segment)
+        return self._lease(slot, incarnation, term, segment)
 
     # --- telling --------------------------------------------------------------------------------------------------
 
@@ -261,8 +259,8 @@ class Ledger:
             for epoch, done, free in saved["passes"]
         }
         self.leases = {}
-        for token_epoch, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
-            token = (token_epoch, counter)
+        for term, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
+            token = (term, counter)
             self.leases[token] = Lease(token, slot, incarnation, Segment(epoch, file, start, stop))
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
@@ -304,9 +302,9 @@ class Ledger:
         random.Random(f"{self.seed}/{epoch}").shuffle(segments)
         self.passes[epoch] = Pass(deque(segments))
 
-    def _lease(self, slot: int, incarnation: int, token_epoch: int, segment: Segment) -> Lease:
+    def _lease(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease:
         self._counter += 1
-        token = (token_epoch, self._counter)
+        token = (term, self._counter)
         self.leases[token] = Lease(token, slot, incarnation, segment)
         return self.leases[token]
 

@@ -36,7 +36,7 @@ class DataSpec(Message):
         """A lease of these data as a worker is told of it."""
         segment = lease.segment
         return Lease(
-            token_epoch=lease.token[0],
+            term=lease.token[0],
             counter=lease.token[1],
             epoch=segment.epoch,
             start=segment.start,
@@ -49,11 +49,11 @@ class DataSpec(Message):
 class Lease(Message):
     """A leased range: positions [start, stop) of pass `epoch`, or of `file` (`stop` None: to its end).
 
-    `number`: the file's, in the order of the job's files. (`token_epoch`, `counter`) is the fencing token: the epoch
-    of parameter server 0, and a number.
+    `number`: the file's, in the order of the job's files. (`term`, `counter`) is the fencing token: of which
+    process of parameter server 0, and a number.
     """
 
-    token_epoch: int
+    term: int
     counter: int
     epoch: int
     start: int
@@ -64,7 +64,7 @@ class Lease(Message):
     @property
     def token(self) -> tuple[int, int]:
         """The fencing token."""
-        return self.token_epoch, self.counter
+        return self.term, self.counter
 
 
 class Caller(Message):
@@ -141,10 +141,10 @@ class FileEnded(Caller):
 
 
 class TaskDone(Caller):
-    """A task is done; its files were uploaded before."""
+    """A task is done; its files were uploaded before. A metric that is not finite is None."""
 
     token: tuple[int, int]
-    metrics: dict[str, float] = Field(default_factory=dict, max_length=1024)
+    metrics: dict[str, float | None] = Field(default_factory=dict, max_length=1024)
     files: tuple[str, ...] = Field(default=(), max_length=65536)
     stop: bool = False
 

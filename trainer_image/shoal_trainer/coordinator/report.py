@@ -5,14 +5,18 @@ Call these inside the coordinator's lock: they read, and change nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shoal_trainer.contract import DataReport, Outcome, Phase, Ranges, StatusReport, TerminationMessage
+from shoal_trainer.coordinator.members import Member
 
 if TYPE_CHECKING:
     from shoal_trainer.coordinator.coordinator import Coordinator
 
-MAX_WORKERS = 256
+MAX_WORKERS = 1024
+"""As many slots as a job may have, at least."""
 
 
 def status(of: Coordinator, now: float) -> StatusReport:
@@ -24,7 +28,6 @@ def status(of: Coordinator, now: float) -> StatusReport:
     if rate and share is not None and samples and 0 < share < 1:
         remaining = samples * (1 / share - 1) / rate
     computed = counters.steps + counters.wasted_steps
-    newest = sorted(of.members.known.values(), key=lambda m: (m.slot, -m.incarnation))
     return StatusReport(
         job_uid=of.job.uid,
         phase=phase(of),
@@ -49,9 +52,19 @@ def status(of: Coordinator, now: float) -> StatusReport:
             partial=counters.partial,
             lost=counters.lost,
         ),
-        workers=tuple(member.report(now) for member in newest[:MAX_WORKERS]),
+        workers=tuple(member.report(now) for member in newest_first(of.members.known.values())[:MAX_WORKERS]),
         message=of.stopping,
     )
+
+
+def newest_first(members: Iterable[Member]) -> list[Member]:
+    """The newest incarnation of every slot, then the one before it of every slot, and so on."""
+    turn: Counter[int] = Counter()
+    ranked = []
+    for member in sorted(members, key=lambda m: -m.incarnation):
+        turn[member.slot] += 1
+        ranked.append((turn[member.slot], member.slot, member))
+    return [member for *_, member in sorted(ranked, key=lambda r: r[:2])]
 
 
 def succeeded(of: Coordinator, now: float, model_uri: str, model_digest: str) -> TerminationMessage:

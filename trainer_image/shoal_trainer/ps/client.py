@@ -26,7 +26,7 @@ from shoal_trainer.ps.layout import Bounds, bounds
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
-from shoal_trainer.wire.header import Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.header import IDLE, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import (
     AnswerMeta,
     Copy,
@@ -256,10 +256,10 @@ class PSClient:
         self._check(flat)
         self._call(Op.INITIALIZE, Op.OK, flat, None, codec=Codec.FP32)
 
-    def pull(self, out: NDArray[Any]) -> Pulled:
-        """Fill `out` with the parameters."""
+    def pull(self, out: NDArray[Any], *, idle: bool = False) -> Pulled:
+        """Fill `out` with the parameters. `idle`: no gradient on them is to be waited for (bounded staleness)."""
         self._check(out)
-        return self._call(Op.PULL, Op.PARAMETERS, None, out)
+        return self._call(Op.PULL, Op.PARAMETERS, None, out, flags=IDLE if idle else 0)
 
     def push_pull(self, gradient: NDArray[Any], out: NDArray[Any], push: Push) -> Pulled:
         """Apply the mean gradient of `push.samples` samples, and fill `out` with the parameters after it."""
@@ -312,6 +312,7 @@ class PSClient:
         *,
         scale: float = 1.0,
         codec: Codec | None = None,
+        flags: int = 0,
     ) -> Pulled:
         begin = self._clock()
         coding = codec or self.codec
@@ -321,7 +322,7 @@ class PSClient:
             for shard, (low, high) in zip(self._shards, self._bounds, strict=True):
                 base = 0 if push is None else push.base_versions[shard.index]
                 request = Header(op, coding if payload is not None or out is not None else Codec.NONE)
-                request = replace(request, seq=0 if push is None else push.seq, version=base)
+                request = replace(request, seq=0 if push is None else push.seq, version=base, flags=flags)
                 shard.send(request, meta, None if payload is None else payload[low:high])
             sent = self._clock()
             answers = [

@@ -29,7 +29,7 @@ from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.handshake import Peer, Verdict
-from shoal_trainer.wire.header import Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.header import IDLE, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import Hello, decode_answer, decode_json, decode_push, encode_answer
 
 log = logging.getLogger(__name__)
@@ -315,7 +315,7 @@ class DataServer:
                     self._send(channel, Op.WELCOME, welcome.to_json().encode())
                     return
                 case Op.PULL:
-                    reply = shard.pull(peer.slot, io, boot=request.boot)
+                    reply = shard.pull(peer.slot, io, boot=request.boot, idle=bool(request.flags & IDLE))
                 case Op.PUSH_PULL:
                     arguments = (
                         peer.slot,

@@ -156,12 +156,15 @@ class ShardStore(Attendance):
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
-    def pull(self, slot: int, io: Buffer, *, boot: int | None = None) -> Answer:
-        """Fill `io` with the parameters."""
+    def pull(self, slot: int, io: Buffer, *, boot: int | None = None, idle: bool = False) -> Answer:
+        """Fill `io` with the parameters. `idle`: the worker computes no gradient, and nobody is to wait for one."""
         with self.lock:
             self._check_ready(io, boot)
             kernels.encode(self._parameters, io)
-            return self._answer(slot, -1)
+            answer = self._answer(slot, -1)
+            if idle:
+                self._permits.forget(slot)
+            return answer
 
     def push(
         self,

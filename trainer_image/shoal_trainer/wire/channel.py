@@ -25,6 +25,17 @@ MIN_RATE = 1 << 20
 """Bytes a second below which a peer that has begun a message is given up, after its allowance of seconds."""
 
 
+def notice_death(sock: socket.socket) -> None:
+    """Have the kernel end the connection when the peer's machine has been silent for `DEAD_SECONDS`."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probe = max(1, int(DEAD_SECONDS / 4))
+    options = {"TCP_KEEPIDLE": probe, "TCP_KEEPINTVL": probe, "TCP_KEEPCNT": 3}
+    for option, value in {**options, "TCP_USER_TIMEOUT": int(DEAD_SECONDS * 1000)}.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
 class Channel:
     """A connected socket, plain or TLS. Not for two threads at once, except `close`."""
 
@@ -35,13 +46,7 @@ class Channel:
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._clock = clock
         self._flags = 0 if self._tls else socket.MSG_WAITALL
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        probe = max(1, int(DEAD_SECONDS / 4))
-        options = {"TCP_KEEPIDLE": probe, "TCP_KEEPINTVL": probe, "TCP_KEEPCNT": 3}
-        for option, value in {**options, "TCP_USER_TIMEOUT": int(DEAD_SECONDS * 1000)}.items():
-            if hasattr(socket, option):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        notice_death(sock)
         self.set_timeout(timeout)
 
     def set_timeout(self, seconds: float) -> None:

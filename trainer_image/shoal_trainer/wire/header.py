@@ -21,6 +21,9 @@ VERSION = 1
 _LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQ4x")
 SIZE = _LAYOUT.size
 
+IDLE = 1
+"""Flag of a PULL: no gradient will be computed on these parameters that others should wait for."""
+
 MAX_META = 64 << 10
 MAX_META_HELLO = 4 << 20
 

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.contract import RuntimeConfig
-from shoal_trainer.errors import ProtocolError, Unreachable, UserError
+from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
+from shoal_trainer.worker.carry_out import carry_out
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
@@ -29,8 +30,6 @@ from shoal_trainer.worker.tasks import Tasks
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
 log = logging.getLogger(__name__)
-
-RETRY_SECONDS = 0.25
 
 
 @dataclass
@@ -91,23 +90,7 @@ def compose(
     tasks = Tasks(job, glue, config.batch_size)
 
     def do_task(work: TaskWork) -> None:
-        """Do it once and give it back, after an outage again; what is somebody else's by now is refused."""
-        waiting, done = False, None
-        while not drain.is_set():
-            try:
-                if done is None:
-                    done = tasks.do(work, pull())
-                coordinator.task_done(work, done.metrics, done.files, stop=done.stop)
-            except Unreachable as error:
-                if not waiting:
-                    log.warning("%s: %s; trying again until it answers", work.kind, error)
-                waiting = True
-                drain.wait(RETRY_SECONDS)
-            except ProtocolError as error:
-                log.warning("%s is no longer ours: %s", work.kind, error)
-                return
-            else:
-                return
+        carry_out(work, lambda: tasks.do(work, pull()), coordinator, drain)
 
     def pull() -> npt.NDArray[np.float32]:
         """The parameters in fp32, whatever the wire of the training is."""
@@ -116,7 +99,7 @@ def compose(
         try:
             if not client.hello(spec).alike:
                 raise Unreachable("not every parameter server has gone back to the snapshot yet")
-            client.pull(flat)
+            client.pull(flat, idle=True)
         finally:
             client.close()
         return flat

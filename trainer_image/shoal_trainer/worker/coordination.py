@@ -134,7 +134,7 @@ class ControlPlane:
 
 def _lease(work: DataWork, token: Token) -> Lease:
     return Lease(
-        token_epoch=token[0],
+        term=token[0],
         counter=token[1],
         epoch=work.epoch,
         start=work.start,

@@ -5,6 +5,7 @@ At most one request is under way. `Unreachable` is an answer like any other here
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import numpy.typing as npt
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.wire.messages import Copy, ModelSpec, Pulled, Push, Welcome
+
+log = logging.getLogger(__name__)
 
 RECONNECT_SECONDS = 0.25
 
@@ -41,9 +44,9 @@ class Exchange:
         """Push the difference of an outage's local steps."""
         return self._pool.submit(self._client.push_delta, delta, out, push, scale=scale, merge=merge)
 
-    def pull(self, out: npt.NDArray[Any]) -> Future[Pulled]:
-        """Fill `out` with the parameters."""
-        return self._pool.submit(self._client.pull, out)
+    def pull(self, out: npt.NDArray[Any], *, idle: bool = False) -> Future[Pulled]:
+        """Fill `out` with the parameters. `idle`: there is nothing to compute on them at the moment."""
+        return self._pool.submit(self._client.pull, out, idle=idle)
 
     def initialize(self, flat: npt.NDArray[Any]) -> Future[None]:
         """Give the servers their first values, unless another worker was first."""
@@ -60,12 +63,15 @@ class Exchange:
         self._client.close()
 
     def _connect(self, copy: Callable[[], Copy | None]) -> Welcome:
+        said = ""
         while not self._stop.is_set():
             try:
                 welcome = self._client.hello(self._model, copy())
                 if welcome.alike and not any(shard.recovering for shard in welcome.shards):
                     return welcome
-            except Unreachable:
-                pass
+            except Unreachable as error:
+                if str(error) != said:
+                    log.warning("waiting for the parameter servers: %s", error)
+                said = str(error)
             self._stop.wait(RECONNECT_SECONDS * self._random.uniform(0.8, 1.2))
         raise Unreachable("the worker is ending")

@@ -236,7 +236,7 @@ class Loop(Upstream):
     def _refresh(self) -> None:
         """Take the present parameters; nothing is under way."""
         try:
-            pulled = self._exchange.pull(self._buffers.spare).result()
+            pulled = self._exchange.pull(self._buffers.spare, idle=True).result()
         except Unreachable as error:
             self._begin_outage(error, None)
         else:

@@ -1,10 +1,13 @@
 """The coordinator beside a real shard, in virtual time."""
 
+import math
+
 import pytest
 
 from shoal_trainer.contract import JobIdentity, Phase, StopAfter, WorkerState
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.members import Member
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
 from shoal_trainer.errors import Fenced, UserError
 from shoal_trainer.ps.buffers import aligned
@@ -17,9 +20,9 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(
 class Bench:
     """A job of 8 samples in batches of 2, whose workers are called by hand."""
 
-    def __init__(self, *, stop=None, validation=False, callbacks=False):
+    def __init__(self, *, stop=None, validation=False, callbacks=False, boot=1):
         self.now = 0.0
-        self.shard = ShardStore(0, 1, 0, boot=1, clock=lambda: self.now)
+        self.shard = ShardStore(0, 1, 0, boot=boot, clock=lambda: self.now)
         job = JobIdentity(namespace="n", name="j", uid="u")
         self.coordinator = Coordinator(
             job,
@@ -309,3 +312,69 @@ def test_who_has_said_goodbye_is_given_nothing():
     assert bench.ask(0).kind == "idle"
     bench.join(0)
     assert bench.ask(0).kind == "data"
+
+
+# --- another process, another run ---------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_is_started_again_in_place_gives_no_token_twice():
+    """A container that ended is started again under the same epoch; a worker that survived has its leases still."""
+    old, new = Bench(), Bench(boot=2)
+    old.join(0)
+    saved = old.coordinator.dump()
+    held = [old.ask(0).lease for _ in range(2)]
+    new.coordinator.load(saved)
+    answer = new.join(0, held=tuple(held))
+    assert [one.old for one in answer.renamed] == [lease.token for lease in held]
+    new.now += 60.0
+    others = []
+    while (given := new.ask(0)).kind == "data":
+        others.append(given.lease)
+    tokens = [one.new for one in answer.renamed] + [lease.token for lease in others]
+    assert len(set(tokens) | {lease.token for lease in held}) == len(tokens) + len(held)
+    assert sorted(lease.start for lease in [*held, *others]) == [0, 2, 4, 6]
+
+
+def test_what_nobody_claims_after_a_restart_in_place_is_free_again():
+    old, new = Bench(), Bench(boot=2)
+    old.join(0)
+    old.ask(0)
+    new.coordinator.load(old.coordinator.dump())
+    new.join(1)
+    new.now += 60.0
+    new.coordinator.tick()
+    assert new.train(1).task == "export"
+
+
+def test_another_run_begins_without_what_the_first_ones_workers_held_or_why_it_ended():
+    first, second = Bench(stop=StopAfter(steps=1)), Bench(boot=2, stop=StopAfter(epochs=2))
+    for slot in (0, 1):
+        first.join(slot)
+    lease = first.ask(0).lease
+    first.coordinator.stopping = "1 steps are done"
+    second.coordinator.load(first.coordinator.dump(), other_run=True)
+    assert lease.token in first.coordinator.ledger.leases
+    assert not second.coordinator.gathering
+    second.join(0)
+    assert second.train(0).task == "export"
+    assert second.coordinator.ledger.completed == 2
+
+
+def test_a_metric_that_is_not_finite_is_left_out_and_reaches_no_target():
+    bench = Bench(stop=StopAfter(epochs=1, metric="loss", value=0.9), validation=True)
+    bench.join(0)
+    given = bench.train(0)
+    done = TaskDone(
+        slot=0, incarnation=0, token=given.token, metrics={"val_loss": math.nan, "val_accuracy": 0.5}
+    )
+    bench.coordinator.task_done(TaskDone.model_validate_json(done.to_json()))  # JSON has no NaN
+    assert bench.coordinator.tasks.history[0]["val_accuracy"] == 0.5
+    assert "val_loss" not in bench.coordinator.tasks.history[0]
+    assert bench.ask(0).task == "export"
+    assert bench.coordinator.status().message == ""
+
+
+def test_the_newest_of_every_slot_are_told_first():
+    members = [Member(slot, incarnation) for slot in range(3) for incarnation in range(slot + 1)]
+    told = [(m.slot, m.incarnation) for m in report.newest_first(members)]
+    assert told == [(0, 0), (1, 1), (2, 2), (1, 0), (2, 1), (2, 0)]

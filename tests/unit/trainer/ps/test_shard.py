@@ -278,6 +278,20 @@ def test_a_fast_worker_waits_for_a_slow_one_but_not_for_a_dead_one() -> None:
     thread.join()
 
 
+def test_nobody_waits_for_a_worker_that_computes_nothing() -> None:
+    shard = ready(staleness=Staleness(max=0))
+    for slot in (0, 1):
+        shard.connect(slot, 0)
+        shard.pull(slot, grad(0.0))
+    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+    assert not shard._permits.admits(0, 1, shard.version, 0)
+    shard.pull(1, grad(0.0), idle=True)  # it evaluates, or has nothing to do
+    for seq in (2, 3):
+        assert shard._permits.admits(0, seq - 1, shard.version, 0)
+        shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
+    assert shard.version == 3
+
+
 # --- the journal --------------------------------------------------------------------------------------------------
 
 

@@ -166,12 +166,13 @@ class Server:
     """One incarnation of a parameter server; the coordinator is beside number 0."""
 
     def __init__(self, world, index, epoch):
-        self.shard = ShardStore(index, world.shards, epoch, boot=epoch + 1, clock=world.clock)
+        world.boots += 1
+        self.shard = ShardStore(index, world.shards, epoch, boot=world.boots, clock=world.clock)
         self.store = SnapshotStore(world.storage)
-        self.told = epoch == 0
         found = self.store.load_newest(index, world.shards)
         if found is not None:
             self.shard.restore(found[1])
+        self.told = epoch == 0 and found is None
         self.index = index
         if index:
             return
@@ -246,6 +247,7 @@ class Worker:
         self.world, self.slot, self.incarnation = world, slot, incarnation
         self.servers = [None] * world.shards
         self.connected = [False] * world.shards
+        self.boots = [0] * world.shards
         self.cut_until = 0.0
         self.killed = False
         self.end = None
@@ -327,7 +329,7 @@ class Worker:
             i = server.shard.index
             self.disconnect(i)
             server.shard.connect(self.slot, self.incarnation)
-            self.servers[i], self.connected[i] = server, True
+            self.servers[i], self.connected[i], self.boots[i] = server, True, server.shard.boot
             offered = copy()
             version = None if offered is None else offered.pulled.versions[i]
             generation = 0 if offered is None else offered.generation
@@ -355,8 +357,11 @@ class Worker:
     def initialize(self, flat):
         return Answer(lambda: self.on_line(lambda s, part: s.shard.initialize(flat[part]) or True))
 
-    def pull(self, out):
-        return Answer(lambda: self.pulled(self.on_line(lambda s, part: s.shard.pull(self.slot, out[part]))))
+    def pull(self, out, idle=False):
+        def on(server, part):
+            return server.shard.pull(self.slot, out[part], boot=self.boots[server.shard.index], idle=idle)
+
+        return Answer(lambda: self.pulled(self.on_line(on)))
 
     def push_pull(self, update, out, push):
         future = Answer(lambda: self.push(update, out, push))
@@ -384,8 +389,9 @@ class Worker:
 
         def apply(server, part):
             out[part] = update[part]
-            base = push.base_versions[server.shard.index]
-            return server.shard.delta(self.slot, self.incarnation, push.seq, base, meta, out[part])
+            base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
+            who = self.slot, self.incarnation
+            return server.shard.delta(*who, push.seq, base, meta, out[part], boot=boot)
 
         return self.pulled(self.on_line(apply))
 
@@ -486,9 +492,7 @@ class Worker:
 
     def join(self, held, wasted):
         def lease(work, token):
-            return Lease(
-                token_epoch=token[0], counter=token[1], epoch=work.epoch, start=work.start, stop=work.stop
-            )
+            return Lease(term=token[0], counter=token[1], epoch=work.epoch, start=work.start, stop=work.stop)
 
         request = Join(
             slot=self.slot,
@@ -574,6 +578,7 @@ class World:
         self.final = None
         self.ps_losses = self.kills = 0
         self.epochs, self.back_at = [0] * shards, [math.inf] * shards
+        self.boots = 0
         self.servers = [None] * shards
         self.servers = [Server(self, index, 0) for index in range(shards)]
         self.slots = {}
@@ -720,8 +725,10 @@ class World:
         back = [i for i, server in enumerate(self.servers) if server is None and self.now >= self.back_at[i]]
         if back:
             index = back[0]
-            self.epochs[index] += 1
             self.storage.away = False
+            # Started again in place where it can tell that it was there before, else in another pod.
+            in_place = self.random.random() < 0.4 and self.storage_holds_a_snapshot(index)
+            self.epochs[index] += not in_place
             self.servers[index] = Server(self, index, self.epochs[index])
         elif roll < 0.004 and self.server is not None:
             with contextlib.suppress(Unreachable):
@@ -747,6 +754,9 @@ class World:
                     self.lose(index)
             else:
                 self.lose(self.random.randrange(self.shards))
+
+    def storage_holds_a_snapshot(self, index):
+        return SnapshotStore(self.storage).load_newest(index, self.shards) is not None
 
     def may_lose(self):
         """Whether a server may be lost now."""

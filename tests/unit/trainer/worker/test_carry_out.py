@@ -1,0 +1,59 @@
+import math
+import threading
+
+import pytest
+
+from shoal_trainer.errors import Overtaken, ProtocolError, Unreachable, UserError
+from shoal_trainer.worker.carry_out import carry_out
+from shoal_trainer.worker.tasks import Outcome
+from shoal_trainer.worker.work import TaskWork
+
+WORK = TaskWork((0, 1), "evaluate", 2)
+
+
+class Answers:
+    """A coordinator that answers one result after the other with these errors, then takes it."""
+
+    def __init__(self, *errors):
+        self.errors, self.taken = list(errors), []
+
+    def task_done(self, work, metrics, files, *, stop):
+        if self.errors:
+            raise self.errors.pop(0)
+        self.taken.append((work, metrics, stop))
+
+
+class Drain(threading.Event):
+    def wait(self, timeout=None):
+        return self.is_set()
+
+
+def test_it_is_done_once_and_given_back_until_somebody_takes_it():
+    made, answers = [], Answers(Unreachable("away"), Unreachable("away"))
+
+    def make():
+        made.append(1)
+        return Outcome({"val_loss": 0.5})
+
+    carry_out(WORK, make, answers, Drain())
+    assert (len(made), answers.taken) == (1, [(WORK, {"val_loss": 0.5}, False)])
+
+
+def test_what_is_somebody_elses_by_now_is_left():
+    answers = Answers(Overtaken("this worker does not hold this task"))
+    carry_out(WORK, Outcome, answers, Drain())
+    assert answers.taken == []
+
+
+def test_a_result_that_will_never_be_taken_ends_the_job_with_words():
+    with pytest.raises(UserError, match=r"'evaluate' made cannot be taken: a model's file cannot be called"):
+        carry_out(
+            WORK, Outcome, Answers(ProtocolError("a model's file cannot be called manifest.json")), Drain()
+        )
+
+
+def test_a_metric_that_is_not_finite_is_said(caplog):
+    answers = Answers()
+    carry_out(WORK, lambda: Outcome({"val_loss": math.nan, "val_accuracy": 0.9}), answers, Drain())
+    assert answers.taken
+    assert "val_loss of pass 3 is not finite" in caplog.text

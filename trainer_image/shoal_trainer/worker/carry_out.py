@@ -1,0 +1,45 @@
+"""A task is done once and its result given back, after an outage again; what is somebody else's by now is left."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+
+from shoal_trainer.errors import Overtaken, ProtocolError, Unreachable, UserError
+from shoal_trainer.worker.tasks import Outcome
+from shoal_trainer.worker.work import Coordinator, TaskWork
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.25
+
+
+def carry_out(
+    work: TaskWork, make: Callable[[], Outcome], coordinator: Coordinator, drain: threading.Event
+) -> None:
+    """Return when the coordinator has the result, or another worker the task, or `drain` is set.
+
+    Raises `UserError` where the coordinator will never take what `make` made: it would wait for it for ever.
+    """
+    waiting, made = False, None
+    while not drain.is_set():
+        try:
+            if made is None:
+                made = make()
+                if odd := sorted(name for name, value in made.metrics.items() if not math.isfinite(value)):
+                    log.warning("%s of pass %d is not finite: left out", ", ".join(odd), work.epoch + 1)
+            coordinator.task_done(work, made.metrics, made.files, stop=made.stop)
+        except Unreachable as error:
+            if not waiting:
+                log.warning("%s: %s; trying again until it answers", work.kind, error)
+            waiting = True
+            drain.wait(RETRY_SECONDS)
+        except Overtaken as error:
+            log.warning("%s is no longer ours: %s", work.kind, error)
+            return
+        except ProtocolError as error:
+            raise UserError(f"What the task {work.kind!r} made cannot be taken: {error}") from error
+        else:
+            return
