@@ -96,17 +96,18 @@ class Loop(Upstream):
                 self._train(item)
             elif item is None:
                 self._idle()
-            else:
+            elif isinstance(item, TaskWork | EndOfFile):
                 self._settle()
+                self._do(item)
+            else:
+                self._collect()
                 if self._outage is not None:
                     self._held = item
                 elif isinstance(item, Finished):
                     self._leave()
                     return End.FINISHED
-                elif isinstance(item, BaseException):
-                    raise item
                 else:
-                    self._do(item)
+                    raise item
         self._leave()
         return End.DRAINED
 
@@ -131,6 +132,9 @@ class Loop(Upstream):
 
     def _do(self, item: TaskWork | EndOfFile) -> None:
         """What is done once; while somebody is away it is held, and tried again."""
+        if self._outage is not None:
+            self._held = item
+            return
         try:
             if isinstance(item, TaskWork):
                 self._do_task(item)

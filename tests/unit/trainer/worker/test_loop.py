@@ -261,6 +261,23 @@ def test_several_batches_a_push(start):
     assert coordinator.samples == DATA.size
 
 
+class Hasty(FakeCoordinator):
+    """The job ends, whatever is not pushed yet."""
+
+    def next_work(self, generation=0):
+        return super().next_work(generation) if self.free else Finished()
+
+
+def test_what_is_piled_up_when_the_job_has_ended_is_not_pushed(start):
+    coordinator = Hasty(7 * 16, size=7 * 16, tasks=())
+    training = job(lambda: functional(options={"steps_per_execution": 4}))
+    running = Running(training, start(coordinator), coordinator)
+    get = running.worker.loop._feed.get
+    running.worker.loop._feed.get = lambda timeout: get(max(timeout, SECONDS))  # it never seems to be idle
+    assert running.start().join() is End.FINISHED
+    assert coordinator.samples == 4 * 16  # what comes after the export is in no model
+
+
 class Forgetful(FakeCoordinator):
     """The answer to the first result is lost."""
 
