@@ -55,7 +55,7 @@ def build_glue(job: Training, config: RuntimeConfig) -> Glue:
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
     try:
         example = job.data.example(config.batch_size)
-    except (UserError, StopIteration):
+    except (UserError, Unreachable, StopIteration):  # a store that is away is nobody's mistake
         raise
     except Exception as error:
         raise UserError(f"The data function failed: {where(error)}") from error
