@@ -191,7 +191,7 @@ class _Connection(BaseHTTPRequestHandler):
         self._reply(answer)
 
     def do_PUT(self) -> None:
-        """A file of a task: `/v1/files/<slot>/<incarnation>/<token epoch>/<counter>/<name>`."""
+        """A file of a task: `/v1/files/<slot>/<incarnation>/<term>/<counter>/<name>`."""
 
         def answer() -> Message:
             self._authorize(PURPOSE)
@@ -199,8 +199,8 @@ class _Connection(BaseHTTPRequestHandler):
             parts = self.path.removeprefix("/v1/files/").split("/", 4)
             if upload is None or len(parts) != 5 or not all(part.isdecimal() for part in parts[:4]):
                 raise ProtocolError(f"there is no {self.path[:200]} here")
-            slot, incarnation, epoch, counter = (int(part) for part in parts[:4])
-            upload(slot, incarnation, (epoch, counter), safe_name(unquote(parts[4])), self._chunks())
+            slot, incarnation, term, counter = (int(part) for part in parts[:4])
+            upload(slot, incarnation, (term, counter), safe_name(unquote(parts[4])), self._chunks())
             return Message()
 
         self._reply(answer)

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from shoal_trainer.errors import Overtaken, ProtocolError, Unreachable, UserError
+from shoal_trainer.errors import Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
@@ -39,6 +39,8 @@ def carry_out(
         except Overtaken as error:
             log.warning("%s is no longer ours: %s", work.kind, error)
             return
+        except Unauthorized:  # nothing is wrong with the result
+            raise
         except ProtocolError as error:
             raise UserError(f"What the task {work.kind!r} made cannot be taken: {error}") from error
         else:

@@ -17,6 +17,7 @@ from shoal_trainer.coordinator.http import ControlServer, safe_name
 from shoal_trainer.coordinator.protocol import MAX_BODY, MAX_FILE, PURPOSE, Done, Given, Heartbeat, Next
 from shoal_trainer.errors import Fenced, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.security import create_secret_dir
+from shoal_trainer.wire.channel import DEAD_SECONDS
 
 SECONDS = 20
 
@@ -295,6 +296,16 @@ def test_a_file_under_a_token_of_somebody_else_is_refused(start, tmp_path):
         worker.upload((4, 9), "x", tmp_path / "file")
     worker.close()
     assert served.files == {}
+
+
+def test_the_kernel_watches_for_the_death_of_the_coordinators_machine(start):
+    served = start()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
+    sock = client._connection.sock
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == DEAD_SECONDS * 1000
+    client.close()
 
 
 def test_an_upload_that_is_cut_off_is_no_file(start):

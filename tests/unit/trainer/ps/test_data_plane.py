@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal_trainer.contract import Shard
+from shoal_trainer.contract import Shard, Staleness
 from shoal_trainer.errors import Fenced, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient, ShardClient
@@ -136,6 +136,21 @@ def test_a_worker_trains(credentials: Credentials, shards: int, dtype: Any, tls:
     assert pulled.applied == ({(0, 0): 3},) * shards
     assert pulled.samples == 3
     house.close()
+
+
+def test_a_worker_that_pulls_idly_is_waited_for_by_nobody(house: House) -> None:
+    house.serve()
+    store = house.stores[0]
+    store.staleness = Staleness(max=0)
+    busy, idle = house.client(slot=0), house.client(slot=1)
+    for client in (busy, idle):
+        client.hello(MODEL)
+    busy.initialize(flat(0.0))
+    for client in (busy, idle):
+        client.pull(aligned(N))
+    assert not store._permits.admits(0, 1, 1, 0)
+    idle.pull(aligned(N), idle=True)
+    assert store._permits.admits(0, 1, 1, 0)
 
 
 def test_buffers_may_hold_bf16_themselves(house: House) -> None:

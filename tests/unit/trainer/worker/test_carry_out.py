@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from shoal_trainer.errors import Overtaken, ProtocolError, Unreachable, UserError
+from shoal_trainer.errors import Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.worker.carry_out import carry_out
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import TaskWork
@@ -50,6 +50,11 @@ def test_a_result_that_will_never_be_taken_ends_the_job_with_words():
         carry_out(
             WORK, Outcome, Answers(ProtocolError("a model's file cannot be called manifest.json")), Drain()
         )
+
+
+def test_a_key_that_is_not_taken_is_no_fault_of_the_result():
+    with pytest.raises(Unauthorized):
+        carry_out(WORK, Outcome, Answers(Unauthorized("no valid token for this job")), Drain())
 
 
 def test_a_metric_that_is_not_finite_is_said(caplog):
