@@ -128,16 +128,16 @@ class Job:
     def wait(self, condition, seconds=120):
         deadline, turn = time.monotonic() + seconds, threading.Event()
         while not condition():
-            assert time.monotonic() < deadline, self.server.coordinator.status()
+            assert time.monotonic() < deadline, self.server.desk.coordinator.status()
             turn.wait(0.02)
 
     def samples(self):
         return self.server.shard.samples
 
     def finish(self):
-        self.wait(lambda: self.server.coordinator.finished is not None)
+        self.wait(lambda: self.server.desk.coordinator.finished is not None)
         self.serving.join(30)
-        return self.server.coordinator.finished
+        return self.server.desk.coordinator.finished
 
 
 @pytest.fixture

@@ -129,14 +129,14 @@ class Job:
     def wait(self, condition, seconds=50):
         deadline, turn = time.monotonic() + seconds, threading.Event()
         while not condition():
-            assert time.monotonic() < deadline, (self.servers[0].coordinator.status(), self.errors)
+            assert time.monotonic() < deadline, (self.servers[0].desk.coordinator.status(), self.errors)
             turn.wait(0.01)
 
     def finish(self):
-        self.wait(lambda: self.servers[0].coordinator.finished is not None)
+        self.wait(lambda: self.servers[0].desk.coordinator.finished is not None)
         self.serving[0].join(30)
         assert not self.errors
-        return self.servers[0].coordinator.finished
+        return self.servers[0].desk.coordinator.finished
 
     @property
     def samples(self):
@@ -146,7 +146,7 @@ class Job:
         """Trains a while, and takes one."""
         begun = self.samples
         self.wait(lambda: self.samples > begun + SIZE // 2)
-        manifest = self.servers[0]._snapshotter.take()
+        manifest = self.servers[0].desk.snapshotter.take()
         assert manifest is not None
         more = self.samples
         self.wait(lambda: self.samples > more + SIZE // 2)
@@ -196,7 +196,7 @@ def test_one_bad_batch_takes_everybody_back_once_and_is_lost(start, shards, step
     job.snapshot()
     job.doses = 1
     message = job.finish()
-    status = job.servers[0].coordinator.status()
+    status = job.servers[0].desk.coordinator.status()
     assert (status.rollbacks, message.data.lost, message.data.repeated) == (1, BATCH, 0)
     assert [server.shard.generation for server in job.servers.values()] == [1] * shards
     assert all(worker.loop._generation == 1 for worker, _ in job.workers.values())
@@ -212,7 +212,7 @@ def test_a_job_that_diverges_again_and_again_fails_and_says_so(start):
     assert isinstance(job.errors[0], UserError)
     assert "rolled back 3 times" in str(job.errors[0])
     assert "learning rate" in str(job.errors[0])
-    assert job.servers[0].coordinator.status().rollbacks == 3
+    assert job.servers[0].desk.coordinator.status().rollbacks == 3
 
 
 def test_without_a_snapshot_there_is_nothing_to_go_back_to(start):
@@ -228,7 +228,7 @@ def test_it_may_diverge_while_the_parameter_server_is_away(start):
     job.snapshot()
     job.kill_server(0, lambda: setattr(job, "doses", 1))
     message = job.finish()
-    assert job.servers[0].coordinator.status().rollbacks == 1
+    assert job.servers[0].desk.coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
     exact(job, message)
 
@@ -243,6 +243,6 @@ def test_a_server_that_is_lost_after_a_roll_back_begins_with_its_generation(star
     job.kill_server(index)
     job.wait(lambda: job.servers[index].shard.generation == 1)
     message = job.finish()
-    assert job.servers[0].coordinator.status().rollbacks == 1
+    assert job.servers[0].desk.coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
     exact(job, message)

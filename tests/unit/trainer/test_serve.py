@@ -34,16 +34,16 @@ def server(tmp_path):
     server.shard.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
     server.shard.initialize(aligned(4))
-    server.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
-    server.coordinator.next_work(0, 0)
+    server.desk.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    server.desk.coordinator.next_work(0, 0)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
     server.shard.delta(0, 0, 1, 0, meta, aligned(4))
     return server
 
 
 def test_the_job_ends_though_the_storage_was_away_when_the_model_was_to_be_published(server, monkeypatch):
-    token = server.coordinator.next_work(0, 0).token
-    server._upload(0, 0, token, "model.keras", iter([b"a model"]))
+    token = server.desk.coordinator.next_work(0, 0).token
+    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     done = TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
     def away(*_):
@@ -52,29 +52,29 @@ def test_the_job_ends_though_the_storage_was_away_when_the_model_was_to_be_publi
     with monkeypatch.context() as patched:
         patched.setattr(LocalStorage, "create", away)
         with pytest.raises(Unreachable):
-            server._task_done(done)
-    assert server.coordinator.finished is None
-    server._upload(0, 0, token, "model.keras", iter([b"a model"]))
-    server._task_done(done)
-    message = server.coordinator.finished
+            server.desk.task_done(done)
+    assert server.desk.coordinator.finished is None
+    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.desk.task_done(done)
+    message = server.desk.coordinator.finished
     assert message.model_digest
-    server._task_done(done)  # its answer was lost
-    assert server.coordinator.finished == message
+    server.desk.task_done(done)  # its answer was lost
+    assert server.desk.coordinator.finished == message
     with pytest.raises(Overtaken, match="does not hold"):
-        server._upload(0, 0, token, "model.keras", iter([b"another"]))
+        server.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
 
 
 def test_an_upload_of_one_that_was_given_up_meanwhile_replaces_nothing(server):
-    token = server.coordinator.next_work(0, 0).token
+    token = server.desk.coordinator.next_work(0, 0).token
 
     def slow():
         yield b"half of "
-        server.coordinator.leave(0, 0)
-        server.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
-        theirs = server.coordinator.next_work(1, 0).token
-        server._upload(1, 0, theirs, "model.keras", iter([b"the model"]))
+        server.desk.coordinator.leave(0, 0)
+        server.desk.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
+        theirs = server.desk.coordinator.next_work(1, 0).token
+        server.desk.upload(1, 0, theirs, "model.keras", iter([b"the model"]))
         yield b"another one"
 
     with pytest.raises(Overtaken):
-        server._upload(0, 0, token, "model.keras", slow())
-    assert server._artefacts._storage.read("model/model.keras") == b"the model"
+        server.desk.upload(0, 0, token, "model.keras", slow())
+    assert server.desk.artefacts._storage.read("model/model.keras") == b"the model"

@@ -1,0 +1,192 @@
+"""The coordinator at work: what stands beside it on parameter server 0, and who answers what is asked of it.
+
+Its helpers each have a thread: the snapshotter saves, the reconciler counts what is not in every shard, the roll back
+returns all shards to a snapshot. What tasks produce goes to the storage through `Artefacts`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from shoal_trainer.contract import Message, RuntimeConfig, ShardReport, StatusReport
+from shoal_trainer.coordinator.artefacts import Artefacts
+from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.http import Handler
+from shoal_trainer.coordinator.protocol import (
+    Diverged,
+    Done,
+    Failed,
+    FileEnded,
+    Heartbeat,
+    Leave,
+    Next,
+    ShardReady,
+    TaskDone,
+)
+from shoal_trainer.coordinator.reconciler import Reconciler
+from shoal_trainer.coordinator.rollback import RollBack
+from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.coordinator.tasks import Task
+from shoal_trainer.errors import Fenced, Overtaken
+from shoal_trainer.ps.shard import ShardStore, State
+from shoal_trainer.security import Credentials
+from shoal_trainer.snapshot.storage import Storage
+from shoal_trainer.snapshot.store import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS = 2.0
+"""How long another shard may take to say what is in it."""
+TELL_SECONDS = 30.0
+"""How long another shard may take to go back before it is told once more."""
+
+
+class Desk:
+    """The coordinator of one job and its helpers. `fenced`: the storage knows a newer incarnation of this process."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        shard: ShardStore,
+        storage: Storage,
+        store: SnapshotStore,
+        credentials: Credentials,
+        *,
+        fenced: Callable[[Fenced], None],
+    ) -> None:
+        def others(timeout: float | None = None) -> dict[int, ShardControl]:
+            kwargs = {} if timeout is None else {"timeout": timeout}
+            addresses = enumerate(config.parameter_servers)
+            return {i: ShardControl(address, credentials, **kwargs) for i, address in addresses if i}
+
+        self._shard = shard
+        self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
+        self.artefacts = Artefacts(storage, config.job.uid)
+        self._reconciler = Reconciler(shard, [*others(ASK_SECONDS).values()], self.coordinator)
+        self.snapshotter = Snapshotter(
+            shard,
+            [*others().values()],
+            self.coordinator,
+            self._reconciler,
+            store,
+            config.snapshot,
+            fenced=fenced,
+        )
+        self._rollback = RollBack(
+            shard, others(TELL_SECONDS), self.coordinator, store, self.snapshotter, fenced=fenced
+        )
+
+    def start(self, *, follows: bool) -> None:
+        """Start the helpers. `follows`: another process was here before, so the shards may differ."""
+        self.snapshotter.start()
+        self._reconciler.start()
+        if follows:
+            self._reconciler.due()
+        self._rollback.start()
+
+    def stop(self) -> None:
+        """Begin no roll back any more."""
+        self._rollback.stop()
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who answers which request of the control port."""
+        return {
+            "join": self.coordinator.join,
+            "next": self._next,
+            "heartbeat": self._heartbeat,
+            "file-ended": self._file_ended,
+            "task-done": self.task_done,
+            "leave": self._leave,
+            "failed": self._failed,
+            "shard-ready": self._shard_ready,
+            "diverged": self._diverged,
+        }
+
+    def task_done(self, request: TaskDone) -> Message:
+        """Take a result. The export is done when its model is in the storage, not before: it may be away just now."""
+        coordinator = self.coordinator
+        task = coordinator.held_task(request.slot, request.incarnation, request.token)
+        if task is None:  # somebody else's by now, or done: its answer was lost
+            return Done()
+        self.artefacts.check(request.token, request.files)
+        if task.kind == "export":
+            self._reconciler.settle()
+            message = self.artefacts.publish_model(request.token, coordinator.succeeded("", ""))
+            coordinator.task_done(request)
+            coordinator.end(message)
+        else:
+            coordinator.task_done(request)
+        return Done()
+
+    def upload(
+        self, slot: int, incarnation: int, token: tuple[int, int], name: str, chunks: Iterator[bytes]
+    ) -> None:
+        """Write one file of a task, as long as this worker holds it."""
+
+        def held() -> Task:
+            if (task := self.coordinator.held_task(slot, incarnation, token)) is None:
+                raise Overtaken("this worker does not hold this task")
+            return task
+
+        def all_of_it() -> Iterator[bytes]:
+            yield from chunks
+            held()  # else it would replace a file of the one who holds it now
+
+        self.artefacts.receive(token, held().kind, name, all_of_it())
+
+    def status(self) -> StatusReport:
+        """The coordinator's status with what is known of the shards."""
+        last = self.snapshotter.last
+        shards = [
+            ShardReport(
+                index=0,
+                epoch=self._shard.epoch,
+                version=self._shard.version,
+                ready=self._shard.state is State.READY,
+                last_snapshot_at=last.wall_time if last else None,
+            )
+        ]
+        if last is not None:
+            shards += [
+                ShardReport(index=p.index, epoch=p.epoch, version=p.version, last_snapshot_at=last.wall_time)
+                for p in last.shards[1:]
+            ]
+        return self.coordinator.status().model_copy(update={"shards": tuple(shards)})
+
+    # ---
+
+    def _next(self, request: Next) -> Message:
+        return self.coordinator.next_work(
+            request.slot, request.incarnation, request.generation, request.number
+        )
+
+    def _heartbeat(self, request: Heartbeat) -> Message:
+        self.coordinator.heartbeat(request.slot, request.incarnation, request.message)
+        return Done()
+
+    def _file_ended(self, request: FileEnded) -> Message:
+        self.coordinator.file_ended(request)
+        return Done()
+
+    def _leave(self, request: Leave) -> Message:
+        self.coordinator.leave(request.slot, request.incarnation)
+        return Done()
+
+    def _failed(self, request: Failed) -> Message:
+        self.coordinator.failed(request.slot, request.incarnation, request.message)
+        return Done()
+
+    def _shard_ready(self, request: ShardReady) -> Message:
+        log.warning("shard %d is back at epoch %d", request.index, request.epoch)
+        self._rollback.came_back(request.index)
+        self._reconciler.due()
+        return Done()
+
+    def _diverged(self, request: Diverged) -> Message:
+        self._rollback.diverged(request)
+        self._reconciler.due()
+        return Done()

@@ -1,0 +1,48 @@
+"""What a shard does when the coordinator asks: write its part of a snapshot, tell its pushes, go back to a snapshot."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from shoal_trainer.contract import Message
+from shoal_trainer.coordinator.http import Handler
+from shoal_trainer.coordinator.protocol import AskPushes, Done, RollBackShard, SnapshotShard
+from shoal_trainer.coordinator.reconciler import tell
+from shoal_trainer.coordinator.snapshotter import write_part
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.snapshot.store import SnapshotStore
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Every shard but the coordinator's own."""
+
+    def __init__(self, shard: ShardStore, store: SnapshotStore) -> None:
+        self._shard = shard
+        self._store = store
+        self._going_back = threading.Lock()
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who answers which request of the control port."""
+        return {"snapshot": self._snapshot, "pushes": self._pushes, "roll-back": self._go_back}
+
+    def _snapshot(self, request: SnapshotShard) -> Message:
+        return write_part(self._shard, self._store, request)
+
+    def _pushes(self, request: AskPushes) -> Message:
+        return tell(self._shard, request.of)
+
+    def _go_back(self, request: RollBackShard) -> Message:
+        shard = self._shard
+        with self._going_back:
+            if shard.generation < request.generation:
+                found = self._store.load_newest(shard.index, shard.shards)
+                if found is None or found[0].generation < request.generation:
+                    raise Unreachable("the storage does not show that snapshot yet")
+                shard.roll_back(found[1])
+                log.warning("rolled back to snapshot %d: version %d", found[0].number, found[1].version)
+            return Done()
