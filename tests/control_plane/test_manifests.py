@@ -25,7 +25,7 @@ def objects(namespace: str) -> list[dict[str, Any]]:
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
     return [
         manifests.pod(job, Place("ps", 0, 0), IMAGES),
-        manifests.pod(job, Place("worker", 1, 3), IMAGES, avoid=["spot-0", "spot-1"]),
+        manifests.pod(job, Place("worker", 1, 3), IMAGES),
         manifests.service(job, 0, 0),
         manifests.secret(job, {"key": b"\x00" * 32}),
         manifests.disruption_budget(job),

@@ -143,14 +143,6 @@ async def test_a_silent_worker_is_replaced_and_a_voice_takes_it_back(
         say(uid, WorkerState.SILENT)
         at = await created(control_plane, namespace, "digits-worker-0-1")
         assert (at - began).total_seconds() <= 10.0  # of 15 s, and the coordinator itself needs 5 s
-        silent = (await job.pods())["digits-worker-0-0"]["spec"]["nodeName"]
-        replacement = (await job.pods())["digits-worker-0-1"]
-        [avoids] = replacement["spec"]["affinity"]["nodeAffinity"][
-            "preferredDuringSchedulingIgnoredDuringExecution"
-        ]
-        assert avoids["preference"]["matchFields"][0]["values"] == [
-            silent
-        ]  # it may be gone, and still look Ready
         say(uid, WorkerState.ACTIVE)
 
         async def taken_back() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal.policy.admission import Gate, gate, taken
@@ -26,8 +25,8 @@ class Decisions:
 class Creator:
     """Creates pods of one role, as far as the gate, the back-off and the names allow."""
 
-    def __init__(self, seen: Observation, role: RoleName, avoid: Iterable[str], decisions: Decisions) -> None:
-        self._seen, self._role, self._avoid, self.decisions = seen, role, tuple(avoid), decisions
+    def __init__(self, seen: Observation, role: RoleName, decisions: Decisions) -> None:
+        self._seen, self._role, self.decisions = seen, role, decisions
         self._gate: Gate = gate(seen, role)
         decisions.stalled = decisions.stalled or self._gate.stalled
         decisions.quota = decisions.quota or self._gate.quota
@@ -49,7 +48,7 @@ class Creator:
             if blocked.wait_seconds is not None:
                 self.decisions.wake_after.append(blocked.wait_seconds)
             return None
-        manifest = pod(self._seen.job, place, self._seen.images, self._avoid)
+        manifest = pod(self._seen.job, place, self._seen.images)
         self.decisions.actions.append(CreatePod(name, manifest, place.role, index, place.incarnation))
         self._tried = True
         return place

@@ -7,7 +7,7 @@ what the operator must be able to rely on is put on top of both.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from shoal.api.base import API_VERSION
@@ -45,10 +45,10 @@ def owner(job: TrainingJob) -> dict[str, Any]:
     }
 
 
-def pod(job: TrainingJob, place: names.Place, images: Images, avoid: Iterable[str] = ()) -> Manifest:
-    """The pod of a place. `avoid`: names of nodes that are on their way out."""
+def pod(job: TrainingJob, place: names.Place, images: Images) -> Manifest:
+    """The pod of a place."""
     template = (job.spec.parameter_servers if place.role == "ps" else job.spec.workers).template
-    merged = merge(_defaults(job, place, images, avoid), {k: v for k, v in template.items() if v is not None})
+    merged = merge(_defaults(job, place, images), {k: v for k, v in template.items() if v is not None})
     metadata, spec = merged["metadata"], merged["spec"]
     config = as_environment(runtime_config(job, place))
     for container in spec["containers"]:
@@ -68,9 +68,7 @@ def pod(job: TrainingJob, place: names.Place, images: Images, avoid: Iterable[st
     }
 
 
-def _defaults(
-    job: TrainingJob, place: names.Place, images: Images, avoid: Iterable[str]
-) -> dict[str, dict[str, Any]]:
+def _defaults(job: TrainingJob, place: names.Place, images: Images) -> dict[str, dict[str, Any]]:
     role = place.role
     volumes, mounts = _volumes(job, role)
     container: dict[str, Any] = {
@@ -99,7 +97,7 @@ def _defaults(
     spec: dict[str, Any] = {
         "containers": [container],
         "volumes": volumes,
-        "affinity": affinity(role, avoid),
+        "affinity": affinity(job, place),
         "tolerations": tolerations(role),
         "terminationGracePeriodSeconds": GRACE_SECONDS[role],
         "automountServiceAccountToken": False,

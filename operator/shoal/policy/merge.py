@@ -1,7 +1,7 @@
 """Strategic merge of a user's pod template over Shoal's defaults, as `kubectl patch` does it.
 
-Lists whose elements have a key (containers by name, ports by containerPort, …) are merged by it; tolerations are
-added; other lists are replaced. A null takes a default away.
+Lists whose elements have a key (containers by name, ports by containerPort, …) are merged by it; tolerations and
+what is preferred are added; other lists are replaced. A null takes a default away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-_ADDED = frozenset({"tolerations", "envFrom"})
+_ADDED = frozenset({"tolerations", "envFrom", "preferredDuringSchedulingIgnoredDuringExecution"})
 
 
 def merge(defaults: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

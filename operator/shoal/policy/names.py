@@ -109,6 +109,11 @@ def template_digest(job: TrainingJob, role: RoleName) -> str:
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def place_selector(job: TrainingJob, place: Place) -> dict[str, str]:
+    """Selects every incarnation of a place of one run."""
+    return {JOB_UID: job.metadata.uid, ROLE: place.role, INDEX: str(place.index)}
+
+
 def service_selector(job: TrainingJob, shard: int, incarnation: int) -> dict[str, str]:
     """Selects one incarnation of one shard of one run, and nothing else."""
     return {JOB_UID: job.metadata.uid, ROLE: "ps", INDEX: str(shard), INCARNATION: str(incarnation)}

@@ -19,10 +19,10 @@ from shoal.policy.telling import parse_time
 OVERSTAY = timedelta(seconds=5)
 
 
-def fill(seen: Observation, servers: Seats, avoid: list[str], decisions: Decisions) -> None:
+def fill(seen: Observation, servers: Seats, decisions: Decisions) -> None:
     """Create the shards' pods and Services that are wanted and not there."""
     replicas = seen.job.spec.parameter_servers.replicas
-    creator = Creator(seen, "ps", avoid, decisions)
+    creator = Creator(seen, "ps", decisions)
     for shard in range(replicas):
         of = servers.get(shard, ())
         current = of[-1].place.incarnation if of else 0

@@ -7,12 +7,11 @@ Kubernetes clean up after a lost machine in seconds and not in five minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
+from shoal.api.training_job import TrainingJob
 from shoal.policy.disruption import SPOT_LABELS
-
-MOST_AVOIDED = 10
+from shoal.policy.names import Place, place_selector
 
 
 def spot_terms() -> list[dict[str, Any]]:
@@ -35,16 +34,23 @@ def not_spot_terms() -> list[dict[str, Any]]:
     ]
 
 
-def affinity(role: str, avoid: Iterable[str]) -> dict[str, Any]:
-    """Node affinity of a role. `avoid`: nodes on their way out; only a preference, since a name may come back."""
-    terms = spot_terms() if role == "worker" else not_spot_terms()
-    node: dict[str, Any] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    if names := sorted(set(avoid))[:MOST_AVOIDED]:
-        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in names]
-        node["preferredDuringSchedulingIgnoredDuringExecution"] = [
-            {"weight": 100, "preference": {"matchFields": fields}}
-        ]
-    return {"nodeAffinity": node}
+def affinity(job: TrainingJob, place: Place) -> dict[str, Any]:
+    """The nodes of the role; and rather not the one that still holds an earlier pod of the place: it is going.
+
+    Pods are avoided, not nodes by their names: Karpenter makes no node for a pod whose affinity names nodes. Only a
+    preference, since the old node may be the last one.
+    """
+    terms = spot_terms() if place.role == "worker" else not_spot_terms()
+    elsewhere = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": place_selector(job, place)},
+    }
+    return {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}},
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": elsewhere}]
+        },
+    }
 
 
 def tolerations(role: str) -> list[dict[str, Any]]:

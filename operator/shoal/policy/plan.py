@@ -45,7 +45,6 @@ from shoal.policy.model import (
     UpdateService,
 )
 from shoal.policy.telling import whole
-from shoal.policy.verdict import Fate
 
 _DO_FIRST = (CreateSecret, CreateService, UpdateService, CreatePod)
 
@@ -69,9 +68,8 @@ def plan(seen: Observation) -> Plan:
 
     if not job.spec.suspend:
         _foundations(seen, decisions)
-        avoid = _nodes_on_their_way_out(servers, crew)
-        parameter_servers.fill(seen, servers, avoid, decisions)
-        workers.fill(seen, crew, avoid, decisions)
+        parameter_servers.fill(seen, servers, decisions)
+        workers.fill(seen, crew, decisions)
     decisions.actions += cleanup.clean(seen, [servers, crew], decisions.wake_after)
     if any(h.awaiting_the_end for role in (servers, crew) for of in role.values() for h in of):
         decisions.wake_after.append(slots.DONE_PATIENCE.total_seconds())
@@ -98,13 +96,6 @@ def _foundations(seen: Observation, decisions: Decisions) -> None:
         decisions.actions.append(CreateSecret(secret))
     if budget not in seen.existing and not too_early(seen, budget, wake_after):
         decisions.actions.append(CreateDisruptionBudget(budget, manifests.disruption_budget(seen.job)))
-
-
-def _nodes_on_their_way_out(*roles: Seats) -> list[str]:
-    """Where a replacement had better not go. A silent worker's node may be gone though it still says Ready."""
-    going = {Fate.LEAVING, Fate.LOST, Fate.REJECTED}
-    holders = [h for role in roles for of in role.values() for h in of if h.node]
-    return [h.node for h in holders if h.verdict.fate in going or h.slot.state == "Silent"]
 
 
 @dataclass(frozen=True)

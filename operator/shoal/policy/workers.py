@@ -24,10 +24,10 @@ def max_surge(value: int | str, replicas: int) -> int:
     return ceil(int(value.removesuffix("%")) * replicas / 100)
 
 
-def fill(seen: Observation, workers: Seats, avoid: list[str], decisions: Decisions) -> None:
+def fill(seen: Observation, workers: Seats, decisions: Decisions) -> None:
     """Create the pods that are wanted and not there."""
     spec = seen.job.spec.workers
-    creator = Creator(seen, "worker", avoid, decisions)
+    creator = Creator(seen, "worker", decisions)
     alive = {index: sum(h.alive for h in of) for index, of in workers.items()}
     surge_left = max_surge(spec.max_surge, spec.replicas) - sum(max(0, n - 1) for n in alive.values())
     waiting_left = max(LEAST_WAITING, int(WAITING_SHARE * spec.replicas)) - sum(

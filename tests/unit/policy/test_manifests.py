@@ -160,6 +160,19 @@ def test_the_template_is_merged_over_the_defaults() -> None:
     assert {t["key"] for t in pod["spec"]["tolerations"]} >= {"mine", "nvidia.com/gpu"}
 
 
+def test_a_preference_of_the_template_stands_beside_ours() -> None:
+    apart = {
+        "weight": 10,
+        "podAffinityTerm": {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {}},
+    }
+    wish = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    pod = worker(workers={"replicas": 3, "template": {"spec": {"affinity": wish}}})
+    preferred = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [each["weight"] for each in preferred] == [100, 10]
+    assert preferred[1] == apart
+    assert "nodeAffinity" in pod["spec"]["affinity"]
+
+
 def test_two_jobs_of_one_name_do_not_meet() -> None:
     one = build.job()
     other = one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": "ffffffff-0000"})})

@@ -42,17 +42,12 @@ def test_a_job_begins_with_all_its_workers() -> None:
     assert names(made) == [f"digits-worker-{i}-0" for i in range(3)]
 
 
-def test_at_the_notice_the_replacement_is_created_at_once_and_avoids_the_node() -> None:
+def test_at_the_notice_the_replacement_is_created_at_once() -> None:
     world = running_world()
     node = node_of(world, "digits-worker-1-0")
     world.notice(node)
     made = world.reconcile()
     assert names(made) == ["digits-worker-1-1"]
-    create = next(a for a in made.actions if isinstance(a, CreatePod))
-    preferred = create.manifest["spec"]["affinity"]["nodeAffinity"][
-        "preferredDuringSchedulingIgnoredDuringExecution"
-    ]
-    assert preferred[0]["preference"]["matchFields"][0]["values"] == [node]
     assert world.status["restarts"] == {"failures": 0, "disruptions": 1, "byReason": {"NodeShutdown": 1}}
     assert world.status["lastDisruption"]["node"] == node
     assert "WorkerDisrupted" in {e.reason for e in made.events}
@@ -115,17 +110,34 @@ def test_a_silent_worker_gets_a_replacement_that_is_taken_back_if_it_speaks() ->
     assert world.status["restarts"]["disruptions"] == 0
 
 
-def test_the_replacement_of_a_silent_worker_avoids_its_node() -> None:
+def test_a_replacement_would_rather_not_go_where_its_predecessor_still_is() -> None:
     world = running_world()
-    node = world.pods["digits-worker-0-0"]["spec"]["nodeName"]
     world.hush("digits-worker-0-0")
     (create,) = world.reconcile().actions
-    spread = create.manifest["spec"]["affinity"]["nodeAffinity"][
-        "preferredDuringSchedulingIgnoredDuringExecution"
-    ]
-    assert {"key": "metadata.name", "operator": "NotIn", "values": [node]} in spread[0]["preference"][
-        "matchFields"
-    ]
+    assert isinstance(create, CreatePod)
+    affinity = create.manifest["spec"]["affinity"]
+    (rather,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert rather["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    selected = rather["podAffinityTerm"]["labelSelector"]["matchLabels"].items()
+    there = {name: pod["metadata"]["labels"].items() for name, pod in world.pods.items()}
+    assert {name for name, labels in there.items() if selected <= labels} == {
+        "digits-worker-0-0",
+        "digits-worker-0-1",
+    }
+
+
+def test_no_affinity_names_a_node() -> None:
+    """Karpenter makes no node for such a pod, before the middle of 2025 at least."""
+    world = running_world(servers=2)
+    world.notice(node_of(world, "digits-worker-1-0"))
+    world.evict("digits-ps-1-0")
+    made = [*world.reconcile().actions]
+    world.tick()
+    made += world.reconcile().actions
+    manifests = [str(a.manifest) for a in made if isinstance(a, CreatePod)]
+    assert len(manifests) == 2
+    assert not any("matchFields" in text or "metadata.name" in text for text in manifests)
+    assert not any(f"'{node}'" in text for node in world.nodes for text in manifests)
 
 
 def test_a_silent_worker_is_fenced_and_counted_once_its_replacement_runs() -> None:
