@@ -92,6 +92,7 @@ class PodStatus(Status):
     pod_ip: str | None = Field(None, alias="podIP")
     start_time: datetime | None = None
     conditions: tuple[Condition, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 

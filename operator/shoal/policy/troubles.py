@@ -41,7 +41,7 @@ def _of(pod: Pod, seen: Observation, wake_after: list[float]) -> Trouble | None:
 
 
 def _container_trouble(pod: Pod) -> Trouble | None:
-    for container in pod.status.container_statuses:
+    for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = container.state.waiting
         if waiting is None:
             continue
@@ -56,7 +56,7 @@ def _container_trouble(pod: Pod) -> Trouble | None:
             hint = "check the volumes, Secrets, ConfigMaps and securityContext that the template of the job names"
             return Trouble("ContainerConfigError", f"{where}: cannot be started: {said}; {hint}")
         if waiting.reason == "CrashLoopBackOff":
-            hint = f"see `kubectl logs {pod.metadata.name} --previous`"
+            hint = f"see `kubectl logs {pod.metadata.name} -c {container.name} --previous`"
             return Trouble("CrashLooping", f"{where}: ends again and again; {hint}")
     return None
 

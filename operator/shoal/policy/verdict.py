@@ -1,7 +1,8 @@
 """What has become of a pod: the one place where the platform's doing is told from the job's own fault.
 
 First match wins: refused by the kubelet, taken by the platform by the pod's word, by the node's word, deleted, out of
-memory, the user's rules for exit codes, killed without a word, ended too early, the job's own fault.
+memory, the user's rules for exit codes, killed without a word, ended too early, the job's own fault. A pod whose
+training container never began is judged by its init container.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Verdict:
 
 
 FINE = Verdict(Fate.FINE)
+_KILLED = frozenset({137, 143})
+"""SIGKILL and SIGTERM."""
 
 
 def termination_message(terminated: Terminated | None) -> TerminationMessage | None:
@@ -101,8 +104,29 @@ def judge(
     if pod.metadata.deletion_timestamp:
         return Verdict(Fate.DISRUPTED, "Deleted", pod.status.message, code)
     if end is None:
-        return Verdict(Fate.DISRUPTED, "Unknown", pod.status.message)
+        return _never_began(pod)
     return judge_exit(end, slot, rules)
+
+
+def _never_began(pod: Pod) -> Verdict:
+    """The verdict on a pod that ended before its training container began."""
+    ends = ((c.name, c.state.terminated) for c in pod.status.init_container_statuses)
+    failed = next(((name, end) for name, end in ends if end is not None and end.exit_code != EXIT_OK), None)
+    if failed is None:
+        return Verdict(Fate.DISRUPTED, "Unknown", pod.status.message)
+    name, end = failed
+    code = end.exit_code
+    ended = f"init container {name} ended with exit code {code}"
+    if end.reason == "OOMKilled":
+        words = f"{ended}: out of memory: raise its resources.limits.memory in the template of the job"
+        return Verdict(Fate.FAILED, "OOMKilled", words, code)
+    if code in _KILLED:
+        return Verdict(Fate.KILLED, "Killed", f"{ended} and nobody says why", code)
+    last = conclusion(end.message)
+    words = (
+        f"{ended}{f': {last}' if last else ''} (`kubectl logs {pod.metadata.name} -c {name}` holds the rest)"
+    )
+    return Verdict(Fate.FAILED, "InitContainerFailed", words, code)
 
 
 def _alive(pod: Pod, reason: str, meaning: Meaning | None) -> Verdict:
@@ -126,7 +150,7 @@ def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Ver
     for rule in rules:
         if code in rule.on_exit_codes:
             return _by_rule(rule, code)
-    if code in {137, 143}:
+    if code in _KILLED:
         return Verdict(Fate.KILLED, "Killed", f"ended with exit code {code} and nobody says why", code)
     if code == EXIT_FENCED:
         return Verdict(Fate.KILLED, "Fenced", "a newer incarnation holds its place", code)

@@ -9,6 +9,7 @@ import pytest
 
 from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
+from shoal.policy import troubles
 from shoal.policy.disruption import Meaning, is_spot, node_signal
 from shoal.policy.verdict import Fate, judge
 from shoal_trainer.contract import Outcome
@@ -161,6 +162,47 @@ def test_a_pod_evicted_before_its_containers_were_made() -> None:
     del manifest["status"]["containerStatuses"]
     verdict = judge(build.Pod.model_validate(manifest), SLOT, NODES)
     assert verdict.fate is Fate.DISRUPTED
+
+
+def not_begun(init: dict[str, Any], **how: Any) -> dict[str, Any]:
+    """A pod whose training container waits for this state of its init container."""
+    statuses = [{"name": "mkdir", "state": build.ended(0, "Completed")}, {"name": "fetch", "state": init}]
+    manifest = build.pod_manifest(state=build.waiting("PodInitializing"), **how)
+    manifest["status"]["initContainerStatuses"] = statuses
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("end", "fate", "reason", "words"),
+    [
+        (build.ended(3, message="trying\n403 Forbidden\n"), Fate.FAILED, "InitContainerFailed", "code 3: 403 Forb"),
+        (build.ended(137, "OOMKilled"), Fate.FAILED, "OOMKilled", "raise its resources.limits.memory"),
+        (build.ended(143), Fate.KILLED, "Killed", "exit code 143"),
+        (build.waiting("PodInitializing"), Fate.DISRUPTED, "Unknown", ""),
+    ],
+)  # fmt: skip
+def test_a_pod_whose_init_container_ended(end: dict[str, Any], fate: Fate, reason: str, words: str) -> None:
+    pod = build.Pod.model_validate(not_begun(end, phase="Failed"))
+    verdict = judge(pod, SLOT, NODES)
+    assert (verdict.fate, verdict.reason) == (fate, reason)
+    assert words in verdict.message
+    if fate is not Fate.DISRUPTED:
+        assert "init container fetch" in verdict.message
+        assert verdict.exit_code == end["terminated"]["exitCode"]
+    taken = judge(pod, SLOT, {"spot-0": SHUTDOWN})
+    assert taken.fate is Fate.DISRUPTED
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+@pytest.mark.parametrize(
+    ("waits", "reason"), [("CrashLoopBackOff", "CrashLooping"), ("ImagePullBackOff", "ImagePullFailed")]
+)
+def test_an_init_container_that_does_not_get_going_is_a_trouble(role: str, waits: str, reason: str) -> None:
+    pod = build.Pod.model_validate(not_begun(build.waiting(waits), role=role, phase="Pending"))
+    trouble = troubles.find(build.observe(build.job(), pod), [])
+    assert trouble is not None
+    assert trouble.reason == reason
+    assert "container fetch" in trouble.message
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,24 @@ def test_more_disruptions_than_allowed() -> None:
 # --- suspension ------------------------------------------------------------------------------------------------------
 
 
+def test_an_init_container_that_always_fails_uses_up_the_backoff_limit() -> None:
+    world = World(spec={"runPolicy": {"backoffLimit": 2}})
+    init = {"name": "fetch", "state": build.ended(1)}
+    for _ in range(100):
+        world.reconcile()
+        for name, pod in world.pods.items():
+            if "-worker-" in name and pod["status"]["phase"] == "Running":
+                waits = {"state": build.waiting("PodInitializing"), "ready": False}
+                pod["status"]["containerStatuses"][0] |= waits
+                pod["status"] |= {"phase": "Failed", "initContainerStatuses": [init]}
+        world.tick()
+        if world.status["phase"] == "Failed":
+            break
+    assert condition(world, "Failed")["reason"] == "BackoffLimitExceeded"
+    assert "init container fetch ended with exit code 1" in condition(world, "Failed")["message"]
+    assert world.status["restarts"]["disruptions"] == 0
+
+
 def test_a_job_created_suspended_starts_nothing() -> None:
     made = plan(build.observe(build.job(suspend=True)))
     assert made.actions == ()
