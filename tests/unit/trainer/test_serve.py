@@ -2,10 +2,11 @@
 
 import pytest
 
-from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.contract import InitialFrom, JobIdentity, Role, RuntimeConfig, Shard, StopAfter
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
 from shoal_trainer.errors import Overtaken, Unreachable
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import State
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import LocalStorage
@@ -14,23 +15,29 @@ from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, Pu
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
 
-@pytest.fixture
-def server(tmp_path):
-    """Parameter server 0 of a job whose one pass of two samples is trained."""
-    create_secret_dir(tmp_path / "secret")
-    config = RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid="u"),
+def config(tmp_path, *, uid="u", incarnation=0, initial_from=None):
+    """Of parameter server 0."""
+    if not (tmp_path / "secret").exists():
+        create_secret_dir(tmp_path / "secret")
+    return RuntimeConfig(
+        job=JobIdentity(namespace="n", name="j", uid=uid),
         role=Role.PS,
         index=0,
-        incarnation=0,
+        incarnation=incarnation,
         parameter_servers=(Shard(host="127.0.0.1"),),
         entrypoint="a:b",
         batch_size=2,
         stop_after=StopAfter(epochs=1),
         storage_uri=(tmp_path / "storage").as_uri(),
+        initial_from=initial_from,
         secret_dir=str(tmp_path / "secret"),
     )
-    server = ParameterServer(config)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Parameter server 0 of a job whose one pass of two samples is trained."""
+    server = ParameterServer(config(tmp_path))
     server.shard.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
     server.shard.initialize(aligned(4))
@@ -78,3 +85,19 @@ def test_an_upload_of_one_that_was_given_up_meanwhile_replaces_nothing(server):
     with pytest.raises(Overtaken):
         server.desk.upload(0, 0, token, "model.keras", slow())
     assert server.desk.artefacts._storage.read("model/model.keras") == b"the model"
+
+
+@pytest.mark.parametrize("incarnation", [0, 1])
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_server_that_begins_with_another_run_asks_the_workers_first(
+    server, tmp_path, incarnation, weights_only
+):
+    """It may not be the first one of its run: no snapshot of its own says so yet."""
+    assert server.desk.snapshotter.take() is not None
+    other = InitialFrom(uri=(tmp_path / "storage" / "n" / "j" / "u").as_uri(), weights_only=weights_only)
+    begun = ParameterServer(config(tmp_path, uid="v", incarnation=incarnation, initial_from=other))
+    begun._restore()
+    assert begun.shard.state is State.RECOVERING
+    assert begun.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
+    assert begun.desk.coordinator.gathering == (incarnation > 0)
+    assert (begun.desk.coordinator.ledger is None) == weights_only

@@ -290,7 +290,8 @@ class Coordinator:
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
         """Begin from a manifest's `ledger`, before any worker is here, and gather the survivors.
 
-        `other_run`: there are none; what its workers held is free, and why it ended is no reason to end this one.
+        `other_run`: what its workers held is free, and why it ended is no reason to end this one. There are survivors
+        only of this run, where this process is not its first.
         """
         with self._lock:
             if not other_run:

@@ -293,7 +293,6 @@ class PSClient:
         part, pulled = self._encode(copy.flat)[low:high], copy.pulled
         meta = AnswerMeta(
             pulled.shard_samples[shard.index],
-            pulled.updates[shard.index],
             pulled.live_workers,
             pulled.applied[shard.index],
             pulled.journals[shard.index],
@@ -338,7 +337,6 @@ class PSClient:
             applied=tuple(meta.applied for meta in metas),
             samples=metas[0].samples,
             live_workers=metas[0].live_workers,
-            updates=tuple(meta.updates for meta in metas),
             shard_samples=tuple(meta.samples for meta in metas),
             push_seconds=sent - begin,
             pull_seconds=self._clock() - sent,

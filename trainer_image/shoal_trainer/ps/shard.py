@@ -63,6 +63,7 @@ class ShardStore(Attendance):
         self.on_ready = on_ready
         self.samples = 0
         self.updates = 0
+        """Gradients that the optimizer's state has seen: the step of Adam."""
         self.model: ModelSpec | None = None
         self.applied: Applied = {}
         self.journal = Log()
@@ -136,18 +137,13 @@ class ShardStore(Attendance):
             fits = self.journal.takes(meta.journal, Contents(self._restored))
             if fits and self._wants(version, generation):
                 kernels.adopt(self._parameters, io)
-                self.version, self.samples, self.updates = (
-                    version,
-                    meta.samples,
-                    max(self.updates, meta.updates),
-                )
-                self.generation = generation
+                self.version, self.samples, self.generation = version, meta.samples, generation
                 self.applied = dict(meta.applied)
                 self.journal.adopt(meta.journal)
                 self.contents = Contents(self._restored)
                 for entry in self.journal.since(-1).entries:
                     self.contents.add((entry.slot, entry.incarnation, entry.seq))
-                self._recovery.known = True
+                self._recovery.adopted()
                 if self._state is State.EMPTY:
                     self._become_ready()
             self._recovery.heard(slot)
@@ -269,7 +265,8 @@ class ShardStore(Attendance):
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
         """Begin from a snapshot, before any worker is here; then RECOVERING until the workers' copies are seen.
 
-        `other_run`: READY at once, with no push of this run, and the first worker may configure the optimizer anew.
+        `other_run`: with no push of this run, and the first worker may configure the optimizer anew. Workers may be
+        ahead of it all the same, where this run was lost before its first snapshot.
         `weights_only`: of another run, its weights and nothing else.
         """
         with self.lock:
@@ -281,17 +278,17 @@ class ShardStore(Attendance):
                 for name, values in self._optimizer.state.items():
                     values[:] = copy.arrays[name]
                 self.updates = copy.updates
+            self._state = State.RECOVERING
             if self._other_run:
                 self.samples = 0 if weights_only else copy.samples
-                self._become_ready()
+                self._recovery.restored(None)
                 return
             self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
             self.applied = dict(copy.applied)
             self.journal = Log(copy.version)
             self._restored = copy.contents
             self.contents = Contents(copy.contents)
-            self._recovery.expect({slot for slot, _ in copy.applied})
-            self._state = State.RECOVERING
+            self._recovery.restored({slot for slot, _ in copy.applied})
 
     def roll_back(self, copy: ShardCopy) -> None:
         """Begin again from a snapshot, while workers are here: READY at once, for their copies are given up.
@@ -313,11 +310,13 @@ class ShardStore(Attendance):
         self._take_optimizer(model)
 
     def _take_optimizer(self, model: ModelSpec) -> None:
-        """Configure the optimizer; state of the same name and meaning stays."""
+        """Configure the optimizer; state of the same name and meaning stays. One that finds none begins anew."""
         compile_for(model.optimizer)
         low, high = bounds(model.size, self.shards)[self.index]
         held = {} if self._optimizer is None else self._optimizer.state
         self._optimizer = Optimizer(model.optimizer, low, max(0, min(high, model.parameters) - low), held)
+        if not self._optimizer.state.keys() <= held.keys():
+            self.updates = 0
         self.model = model
 
     def _settle(self) -> None:
@@ -396,7 +395,7 @@ class ShardStore(Attendance):
         if self.staleness.max is not None and self._members.has(slot):
             self._permits.pulled(slot, self.version)
         journal = self.journal.since(known)
-        meta = AnswerMeta(self.samples, self.updates, self.live_workers, dict(self.applied), journal)
+        meta = AnswerMeta(self.samples, self.live_workers, dict(self.applied), journal)
         return Answer(self.version, meta)
 
     def _check_size(self, values: Buffer) -> None:

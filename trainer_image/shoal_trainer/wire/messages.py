@@ -180,8 +180,6 @@ class Pulled:
     samples: int
     """Samples that shard 0 has seen."""
     live_workers: int
-    updates: tuple[int, ...] = ()
-    """For each shard, how many gradients its optimizer has taken (the step of Adam)."""
     shard_samples: tuple[int, ...] = ()
     push_seconds: float = 0.0
     """From the first byte sent to the last one."""
@@ -231,7 +229,7 @@ class Welcome:
 
 _PUSH = struct.Struct("<II3f5fH")
 _MARK = struct.Struct("<IiQQ")
-_ANSWER = struct.Struct("<QQIHQI")
+_ANSWER = struct.Struct("<QIHQI")
 _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
 
@@ -255,7 +253,6 @@ class AnswerMeta:
     """What an answer with parameters tells beside the numbers in the header."""
 
     samples: int = 0
-    updates: int = 0
     live_workers: int = 1
     applied: Applied = field(default_factory=dict)
     journal: Journal = Journal()
@@ -287,9 +284,7 @@ def encode_answer(meta: AnswerMeta) -> bytes:
     """The bytes of `meta`."""
     entries = list(meta.applied.items())[-MAX_APPLIED:]
     journal = meta.journal
-    head = _ANSWER.pack(
-        meta.samples, meta.updates, meta.live_workers, len(entries), journal.floor, len(journal.entries)
-    )
+    head = _ANSWER.pack(meta.samples, meta.live_workers, len(entries), journal.floor, len(journal.entries))
     applied = b"".join(_APPLIED.pack(slot, incarnation, seq) for (slot, incarnation), seq in entries)
     return head + applied + b"".join(_ENTRY.pack(*entry) for entry in journal.entries)
 
@@ -300,13 +295,13 @@ def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
         raise ProtocolError(
             f"an answer's description has {len(data)} bytes, at least {_ANSWER.size} are needed"
         )
-    samples, updates, live, count, floor, entries = _ANSWER.unpack_from(data)
+    samples, live, count, floor, entries = _ANSWER.unpack_from(data)
     middle = _ANSWER.size + count * _APPLIED.size
     if count > MAX_APPLIED or entries > MAX_JOURNAL or len(data) != middle + entries * _ENTRY.size:
         raise ProtocolError("an answer's description does not have the length that it states")
     applied = {(slot, inc): seq for slot, inc, seq in _APPLIED.iter_unpack(data[_ANSWER.size : middle])}
     journal = Journal(floor, tuple(Entry(*entry) for entry in _ENTRY.iter_unpack(data[middle:])))
-    return AnswerMeta(samples, updates, live, applied, journal)
+    return AnswerMeta(samples, live, applied, journal)
 
 
 def decode_json(kind: type[M], data: bytes | bytearray | memoryview) -> M:

@@ -20,9 +20,9 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(
 class Bench:
     """A job of 8 samples in batches of 2, whose workers are called by hand."""
 
-    def __init__(self, *, stop=None, validation=False, callbacks=False, boot=1):
+    def __init__(self, *, stop=None, validation=False, callbacks=False, boot=1, epoch=0):
         self.now = 0.0
-        self.shard = ShardStore(0, 1, 0, boot=boot, clock=lambda: self.now)
+        self.shard = ShardStore(0, 1, epoch, boot=boot, clock=lambda: self.now)
         job = JobIdentity(namespace="n", name="j", uid="u")
         self.coordinator = Coordinator(
             job,
@@ -358,6 +358,36 @@ def test_another_run_begins_without_what_the_first_ones_workers_held_or_why_it_e
     second.join(0)
     assert second.train(0).task == "export"
     assert second.coordinator.ledger.completed == 2
+
+
+def test_one_that_follows_another_before_the_first_snapshot_of_a_run_that_began_with_another_one():
+    """What the workers' copies bring is counted, and what they hold is theirs before anybody asks."""
+    first, lost, new = Bench(), Bench(boot=2), Bench(boot=3, epoch=1)
+    first.join(0)
+    for bench in (lost, new):
+        bench.shard.restore(first.shard.copy(), other_run=True)
+        bench.coordinator.load(first.coordinator.dump(), other_run=True)
+    assert not lost.coordinator.gathering
+    lost.join(0)
+    lost.now += 10.0
+    lease, held = lost.ask(0).lease, lost.ask(0).lease
+    lost.finish(0, lease)
+    meta = lost.shard.pull(0, copy := aligned(4)).meta
+    assert new.coordinator.gathering
+    assert new.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
+    new.shard.offer(0, 0, 1, meta, copy)
+    answer = new.join(0, held=(held,))
+    new.join(1)
+    assert [one.old for one in answer.renamed] == [held.token]
+    assert new.coordinator.ledger.counts() == (2, 2)
+    assert new.ask(1).kind == "idle"
+    new.now += 60.0
+    new.coordinator.heartbeat(0, 0)
+    starts = []
+    while (given := new.ask(1)).kind == "data":
+        starts.append(given.lease.start)
+    assert sorted([lease.start, held.start, *starts]) == [0, 2, 4, 6]
+    assert new.coordinator.counters.repeated == 0
 
 
 def test_a_metric_that_is_not_finite_is_left_out_and_reaches_no_target():

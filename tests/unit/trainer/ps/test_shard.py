@@ -322,9 +322,7 @@ def test_an_answer_tells_the_pushes_that_its_worker_does_not_know_and_no_snapsho
 
 def test_a_copy_whose_journal_begins_after_the_snapshot_is_not_adopted() -> None:
     old, copy, new = crashed(10, 6, Clock())
-    new.offer(
-        0, 0, old.version, AnswerMeta(old.samples, old.updates, 1, dict(old.applied), Journal(7)), copy.copy()
-    )
+    new.offer(0, 0, old.version, AnswerMeta(old.samples, 1, dict(old.applied), Journal(7)), copy.copy())
     assert new.version == 6
 
 
@@ -332,7 +330,7 @@ def test_a_copy_that_went_another_way_from_an_earlier_snapshot_is_not_adopted() 
     """Its version 6 is another one than the snapshot's: not all that it has before is in the snapshot."""
     old, copy, new = crashed(10, 6, Clock())
     other = tuple(Entry(version, 3, 0, version, 1, 0, -1, 0, 1) for version in range(1, 11))
-    meta = AnswerMeta(old.samples, old.updates, 1, dict(old.applied), Journal(0, other))
+    meta = AnswerMeta(old.samples, 1, dict(old.applied), Journal(0, other))
     new.offer(0, 0, old.version, meta, copy.copy())
     assert new.version == 6
     assert new.contents.spans() == ((0, 0, 1, 7),)
@@ -382,7 +380,7 @@ def crashed(pushes: int, snapshot_at: int, clock: Clock) -> tuple[ShardStore, np
 
 
 def offer(shard: ShardStore, old: ShardStore, slot: int, io: np.ndarray) -> None:
-    meta = AnswerMeta(old.samples, old.updates, 1, dict(old.applied))
+    meta = AnswerMeta(old.samples, 1, dict(old.applied))
     shard.offer(slot, 0, old.version, meta, io)
 
 
@@ -438,6 +436,105 @@ def test_on_ready_tells_what_is_in_the_parameters() -> None:
     clock.now += 10
     assert new.state is State.READY
     assert heard == [(5, {(0, 0): 5})]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_after_its_loss_a_shard_that_began_with_another_run_takes_a_worker_s_copy(
+    epoch: int, weights_only: bool
+) -> None:
+    """No snapshot of its own was there yet. `epoch` 0: its container was started again in place."""
+    other = ready()
+    other.push(0, 0, 1, 0, ONE, grad())
+    begun = other.copy()
+    assert begun is not None
+    first = ShardStore(0, 1, 0, clock=(clock := Clock()))
+    first.restore(begun, other_run=True, weights_only=weights_only)
+    first.hello(0, 0, MODEL)
+    clock.now += 10.0
+    np.testing.assert_array_equal(read(first), -1)
+    first.push(0, 0, 1, 0, ONE, io := grad())
+    second = ShardStore(0, 1, epoch, clock=clock)
+    second.restore(begun, other_run=True, weights_only=weights_only)
+    welcome = second.hello(1, 0, MODEL)  # a new worker, which has no copy, is the first to come
+    assert (welcome.initialized, welcome.recovering) == (True, True)
+    assert second.hello(0, 0, MODEL, first.version).wants_copy
+    second.offer(0, 0, first.version, first.pull(0, io).meta, io)
+    assert (second.state, second.version, second.samples) == (State.READY, 1, first.samples)
+    assert second.contents.spans() == ((0, 0, 1, 2),)
+    np.testing.assert_array_equal(read(second), -2)
+
+
+def test_where_nobody_has_more_than_another_run_s_values_the_shard_goes_on_with_them() -> None:
+    begun = ready().copy()
+    assert begun is not None
+    shard = ShardStore(0, 1, 1, clock=(clock := Clock()))
+    shard.restore(begun, other_run=True)
+    assert not shard.hello(0, 0, MODEL, copy_version=0).wants_copy
+    assert shard.state is State.RECOVERING
+    clock.now += 10.0
+    assert shard.state is State.READY
+    np.testing.assert_array_equal(read(shard), 0)
+
+
+ADAM = OptimizerConfig(name="adam", learning_rate=0.001, batch_size=1)
+
+
+def adam_steps(shard: ShardStore, slot: int, count: int = 50) -> float:
+    """The mean absolute step of the next pushes, of gradients that are like those before."""
+    rng, steps, before = np.random.default_rng(7), [], read(shard)
+    done = shard.applied.get((slot, 0), 0)
+    for seq in range(done + 1, done + count + 1):
+        shard.push(slot, 0, seq, shard.version, ONE, io := rng.normal(1, 1, N).astype(np.float32))
+        steps.append(np.abs(io - before).mean())
+        before = io
+    return float(np.mean(steps))
+
+
+def test_adam_s_steps_are_of_the_same_size_after_a_worker_s_copy_was_adopted() -> None:
+    """Its moments begin at zero then, and so does what corrects them."""
+    old = ready(model := MODEL.model_copy(update={"optimizer": ADAM}))
+    fresh = adam_steps(old, 0)
+    adam_steps(old, 0, 500)
+    meta = old.pull(0, io := grad()).meta
+    new = ShardStore(0, 1, 1)
+    assert new.hello(0, 0, model, old.version).wants_copy
+    new.offer(0, 0, old.version, meta, io)
+    assert adam_steps(new, 0) < 1.2 * fresh
+
+
+def test_adam_s_steps_are_of_the_same_size_after_a_copy_beyond_a_snapshot_was_adopted() -> None:
+    old = ready(model := MODEL.model_copy(update={"optimizer": ADAM}))
+    fresh = adam_steps(old, 0)
+    snapshot = old.copy()
+    assert snapshot is not None
+    adam_steps(old, 0, 500)
+    meta = old.pull(0, io := grad()).meta
+    new = ShardStore(0, 1, 1)
+    new.restore(snapshot)
+    new.hello(0, 0, model, old.version)
+    new.offer(0, 0, old.version, meta, io)
+    assert new.updates == snapshot.updates  # which its moments have seen
+    assert adam_steps(new, 0) < 1.2 * fresh
+
+
+@pytest.mark.parametrize(("name", "kept"), [("sgd", 0), ("adamw", 50), ("adam", 50)])
+def test_an_optimizer_that_finds_no_moments_in_another_run_begins_at_its_first_step(
+    name: str, kept: int
+) -> None:
+    theirs = ADAM.model_copy(update={"name": name, "momentum": 0.9 if name == "sgd" else 0.0})
+    old = ready(MODEL.model_copy(update={"optimizer": theirs}))
+    adam_steps(old, 0)
+    begun = old.copy()
+    assert begun is not None
+    assert begun.updates == 50
+    model = MODEL.model_copy(update={"optimizer": ADAM})
+    shard = ShardStore(0, 1, 0, clock=(clock := Clock()))
+    shard.restore(begun, other_run=True)
+    shard.hello(0, 0, model)
+    clock.now += 10.0
+    assert shard.updates == kept
+    assert adam_steps(shard, 0) < 1.2 * adam_steps(ready(model), 0)
 
 
 def test_another_run_s_weights_with_another_optimizer() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.coordinator import report
-from tests.unit.trainer.simulation.world import PASSES, SAMPLES, STEPS_AT, World
+from tests.unit.trainer.simulation.world import PASSES, SAMPLES, STEPS_AT, World, another_run
 
 SEEDS = int(os.environ.get("SHOAL_SEEDS", "500"))
 CHUNKS = max(20, SEEDS // 100)
@@ -62,7 +62,9 @@ def check(seed, world):
 @pytest.mark.timeout(600)
 def test_each_sample_is_applied_once_or_counted(chunk):
     for seed in range(chunk, SEEDS, CHUNKS):
-        world = World(seed, workers=1 + seed % 4, faults=(0.5, 1.0, 2.0)[seed % 3], ps_faults=seed % 4)
+        begins_with = another_run(1) if seed % 5 == 4 else None
+        faults = (0.5, 1.0, 2.0)[seed % 3]
+        world = World(seed, workers=1 + seed % 4, faults=faults, ps_faults=seed % 4, begins_with=begins_with)
         world.run()
         check(seed, world)
 
@@ -71,8 +73,12 @@ def test_each_sample_is_applied_once_or_counted(chunk):
 @pytest.mark.timeout(600)
 def test_what_is_in_some_shards_only_is_counted(chunk):
     for seed in range(chunk, SEEDS // 5, CHUNKS):
-        faults = (0.5, 1.0, 2.0)[seed % 3]
-        world = World(seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=2 + seed % 2)
+        faults, shards = (0.5, 1.0, 2.0)[seed % 3], 2 + seed % 2
+        begins_with = another_run(shards) if seed % 5 == 4 else None
+        world = World(
+            seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards,
+            begins_with=begins_with,
+        )  # fmt: skip
         world.run()
         world.end()
         check(seed, world)

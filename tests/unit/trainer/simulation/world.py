@@ -170,8 +170,11 @@ class Server:
         self.shard = ShardStore(index, world.shards, epoch, boot=world.boots, clock=world.clock)
         self.store = SnapshotStore(world.storage)
         found = self.store.load_newest(index, world.shards)
+        begun = None if found or not world.begins_with else world.begins_with.load_newest(index, world.shards)
         if found is not None:
             self.shard.restore(found[1])
+        if begun is not None:
+            self.shard.restore(begun[1], other_run=True)
         self.told = epoch == 0 and found is None
         self.index = index
         if index:
@@ -198,6 +201,8 @@ class Server:
         )
         if found is not None:
             self.coordinator.load(found[0].ledger)
+        if begun is not None:
+            self.coordinator.load(begun[0].ledger, other_run=True)
 
     def go_back(self, generation):
         """Another shard hears that the job has gone back."""
@@ -205,6 +210,23 @@ class Server:
         if found is None or found[0].generation < generation:
             raise Unreachable("the storage does not show that snapshot yet")
         self.shard.roll_back(found[1])
+
+
+def another_run(shards):
+    """The store of a run that trained nothing: the counters of one that begins with it tell of itself alone."""
+    world = SimpleNamespace(
+        boots=0, shards=shards, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None, servers=[],
+        fenced=None, talk=lambda: None,
+    )  # fmt: skip
+    world.servers += [Server(world, index, 0) for index in range(shards)]
+    for server in world.servers:
+        server.shard.hello(0, 0, model(shards))
+        server.shard.initialize(aligned(server.shard.size))
+    world.servers[0].coordinator.join(
+        Join(slot=0, incarnation=0, data=DataSpec(size=SAMPLES), batch_size=BATCH)
+    )
+    assert world.servers[0].snapshotter.take() is not None
+    return world.servers[0].store
 
 
 class Answer:
@@ -336,7 +358,7 @@ class Worker:
             welcome = server.shard.hello(self.slot, self.incarnation, self.world.model, version, generation)
             if welcome.wants_copy:
                 p, (low, high) = offered.pulled, self.world.bounds[i]
-                counts = p.shard_samples[i], p.updates[i], p.live_workers
+                counts = p.shard_samples[i], p.live_workers
                 meta = decode_answer(encode_answer(AnswerMeta(*counts, p.applied[i], p.journals[i])))
                 part = offered.flat[low:high].copy()
                 who = self.slot, self.incarnation
@@ -420,7 +442,6 @@ class Worker:
             tuple(dict(meta.applied) for meta in metas),
             metas[0].samples,
             metas[0].live_workers,
-            tuple(meta.updates for meta in metas),
             tuple(meta.samples for meta in metas),
             journals=tuple(meta.journal for meta in metas),
         )
@@ -557,14 +578,16 @@ class World:
     """Runs a job to its end under the faults that `seed` and `faults` make.
 
     `safe` workers live to the end, and server 0 is lost at most once: what nobody knows of, no later fault mends.
+    `begins_with`: another run's snapshots.
     """
 
-    def __init__(self, seed, *, workers=3, faults=1.0, ps_faults=1.0, shards=1, safe=False):
+    def __init__(self, seed, *, workers=3, faults=1.0, ps_faults=1.0, shards=1, safe=False, begins_with=None):
         self.random = random.Random(seed)
         self.now = 0.0
         self.loss = 0.01 * faults * self.random.random()
         self.faults, self.ps_faults, self.safe = faults, ps_faults, safe
         self.storage = MemoryStorage()
+        self.begins_with = begins_with
         self.spoilt_at = None
         self.back = threading.Semaphore(0)
         self.scheduler = threading.current_thread()
