@@ -15,7 +15,7 @@ import hmac
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 VERSION = 1
@@ -87,7 +87,13 @@ class StopAfter(Message):
     epochs: int | None = None
     steps: int | None = None
     metric: str | None = None
-    value: float | None = None
+    value: float | None = Field(None, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _together(self) -> StopAfter:
+        if (self.metric is None) != (self.value is None):
+            raise ValueError("stopAfter.metric and stopAfter.value go together: set both or neither")
+        return self
 
 
 class Staleness(Message):

@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.api.base import API_VERSION
 from shoal.api.crd import COLUMNS, Schema, custom_resource_definition
+from shoal.api.rules import MOST
 from shoal.api.training_job import TrainingJob
 
 
@@ -26,6 +27,7 @@ def reference() -> str:
         f"`{API_VERSION}`, namespaced, short name `{'`, `'.join(TrainingJob.SHORT_NAMES)}`. {schema['description']}",
         "",
     ]
+    lines += [f"- whole numbers of the spec are at most {MOST}"]
     lines += [f"- {rule['message']}" for rule in schema["x-kubernetes-validations"]]
     for part in ("spec", "status"):
         lines += _section(part, schema["properties"][part])
@@ -67,7 +69,8 @@ def _type(schema: Schema) -> str:
         return f"list of {_type(schema['items'])}"
     if isinstance(schema.get("additionalProperties"), dict):
         return f"map of {_type(schema['additionalProperties'])}"
-    limits = [f"{sign} {schema[key]}" for key, sign in (("minimum", "≥"), ("maximum", "≤")) if key in schema]
+    signs = (("minimum", "≥"), ("maximum", "≤"))
+    limits = [f"{sign} {schema[key]}" for key, sign in signs if schema.get(key, MOST) != MOST]
     name = "time" if schema.get("format") == "date-time" else str(schema.get("type", "any"))
     return " ".join([name, ", ".join(limits)]).strip()
 

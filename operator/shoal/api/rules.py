@@ -1,12 +1,27 @@
-"""CEL rules and patterns: how a model says what the API server must refuse, and in which words."""
+"""CEL rules, patterns and bounds: how a model says what the API server must refuse, and in which words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-DECIMAL = r"^-?\d+(\.\d+)?([eE]-?\d+)?$"
-"""A number in quotes: the API has no floats."""
+from pydantic import BeforeValidator, Field
+
+DECIMAL = "^-?[0-9]+([.][0-9]+)?([eE]-?[0-9]{1,2})?$"
+"""A number in quotes: the API has no floats. One that a float can hold."""
+
+MOST = 2**31 - 1
+"""What Kubernetes' own counts and seconds may be: as seconds 68 years, which a date can still be moved by."""
+
+
+def _at_most(value: Any) -> Any:
+    return min(value, MOST) if isinstance(value, int) else value
+
+
+STORED = BeforeValidator(_at_most)
+"""An object that was stored before there was this bound is read as if it kept it."""
+Natural = Annotated[int, Field(ge=0, le=MOST), STORED]
+Positive = Annotated[int, Field(ge=1, le=MOST), STORED]
 
 
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 
 from shoal.api.base import Resource, Strict
 from shoal.api.pod_template import pod_template_schema
-from shoal.api.rules import DECIMAL, explained, rules
+from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules
 from shoal.api.training_job_status import TrainingJobStatus
 
 MANAGED_BY = "shoal.dev/operator"
@@ -102,17 +102,17 @@ class RunPolicy(Strict):
 
     clean_pod_policy: Literal["None", "Running", "All"] = "Running"
     """Which pods are deleted when the job has ended: None, those still Running, or All."""
-    ttl_seconds_after_finished: int | None = Field(None, ge=0)
+    ttl_seconds_after_finished: Natural | None = None
     """Delete the TrainingJob so many seconds after its end. Storage stays. Unset: keep it."""
-    active_deadline_seconds: int | None = Field(None, ge=1)
+    active_deadline_seconds: Positive | None = None
     """The job fails when it has been active for so long. Time suspended does not count."""
-    backoff_limit: int = Field(6, ge=0)
+    backoff_limit: Natural = 6
     """How many failures (the job's own fault) are retried before the job fails. Disruptions do not count."""
-    max_disruptions: int | None = Field(None, ge=0)
+    max_disruptions: Natural | None = None
     """How many disruptions of workers (spot reclaims, drains, lost nodes) are survived. Unset: any number."""
-    progress_deadline_seconds: int | None = Field(None, ge=10)
+    progress_deadline_seconds: Annotated[int, Field(ge=10, le=MOST), STORED] | None = None
     """Report Degraded, reason NoProgress, when no training step was made in this time."""
-    force_delete_after_seconds: int = Field(60, ge=0)
+    force_delete_after_seconds: Natural = 60
     """A pod that is Terminating on a node that is gone is deleted by force after so many seconds."""
     failure_rules: list[FailureRule] = Field(default=[], max_length=16)
     """What exit codes mean, first match first. Unset: any code is a failure, unless the platform took the
@@ -132,13 +132,19 @@ class StopAfter(Strict):
         )
     )
 
-    epochs: int | None = Field(None, ge=1)
+    epochs: Positive | None = None
     """After so many passes over the data."""
-    steps: int | None = Field(None, ge=1)
+    steps: Positive | None = None
     """After so many training steps of the whole job."""
     metric: str | None = Field(None, min_length=1, max_length=63)
     """When this metric of the validation data, as Keras names it, reaches `value`."""
-    value: str | None = Field(None, pattern=DECIMAL, max_length=32)
+    value: str | None = Field(
+        None,
+        max_length=32,
+        json_schema_extra=rules(
+            (f"self.matches('{DECIMAL}')", 'must be a decimal number in quotes, as "0.97" or "1e-3" is')
+        ),
+    )
     """The metric's target, a decimal in quotes: `"0.97"`."""
 
 
@@ -154,7 +160,7 @@ class InitialFrom(Strict):
 class Staleness(Strict):
     """How a gradient that was computed on older parameters is weighted: learning rate / staleness**p."""
 
-    max: int | None = Field(None, ge=1)
+    max: Positive | None = None
     """A worker may be at most so many updates behind before it waits. Unset: any number."""
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
     """Constant (p = 0), InverseSquareRoot (p = 1/2) or Inverse (p = 1)."""
@@ -166,7 +172,7 @@ class AcceleratorBatchSize(Strict):
     accelerator: str = Field(max_length=63, pattern=r"^[A-Za-z0-9]+([ -][A-Za-z0-9]+)*$")
     """Words that the device's name must have, as TensorFlow names it: `T4` fits `Tesla T4`, `A100 80GB` fits
     `NVIDIA A100-SXM4-80GB`. `CPU` is a worker without an accelerator."""
-    batch_size: int = Field(ge=1)
+    batch_size: Positive
     """Samples in one step of a worker there."""
 
 
@@ -178,7 +184,7 @@ class TrainingSpec(Strict):
     args: dict[str, int | str] = Field(default_factory=dict, max_length=64)
     """Arguments of the entrypoint function. Whole numbers, or strings: write `"0.1"` and `"true"` in
     quotes."""
-    batch_size: int = Field(128, ge=1)
+    batch_size: Positive = 128
     """Samples in one step of one worker. Pushes are weighted by their samples; so many have weight 1."""
     batch_sizes: list[AcceleratorBatchSize] = Field(
         default=[],
@@ -198,7 +204,7 @@ class TrainingSpec(Strict):
 class SnapshotSpec(Strict):
     """How often parameters, optimizer and the record of the data are saved together."""
 
-    every_seconds: int = Field(60, ge=1)
+    every_seconds: Positive = 60
     """Seconds between snapshots."""
     retain: int = Field(3, ge=1, le=100)
     """How many snapshots are kept."""

@@ -17,8 +17,9 @@ from shoal.controller.memory import Memories
 from shoal.controller.observe import Observer
 from shoal.controller.report import Reporter
 from shoal.controller.world import Key, Wake, World
-from shoal.errors import ClusterError
-from shoal.policy.model import DeleteJob, DeletePod, DeleteService, Observation
+from shoal.errors import ClusterError, ShoalError
+from shoal.policy.broken import broken
+from shoal.policy.model import DeleteJob, DeletePod, DeleteService, Observation, Plan
 from shoal.policy.names import place_of
 from shoal.policy.plan import plan
 from shoal.telemetry.coordinator import Endpoint
@@ -81,7 +82,7 @@ class Reconciler:
         for _ in range(ROUNDS):
             if (observed := self._observer.observe(key)) is None:
                 return None
-            seen, decided = observed, plan(observed)
+            seen, decided = observed, await self._plan(observed)
             to_make = tuple(a for a in decided.actions if not isinstance(a, _REMOVALS))
             if failed is not None or not to_make:
                 break
@@ -104,6 +105,15 @@ class Reconciler:
         if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
             wishes.append(memory.doubt_in(seen.now))  # it may wait for a Secret that somebody deleted
         return min((each for each in wishes if each is not None), default=None)
+
+    async def _plan(self, seen: Observation) -> Plan:
+        """The plan. A fault of our own is told on the job, too: few read the operator's log."""
+        try:
+            return plan(seen)
+        except Exception as error:
+            if not isinstance(error, ShoalError) and (told := broken(seen, error)) is not None:
+                await self._reporter.report(seen.job, told.status, told.events)
+            raise
 
     def _forget_earlier_runs(self, key: Key) -> None:
         """A job that is gone, or was applied again under its name: nothing of the old run is kept."""

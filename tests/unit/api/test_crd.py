@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from shoal.api.crd import files, structural
 from shoal.api.reference import reference
-from shoal.api.training_job import TrainingJob
+from shoal.api.training_job import RunPolicy, TrainingJob
 
 ROOT = Path(__file__).parents[3]
 HINT = (
@@ -56,6 +57,20 @@ def test_only_templates_keep_unknown_fields() -> None:
 
 def test_no_floats_in_the_api() -> None:
     assert "type: number" not in next(iter(files().values()))
+
+
+def test_every_whole_number_of_the_spec_is_bounded_and_one_stored_before_is_read_at_the_bound() -> None:
+    def integers(part: Any, path: str) -> Iterator[str]:
+        if isinstance(part, dict):
+            if part.get("type") == "integer" and "maximum" not in part:
+                yield path
+            for name, each in part.items():
+                if not part.get("x-kubernetes-int-or-string") or name == "properties":
+                    yield from integers(each, f"{path}.{name}")
+
+    assert list(integers(structural(TrainingJob)["properties"]["spec"], "")) == []
+    policy = RunPolicy.model_validate({"activeDeadlineSeconds": 2**63 - 1, "progressDeadlineSeconds": 10**12})
+    assert policy.active_deadline_seconds == policy.progress_deadline_seconds == 2**31 - 1
 
 
 def test_an_unknown_field_is_an_error_for_the_models_too() -> None:

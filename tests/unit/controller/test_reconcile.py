@@ -211,6 +211,27 @@ async def test_a_name_that_is_taken_is_tried_again_soon() -> None:
     assert rig.pods() == EVERYTHING
 
 
+async def test_a_fault_of_the_operators_own_is_told_on_the_job_once_and_taken_back() -> None:
+    rig = Rig()
+    of_before_it_was_refused = {"metric": "accuracy", "value": "1e999"}
+    rig.apply(training={"entrypoint": "digits:job", "stopAfter": of_before_it_was_refused})
+    for _ in range(3):
+        with pytest.raises(ValueError, match="finite"):
+            await rig.reconcile(KEY)
+        rig.see()
+    stalled = rig.job.status.condition("Stalled")
+    assert stalled is not None
+    assert (stalled.status, stalled.reason, rig.job.status.reason) == ("True", *["InternalError"] * 2)
+    assert "ValidationError" in stalled.message
+    assert "finite number" in stalled.message
+    assert "report it" in stalled.message
+    assert rig.cluster.writes("PUT", "trainingjobs") == ["status"]
+    assert len(rig.cluster.writes("POST", "events")) == 1
+    rig.apply()
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+
+
 async def test_a_job_that_goes_while_we_are_busy_gets_nothing_more() -> None:
     rig = Rig()
     rig.apply()

@@ -217,6 +217,24 @@ def test_an_init_container_that_always_fails_uses_up_the_backoff_limit() -> None
     assert world.status["restarts"]["disruptions"] == 0
 
 
+@pytest.mark.parametrize(
+    "field", ["activeDeadlineSeconds", "progressDeadlineSeconds", "ttlSecondsAfterFinished"]
+)
+def test_more_seconds_than_a_date_can_hold_are_as_good_as_none(field: str) -> None:
+    complete = {
+        "type": "Complete",
+        "status": "True",
+        "lastTransitionTime": build.stamp(build.NOW),
+        "reason": "x",
+    }
+    status = {"startTime": build.stamp(build.NOW)}
+    if field.startswith("ttl"):
+        status |= {"completionTime": build.stamp(build.NOW), "conditions": [complete]}
+    made = plan(build.observe(build.job(status, runPolicy={field: 2**63 - 1})))
+    assert made.wake_after == pytest.approx(2**31 - 1)
+    assert not any(isinstance(a, DeleteJob) for a in made.actions)
+
+
 def test_a_job_created_suspended_starts_nothing() -> None:
     made = plan(build.observe(build.job(suspend=True)))
     assert made.actions == ()

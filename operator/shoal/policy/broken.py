@@ -1,0 +1,28 @@
+"""A job that no plan can be made for, through a fault of Shoal's own: said on the job, where its owner looks."""
+
+from __future__ import annotations
+
+from shoal.policy.conditions import Conditions
+from shoal.policy.model import Event, Observation, Plan
+from shoal.policy.telling import short
+
+REASON = "InternalError"
+
+
+def broken(seen: Observation, error: Exception) -> Plan | None:
+    """The plan in the place of the one that could not be made: to say so. None: it is said already.
+
+    Once for each generation of the spec, in whatever words the error comes again: each write wakes the job.
+    """
+    before = seen.job.status
+    said, generation = before.condition("Stalled"), seen.job.metadata.generation
+    if said and (said.status, said.reason, said.observed_generation) == ("True", REASON, generation):
+        return None
+    words = (
+        f"the operator failed over this job and leaves its pods as they are; it tries again: {type(error).__name__}:"
+        f" {short(str(error), 500)}. Please report it, with the operator's log"
+    )
+    conditions = Conditions(before.conditions, generation, seen.now)
+    conditions.set("Stalled", True, REASON, words)
+    update = {"conditions": conditions.done(), "reason": conditions.reason()}
+    return Plan((), before.model_copy(update=update), (Event("Warning", REASON, words),))
