@@ -79,6 +79,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("value-float", with_(spec__training__stopAfter={"metric": "accuracy", "value": 0.97}), "must be of type string"),
     ("value-words", with_(spec__training__stopAfter={"metric": "auc", "value": "most"}), "must be a decimal number"),
     ("value-huge", with_(spec__training__stopAfter={"metric": "auc", "value": "1e999"}), "must be a decimal number"),
+    ("metric-own", with_(spec__training__stopAfter={"metric": "dice", "value": "0.9"}), "set mode to Min if it is to"),
+    ("mode-alone", with_(spec__training__stopAfter={"epochs": 1, "mode": "Min"}), "mode says how metric and value"),
+    ("mode-words",
+     with_(spec__training__stopAfter={"metric": "dice", "value": "0.9", "mode": "max"}),
+     'supported values: "Min", "Max"'),
     ("epochs-0", with_(spec__training__stopAfter__epochs=0), "should be greater than or equal to 1"),
     ("batch-0", with_(spec__training__batchSize=0), "batchSize in body should be greater than or equal to 1"),
     ("batch-twice",
@@ -172,6 +177,20 @@ def test_a_good_manifest_with_its_defaults(control_plane: ControlPlane, namespac
     assert spec["training"]["batchSize"] == 128
     assert spec["training"]["staleness"] == {"policy": "InverseSquareRoot"}
     assert spec["suspend"] is False
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        {"metric": "dice", "value": "0.9", "mode": "Max"},
+        {"metric": "val_sparse_categorical_crossentropy", "value": "1e-3"},
+        {"metric": "auc_1", "value": "0.9"},
+    ],
+)
+def test_a_metrics_target(control_plane: ControlPlane, stop: Any) -> None:
+    manifest = json.dumps(with_(spec__training__stopAfter=stop))
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=manifest)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_shards_may_change_while_the_job_is_suspended(

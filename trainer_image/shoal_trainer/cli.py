@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -51,6 +51,11 @@ def work() -> None:
 @click.option("--steps", type=click.IntRange(1), help="Stop after so many steps of the whole job.")
 @click.option("--until", metavar="METRIC=VALUE", help="Stop when a validation metric reaches a value.")
 @click.option(
+    "--mode",
+    type=click.Choice(["Min", "Max"], case_sensitive=False),
+    help="Whether the metric is to fall (Min) or to rise (Max); of Keras' own names it is known.",
+)
+@click.option(
     "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint; repeatable."
 )
 @click.option(
@@ -74,24 +79,18 @@ def work() -> None:
 )
 def run(
     entrypoint: str, workers: int, parameter_servers: int, batch_size: int, epochs: int | None, steps: int | None,
-    until: str | None, args: tuple[str, ...], storage: str, snapshot_every: int, max_staleness: int | None,
-    tls: bool, kill_every: float | None, kill: str,
+    until: str | None, mode: Literal["Min", "Max"] | None, args: tuple[str, ...], storage: str,
+    snapshot_every: int, max_staleness: int | None, tls: bool, kill_every: float | None, kill: str,
 ) -> None:  # fmt: skip
     """Run MODULE:OBJECT as local processes: parameter servers and workers, with a live table."""
     from shoal_trainer.local import LocalJob
 
-    metric, _, value = (until or "").partition("=")
     job = LocalJob(
         entrypoint=entrypoint,
         workers=workers,
         parameter_servers=parameter_servers,
         batch_size=batch_size,
-        stop_after=StopAfter(
-            epochs=epochs if epochs or steps or until else 1,
-            steps=steps,
-            metric=metric or None,
-            value=_number(value, "--until") if until else None,
-        ),
+        stop_after=_stop_after(epochs if epochs or steps or until else 1, steps, until, mode),
         args=dict(_argument(text) for text in args),
         storage_uri=storage if "://" in storage else Path(storage).resolve().as_uri(),
         snapshot_seconds=snapshot_every,
@@ -158,13 +157,28 @@ def _argument(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _number(text: str, option: str) -> float:
+def _stop_after(
+    epochs: int | None, steps: int | None, until: str | None, mode: Literal["Min", "Max"] | None
+) -> StopAfter:
+    if until is None:
+        if mode is not None:
+            raise click.UsageError("--mode says how --until is meant: give both, or none")
+        return StopAfter(epochs=epochs, steps=steps)
+    metric, _, text = until.partition("=")
     try:
-        return float(text)
+        if not metric:
+            raise ValueError("no metric")
+        stop = StopAfter(epochs=epochs, steps=steps, metric=metric, value=float(text), mode=mode)
     except ValueError:
         raise click.BadParameter(
-            "must be METRIC=VALUE with a number, for example val_accuracy=0.97", param_hint=option
+            "must be METRIC=VALUE with a number, for example val_accuracy=0.97", param_hint="--until"
         ) from None
+    if stop.direction is None:
+        raise click.BadParameter(
+            f"{metric} may be better when small or when great: add --mode Min or --mode Max",
+            param_hint="--until",
+        )
+    return stop
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from enum import StrEnum
 from typing import Literal
 
@@ -81,6 +82,27 @@ class JobIdentity(Message):
         return f"{self.namespace}/{self.name}/{self.uid}"
 
 
+FALLS = (
+    "loss", "error", "(root_)?mean_squared_error", "r?mse", "mean_absolute_error", "mae", "mape", "msle",
+    "mean_absolute_percentage_error", "mean_squared_logarithmic_error", "log_?cosh(_error)?", "huber(_loss)?",
+    "poisson", "(squared_|categorical_)?hinge", "bce", "((binary|(sparse_)?categorical)_)?(focal_)?crossentropy",
+    "kl_divergence", "kullback_leibler_divergence", "kld", "ctc", "circle", "perplexity", "false_(positives|negatives)",
+)  # fmt: skip
+"""Names (patterns of the whole name) of what is the better the smaller: Keras' losses and errors, short and long."""
+RISES = (
+    "((binary|(sparse_)?(top_(k|[0-9]+)_)?categorical|(sparse_)?top_(k|[0-9]+))_)?acc(uracy)?", "((roc|pr)_)?auc",
+    "(precision|recall|sensitivity|specificity)(_at_(precision|recall|sensitivity|specificity))?",
+    "f1(_?score)?", "f_?beta_score", "(one_hot_)?(mean_|binary_|m)?io_?u", "r2(_score)?", "cosine_similarity",
+    "(concordance|pearson)_correlation", "true_(positives|negatives)",
+)  # fmt: skip
+"""Names of what is the better the greater."""
+
+
+def names_of(*patterns: str) -> str:
+    """One pattern, of RE2 and Python alike, for metrics of these names: also with `val_`, and counted by Keras."""
+    return f"(?i)^(val_)?({'|'.join(patterns)})(_[0-9]+)?$"
+
+
 class StopAfter(Message):
     """When training ends: after so many passes over the data, steps of the whole job, or at a metric's value."""
 
@@ -88,6 +110,17 @@ class StopAfter(Message):
     steps: int | None = None
     metric: str | None = None
     value: float | None = Field(None, allow_inf_nan=False)
+    mode: Literal["Min", "Max"] | None = None
+    """Whether the metric is to fall to the value or to rise to it; None: as its name says."""
+
+    @property
+    def direction(self) -> Literal["Min", "Max"] | None:
+        """The mode, or what the metric's name says; None: neither is known."""
+        if self.mode is not None or self.metric is None:
+            return self.mode
+        if re.match(names_of(*FALLS), self.metric):
+            return "Min"
+        return "Max" if re.match(names_of(*RISES), self.metric) else None
 
     @model_validator(mode="after")
     def _together(self) -> StopAfter:

@@ -17,6 +17,7 @@ from shoal.api.base import Resource, Strict
 from shoal.api.pod_template import pod_template_schema
 from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules
 from shoal.api.training_job_status import TrainingJobStatus
+from shoal_trainer.contract import FALLS, RISES, names_of
 
 MANAGED_BY = "shoal.dev/operator"
 """The value of `spec.managedBy` that means Shoal itself, as an absent one does."""
@@ -129,6 +130,15 @@ class StopAfter(Strict):
                 "say when training ends: set epochs, steps, or metric with value",
             ),
             ("has(self.metric) == has(self.value)", "metric and value go together: set both or neither"),
+            (
+                "!has(self.mode) || has(self.metric)",
+                "mode says how metric and value are meant: set all three",
+            ),
+            (
+                f"!has(self.metric) || has(self.mode) || self.metric.matches('{names_of(*FALLS, *RISES)}')",
+                "the name of this metric does not say which way is better: set mode to Min if it is to fall to value,"
+                " or to Max if it is to rise to it",
+            ),
         )
     )
 
@@ -146,6 +156,11 @@ class StopAfter(Strict):
         ),
     )
     """The metric's target, a decimal in quotes: `"0.97"`."""
+    mode: Literal["Min", "Max"] | None = None
+    """Whether the metric is to fall to `value` (Min) or to rise to it (Max). Unset: Keras' losses and errors
+    (`loss`, `mse`, `mean_absolute_error`, `sparse_categorical_crossentropy`, `perplexity`, …) fall; accuracies,
+    `auc`, `precision`, `recall`, `f1_score`, `mean_io_u`, `r2_score`, `cosine_similarity` and the like rise;
+    for any other name it must be set."""
 
 
 class InitialFrom(Strict):

@@ -50,6 +50,7 @@ def runtime_config(job: TrainingJob, place: names.Place) -> RuntimeConfig:
             steps=stop.steps,
             metric=stop.metric,
             value=float(stop.value) if stop.value is not None else None,
+            mode=stop.mode,
         ),
         staleness=Staleness(max=training.staleness.max, policy=training.staleness.policy),
         snapshot=SnapshotPolicy(every_seconds=servers.snapshot.every_seconds, retain=servers.snapshot.retain),

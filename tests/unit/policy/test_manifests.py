@@ -11,7 +11,7 @@ from shoal.api.training_job import MOST_SHARDS
 from shoal.policy import manifests, names
 from shoal.policy.merge import merge
 from shoal.policy.names import Place
-from shoal_trainer.contract import AcceleratorBatch, RuntimeConfig, Shard
+from shoal_trainer.contract import AcceleratorBatch, RuntimeConfig, Shard, StopAfter
 from tests.unit.policy import build
 
 
@@ -86,7 +86,7 @@ def test_what_a_pod_is_told() -> None:
         "args": {"path": "$(HOME)/$x", "depth": 20},
         "batchSize": 16,
         "batchSizes": [{"accelerator": "T4", "batchSize": 8}],
-        "stopAfter": {"metric": "accuracy", "value": "0.97"},
+        "stopAfter": {"metric": "dice", "value": "0.97", "mode": "Max"},
         "initialFrom": {"uri": "s3://b/other", "weightsOnly": True},
         "staleness": {"max": 8, "policy": "Inverse"},
     }
@@ -96,7 +96,7 @@ def test_what_a_pod_is_told() -> None:
     assert told.parameter_servers == (Shard(host="digits-ps-0.team.svc"), Shard(host="digits-ps-1.team.svc"))
     assert told.args == {"path": "$(HOME)/$x", "depth": 20}
     assert (told.batch_size, told.batch_sizes) == (16, (AcceleratorBatch(accelerator="T4", batch_size=8),))
-    assert told.stop_after.value == 0.97
+    assert told.stop_after == StopAfter(metric="dice", value=0.97, mode="Max")
     assert told.initial_from is not None
     assert told.initial_from.weights_only
     assert (told.staleness.max, told.staleness.policy) == (8, "Inverse")

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.errors import UserError
 
-MINIMIZED = ("loss", "error", "mse", "mae")
-
 
 def target_reached(stop_after: StopAfter, metrics: Mapping[str, float | None]) -> str:
-    """What was reached, in words; empty where nothing was. `UserError` for a metric that there is not.
+    """What was reached, in words; empty where nothing was.
 
+    `UserError` for a metric that there is not, or of which nobody knows whether it is to fall or to rise.
     One that is not finite (None, as JSON has it) has reached nothing.
     """
     name, target = stop_after.metric, stop_after.value
@@ -26,5 +25,10 @@ def target_reached(stop_after: StopAfter, metrics: Mapping[str, float | None]) -
     value = metrics.get(name, metrics.get(f"val_{name}"))
     if value is None or not math.isfinite(value):
         return ""
-    reached = value <= target if any(word in name for word in MINIMIZED) else value >= target
+    if (direction := stop_after.direction) is None:
+        raise UserError(
+            f"spec.training.stopAfter.metric is {name!r}, which may be better when small or when great: set its mode"
+            " to Min or Max."
+        )
+    reached = value <= target if direction == "Min" else value >= target
     return f"{name} reached {value:.4g}" if reached else ""

@@ -62,6 +62,10 @@ def test_durations():
         (["run", "a:b", "--workers", "0"], "0 is not in the range"),
         (["run", "a:b", "--arg", "width"], "'width' must be NAME=VALUE"),
         (["run", "a:b", "--until", "val_accuracy"], "must be METRIC=VALUE with a number"),
+        (["run", "a:b", "--until", "val_accuracy=1e999"], "must be METRIC=VALUE with a number"),
+        (["run", "a:b", "--until", "=0.9"], "must be METRIC=VALUE with a number"),
+        (["run", "a:b", "--until", "dice=0.9"], "add --mode Min or --mode Max"),
+        (["run", "a:b", "--mode", "Max"], "--mode says how --until is meant"),
         (["run", "a:b", "--kill-every", "0"], "is not in the range"),
     ],
 )
