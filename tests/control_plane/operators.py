@@ -41,6 +41,9 @@ class PlayedCoordinator:
         except KeyError:
             raise Unavailable("nobody answers") from None
 
+    def forget(self, job_uid: str) -> None:
+        self.reports.pop(job_uid, None)
+
 
 def settings(namespace: str, **changes: Any) -> Settings:
     """For one namespace."""

@@ -100,7 +100,8 @@ async def test_the_real_process(
     async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, **ports) as process:
         await job.apply()
         await job.runs()
-        await fetched(f"http://127.0.0.1:{health}/healthz", "")
+        for host in ("127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])):
+            await fetched(f"http://{host}:{health}/healthz", "")
         text = await fetched(f"http://127.0.0.1:{metrics}/metrics", 'shoal_jobs{phase="Running"} 1.0')
         assert "shoal_leading 1.0" in text
         assert 'shoal_actions_total{action="CreatePod",result="done"} 3.0' in text

@@ -146,7 +146,7 @@ async def test_a_finished_job_starts_nothing(
 
         await eventually(no_pods)
         passes = operator.metrics.reconcile_seconds.labels("done")._sum.get()
-        operator.queue.add((namespace, "digits"), Priority.URGENT)
+        operator.wake((namespace, "digits"), Priority.URGENT)
 
         async def passed() -> bool:
             return bool(operator.metrics.reconcile_seconds.labels("done")._sum.get() > passes)

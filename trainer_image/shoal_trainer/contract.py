@@ -316,6 +316,10 @@ class Outcome(StrEnum):
     FAILED = "Failed"
 
 
+FAILURE_REASONS = frozenset({"UserError", "InternalError"})
+"""What the trainer calls its failures. Who reads another word takes it for a part of the message."""
+
+
 class Ranges(Message):
     """How many ranges of the data were trained once, more than once, on some shards only, never."""
 

@@ -1,7 +1,8 @@
 """The operator put together: reflectors fill the world, changes wake keys, whoever holds the Lease works on them.
 
 Crash-only: all state is in the cluster. A start is: list, take the Lease, reconcile everything. A standby keeps its
-caches warm, so that taking over is one Lease away.
+caches warm, so that taking over is one Lease away; it queues nothing, since nobody would work on it, and counts no
+jobs, since they would be counted twice.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.reflector import Reflector
 from shoal.cluster.transport import Fenced, Transport
-from shoal.cluster.work_queue import WorkQueue
+from shoal.cluster.work_queue import Priority, WorkQueue
 from shoal.controller.apply import Applier
 from shoal.controller.credentials import job_credentials
 from shoal.controller.events import Recorder
@@ -37,7 +38,7 @@ def _now() -> datetime:
 
 
 class Operator:
-    """One replica of the operator. `run` it until it raises; `queue` may be fed from elsewhere, too."""
+    """One replica of the operator. `run` it until it raises; others may `wake` a job, too."""
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class Operator:
     ) -> None:
         self.metrics = metrics = Metrics()
         self.queue: WorkQueue[Key] = WorkQueue()
-        self.world = world = World(self.queue.add)
+        self.world = world = World(self.wake)
+        self._leads = False
         self.lease = Lease(
             transport,
             namespace=settings.lease_namespace,
@@ -86,10 +88,24 @@ class Operator:
             memories=memories,
             poller=self._poller,
             credentials=credentials,
-            wake=self.queue.add,
+            wake=self.wake,
             metrics=metrics,
         )
-        metrics.count_jobs(lambda: [job.status.phase for job in world.jobs.all()], lambda: len(self.queue))
+
+    def wake(self, key: Key, priority: Priority = Priority.NORMAL) -> None:
+        """Something about a job changed."""
+        if self._leads:
+            self.queue.add(key, priority)
+
+    def lead(self) -> None:
+        """The Lease is held: everything that is known is looked at, and from now on all that changes."""
+        self._leads = True
+        self.metrics.leading.set(1)
+        self.metrics.count_jobs(
+            lambda: [job.status.phase for job in self.world.jobs.all()], lambda: len(self.queue)
+        )
+        for job in self.world.jobs.all():
+            self.wake((job.metadata.namespace, job.metadata.name))
 
     def _reflectors(self, transport: Transport, settings: Settings) -> None:
         jobs, pods, services, nodes = sources(settings.namespace)
@@ -124,7 +140,7 @@ class Operator:
                     tasks.create_task(each.run())
                 await self.lease.acquire()
                 tasks.create_task(self.lease.keep())
-                self.metrics.leading.set(1)
+                self.lead()
                 for each in self._needed:
                     await each.synced.wait()
                 if self._nodes is not None:

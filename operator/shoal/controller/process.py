@@ -1,4 +1,4 @@
-"""The process `shoal-operator`: kopf runs it (login, signals, health, orderly end), and its handler only wakes a key.
+"""The process `shoal-operator`: kopf runs it (login, signals, orderly end), and its handler only wakes a key.
 
 On the hot path kopf is not enough, and nothing that matters depends on it: jobs, pods and nodes come from our own
 reflectors. Its peering, its events and its annotations are off. Ends with 0 when told to, 1 when the Lease was lost
@@ -14,11 +14,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kopf
-from prometheus_client import start_http_server
 
 from shoal.api.base import GROUP, VERSION
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import HttpTransport, connect
+from shoal.controller.endpoints import exposition, healthy, serve
 from shoal.controller.operator import Operator
 from shoal.controller.settings import Settings
 from shoal.errors import UsageError
@@ -26,7 +26,6 @@ from shoal.telemetry.coordinator import HttpsCoordinator
 
 logger = logging.getLogger("shoal")
 
-EVERY_ADDRESS = "0.0.0.0"
 TOKEN_LIFE = timedelta(minutes=5)
 """A pod's token is exchanged by the kubelet well before it ends; kopf asks for it again after this time."""
 
@@ -35,38 +34,40 @@ def main() -> None:
     """Run until told to stop."""
     try:
         settings = Settings.from_environment()
-        code = asyncio.run(serve(settings))
+        code = asyncio.run(run(settings))
     except UsageError as error:
         print(f"shoal-operator: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
 
 
-async def serve(settings: Settings) -> int:
+async def run(settings: Settings) -> int:
     """The exit code."""
     _log(settings.log_level)
     transport = await connect()
     coordinator = HttpsCoordinator()
     process = _Process(Operator(transport, settings, coordinator), transport)
-    metrics = _serve_metrics(settings.metrics_port, process.operator)
+    served = []
     try:
+        if settings.health_port:
+            served.append(await serve(settings.health_port, "/healthz", healthy))
+        if settings.metrics_port:
+            registry = process.operator.metrics.registry
+            served.append(await serve(settings.metrics_port, "/metrics", exposition(registry)))
         await kopf.operator(
             registry=process.registry(),
             settings=_kopf_settings(),
             standalone=True,
             clusterwide=not settings.namespace,
             namespaces=[settings.namespace] if settings.namespace else [],
-            liveness_endpoint=f"http://{EVERY_ADDRESS}:{settings.health_port}/healthz"
-            if settings.health_port
-            else None,
             stop_flag=process.stop,
         )
     finally:
         await process.end()
         await coordinator.close()
         await transport.close()
-        if metrics is not None:
-            metrics.shutdown()
+        for runner in served:
+            await runner.cleanup()
     return 1 if process.broken else 0
 
 
@@ -99,7 +100,7 @@ class _Process:
 
         @kopf.on.event(GROUP, VERSION, TrainingJob.PLURAL, registry=registry)
         async def changed(namespace: str | None, name: str | None, **_: Any) -> None:
-            self.operator.queue.add((namespace or "", name or ""))
+            self.operator.wake((namespace or "", name or ""))
 
         return registry
 
@@ -145,13 +146,6 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     return settings
-
-
-def _serve_metrics(port: int, operator: Operator) -> Any:
-    if not port:
-        return None
-    server, _ = start_http_server(port, addr=EVERY_ADDRESS, registry=operator.metrics.registry)
-    return server
 
 
 def _log(level: str) -> None:

@@ -40,7 +40,8 @@ class Counters:
     def failed(self, slot: Slot, pod: str, verdict: Verdict, times: int = 1) -> None:
         """The job's own fault."""
         self.failures += times
-        self._reason(verdict.reason, times)
+        if slot.role == "worker":
+            self._reason(verdict.reason, times)
         self.last_failure = LastFailure(
             pod=pod,
             node=slot.node,

@@ -23,8 +23,15 @@ from shoal.policy.disruption import (
     pod_disruption,
     rejection,
 )
-from shoal.policy.telling import conclusion
-from shoal_trainer.contract import EXIT_FENCED, EXIT_OK, EXIT_USER, Outcome, TerminationMessage
+from shoal.policy.telling import conclusion, short
+from shoal_trainer.contract import (
+    EXIT_FENCED,
+    EXIT_OK,
+    EXIT_USER,
+    FAILURE_REASONS,
+    Outcome,
+    TerminationMessage,
+)
 
 
 class Fate(StrEnum):
@@ -157,7 +164,10 @@ def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Ver
     said = termination_message(end)
     if said is not None and said.outcome is Outcome.FAILED:
         fatal = code in {EXIT_OK, EXIT_USER}  # the coordinator ends 0 when it has said all there is to say
-        return Verdict(Fate.FAILED, said.reason or "Error", said.message, code, fatal)
+        if said.reason in FAILURE_REASONS:
+            return Verdict(Fate.FAILED, said.reason, said.message, code, fatal)
+        words = f"{short(said.reason, 100)}: {said.message}" if said.reason else said.message
+        return Verdict(Fate.FAILED, "Error", words, code, fatal)  # reasons are keys and labels: few
     if code == EXIT_OK:
         return Verdict(Fate.DONE, "Done", "", code)
     last = conclusion(end.message) or f"container {slot.role} ended with exit code {code}"

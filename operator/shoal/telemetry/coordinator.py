@@ -45,22 +45,26 @@ class Coordinator(Protocol):
         """
         ...
 
+    def forget(self, job_uid: str) -> None:
+        """The job has ended or is gone: what was kept for its reports is given up."""
+        ...
+
 
 class HttpsCoordinator:
     """The real one. Close it at the end."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
-        self._contexts: dict[str, ssl.SSLContext] = {}
+        self._contexts: dict[str, tuple[str, ssl.SSLContext]] = {}
 
     async def close(self) -> None:
         """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
-    def forget(self, certificate: str) -> None:
-        """The job has ended."""
-        self._contexts.pop(certificate, None)
+    def forget(self, job_uid: str) -> None:
+        """As the protocol says."""
+        self._contexts.pop(job_uid, None)
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
         """As the protocol says."""
@@ -69,7 +73,7 @@ class HttpsCoordinator:
         host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
         url = f"https://{host}:{CONTROL_PORT}{STATUS_PATH}"
         headers = {"Authorization": f"Bearer {endpoint.token}"}
-        context = self._context(endpoint.certificate)
+        context = self._context(endpoint)
         try:
             async with self._session.get(url, headers=headers, ssl=context) as answer:
                 body = await answer.content.read(LARGEST_REPORT)
@@ -84,12 +88,13 @@ class HttpsCoordinator:
             raise Unavailable(f"{url} answers for another job, {report.job_uid}")
         return report
 
-    def _context(self, certificate: str) -> ssl.SSLContext:
-        if (context := self._contexts.get(certificate)) is None:
+    def _context(self, endpoint: Endpoint) -> ssl.SSLContext:
+        certificate, context = self._contexts.get(endpoint.job_uid, ("", None))
+        if context is None or certificate != endpoint.certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.check_hostname = False  # the certificate itself is pinned
             context.verify_mode = ssl.CERT_REQUIRED
-            context.load_verify_locations(cadata=certificate)
-            self._contexts[certificate] = context
+            context.load_verify_locations(cadata=endpoint.certificate)
+            self._contexts[endpoint.job_uid] = endpoint.certificate, context
         return context

@@ -67,6 +67,7 @@ class Poller:
         """The job has ended or is gone."""
         self.pause(uid)
         self._seen.pop(uid, None)
+        self._coordinator.forget(uid)
 
     def latest(self, uid: str) -> tuple[StatusReport | None, float]:
         """The newest report and its age in seconds."""

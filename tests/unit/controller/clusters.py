@@ -135,6 +135,9 @@ class Silence:
     async def read(self, endpoint: Endpoint) -> StatusReport:
         raise Unavailable("nobody there")
 
+    def forget(self, job_uid: str) -> None:
+        """Nothing is kept."""
+
 
 class Rig:
     """The controller around a `Cluster`, without reflectors: `see` is what a watch would have told."""

@@ -118,7 +118,7 @@ TARGET = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationB
 LOW = "The node was low on resource: memory."
 LIMIT = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
 TAKEN = {"phase": "Failed", "state": build.ended(1), "conditions": TARGET}
-USER_FAULT = build.last_word(Outcome.FAILED, reason="EntrypointNotFound", message="no module named digts")
+USER_FAULT = build.last_word(Outcome.FAILED, reason="UserError", message="no module named digts")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ USER_FAULT = build.last_word(Outcome.FAILED, reason="EntrypointNotFound", messag
         ({"phase": "Failed", "state": build.ended(4)}, None, Fate.KILLED, "Fenced"),
         ({"phase": "Succeeded", "state": build.ended(0)}, None, Fate.DONE, "Done"),
         ({"phase": "Failed", "state": build.ended(1)}, None, Fate.FAILED, "Error"),
-        ({"phase": "Failed", "state": build.ended(2, message=USER_FAULT)}, None, Fate.FAILED, "EntrypointNotFound"),
+        ({"phase": "Failed", "state": build.ended(2, message=USER_FAULT)}, None, Fate.FAILED, "UserError"),
         ({"phase": "Running", "state": build.ended(1)}, None, Fate.FAILED, "Error"),  # a sidecar runs on
     ],
 )  # fmt: skip

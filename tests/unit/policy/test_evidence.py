@@ -70,7 +70,7 @@ def test_server_0_itself_is_not_waited_for(age: float) -> None:
     world.reconcile()
     world.tick(seconds=31)
     world.reconcile()
-    assert by_reason(world) == {"ExitedEarly": 1}
+    assert world.status["lastFailure"]["reason"] == "ExitedEarly"
 
 
 # --- silence ---------------------------------------------------------------------------------------------------------

@@ -129,14 +129,15 @@ def test_exit_0_of_server_0_without_its_word_is_not_success() -> None:
     world.tick(seconds=31)
     world.reconcile()
     assert world.status["phase"] == "Running"
-    assert world.status["restarts"]["byReason"] == {"ExitedEarly": 1}
+    assert world.status["restarts"]["failures"] == 1
+    assert world.status["lastFailure"]["reason"] == "ExitedEarly"
 
 
 @pytest.mark.parametrize("code", [0, 2])
 def test_the_users_fault_is_told_in_the_trainers_words(code: int) -> None:
     words = build.last_word(
         Outcome.FAILED,
-        reason="EntrypointNotFound",
+        reason="UserError",
         message="no module named 'digts': check training.entrypoint",
     )
     world = running_world()
@@ -144,16 +145,28 @@ def test_the_users_fault_is_told_in_the_trainers_words(code: int) -> None:
     world.end("digits-worker-1-0", 2, message=words)
     world.reconcile()
     failed = condition(world, "Failed")
-    assert (failed["status"], failed["reason"]) == ("True", "EntrypointNotFound")
+    assert (failed["status"], failed["reason"]) == ("True", "UserError")
     assert "check training.entrypoint" in failed["message"]
     assert world.status["lastFailure"]["exitCode"] == 2
 
 
 def test_a_server_that_fails_for_the_users_fault_ends_the_job() -> None:
     world = running_world()
-    finish(world, build.last_word(Outcome.FAILED, reason="LossIsNaN", message="the loss is NaN"))
+    finish(world, build.last_word(Outcome.FAILED, reason="UserError", message="the loss is NaN"))
     world.reconcile()
-    assert condition(world, "Failed")["reason"] == "LossIsNaN"
+    assert condition(world, "Failed")["reason"] == "UserError"
+    assert world.status["restarts"] == {"failures": 1, "disruptions": 0, "byReason": {}}  # of workers
+
+
+def test_reasons_that_a_container_makes_up_are_few() -> None:
+    world = running_world()
+    for number in range(3):
+        words = build.last_word(Outcome.FAILED, reason=f"E{number}", message="too warm")
+        world.end(f"digits-worker-{number}-0", 1, message=words)
+    world.reconcile()
+    assert world.status["restarts"]["byReason"] == {"Error": 3}
+    assert world.status["lastFailure"]["reason"] == "Error"
+    assert world.status["lastFailure"]["message"] == "E2: too warm"
 
 
 @pytest.mark.parametrize(("policy", "left"), [("None", 4), ("Running", 1), ("All", 0)])

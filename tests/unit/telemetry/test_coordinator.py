@@ -15,6 +15,7 @@ from aiohttp import web
 from shoal.controller.credentials import JobCredentials, job_credentials
 from shoal.errors import Unavailable
 from shoal.telemetry.coordinator import Endpoint, HttpsCoordinator
+from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, Phase, StatusReport
 from shoal_trainer.security import Credentials
 
@@ -81,6 +82,20 @@ async def test_a_report_is_read(tmp_path: Path, coordinator: HttpsCoordinator) -
         for _ in range(3):
             report = await coordinator.read(endpoint("u1", address))
             assert (report.phase, report.step) == (Phase.TRAINING, 3)
+
+
+async def test_of_a_job_that_is_forgotten_nothing_is_kept(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    async with serving(tmp_path, "u1") as address:
+        poller = Poller(coordinator)
+        heard = asyncio.Event()
+        poller.follow(endpoint("u1", address), lambda _urgent: heard.set())
+        await heard.wait()
+        assert coordinator._contexts.keys() == {"u1"}
+        poller.forget("u1")
+        assert not coordinator._contexts
+        await poller.close()
 
 
 async def test_another_jobs_coordinator_is_not_believed(

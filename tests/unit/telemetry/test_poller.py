@@ -18,12 +18,16 @@ class Coordinator:
     def __init__(self) -> None:
         self.report: StatusReport | None = None
         self.asked: list[str] = []
+        self.forgotten: list[str] = []
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
         self.asked.append(endpoint.address)
         if self.report is None:
             raise Unavailable("nobody there")
         return self.report
+
+    def forget(self, job_uid: str) -> None:
+        self.forgotten.append(job_uid)
 
 
 def report(step: int, state: WorkerState = WorkerState.ACTIVE) -> StatusReport:
@@ -71,8 +75,10 @@ async def test_what_was_told_grows_older_when_nobody_answers() -> None:
     seen, age = poller.latest("u")
     assert seen is not None
     assert age == pytest.approx(100, abs=0.1)
+    assert coordinator.forgotten == []
     poller.forget("u")
     assert poller.latest("u") == (None, 0.0)
+    assert coordinator.forgotten == ["u"]
     await poller.close()
 
 

@@ -1,0 +1,43 @@
+"""Health and metrics, over real sockets of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+import aiohttp
+import pytest
+
+from shoal.controller.endpoints import exposition, healthy, listen, serve
+from shoal.errors import UsageError
+from shoal.telemetry.metrics import Metrics
+
+HOSTS = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_both_families_are_answered(host: str) -> None:
+    metrics = Metrics()
+    metrics.disruptions.inc(3)
+    runners = [await serve(0, "/healthz", healthy), await serve(0, "/metrics", exposition(metrics.registry))]
+    health, scrape = (runner.addresses[0][1] for runner in runners)
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://{host}:{health}/healthz") as answer:
+            assert answer.status == 200
+        async with session.get(f"http://{host}:{scrape}/metrics") as answer:
+            assert answer.content_type == "text/plain"
+            assert "shoal_disruptions_total 3.0" in await answer.text()
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def test_a_machine_without_ipv6_is_served_by_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with listen(0) as listener:
+        assert listener.family == socket.AF_INET
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    with listen(0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} cannot be served"):
+            await serve(port, "/healthz", healthy)
