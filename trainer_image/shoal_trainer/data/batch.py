@@ -25,6 +25,8 @@ class Batch:
     `x`, `y`: (nested structures of) arrays or tensors with the batch on axis 0; `y` may be None.
     `weights`: float32, shape (size,), the user's sample weights times the filling described above.
     `end`: the position in the range (or file) after the last sample.
+    `parts`: of the tuple in which the data function gives a sample: 1 `(x,)`, 2 `(x, y)`, 3 `(x, y, sample_weight)`;
+    0 where it gives x alone.
     """
 
     x: Any
@@ -32,6 +34,14 @@ class Batch:
     weights: npt.NDArray[np.float32]
     samples: int
     end: int
+    parts: int = 2
+
+    def as_given(self) -> Any:
+        """The true samples, in the form in which the data function gives them, and Keras hands them on."""
+        n = self.samples
+        x, y = (map_leaves(lambda leaf: leaf[:n], part) for part in (self.x, self.y))
+        weights = self.weights[:n] * np.float32(n / len(self.weights))
+        return (x, y, weights)[: self.parts] if self.parts else x
 
 
 def split(element: Any) -> tuple[Any, Any, Any]:
@@ -70,7 +80,7 @@ def fill(element: Any, size: int, end: int) -> Batch:
     if samples < size:
         rows = np.arange(size) % samples
         x, y = (map_leaves(lambda leaf: np.asarray(leaf)[rows], part) for part in (x, y))
-    return Batch(x, y, weights, samples, end)
+    return Batch(x, y, weights, samples, end, len(element) if isinstance(element, tuple) else 0)
 
 
 def batches(rows: Iterator[Any], size: int, start: int, stop: int | None, where: str) -> Iterator[Batch]:

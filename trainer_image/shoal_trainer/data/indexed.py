@@ -84,7 +84,16 @@ class Arrays:
             end = min(begin + batch_size, stop)
             rows = order[begin:end]
             element = map_leaves(lambda leaf: leaf[rows], (self.x, self.y, self.sample_weight))  # noqa: B023
-            yield fill(element, batch_size, end)
+            yield fill(_packed(*element), batch_size, end)
+
+
+def _packed(x: Any, y: Any, sample_weight: Any) -> Any:
+    """A sample of arrays as Keras' `fit(x, y, sample_weight)` hands it to `train_step`."""
+    if sample_weight is not None:
+        return x, y, sample_weight
+    if y is not None:
+        return x, y
+    return (x,) if isinstance(x, tuple) else x
 
 
 @functools.lru_cache(maxsize=2)

@@ -25,7 +25,8 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     training = dataset_of(lambda: whole(job.data, next(source), batch_size), example)
     validation = None
     if job.validation is not None:
-        validation = dataset_of(lambda: validation_batches(job.validation, batch_size), example)
+        judged = next(validation_batches(job.validation, batch_size))
+        validation = dataset_of(lambda: validation_batches(job.validation, batch_size), judged)
     callbacks = list(job.callbacks()) if job.callbacks else []
     with quiet_end():
         model.fit(training, epochs=epochs, validation_data=validation, callbacks=callbacks, verbose=verbose)
@@ -62,18 +63,18 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
 
 
 def dataset_of(passes: Callable[[], Iterator[Batch]], example: Batch) -> tf.data.Dataset:
-    """What `fit` and `evaluate` read: each pass of it calls `passes` once. `example` gives shapes and types."""
+    """What `fit` and `evaluate` read: each pass of it calls `passes` once. `example` is one of its batches.
+
+    Keras itself takes short batches: nothing is filled up here.
+    """
 
     def rows() -> Iterator[Any]:
         for batch in passes():
-            n = batch.samples  # Keras itself takes short batches: nothing is filled up here
-            x, y = (map_leaves(lambda leaf: leaf[:n], part) for part in (batch.x, batch.y))  # noqa: B023
-            yield (x,) if y is None else (x, y, batch.weights[:n] * (n / len(batch.weights)))
+            yield batch.as_given()
 
     def spec(leaf: Any) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(leaf)
         return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
 
-    x, y = (map_leaves(spec, part) for part in (example.x, example.y))
-    signature = (x,) if y is None else (x, y, tf.TensorSpec((None,), tf.float32))
+    signature = map_leaves(spec, example.as_given())
     return tf.data.Dataset.from_generator(rows, output_signature=signature).prefetch(2)

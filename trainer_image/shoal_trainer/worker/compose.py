@@ -25,7 +25,7 @@ from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
-from shoal_trainer.worker.optimizers import place
+from shoal_trainer.worker.optimizers import accumulated, place
 from shoal_trainer.worker.tasks import Tasks
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
@@ -60,6 +60,11 @@ def build_glue(job: Training, config: RuntimeConfig) -> Glue:
     except Exception as error:
         raise UserError(f"The data function failed: {where(error)}") from error
     return Glue(model, example, job.wire, (config.index, config.incarnation))
+
+
+def steps_per_push(model: keras.Model) -> int:
+    """How many batches Keras would take before anybody sees the parameters: all their gradients are one push."""
+    return int(model.steps_per_execution or 1) * accumulated(model)
 
 
 def compose(
@@ -107,7 +112,7 @@ def compose(
     feed = Feed(job.data, config.batch_size, lambda: coordinator.next_work(leases.generation), leases.grant)
     policy = Policy(
         sequential=config.staleness.max == 0,
-        steps_per_push=int(glue.model.steps_per_execution or 1) if placement.on_server else 1,
+        steps_per_push=steps_per_push(glue.model) if placement.on_server else 1,
         on_nan=job.on_nan,
     )
     loop = Loop(glue, placement, exchange, feed, coordinator, leases, do_task, drain, policy)

@@ -24,13 +24,15 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from keras.src.backend.common.global_state import set_global_attribute
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten, variables_of
-from shoal_trainer.worker.optimizers import unwrap, why_worker
+from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 
 Wire = Literal["bf16", "fp32"]
 
@@ -65,13 +67,16 @@ class Glue:
         self.wire: Wire = wire
         self.example = example
         _build(model, example)
+        _keep_drawing()
         _vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
         self.on_server = not why_worker(model)
+        self._own_step = has_own_step(model)
+        self._updates = None if self.on_server else _count_for(unwrap(model.optimizer))
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
         self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
         self.dtype: npt.DTypeLike = np.float32 if self._on_host else self._wire_dtype
-        self._specs = [_spec(leaf) for leaf in leaves((example.x, example.y, example.weights))]
+        self._specs = [_spec(leaf) for leaf in leaves(self._given(example))]
         self._shapes = [tuple(spec.shape) for spec in self._specs]
         self._function: Any = None
         self._traced: Any = None
@@ -80,11 +85,11 @@ class Glue:
     def trace(self) -> None:
         """Trace the step function now. Raises `UserError` with Keras' or TensorFlow's words where it cannot be."""
         body = self._gradient_body() if self.on_server else self._difference_body()
-        structure = (self.example.x, self.example.y, self.example.weights)
+        structure = self._given(self.example)
 
         def flat_body(flat: Any, *given: Any) -> Any:
             rest = iter(given)
-            return body(flat, *map_leaves(lambda _: next(rest), structure))
+            return body(flat, map_leaves(lambda _: next(rest), structure))
 
         flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
         self._function = tf.function(flat_body, autograph=False)
@@ -93,11 +98,13 @@ class Glue:
         except Exception as error:
             raise UserError(f"The model's training step cannot be traced: {_brief(error)}") from error
 
-    def step(self, parameters: Any, batch: Batch) -> Step:
-        """One step at `parameters`, a tensor made by `alias` from the wire's buffer."""
+    def step(self, parameters: Any, batch: Batch, updates: int = 0) -> Step:
+        """One step at `parameters`, a tensor made by `alias` from the wire's buffer, to which `updates` have led."""
         if self._traced is None:
             self.trace()
-        given = list(leaves((batch.x, batch.y, batch.weights)))
+        if self._updates is not None:
+            self._updates.assign(updates)
+        given = list(leaves(self._given(batch)))
         tensors = [parameters, *(_tensor(leaf, spec) for leaf, spec in zip(given, self._specs, strict=True))]
         if all(np.shape(leaf) == shape for leaf, shape in zip(given, self._shapes, strict=True)):
             # As `ConcreteFunction.__call__` does it, without binding each argument to its name, which costs as much.
@@ -106,6 +113,19 @@ class Glue:
             pieces, loss = self._function(*tensors)
         (update, finite), mean = self._update(pieces), float(loss)
         return Step(update, mean, finite and math.isfinite(mean))
+
+    def advance(self, parameters: npt.NDArray[Any], update: npt.NDArray[Any]) -> None:
+        """Have the next step of the same push begin with the statistics that this one left.
+
+        `parameters`: the buffer that steps read. Each step moves the statistics from where the one before left them,
+        so a push of several may bring the sum of what they changed.
+        """
+        low = self.layout.trainable
+        if low < self.layout.size:
+            now = np.empty(self.layout.size - low, np.float32)
+            kernels.decode(parameters[low:], now)
+            kernels.add(now, update[low:].copy(), np.float32(1.0))
+            kernels.encode(now, parameters[low:])
 
     def reuse(self, update: npt.NDArray[Any]) -> None:
         """Nobody needs this update any more: a later step may overwrite it, which saves the kernel new pages."""
@@ -125,6 +145,13 @@ class Glue:
     def load(self, flat: npt.NDArray[np.float32]) -> None:
         """Set the model's variables, to evaluate or to save it."""
         unflatten(self.model, self.layout, flat)
+
+    def _given(self, batch: Batch) -> Any:
+        """What a step takes of a batch.
+
+        A `train_step` of the user's own knows nothing of rows that are filled up, and unpacks what his data give.
+        """
+        return batch.as_given() if self._own_step else (batch.x, batch.y, batch.weights)
 
     def _decode(self, flat: Any) -> list[Any]:
         if self.dtype == np.uint16:
@@ -154,7 +181,7 @@ class Glue:
         return update, finite
 
     def _gradient_body(self) -> Callable[..., Any]:
-        """(flat, x, y, weights) -> gradients of the trainable part, new - old of the statistics."""
+        """(flat, (x, y, weights)) -> gradients of the trainable part, new - old of the statistics."""
         model, optimizer = self.model, unwrap(self.model.optimizer)
         trainable, statistics = variables_of(model)
         scaler = _Scaler(model.optimizer)
@@ -184,7 +211,8 @@ class Glue:
         if model.jit_compile:
             compute = tf.function(compute, autograph=False, jit_compile=True)
 
-        def body(flat: Any, x: Any, y: Any, weights: Any) -> Any:
+        def body(flat: Any, data: Any) -> Any:
+            x, y, weights = data
             gradients, differences, loss = compute(self._decode(flat), x, y, weights, scaler.scale())
             gradients, loss = scaler.settle(list(gradients), loss)
             return self._encode([*optimizer._clip_gradients(gradients), *differences], loss)
@@ -192,17 +220,17 @@ class Glue:
         return body
 
     def _difference_body(self) -> Callable[..., Any]:
-        """(flat, x, y, weights) -> new - old of everything, after the model's own `train_step`."""
+        """(flat, data) -> new - old of everything, after the model's `train_step`."""
         model = self.model
         trainable, statistics = variables_of(model)
         variables = trainable + statistics
 
-        def body(flat: Any, x: Any, y: Any, weights: Any) -> Any:
+        def body(flat: Any, data: Any) -> Any:
             before = self._decode(flat)
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
             model.reset_metrics()  # so that what it logs is the loss of this step, no mean over many
-            logs = model.train_step((x, weights) if y is None else (x, y, weights))
+            logs = model.train_step(data)
             loss = _loss_of(logs)
             after = [tf.convert_to_tensor(v.value) for v in variables]
             return self._encode([new - old for old, new in zip(before, after, strict=True)], loss)
@@ -301,14 +329,42 @@ def _spec(leaf: Any) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
+class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
+    """Keras' global generator, which moves on in a stateless call, too: else every step drew the same numbers."""
+
+    def next(self, ordered: bool = True) -> Any:
+        state = self.state._value
+        drawn = state.read_value()
+        state.assign(drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199)
+        return drawn
+
+
+def _keep_drawing() -> None:
+    """What `keras.random` draws from where a layer gives it no generator of its own."""
+    held = global_seed_generator()
+    generator = _Drawing(0)
+    generator.state.assign(held.state)
+    set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+
+
+def _count_for(optimizer: Any) -> tf.Variable | None:
+    """Have a learning-rate schedule on the worker follow the job's updates, not those that this worker made itself."""
+    schedule = optimizer._learning_rate
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return None
+    updates = tf.Variable(0, dtype=tf.int64, trainable=False)
+    optimizer._get_current_learning_rate = lambda: schedule(updates)
+    return updates
+
+
 def _vary_seeds(model: Any, worker: tuple[int, int]) -> None:
     if worker == (0, 0):
         return
-    for layer in model._flatten_layers():
-        for generator in getattr(layer, "_seed_generators", ()):
-            path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
-            state = np.asarray(generator.state.numpy())
-            generator.state.assign(np.array([zlib.crc32(path), zlib.adler32(path)]).astype(state.dtype))
+    generators = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", ())]
+    for generator in [*generators, global_seed_generator()]:
+        path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
+        state = np.asarray(generator.state.numpy())
+        generator.state.assign(np.array([zlib.crc32(path), zlib.adler32(path)]).astype(state.dtype))
 
 
 def _brief(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import keras
 
+from shoal_trainer.errors import UserError
 from shoal_trainer.ps.schedules import KNOWN as KNOWN_SCHEDULES
 from shoal_trainer.wire.messages import OptimizerConfig, Schedule
 from shoal_trainer.worker.layout import Layout
@@ -45,10 +46,20 @@ class Placement:
 
 
 def place(model: Any, layout: Layout, batch_size: int) -> Placement:
-    """Decide for a built and compiled Keras model; `batch_size` is the one whose pushes have weight 1."""
-    if reason := why_worker(model):
+    """Decide for a built and compiled Keras model; `batch_size` is that of the batches that count as one.
+
+    With `gradient_accumulation_steps=k` an update takes k batches: their gradients travel as one push of weight 1.
+    """
+    reason, optimizer = why_worker(model), unwrap(model.optimizer)
+    if accumulated(model) > 1 and (reason or _clips(optimizer)):
+        raise UserError(
+            f"gradient_accumulation_steps={accumulated(model)} is not possible here: "
+            f"{reason or 'the optimizer clips what is accumulated'}. A worker that vanishes would take batches with it "
+            "that count as trained. Leave it out, and give a larger batch size."
+        )
+    if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
-    optimizer = unwrap(model.optimizer)
+    batch_size *= accumulated(model)
     rate = optimizer._learning_rate
     own: Callable[[int], float] | None = None
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -87,7 +98,7 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
 
 def why_worker(model: Any) -> str:
     """Why the parameter server cannot run this model's optimizer exactly; empty where it can."""
-    if type(model).train_step is not keras.Model.train_step:
+    if has_own_step(model):
         return "the model has a train_step of its own"
     optimizer = unwrap(model.optimizer)
     name = type(optimizer).__name__
@@ -97,13 +108,27 @@ def why_worker(model: Any) -> str:
         return f"{name}(amsgrad=True)"
     if optimizer.use_ema:
         return f"{name}(use_ema=True)"
-    if optimizer.gradient_accumulation_steps:
-        return f"{name}(gradient_accumulation_steps={optimizer.gradient_accumulation_steps})"
     if any(getattr(v, "constraint", None) is not None for v in model.trainable_variables):
         return "a variable has a constraint"
     if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
         return "float8 variables are overwritten by their gradients"
     return ""
+
+
+def has_own_step(model: Any) -> bool:
+    """Whether the model has a `train_step` that is not Keras'."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def accumulated(model: Any) -> int:
+    """How many batches one update of the model's optimizer takes."""
+    return int(unwrap(model.optimizer).gradient_accumulation_steps or 1)
+
+
+def _clips(optimizer: Any) -> bool:
+    return any(
+        limit is not None for limit in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
+    )
 
 
 def unwrap(optimizer: Any) -> Any:

@@ -54,6 +54,7 @@ class Outage:
         self._rule = None if config.name == "delta" else Optimizer(config, 0, parameters)
         self._parameters = 0 if config.name == "delta" else parameters
         self._learning_rate = learning_rate
+        self._batch_size = config.batch_size
         self._updates = 0
         self._scratch = aligned(0)
         self._clock = clock
@@ -65,14 +66,14 @@ class Outage:
         """Whether local training has gone as far as it may; then the worker waits."""
         return self.steps >= self._max_steps or self._clock() - self._started >= self._max_seconds
 
-    def absorb(self, update: npt.NDArray[Any]) -> None:
+    def absorb(self, update: npt.NDArray[Any], samples: int) -> None:
         """Take in a step that is pushed by other means: it moves the master and the base alike."""
-        self._apply(update)
+        self._apply(update, samples)
         self.base[:] = self.master
 
     def step(self, update: npt.NDArray[Any], samples: int, progress: Progress) -> None:
         """One local step by `update`, as the wire carries it: gradients, then differences of the statistics."""
-        self._apply(update)
+        self._apply(update, samples)
         self.steps += 1
         self.samples += samples
         self.progress.append(progress)
@@ -105,14 +106,13 @@ class Outage:
         self.taken()
         return Send(delta, push, local=True)
 
-    def _apply(self, update: npt.NDArray[Any]) -> None:
+    def _apply(self, update: npt.NDArray[Any], samples: int) -> None:
         if self._scratch.shape != update.shape or self._scratch.dtype != update.dtype:
             self._scratch = aligned(update.size, update.dtype)
         self._scratch[:] = update  # the kernels write the new parameters over what they read
         n = self._parameters
         self._updates += 1
         if self._rule is not None:
-            self._rule.apply(
-                self.master[:n], self._scratch[:n], Update(self._learning_rate, self._updates, 1)
-            )
+            rate = self._learning_rate * samples / self._batch_size  # as the servers weight it
+            self._rule.apply(self.master[:n], self._scratch[:n], Update(rate, self._updates, 1))
         kernels.add(self.master[n:], self._scratch[n:], np.float32(1.0))

@@ -25,8 +25,12 @@ class Send:
     """A difference of local steps (to be divided by the number of workers), not a gradient."""
 
 
-def combined(pile: list[tuple[Step, Ready]]) -> tuple[npt.NDArray[Any], int, float]:
-    """The mean update of the steps (weighted by samples), their samples, their mean loss."""
+def combined(pile: list[tuple[Step, Ready]], trainable: int) -> tuple[npt.NDArray[Any], int, float]:
+    """The mean of the steps' gradients (weighted by samples), their samples, their mean loss.
+
+    Of the statistics, which are behind the first `trainable` values, the sum: each step began where the one before
+    had left them (`Glue.advance`).
+    """
     if len(pile) == 1:
         step, ready = pile[0]
         return step.update, ready.batch.samples, step.loss
@@ -36,6 +40,8 @@ def combined(pile: list[tuple[Step, Ready]]) -> tuple[npt.NDArray[Any], int, flo
     scratch = aligned(first.size, first.dtype)
     for step, ready in pile:
         scratch[:] = step.update
-        kernels.add(total, scratch, np.float32(ready.batch.samples / samples))
+        share = np.float32(ready.batch.samples / samples)
+        kernels.add(total[:trainable], scratch[:trainable], share)
+        kernels.add(total[trainable:], scratch[trainable:], np.float32(1.0))
     kernels.encode(total, scratch)
     return scratch, samples, sum(step.loss * ready.batch.samples for step, ready in pile) / samples

@@ -7,6 +7,7 @@ writes them to the storage: a worker needs no rights there.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +49,9 @@ class Tasks:
         self._job = job
         self._glue = glue
         self._batch_size = batch_size
+        self._callbacks = _callbacks_of(job)
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
-        self._callbacks: Sequence[Any] | None = None
+        self._begun = False
         self._replayed = 0
 
     def do(self, work: TaskWork, flat: npt.NDArray[np.float32]) -> Outcome:
@@ -64,9 +66,11 @@ class Tasks:
             return Outcome()
         self._glue.load(flat)
         model = self._glue.model
-        source = self._job.validation
-        dataset = dataset_of(lambda: validation_batches(source, self._batch_size), self._glue.example)
+        rows = validation_batches(self._job.validation, self._batch_size)
         try:
+            if (first := next(rows, None)) is None:
+                raise UserError("Training(validation=…) has no sample. Give some, or leave it out.")
+            dataset = dataset_of(lambda: itertools.chain([first], rows), first)
             with quiet_end():
                 results = model.evaluate(dataset, return_dict=True, verbose=0)
         except UserError:
@@ -82,12 +86,12 @@ class Tasks:
         A worker that has not run the earlier epochs lets the callbacks see their logs first, without a model to save,
         so that patience and best values are what they were.
         """
-        if self._job.callbacks is None or not history:
+        if not self._callbacks or not history:
             return Outcome()
         self._glue.load(flat)
         try:
-            if self._callbacks is None:
-                self._callbacks = self._made(list(self._job.callbacks()))
+            if not self._begun:
+                self._begin()
             for epoch in range(self._replayed, len(history)):
                 live = epoch == len(history) - 1
                 self._epoch_end(epoch, dict(history[epoch]), live=live)
@@ -117,25 +121,15 @@ class Tasks:
 
     def close(self) -> None:
         """Let the callbacks close their files, and delete what the tasks wrote here."""
-        for callback in self._callbacks or ():
+        for callback in self._callbacks if self._begun else ():
             callback.on_train_end()
         self._folder.cleanup()
 
-    def _made(self, callbacks: list[Any]) -> list[Any]:
+    def _begin(self) -> None:
+        self._begun = True
         folder = Path(self._folder.name) / "callbacks"
         folder.mkdir(exist_ok=True)
-        for callback in callbacks:
-            if not isinstance(callback, keras.callbacks.Callback):
-                raise UserError(
-                    f"Training(callbacks=…) gave a {type(callback).__name__}; give keras.callbacks.Callback objects."
-                )
-            if isinstance(
-                callback, keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau
-            ):
-                raise UserError(
-                    f"{type(callback).__name__} cannot change the learning rate of a parameter server. "
-                    "Give the optimizer a keras.optimizers.schedules schedule."
-                )
+        for callback in self._callbacks:
             for name in PATHS:
                 value = getattr(callback, name, None)
                 if isinstance(value, str) and value and not Path(value).is_absolute():
@@ -145,16 +139,41 @@ class Tasks:
             callback.set_params({"epochs": None, "steps": None, "verbose": 0})
             callback.set_model(self._glue.model)
             callback.on_train_begin()
-        return callbacks
 
     def _epoch_end(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
-        assert self._callbacks is not None
         for callback in self._callbacks:
             if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
                 _remember(callback, logs)
                 continue
             callback.on_epoch_begin(epoch)
             callback.on_epoch_end(epoch, logs)
+
+
+def _callbacks_of(job: Training) -> Sequence[Any]:
+    """The job's callbacks. Raises `UserError`, when the worker starts, for one that would do nothing or harm."""
+    if job.callbacks is None:
+        return ()
+    try:
+        callbacks = list(job.callbacks())
+    except Exception as error:
+        raise UserError(f"Training(callbacks=…) failed: {where(error)}") from error
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UserError(
+                f"Training(callbacks=…) gave a {type(callback).__name__}; give keras.callbacks.Callback objects."
+            )
+        if isinstance(callback, keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau):
+            raise UserError(
+                f"{type(callback).__name__} cannot change the learning rate of a parameter server. "
+                "Give the optimizer a keras.optimizers.schedules schedule."
+            )
+        if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
+            raise UserError(
+                "EarlyStopping(restore_best_weights=True) cannot bring back the parameters of an earlier epoch: the "
+                "model that is exported is the last one. Leave it out, and keep the best one beside it with "
+                'ModelCheckpoint("best.keras", monitor=…, save_best_only=True).'
+            )
+    return callbacks
 
 
 def _remember(callback: Any, logs: dict[str, float]) -> None:

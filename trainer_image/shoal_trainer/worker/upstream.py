@@ -73,7 +73,7 @@ class Upstream:
         assert self._pulled is not None
         self._outage = self._alone(None if send is None else send.push.learning_rate)
         if send is not None:
-            self._outage.absorb(send.update)
+            self._outage.absorb(send.update, send.push.samples)
             self._unsent.append(send)
         for step, ready in self._pile:
             self._step_alone(step, ready)

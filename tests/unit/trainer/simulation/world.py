@@ -493,8 +493,8 @@ class Worker:
             for a, b in zip(starts, ends, strict=True)
         ]
 
-    def compute(self, parameters, batch):
-        del parameters
+    def compute(self, parameters, batch, updates):
+        del parameters, updates
         self.pause()
         world, epoch = self.world, self.epoch_of(batch)
         if world.spoils():

@@ -3,18 +3,23 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from shoal_trainer import Indexed
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from shoal_trainer.worker.compose import steps_per_push
+from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import place, why_worker
+from shoal_trainer.worker.send import combined
 from shoal_trainer.worker.tasks import Tasks
-from tests.unit.trainer.worker.models import DATA, OwnStep, compiled, functional, job, subclassed
+from tests.unit.trainer.worker.models import DATA, OwnStep, X, Y, body, compiled, functional, job, subclassed
 
 BATCHES = list(DATA.batches(0, 0, 160, 16))
 SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
@@ -40,12 +45,16 @@ class Server:
         self.version = self.store.pull(0, self.io).version
         self.seq = self.samples = 0
 
-    def step(self, batch):
+    def take(self):
+        """The parameters, as a worker has them."""
         if self.buffer.dtype == self.io.dtype:
             self.buffer[:] = self.io
         else:
             kernels.decode(self.io, self.buffer)
-        made = self.glue.step(self.tensor, batch)
+
+    def step(self, batch):
+        self.take()
+        made = self.glue.step(self.tensor, batch, self.samples // 16)
         self.seq += 1
         self.io[:] = made.update
         rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
@@ -156,10 +165,6 @@ def test_where_each_optimizer_runs():
     }
     assert reasons["rmsprop (worker)"] == "the parameter server has no RMSprop"
     assert why_worker(functional(SGD(0.1, use_ema=True))) == "SGD(use_ema=True)"
-    assert (
-        why_worker(functional(SGD(0.1, gradient_accumulation_steps=2)))
-        == "SGD(gradient_accumulation_steps=2)"
-    )
 
 
 @pytest.mark.filterwarnings(
@@ -296,6 +301,183 @@ def test_a_gradient_that_is_not_finite_is_told_though_the_loss_is(wire, on_host)
     assert made.loss == 0
     assert not made.finite
     assert step("sparse_categorical_crossentropy").finite
+
+
+class Unpacks(keras.Model):
+    """As Keras' guide writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = body()
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+class Rebuilds(keras.Model):
+    """Its data are x alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.middle, self.out = keras.layers.Dense(3), keras.layers.Dense(36)
+
+    def call(self, x):
+        return self.out(self.middle(keras.ops.reshape(x, (-1, 36))))
+
+    def train_step(self, images):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(images) - keras.ops.reshape(images, (-1, 36))))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "plain"),
+    [
+        (Unpacks, (X, Y), lambda x, y: (x, y)),
+        (Rebuilds, (X,), lambda x, _: x),
+    ],
+)
+def test_a_train_step_of_ones_own_gets_what_the_data_give_and_no_row_twice(kind, given, plain):
+    data = Indexed.from_arrays(*given)
+    (whole,), (short,) = data.batches(0, 0, 16, 16), data.batches(0, 16, 21, 16)
+
+    def make():
+        made = kind()
+        made.compile(SGD(0.1), loss="sparse_categorical_crossentropy" if kind is Unpacks else None)
+        return made
+
+    glue = Glue(make(), whole, "fp32")
+    buffer = aligned(glue.layout.size)
+    buffer[:] = glue.initial()
+    model = make()
+    glue.load(buffer)
+    model(whole.x)
+    for own, other in zip(model.variables, glue.model.variables, strict=True):
+        own.assign(other)
+    for batch in (whole, short):
+        made = glue.step(glue.alias(buffer), batch)
+        n = batch.samples
+        logs = model.train_step(plain(batch.x[:n], None if batch.y is None else batch.y[:n]))
+        assert made.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
+        buffer += made.update
+        assert np.abs(buffer - flatten(model, glue.layout)).max() < 1e-6
+
+
+def noisy():
+    """A layer that draws from Keras' global generator."""
+
+    class Noisy(keras.layers.Layer):
+        def call(self, x):
+            return keras.random.dropout(x, 0.5) + keras.random.normal((4,))
+
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    parts = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4), Noisy()]
+    return compiled(keras.Sequential(parts), SGD(0.1))
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
+def test_what_is_drawn_without_a_generator_of_ones_own_differs_from_step_to_step(options):
+    def losses(worker):
+        model = noisy()
+        model.compile(SGD(0.1), model.loss, **options)
+        glue = Glue(model, BATCHES[0], "fp32", worker)
+        buffer = aligned(glue.layout.size)
+        buffer[:] = glue.initial()
+        return [glue.step(glue.alias(buffer), BATCHES[0]).loss for _ in range(4)]
+
+    first = losses((0, 0))
+    assert len(set(first)) == 4
+    assert first == losses((0, 0))
+    assert not set(first) & set(losses((1, 0)))
+    plain = noisy()
+    plain.compile(SGD(0.0), plain.loss, **options)
+    for loss in first:
+        plain.reset_metrics()
+        expected = plain.train_on_batch(BATCHES[0].x, BATCHES[0].y, return_dict=True)["loss"]
+        assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_schedule_on_the_worker_follows_the_updates_of_the_whole_job():
+    glue = Glue(
+        functional(keras.optimizers.RMSprop(schedules.PiecewiseConstantDecay([3], [0.1, 0.0]))),
+        BATCHES[0], "fp32", (0, 1),
+    )  # fmt: skip
+    buffer = aligned(glue.layout.size)
+    buffer[:] = glue.initial()
+    moved = [
+        bool(glue.step(glue.alias(buffer), BATCHES[0], updates).update.any()) for updates in (0, 3, 4, 100, 2)
+    ]
+    assert moved == [True, True, False, False, True]
+
+
+def pushed(server, batches):
+    """Several steps as one push."""
+    glue, pile = server.glue, []
+    server.take()
+    for batch in batches:
+        step = glue.step(server.tensor, batch, server.samples // 16)
+        pile.append((step, Ready(None, batch)))
+        glue.advance(server.buffer, step.update)
+    server.io[:], samples, _ = combined(pile, glue.layout.trainable)
+    server.seq += 1
+    server.samples += samples
+    server.version = server.store.push(0, 0, server.seq, server.version, PushMeta(samples), server.io).version
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_statistics_move_with_every_step_of_a_push(wire, on_host):
+    def make():
+        return functional(SGD(0.0), norm=True)
+
+    server, plain = Server(make(), wire, on_host=on_host), make()
+    for begin in (0, 5):
+        pushed(server, BATCHES[begin : begin + 5])
+    for batch in BATCHES:
+        plain.train_on_batch(batch.x, batch.y)
+    low = server.glue.layout.trainable
+    begun, expected = server.glue.initial()[low:], flatten(plain, server.glue.layout)[low:]
+    difference = np.abs(server.flat()[low:] - expected).max()
+    assert difference < (2e-6 if wire == "fp32" else 0.1 * np.abs(expected - begun).max())
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+def test_accumulated_gradients_are_one_push_of_weight_one(optimizer):
+    def make():
+        return functional(optimizer(0.1, gradient_accumulation_steps=5))
+
+    server, plain = Server(make()), make()
+    assert server.placement.on_server
+    assert steps_per_push(server.glue.model) == 5
+    for begin in (0, 5):
+        pushed(server, BATCHES[begin : begin + 5])
+    for batch in BATCHES:
+        plain.train_on_batch(batch.x, batch.y)
+    assert np.abs(server.flat() - flatten(plain, server.glue.layout)).max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: SGD(0.1, gradient_accumulation_steps=2, clipnorm=1.0),
+        lambda: keras.optimizers.RMSprop(0.1, gradient_accumulation_steps=2),
+    ],
+)
+def test_gradients_that_a_worker_would_hoard_are_refused(optimizer):
+    glue = Glue(functional(optimizer()), BATCHES[0], "fp32")
+    with pytest.raises(UserError, match="gradient_accumulation_steps=2 is not possible here"):
+        place(glue.model, glue.layout, 16)
 
 
 def test_what_was_not_aligned_is_refused_instead_of_aborting():

@@ -65,9 +65,9 @@ def test_a_worker_waits_only_where_reading_takes_longer_than_the_step(tmp_path, 
     running = Running(job(), servers, coordinator)
     loop, step = running.worker.loop, running.glue.step
 
-    def compute(parameters, batch):
+    def compute(*given):
         clock.now += STEP
-        return step(parameters, batch)
+        return step(*given)
 
     running.glue.step = compute
     loop._clock, loop._feed = clock, Timed(loop._feed, clock, seconds)

@@ -17,7 +17,7 @@ def begin(name="sgd", dtype=np.float32, clock=None, **options):
     current = aligned(6, dtype)
     return Outage(
         current,
-        OptimizerConfig(name=name, learning_rate=0.5, **options),
+        OptimizerConfig(name=name, learning_rate=0.5, batch_size=16, **options),
         4,
         0.5,
         clock or Clock(),
@@ -27,7 +27,7 @@ def begin(name="sgd", dtype=np.float32, clock=None, **options):
 
 def test_local_steps_make_a_difference_that_leaves_out_what_is_pushed_by_other_means():
     outage = begin()
-    outage.absorb(np.array([1, 1, 1, 1, 7, 7], np.float32))
+    outage.absorb(np.array([1, 1, 1, 1, 7, 7], np.float32), 16)
     outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, Progress(0, -1, 0, 16))
     out = aligned(6)
     outage.difference_into(out)

@@ -59,15 +59,13 @@ def test_a_worker_that_takes_over_remembers_what_others_saw():
     tasks.close()
 
 
-def test_callbacks_that_cannot_work_are_refused():
-    tasks, flat = made(callbacks.ReduceLROnPlateau)
+def test_callbacks_that_cannot_work_are_refused_when_the_worker_starts():
     with pytest.raises(UserError, match="Give the optimizer a keras"):
-        tasks.run_callbacks(flat, [{"loss": 1.0}])
-    tasks.close()
-    tasks, flat = made(lambda: 7)
+        made(callbacks.ReduceLROnPlateau)
     with pytest.raises(UserError, match="gave a int"):
-        tasks.run_callbacks(flat, [{"loss": 1.0}])
-    tasks.close()
+        made(lambda: 7)
+    with pytest.raises(UserError, match="keep the best one beside it"):
+        made(lambda: callbacks.EarlyStopping(restore_best_weights=True))
 
 
 def test_the_exported_model_predicts_what_the_parameters_say():
