@@ -1,7 +1,10 @@
 """The chart as `helm` renders it: what is installed, with how much right, and what values are refused."""
 
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,9 +16,9 @@ def helm(tools: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(tools / "helm"), *arguments], capture_output=True, text=True, check=False)
 
 
-def render(tools: Path, *sets: str) -> list[dict]:
+def render(tools: Path, *sets: str, namespace: str = "shoal-system") -> list[dict]:
     flags = [flag for value in sets for flag in ("--set", value)]
-    done = helm(tools, "template", "shoal", str(CHART), "--namespace", "shoal-system", *flags)
+    done = helm(tools, "template", "shoal", str(CHART), "--namespace", namespace, *flags)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
@@ -115,3 +118,39 @@ def test_the_metrics_cannot_have_the_health_port(tools: Path) -> None:
     [deployment] = of_kind(render(tools), "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     assert {"name": "health", "containerPort": 8081} in container["ports"]
+
+
+def names_of(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    return {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents}
+
+
+def test_a_shoal_for_each_of_two_namespaces_share_no_object(tools: Path) -> None:
+    settings = ["crds.install=false", "scope.namespace=team-{}"]
+    one, two = (
+        names_of(render(tools, *(s.format(team) for s in settings), namespace=f"shoal-{team}"))
+        for team in "ab"
+    )
+    assert not one & two
+    assert {kind for kind, namespace, _ in one if not namespace} == {"ClusterRole", "ClusterRoleBinding"}
+
+
+@pytest.mark.parametrize("release", ["123", "true", "1e3", "7-a"])
+@pytest.mark.parametrize("scope", ["", "77"])
+def test_names_that_yaml_takes_for_something_else_stay_names(tools: Path, release: str, scope: str) -> None:
+    def strings(part: Any) -> Iterator[Any]:
+        if isinstance(part, dict):
+            for name, each in part.items():
+                if name in {"name", "namespace", "secretName", "serviceAccountName", "resourceNames"}:
+                    yield from each if isinstance(each, list) else [each]
+                yield from each.values() if name in {"labels", "matchLabels", "selector"} else ()
+                yield from strings(each)
+        elif isinstance(part, list):
+            for each in part:
+                yield from strings(each)
+
+    done = helm(tools, "template", release, str(CHART), "-n", "456", "--set-string", f"scope.namespace={scope}",
+                "--set", "crds.install=false,metrics.serviceMonitor=true")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    documents = [d for d in yaml.safe_load_all(done.stdout) if d]
+    assert [each for each in strings(documents) if not isinstance(each, str | dict)] == []
+    assert all(re.match("[a-z]", d["metadata"]["name"]) for d in of_kind(documents, "Service"))

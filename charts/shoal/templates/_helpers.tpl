@@ -1,9 +1,12 @@
-{{- define "shoal.name" -}}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{- end }}
+{{- /* A Service's name begins with a letter; a release's may not. */}}
+{{- define "shoal.name" -}}
+{{ regexMatch "^[a-z]" .Release.Name | ternary .Release.Name (printf "shoal-%s" .Release.Name) | trunc 50 | trimSuffix "-" }}
+{{- end }}
 {{- define "shoal.serviceAccount" -}}{{ .Values.serviceAccount.name | default (include "shoal.name" .) }}{{- end }}
 {{- define "shoal.installKey" -}}{{ .Values.installKey.existingSecret | default (printf "%s-install-key" (include "shoal.name" .)) }}{{- end }}
 {{- define "shoal.selector" -}}
 app.kubernetes.io/name: shoal
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- define "shoal.labels" -}}
 {{ include "shoal.selector" . }}
