@@ -3,11 +3,6 @@
 It does no I/O and has no thread: calls come from the control server, from the shard (`applied`, inside the shard's
 lock) and from a clock (`tick`). Its lock is the shard's own, so ledger and parameters change together, and a snapshot
 sees both at one moment.
-
-After the loss of parameter server 0 a new one replays on the snapshot's ledger the pushes that are in the surviving
-parameters beyond the snapshot (the journal that came with them), so ledger, counters and parameters are of one moment
-again. Then it **gathers**: for a moment it grants nothing and lets the workers that survived tell what they hold and
-will push themselves, so that nobody else is given it.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from shoal_trainer.contract import (
     JobIdentity,
@@ -26,27 +20,23 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.counters import Counters, wasted_by
-from shoal_trainer.coordinator.ledger import Lease, Ledger, Segment
+from shoal_trainer.coordinator.ledger import Lease, Segment
 from shoal_trainer.coordinator.members import Member, Members
-from shoal_trainer.coordinator.pace import Pace
-from shoal_trainer.coordinator.partial import Partial
-from shoal_trainer.coordinator.protocol import DataSpec, FileEnded, Given, Join, Joined, Renamed, TaskDone
+from shoal_trainer.coordinator.protocol import FileEnded, Given, Join, Joined, TaskDone
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
+from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.target import target_reached
-from shoal_trainer.coordinator.tasks import Task, Tasks
-from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.coordinator.tasks import Task
+from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.contents import Contents
-from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
-from shoal_trainer.wire.messages import Applied, Entry, Progress
+from shoal_trainer.ps.shard import AppliedPush, ShardStore
 
 log = logging.getLogger(__name__)
 
-GATHER_SECONDS = 5.0
 IDLE_SECONDS = 0.2
 
 
-class Coordinator:
+class Coordinator(Record):
     """One job, beside shard 0 of its parameters. All methods may be called from any thread."""
 
     def __init__(
@@ -59,31 +49,10 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.job = job
-        self.stop_after = stop_after
-        self.batch_size = batch_size
+        super().__init__(job, stop_after, batch_size, shard, clock)
         self.members = Members()
-        self.tasks = Tasks()
-        self.counters = Counters()
-        self.partial = Partial()
-        """The reconciler's."""
-        self.ledger: Ledger | None = None
-        self.data: DataSpec | None = None
         self.finished: TerminationMessage | None = None
-        self.stopping = ""
-        """Why training ends before its passes do."""
-        self.pace = Pace()
-        self.shard = shard
-        self._term = shard.boot
-        """What begins the tokens of this process: not the epoch, which stays where its container is started again."""
-        self._lock = shard.lock
-        self._clock, self._wall = clock, wall
-        self._saved: dict[str, Any] | None = None
-        self._restarted = shard.epoch > 0
-        # One that follows another gathers even without a snapshot: the workers' copies may hold what was trained.
-        self._gather_until: float | None = math.inf if self._restarted else None
-        self._ready = False
-        self._expected: set[int] | None = None
+        self._wall = wall
         self._task_counter = 0
         shard.on_applied = self.applied
         shard.on_ready = self.ready
@@ -198,12 +167,6 @@ class Coordinator:
             for mark in meta.progress:
                 self._count(mark)
 
-    def ready(self, version: int, applied: Applied) -> None:
-        """The shard has its parameters (called inside its lock): what its journal tells of is in them."""
-        del version, applied
-        self._ready = True
-        self._replay()
-
     def compare(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
         """Count what is in some shards only; whether some of it may yet come (`at_end`: that counts, too)."""
         with self._lock:
@@ -218,16 +181,6 @@ class Coordinator:
 
     # --- time -----------------------------------------------------------------------------------------------------
 
-    @property
-    def begun(self) -> bool:
-        """Whether something was trained, by this process or by one before it."""
-        return self.pace.begun or self._saved is not None
-
-    @property
-    def gathering(self) -> bool:
-        """Whether a restored coordinator still waits for the workers that survived."""
-        return self._gather_until is not None
-
     def tick(self) -> None:
         """What follows from time alone, and from everything that has happened."""
         with self._lock:
@@ -235,10 +188,8 @@ class Coordinator:
             for member in self.members.notice_silence(now):
                 self._give_up(member)
             self.shard.set_live_workers(max(1, len(self.members.active())))
-            if self._gather_until is not None and self.shard.state is State.READY:
-                late = now >= self._gather_until
-                if late or (self._expected is not None and not self._expected):
-                    self._end_gathering()
+            if self._gathered():
+                self._end_gathering()
             if self.ledger is None or self.gathering or self.finished is not None:
                 return
             self._end_passes()
@@ -264,79 +215,6 @@ class Coordinator:
         with self._lock:
             self.finished = message
 
-    # --- snapshots ------------------------------------------------------------------------------------------------
-
-    @property
-    def behind(self) -> bool:
-        """Whether no worker has said yet, after a loss, what the data are: this is no moment to save.
-
-        Of copies that the shards have adopted meanwhile the ledger would not know what they cover.
-        """
-        return self.ledger is None and self._restarted
-
-    def dump(self) -> dict[str, Any]:
-        """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock, with the copy."""
-        if self.ledger is None or self.data is None:
-            return dict(self._saved or {})
-        return {
-            "ledger": self.ledger.dump(),
-            "tasks": self.tasks.dump(),
-            "counters": self.counters.dump(),
-            "data": self.data.model_dump(mode="json"),
-            "stopping": self.stopping,
-            "loss": self.pace.loss,
-        }
-
-    def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
-        """Begin from a manifest's `ledger`, before any worker is here, and gather the survivors.
-
-        `other_run`: what its workers held is free, and why it ended is no reason to end this one. There are survivors
-        only of this run, where this process is not its first.
-        """
-        with self._lock:
-            if not other_run:
-                self._restarted, self._gather_until = True, math.inf
-            if not saved:
-                return
-            if "partial" in saved:  # there are several shards
-                self.partial.load(saved["partial"], other_run=other_run)
-            self._saved = saved
-            self._agree(DataSpec.model_validate(saved["data"]))
-            assert self.ledger is not None
-            if other_run:
-                self.ledger.release(lambda _: True)
-                self.stopping = ""
-                return
-            self._expected = {slot for slot, _ in self.shard.applied}
-            self._expected |= {lease.slot for lease in self.ledger.leases.values()}
-
-    def rewind(self, saved: dict[str, Any]) -> None:
-        """Go back to a ledger while workers are here. Call it inside the shard's lock, with the parameters.
-
-        What anybody holds is taken back, and the steps that are undone were in vain.
-        """
-        with self._lock:
-            self._saved = saved
-            wasted = wasted_by(saved, self.counters)
-            if "partial" in saved:
-                self.partial.load(saved["partial"])
-            if self.data is None:
-                self._agree(DataSpec.model_validate(saved["data"]))
-            else:
-                self._resume(saved)
-            self.counters.wasted_steps = wasted
-            self._expected = self._gather_until = None
-
-    def blank_ledger(self, data: DataSpec) -> Ledger:
-        """The ledger with which this job begins."""
-        return Ledger(
-            size=data.size,
-            files=len(data.files),
-            batch_size=self.batch_size,
-            seed=self.job.uid,
-            epochs=self.stop_after.epochs,
-        )
-
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _hear(self, slot: int, incarnation: int) -> Member:
@@ -348,37 +226,8 @@ class Coordinator:
                 f"worker {slot} incarnation {incarnation} was silent for too long and has been given up"
             )
         self.members.hear(member, self._clock())
-        if self._gather_until == math.inf:
-            self._gather_until = self._clock() + GATHER_SECONDS
+        self._begin_gathering()
         return member
-
-    def _agree(self, data: DataSpec) -> None:
-        if self.data is None:
-            if data.size is None and not data.files:
-                raise UserError(
-                    "The training data are empty: give Indexed a size, or Files a pattern that matches."
-                )
-            self.data = data
-            self.ledger = self.blank_ledger(data)
-            if self._saved is not None:
-                self._resume(self._saved)
-            self._replay()
-        elif (self.data.size, self.data.files) != (data.size, data.files):
-            mine, theirs = self.data.size or len(self.data.files), data.size or len(data.files)
-            raise UserError(
-                f"This worker's training data are not the job's: {theirs} {'samples' if data.size else 'files'} here, "
-                f"{mine} {'samples' if self.data.size else 'files'} there. Every worker must see the same data."
-            )
-        elif (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):
-            self.data = data
-
-    def _resume(self, saved: dict[str, Any]) -> None:
-        assert self.ledger is not None
-        self.ledger.load(saved["ledger"])
-        self.tasks.load(saved["tasks"])
-        self.counters.load(saved["counters"])
-        self.stopping = str(saved["stopping"])
-        self.pace.loss = saved["loss"]
 
     def _give(self, slot: int, incarnation: int) -> Given:
         """The next task, else the next range."""
@@ -424,41 +273,6 @@ class Coordinator:
         lease = ledger.grant(slot, incarnation, self._term, limit)
         assert self.data is not None
         return None if lease is None else self.data.told(lease)
-
-    def _reclaim(self, request: Join) -> tuple[Renamed, ...]:
-        """A survivor of the loss of parameter server 0 tells what it held: from its last answered push on."""
-        ledger, renamed = self.ledger, []
-        assert ledger is not None
-        for held in request.held:
-            if held.term == self._term:
-                lease = ledger.leases.get(held.token)
-            else:
-                segment = Segment(held.epoch, held.number, held.start, held.stop)
-                lease = ledger.reclaim(request.slot, request.incarnation, self._term, segment)
-            if lease is not None:
-                renamed.append(Renamed(old=held.token, new=lease.token))
-        return tuple(renamed)
-
-    def _end_gathering(self) -> None:
-        """Everybody who survived has spoken: what nobody claimed is free."""
-        self._gather_until = None
-        if self.ledger is not None:
-            self.ledger.release(lambda lease: lease.token[0] != self._term)
-
-    def _replay(self) -> None:
-        """Bring the ledger to the moment of the parameters, once both are there."""
-        if not self._ready or self.ledger is None:
-            return
-        for entry in self.shard.journal.since(-1).entries:
-            self.counters.steps += entry.steps
-            self._count(entry)
-
-    def _count(self, part: Progress | Entry) -> None:
-        """These positions are in the parameters; those that were there before are in them once more now."""
-        assert self.ledger is not None
-        for again in self.ledger.apply(Segment(part.epoch, part.file, part.start, part.stop)):
-            self.counters.repeated += (again.stop or again.start) - again.start
-            self.counters.repeated_ranges |= {(again.epoch, r) for r in self.ledger.range_of(again)}
 
     def _give_up(self, member: Member) -> None:
         """Fence a silent worker, so that nothing of it is taken any more, and free what it held."""
