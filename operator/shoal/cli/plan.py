@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def simulate(
 
     if slack is not None and deadline is not None:
         raise UsageError("give --slack or --deadline, not both")
-    problem = _problem(job_file, pools, profiles, {"deadline": deadline})
+    problem = _problem(job_file, pools, profiles, {"deadline": deadline}, jobs_deadline=slack is None)
     scenario = scenario_of(problem, workers=workers, slack=slack)
     result = summary.run(
         scenario, [read_trace(path) for path in (*traces, *more_traces)], runs=runs, seed=seed
@@ -251,15 +252,20 @@ def _plan_workload(
     return planner.plan(_with_traces(problem, traces))
 
 
-def _problem(job: Path, pools: Path, profiles: Path | None, wishes: dict[str, Any]) -> Any:
+def _problem(
+    job: Path, pools: Path, profiles: Path | None, wishes: dict[str, Any], *, jobs_deadline: bool = True
+) -> Any:
     """The problem of three files, with the command line's wishes in place of the job's."""
-    from shoal.sizing.plan.assemble import problem_of
+    from shoal.sizing.plan.assemble import problem_of, seconds_left
     from shoal.sizing.plan.manifests import read_job, read_pools, read_profile
 
     if profiles is None:
         raise UsageError("say with --profiles how fast the model was measured to be (SpeedProfiles, YAML)")
     described = read_job(job)
-    problem = problem_of(described, read_pools(pools), read_profile(profiles, described))
+    deadline = wishes["deadline"]
+    if deadline is None and jobs_deadline:
+        deadline = seconds_left(described, datetime.now(UTC))
+    problem = problem_of(described, read_pools(pools), read_profile(profiles, described), deadline=deadline)
     given = {name: value for name, value in wishes.items() if value is not None}
     return dataclasses.replace(problem, objective=dataclasses.replace(problem.objective, **given))
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import Catalogue, catalogue
 from shoal.sizing.plan.cost import capped, wire_bytes
-from shoal.sizing.plan.manifests import JobView, running
+from shoal.sizing.plan.manifests import JobView, ProgressView, StopView, running
 from shoal.sizing.plan.problem import LossWork, Objective, Pool, Problem, Servers, StepWork, Work
 from shoal.sizing.plan.speeds import Speeds
 
-__all__ = ["problem_of"]
+__all__ = ["problem_of", "seconds_left"]
 
 PRIOR_NODE_HOURS = 20.0
 """Node-hours that the prior of a pool's interruptions is worth against measured ones."""
@@ -28,9 +29,17 @@ SNAPSHOT_BANDWIDTH = 5e9
 
 
 def problem_of(
-    job: JobView, pools: Sequence[CapacityPool], profile: SpeedProfile, sheets: Catalogue | None = None
+    job: JobView,
+    pools: Sequence[CapacityPool],
+    profile: SpeedProfile,
+    *,
+    deadline: float | None,
+    sheets: Catalogue | None = None,
 ) -> Problem:
-    """Say what the three resources ask of the planner. The units are explained in docs/planning.md."""
+    """Say what the three resources ask of the planner. The units are explained in docs/planning.md.
+
+    `deadline`: in s from now; what the job says is `seconds_left`.
+    """
     sheets = sheets or catalogue()
     notes: list[str] = []
     speeds = Speeds(profile, sheets)
@@ -52,7 +61,7 @@ def problem_of(
         work=_work(job, profile, notes),
         servers=_servers(job, pools, speeds, notes),
         objective=Objective(
-            deadline=objective.deadline_seconds,
+            deadline=deadline,
             budget=None if objective.max_cost is None else float(objective.max_cost),
             prefer=objective.prefer,
         ),
@@ -62,6 +71,24 @@ def problem_of(
         zone_policy=spec.workers.zone_policy,
         notes=tuple(notes),
     )
+
+
+def seconds_left(job: JobView, now: datetime) -> float | None:
+    """The job's deadline in s from now: it counts from the job's start. None: it has none.
+
+    Raises:
+        UsageError: it is over.
+    """
+    deadline, start = job.spec.elasticity.objective.deadline_seconds, job.status.start_time
+    if deadline is None or start is None:
+        return deadline
+    left = deadline - max(0.0, (now - start).total_seconds())
+    if left <= 0:
+        raise UsageError(
+            f"the job's deadline, {deadline} s after its start ({start:%Y-%m-%d %H:%M:%S %Z}), is over: say with"
+            " --deadline in how many seconds it is to be ready"
+        )
+    return left
 
 
 def _worker_pools(job: JobView, pools: Sequence[CapacityPool]) -> list[CapacityPool]:
@@ -139,22 +166,12 @@ def _pool(
 
 def _work(job: JobView, profile: SpeedProfile, notes: list[str]) -> Work:
     stop, done = job.spec.training.stop_after, job.status.training
-    if stop.steps is not None:
-        left = stop.steps - (done.step if done else 0)
-        if left < 1:
-            raise UsageError("the job has made all its steps: nothing is left to plan")
-        return StepWork(steps=left)
-    if stop.epochs is not None:
-        each = profile.spec.model.samples_per_epoch
-        if each is None:
-            raise UsageError(
-                "the job stops after epochs, and the SpeedProfile does not say how long one is: set "
-                "spec.model.samplesPerEpoch in it"
+    if stop.steps is not None or stop.epochs is not None:
+        if stop.metric is not None:
+            notes.append(
+                f"The job may end earlier, when {stop.metric} reaches {stop.value}: it is planned without that."
             )
-        epochs = stop.epochs - (done.epoch if done else 0.0)
-        if epochs <= 0:
-            raise UsageError("the job has made all its epochs: nothing is left to plan")
-        return StepWork(samples=epochs * each)
+        return StepWork(steps=_steps_left(stop, done), samples=_samples_left(stop, done, profile, notes))
     curve = profile.spec.convergence
     if stop.metric is None or stop.value is None:
         raise UsageError(
@@ -176,6 +193,37 @@ def _work(job: JobView, profile: SpeedProfile, notes: list[str]) -> Work:
         batch_range=(float(curve.least_batch), float(curve.most_batch)),
         done=float(done.loss) if done and done.loss is not None else None,
     )
+
+
+def _steps_left(stop: StopView, done: ProgressView | None) -> int | None:
+    if stop.steps is None:
+        return None
+    left = stop.steps - (done.step if done else 0)
+    if left < 1:
+        raise UsageError("the job has made all its steps: nothing is left to plan")
+    return left
+
+
+def _samples_left(
+    stop: StopView, done: ProgressView | None, profile: SpeedProfile, notes: list[str]
+) -> float | None:
+    if stop.epochs is None:
+        return None
+    each = profile.spec.model.samples_per_epoch
+    if each is None:
+        if stop.steps is None:
+            raise UsageError(
+                "the job stops after epochs, and the SpeedProfile does not say how long one is: set "
+                "spec.model.samplesPerEpoch in it"
+            )
+        notes.append(
+            "The job may end earlier, after its epochs: set spec.model.samplesPerEpoch in the SpeedProfile."
+        )
+        return None
+    epochs = stop.epochs - (done.epoch if done else 0.0)
+    if epochs <= 0:
+        raise UsageError("the job has made all its epochs: nothing is left to plan")
+    return epochs * each
 
 
 def _servers(job: JobView, pools: Sequence[CapacityPool], speeds: Speeds, notes: list[str]) -> Servers:

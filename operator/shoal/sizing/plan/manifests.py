@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
 from shoal.api.base import API_VERSION, ObjectMeta, Resource, Status
 from shoal.api.capacity_pool import CapacityPool
@@ -108,6 +108,7 @@ class ProgressView(Status):
 class StatusView(Status):
     """`status`."""
 
+    start_time: AwareDatetime | None = None
     slots: tuple[SlotView, ...] = ()
     training: ProgressView | None = None
 

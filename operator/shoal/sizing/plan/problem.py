@@ -92,23 +92,29 @@ class Pool:
 
 @dataclass(frozen=True)
 class StepWork:
-    """So many steps (one step: one worker's mini-batch), or so many samples; give exactly one."""
+    """So many steps (one step: one worker's mini-batch) or so many samples; of both, what is done first."""
 
     steps: float | None = None
     samples: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.samples is None):
-            raise UsageError("say how much work there is as steps or as samples, not both and not neither")
-        amount = self.steps if self.steps is not None else self.samples
-        if amount is None or not (math.isfinite(amount) and amount >= 1):
-            raise UsageError(f"there must be at least 1 step or sample of work left, not {amount}")
+        amounts = [amount for amount in (self.steps, self.samples) if amount is not None]
+        if not amounts:
+            raise UsageError("say how much work there is, as steps or as samples")
+        for amount in amounts:
+            if not (math.isfinite(amount) and amount >= 1):
+                raise UsageError(f"there must be at least 1 step or sample of work left, not {amount}")
 
     def iterations(self, batch: Floats, workers: Floats) -> Floats:
         """(m,) steps for weighted batch sizes (m,) and numbers of workers (m,)."""
-        if self.steps is not None:
-            return np.full(np.shape(workers), float(self.steps))
-        return np.asarray(float(self.samples or 0.0) / batch)
+        steps = np.full(np.shape(workers), math.inf if self.steps is None else float(self.steps))
+        return steps if self.samples is None else np.minimum(steps, self.samples / batch)
+
+    def counts_samples(self, batch: float) -> bool:
+        """With steps of so many samples it is the samples that end it."""
+        if self.samples is None:
+            return False
+        return self.steps is None or self.samples / batch <= self.steps
 
 
 @dataclass(frozen=True)

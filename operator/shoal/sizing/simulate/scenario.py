@@ -122,7 +122,7 @@ def _speeds(problem: Problem, spot: Pool, on_demand: Pool, workers: int, most: i
     rate_x, rate_y = 1 / spot.step_seconds, 1 / on_demand.step_seconds
     steps = x * rate_x + y * rate_y
     # Where samples count, a step with more samples is worth more.
-    by_samples = isinstance(problem.work, StepWork) and problem.work.samples is not None
+    by_samples = isinstance(problem.work, StepWork) and problem.work.counts_samples(spot.batch)
     worth = x * rate_x + y * rate_y * (on_demand.batch / spot.batch if by_samples else 1.0)
     update = problem.servers.model.update_seconds
     if update > 0:

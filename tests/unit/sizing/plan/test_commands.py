@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from shoal.cli import main
+from shoal.errors import UsageError
+from shoal.sizing.plan.assemble import problem_of, seconds_left
+from shoal.sizing.plan.manifests import JobView, read_job, read_pools, read_profile
 
 ROOT = Path(__file__).parents[4]
 DATA, EXAMPLES = ROOT / "tests" / "data", ROOT / "examples" / "sizing"
@@ -95,6 +100,13 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ),
         ("job.yaml", "kind: TrainingJob", "kind: Job", "0 TrainingJobs"),
         ("job.yaml", "epochs: 400", "epochs: -1", "spec.training.stopAfter.epochs"),
+        (
+            "job.yaml",
+            "spec:",
+            "status: {startTime: '2026-01-01T00:00:00Z'}\nspec:",
+            "is over: say with --deadline",
+        ),
+        ("job.yaml", "spec:", "status: {startTime: '2026-01-01T00:00:00'}\nspec:", "status.startTime"),
         ("pools.yaml", 'perHour: "0.23"', "perHour: 0.23", 'in quotes, "0.23"'),
         ("pools.yaml", "name: K80", "name: K81", "not in the catalogue"),
         ("pools.yaml", "startupSeconds: 160", "startSeconds: 160", "check its spelling"),
@@ -109,6 +121,51 @@ def test_bad_resources_say_what_to_change(tmp_path: Path, name: str, old: str, n
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.output.split())
     assert not (tmp_path / "never.png").exists()
+
+
+def test_a_deadline_that_is_over_is_asked_of_nobody_who_gives_another(tmp_path: Path) -> None:
+    started = _edited(tmp_path, "job.yaml", "spec:", "status: {startTime: '2026-01-01T00:00:00Z'}\nspec:")
+    planned = shoal("plan", *started, "--deadline", "2400", "--json")
+    assert planned.exit_code == 0, planned.output
+    simulated = shoal("simulate", *started, "--trace", TRACE, "--runs", "5", "--slack", "1.3", "--json")
+    assert simulated.exit_code == 0, simulated.output
+
+
+def _job(tmp_path: Path, stop: str, status: str = "{}") -> JobView:
+    path = tmp_path / "job.yaml"
+    text = (EXAMPLES / "job.yaml").read_text().replace("{epochs: 400}", stop)
+    path.write_text(text.replace("spec:", f"status: {status}\nspec:"))
+    return read_job(path)
+
+
+def test_a_running_jobs_deadline_counts_from_its_start(tmp_path: Path) -> None:
+    start = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    job = _job(tmp_path, "{epochs: 400}", "{startTime: '2026-11-21T12:00:00Z'}")
+    assert seconds_left(job, start + timedelta(seconds=400)) == 2000
+    assert seconds_left(job, start - timedelta(seconds=9)) == 2400  # clocks differ
+    assert seconds_left(_job(tmp_path, "{epochs: 400}"), start) == 2400
+    with pytest.raises(UsageError, match=r"2026-11-21 12:00:00 UTC\), is over"):
+        seconds_left(job, start + timedelta(seconds=2400))
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "steps"),
+    [
+        ("{epochs: 2, steps: 1000}", "{}", 100_000 / 128),
+        ("{epochs: 2, steps: 700}", "{}", 700),
+        ("{epochs: 2, steps: 1000}", "{training: {step: 500, epoch: 1}}", 50_000 / 128),
+        ("{epochs: 2, steps: 800}", "{training: {step: 500, epoch: 1}}", 300),
+        ("{epochs: 2}", "{}", 100_000 / 128),
+        ("{steps: 700, metric: accuracy, value: '0.9'}", "{}", 700),
+    ],
+)
+def test_of_epochs_and_steps_the_first_ends_it(tmp_path: Path, stop: str, status: str, steps: float) -> None:
+    job = _job(tmp_path, stop, status)
+    profile = read_profile(EXAMPLES / "profiles.yaml", job)
+    problem = problem_of(job, read_pools(EXAMPLES / "pools.yaml"), profile, deadline=None)
+    made = problem.work.iterations(np.array([128.0, 128.0]), np.array([1.0, 4.0]))
+    assert made == pytest.approx([steps, steps])
+    assert any("may end earlier, when accuracy" in note for note in problem.notes) == ("metric" in stop)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_the_loss_that_was_reached_shortens_what_is_left() -> None:
         (lambda: problem(pool(), deadline=-5), "deadline in seconds must be greater than 0"),
         (lambda: problem(pool(), min_workers=9), "hold 8 workers together"),
         (lambda: problem(pool(), min_workers=4, max_workers=2), "contradict each other"),
-        (StepWork, "not both and not neither"),
+        (StepWork, "as steps or as samples"),
         (lambda: LossWork(0.4, 1, 1, 1, 0.5), "out of reach"),
     ],
 )
