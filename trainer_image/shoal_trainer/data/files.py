@@ -7,6 +7,8 @@ fsspec into a local folder while the file before is being trained, because Tenso
 
 from __future__ import annotations
 
+import errno
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 READ_ERRORS = (OSError, ValueError)
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+NODE = re.compile(r"^{{.*?}} (\w+Error: )?| \[Op:\w+\] name: $")
+"""What TensorFlow puts around a message: where in its graph that was."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Files:
     ) -> Files:
         """Parquet files; `parse` maps one row (column name -> scalar or vector tensor) to a sample.
 
-        Columns are numbers, strings or fixed-size lists of numbers.
+        Columns are numbers, strings or fixed-size lists of numbers. A null among floating-point numbers is NaN;
+        any other is refused.
         """
 
         def read(path: str) -> tf.data.Dataset:
@@ -71,12 +77,15 @@ class Files:
         """CSV files; `parse(*columns)` maps one row (scalar tensors) to a sample.
 
         `defaults`: for each column its default value, or its type if it may not be empty (as `CsvDataset`).
+        An empty file has no samples, though it lacks the `header`.
         """
 
         def read(path: str) -> tf.data.Dataset:
             import tensorflow as tf
 
-            rows = tf.data.experimental.CsvDataset(path, defaults, header=header)
+            rows = tf.data.experimental.CsvDataset(
+                path, defaults, header=header and Path(path).stat().st_size > 0
+            )
             return rows.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
         return Files(pattern, read)
@@ -111,7 +120,8 @@ class Files:
     def batches(self, name: str, start: int, stop: int | None, batch_size: int) -> Iterator[Batch]:
         """The samples [start, stop) of one file (`stop` None: to its end) as batches of `batch_size` rows.
 
-        Raises `UserError` with the file's name where it cannot be read, `Unreachable` where the store does not answer.
+        Raises `UserError` with the file's name where it cannot be read or there is no room for it here, `Unreachable`
+        where the store does not answer, or not with the file.
         """
         with _local(name) as path:
             try:
@@ -138,7 +148,7 @@ def _guard(rows: Iterator[Any], name: str) -> Iterator[Any]:
         except StopIteration:
             return
         except (tf.errors.OpError, *READ_ERRORS) as error:
-            text = str(error).splitlines()[0][:300]
+            text = NODE.sub("", str(error).splitlines()[0])[:300]
             raise UserError(f"{name} cannot be read: {text}. Mend or remove the file.") from error
         yield row
 
@@ -164,7 +174,10 @@ class _Local:
                     f"{self._name} does not exist (any more). The training data must not change in a run."
                 )
             return str(path)
-        self._folder = tempfile.TemporaryDirectory(prefix="shoal-data-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="shoal-data-")
+        except OSError as error:
+            raise self._no_room(filesystem, path, error) from error
         target = Path(self._folder.name) / Path(path).name
         try:
             filesystem.get_file(path, str(target))
@@ -175,8 +188,20 @@ class _Local:
             ) from error
         except Exception as error:  # every object store has its own tree
             self._folder.cleanup()
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise self._no_room(filesystem, path, error) from error
             raise Unreachable(f"{self._name}: {error}") from error
         return str(target)
+
+    def _no_room(self, filesystem: Any, path: str, error: OSError) -> UserError:
+        try:
+            size = f" ({filesystem.size(path) / 1e6:,.1f} MB)"
+        except Exception:
+            size = ""
+        return UserError(
+            f"{self._name}{size} does not fit on the worker's disk: {error}. Raise ephemeral-storage in the resources "
+            "of container worker (spec.workers.template), or split the data into smaller files."
+        )
 
     def __exit__(self, *_: object) -> None:
         if self._folder is not None:
@@ -211,15 +236,21 @@ def _parquet_groups(
     def groups() -> Iterator[dict[str, Any]]:
         with pq.ParquetFile(path) as file:
             for group in file.iter_batches(batch_size=1024, columns=names):
-                yield {name: _column(group.column(name)) for name in names}
+                yield {name: _column(name, group.column(name)) for name in names}
 
     return groups, signature
 
 
-def _column(values: Any) -> Any:
+def _column(name: str, values: Any) -> Any:
     import pyarrow as pa
 
-    if pa.types.is_fixed_size_list(values.type):
-        size = values.type.list_size
-        return values.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
-    return values.to_numpy(zero_copy_only=False)
+    vectors = pa.types.is_fixed_size_list(values.type)
+    flat = values.flatten() if vectors else values
+    missing = values.null_count if vectors else 0  # `flatten` leaves those rows out
+    if missing or (flat.null_count and not pa.types.is_floating(flat.type)):
+        raise ValueError(
+            f"column {name} has nulls, and only floating-point numbers may be null (they become NaN): fill them in, "
+            "or leave the column out with columns=[…]"
+        )
+    array = flat.to_numpy(zero_copy_only=False)
+    return array.reshape(-1, values.type.list_size) if vectors else array

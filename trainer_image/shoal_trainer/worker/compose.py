@@ -109,7 +109,13 @@ def compose(
             client.close()
         return flat
 
-    feed = Feed(job.data, config.batch_size, lambda: coordinator.next_work(leases.generation), leases.grant)
+    feed = Feed(
+        job.data,
+        config.batch_size,
+        lambda: coordinator.next_work(leases.generation),
+        leases.grant,
+        coordinator.say,
+    )
     policy = Policy(
         sequential=config.staleness.max == 0,
         steps_per_push=steps_per_push(glue.model) if placement.on_server else 1,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.coordinator.client import CoordinatorClient
-from shoal_trainer.coordinator.protocol import DataSpec, Given, Lease
+from shoal_trainer.coordinator.protocol import MAX_TEXT, DataSpec, Given, Lease
 from shoal_trainer.data.files import Files
 from shoal_trainer.errors import TrainerError, Unreachable
 from shoal_trainer.security import Credentials
@@ -42,7 +42,7 @@ class ControlPlane:
             validation=job.validation is not None,
             callbacks=job.callbacks is not None,
         )
-        self.message = ""
+        self._message = ""
         self._stored: dict[str, tuple[int, int]] = {}
         """Size and time (ns) of each file of a task, as the coordinator took it last."""
         self._joined = threading.Event()
@@ -79,6 +79,10 @@ class ControlPlane:
     def diverged(self, generation: int, batch: Progress, what: str) -> None:
         """Have the job go back to its newest snapshot, and this batch left out."""
         self._client.diverged(generation, batch, what)
+
+    def say(self, message: str) -> None:
+        """Have the heartbeats carry this."""
+        self._message = message[:MAX_TEXT]
 
     def file_ended(self, token: Token, length: int) -> None:
         """Tell that a leased file has `length` samples."""
@@ -119,7 +123,7 @@ class ControlPlane:
             seconds = HEARTBEAT_SECONDS
             try:
                 if self._joined.is_set():
-                    self._client.heartbeat(self.message)
+                    self._client.heartbeat(self._message)
                 else:
                     self.join({}, Wasted())
                     self._joined.set()

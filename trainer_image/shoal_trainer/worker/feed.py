@@ -4,7 +4,7 @@ It asks the coordinator for work, reads leased ranges ahead into a short queue, 
 Because it is one lease ahead of the step that runs, a worker never waits for the coordinator between two ranges.
 A task may take minutes, so nothing is asked for beside one: what others could train would lie here.
 What the thread meets (a user's error, the end of the job) arrives in the queue too, in its place. Where the data cannot
-be reached it tries again until they can; to end would help nobody.
+be reached it says so and tries again until they can; to end would help nobody.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 DEPTH = 4
 """Batches read ahead."""
 RETRY_SECONDS = 0.25
+"""The first pause before another try; the pauses of one outage of the data double, up to the longest."""
+LONGEST_PAUSE = 30.0
 STOP_SECONDS = 1.0
 """A full queue, or a task, is waited for this long before the thread looks whether it is told to stop."""
 
@@ -50,7 +52,11 @@ Item = Ready | EndOfFile | TaskWork | Finished | BaseException
 
 
 class Feed:
-    """Work for one worker, in order. `next_work()` asks the coordinator, and may block for a moment."""
+    """Work for one worker, in order.
+
+    `next_work()` asks the coordinator, and may block for a moment. `say` takes what is the matter with the data, and ""
+    when that is over.
+    """
 
     def __init__(
         self,
@@ -58,11 +64,13 @@ class Feed:
         batch_size: int,
         next_work: Callable[[], Work],
         on_lease: Callable[[DataWork], None],
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._data = data
         self._batch_size = batch_size
         self._next_work = next_work
         self._on_lease = on_lease
+        self._say = say
         self._queue: queue.Queue[Item] = queue.Queue(DEPTH)
         self._stop = threading.Event()
         self._task_done = threading.Event()
@@ -119,18 +127,22 @@ class Feed:
             self._put(UserError(f"The data function failed: {where(error)}"))
 
     def _read(self, work: DataWork) -> Iterator[Item]:
-        end, away = work.start, False
+        end, away, pause = work.start, False, RETRY_SECONDS
         while not self._stop.is_set():
             try:
                 for batch in read(self._data, replace(work, start=end), self._batch_size):
-                    end, away = batch.end, False
+                    end, away, pause = batch.end, False, RETRY_SECONDS
+                    self._say("")
                     yield Ready(work, batch)
             except Unreachable as error:
                 if not away:
-                    log.warning("the data cannot be reached (%s): trying again until they can", error)
+                    log.warning("cannot read %s: trying again until it works", error)
                 away = True
-                self._stop.wait(RETRY_SECONDS)
+                self._say(f"cannot read {error}")
+                self._stop.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
             else:
+                self._say("")
                 if work.stop is None:
                     yield EndOfFile(work, end)
                 return

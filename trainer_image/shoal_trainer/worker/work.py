@@ -74,6 +74,9 @@ class Coordinator(Protocol):
     def diverged(self, generation: int, batch: Progress, what: str) -> None:
         """Tell that a batch gave what is not finite; returns when shard 0 has gone back. `UserError`: it is the end."""
 
+    def say(self, message: str) -> None:
+        """Tell what is the matter, beside the heartbeats, until another message (or none, "") takes its place."""
+
     def file_ended(self, token: Token, length: int) -> None:
         """Tell that a leased file has `length` samples, all of them in pushes."""
 

@@ -404,6 +404,14 @@ def test_a_metric_that_is_not_finite_is_left_out_and_reaches_no_target():
     assert bench.coordinator.status().message == ""
 
 
+def test_what_a_worker_says_with_its_heartbeats_is_in_the_status_until_it_says_it_no_more():
+    bench = Bench()
+    bench.join(0)
+    for message in ("cannot read s3://bucket/part-3: no answer", ""):
+        bench.coordinator.heartbeat(0, 0, message)
+        assert [worker.message for worker in bench.coordinator.status().workers] == [message]
+
+
 def test_the_newest_of_every_slot_are_told_first():
     members = [Member(slot, incarnation) for slot in range(3) for incarnation in range(slot + 1)]
     told = [(m.slot, m.incarnation) for m in report.newest_first(members)]

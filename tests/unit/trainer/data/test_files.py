@@ -1,3 +1,7 @@
+import errno
+import re
+import tempfile
+
 import fsspec
 import numpy as np
 import pyarrow as pa
@@ -97,7 +101,90 @@ def test_files_of_an_object_store_are_fetched(tmp_path):
         list(files.batches("memory:///bucket/b.tfrecord", 0, None, 4))
 
 
-@pytest.mark.parametrize("error", [TimeoutError("no answer"), RuntimeError("EndpointConnectionError")])
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ([1, None, 3], pa.int64()),
+        ([1, None, 3], pa.uint8()),
+        ([True, None, False], pa.bool_()),
+        (["a", None, "c"], pa.string()),
+        ([None, None, None], pa.null()),
+        ([[1, 2], [None, 3], [4, 5]], pa.list_(pa.int32(), 2)),
+        ([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+    ],
+)
+def test_a_null_that_would_become_a_value_is_refused_and_its_column_named(tmp_path, column, kind):
+    pq.write_table(pa.table({"age": pa.array(column, kind), "y": [1, 2, 3]}), tmp_path / "a.parquet")
+    files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["age"])
+    message = r"a\.parquet cannot be read: column age has nulls.* fill them in, or .*columns=\[…\]"
+    with pytest.raises(UserError, match=message):
+        list(files.batches(files.list()[0], 0, None, 4))
+    others = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["y"], columns=["y"])
+    assert seen(others.batches(files.list()[0], 0, None, 4)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [([1, None, 3], pa.float32()), ([[1.0, 2.0], [None, 3.0]], pa.list_(pa.float64(), 2))],
+)
+def test_a_null_among_floating_point_numbers_is_nan(tmp_path, column, kind):
+    pq.write_table(pa.table({"x": pa.array(column, kind)}), tmp_path / "a.parquet")
+    files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["x"])
+    (batch,) = files.batches(files.list()[0], 0, None, len(column))
+    assert np.array_equal(batch.x, np.array(column, np.float64), equal_nan=True)
+
+
+@pytest.mark.parametrize("text", ["", "x,y\n"])
+def test_a_csv_file_without_a_row_is_a_file_of_no_samples(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
+    files = Files.csv(f"{tmp_path}/*.csv", lambda x, y: (x, y), [tf.float32, 0])
+    assert list(files.batches(files.list()[0], 0, None, 2)) == []
+
+
+def full(number):
+    return OSError(number, "no room")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
+def test_a_file_for_which_the_worker_s_disk_has_no_room_is_the_user_s_to_mend(monkeypatch, number):
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/bucket/part-3", bytes(3_500_000))
+    files = Files.tfrecord("memory://bucket/part-*", parse)
+
+    def get(path, target):
+        raise full(number)
+
+    monkeypatch.setattr(store, "get_file", get)
+    with pytest.raises(UserError, match=r"/bucket/part-3 \(3\.5 MB\).* no room.*ephemeral-storage.*worker"):
+        list(files.batches("memory:///bucket/part-3", 0, None, 4))
+
+    def size(path):
+        raise TimeoutError
+
+    monkeypatch.setattr(store, "size", size)
+    with pytest.raises(UserError, match=r"/bucket/part-3 does not fit"):
+        list(files.batches("memory:///bucket/part-3", 0, None, 4))
+
+
+def test_a_worker_s_disk_on_which_not_even_a_folder_can_be_made_is_full(monkeypatch):
+    fsspec.filesystem("memory").pipe_file("/bucket/part-3", b"1")
+
+    def no_folder(**_):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", no_folder)
+    with pytest.raises(UserError, match=r"part-3.*No usable temporary directory.*ephemeral-storage"):
+        list(Files.tfrecord("memory://bucket/*", parse).batches("memory:///bucket/part-3", 0, None, 4))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError("no answer"),
+        RuntimeError("EndpointConnectionError"),
+        PermissionError(errno.EACCES, "the credential was rotated"),
+    ],
+)
 def test_a_store_that_does_not_answer_is_unreachable_whatever_it_raises(monkeypatch, error):
     store = fsspec.filesystem("memory")
 
@@ -106,5 +193,5 @@ def test_a_store_that_does_not_answer_is_unreachable_whatever_it_raises(monkeypa
 
     monkeypatch.setattr(store, "get_file", away)
     files = Files.tfrecord("memory://bucket/*.tfrecord", parse)
-    with pytest.raises(Unreachable, match=str(error)):
+    with pytest.raises(Unreachable, match=re.escape(f"memory:///bucket/a.tfrecord: {error}")):
         list(files.batches("memory:///bucket/a.tfrecord", 0, None, 4))

@@ -29,6 +29,7 @@ class FakeCoordinator:
         self.left = 0
         self.hold = False
         self.joins = []
+        self.said = []
         self.counter = 0
         self.lock = threading.Lock()
         self.pushes = 0
@@ -66,6 +67,10 @@ class FakeCoordinator:
 
     def _done(self, work):
         return not self.applied.get((work.epoch, work.number), Positions()).gaps(work.start, work.stop)
+
+    def say(self, message):
+        if message not in self.said:
+            self.said.append(message)
 
     def file_ended(self, token, length):
         self.results.append(("file", token, length))

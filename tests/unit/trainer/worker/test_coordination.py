@@ -1,12 +1,16 @@
-"""What a worker sends of a task's files: each as it is, once."""
+"""What a worker sends of a task's files: each as it is, once. What it says with its heartbeats."""
+
+import queue
 
 import pytest
 
 from shoal_trainer.contract import JobIdentity, Outcome, Role, RuntimeConfig, Shard, TerminationMessage
 from shoal_trainer.coordinator.artefacts import Artefacts, ModelManifest
+from shoal_trainer.coordinator.protocol import MAX_TEXT, Joined
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.worker import coordination
 from shoal_trainer.worker.coordination import ControlPlane
 from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.models import job
@@ -21,6 +25,16 @@ class Client:
         self.uploads = []
         self.calls = 0
         self.lost = set()
+        self.beats = queue.Queue()
+
+    def join(self, *_, **__):
+        return Joined()
+
+    def heartbeat(self, message):
+        self.beats.put(message)
+
+    def close(self):
+        pass
 
     def upload(self, token, name, path):
         self.artefacts.receive(token, self.kind, name, iter([path.read_bytes()]))
@@ -53,7 +67,7 @@ class Bench:
             storage_uri="file:///nowhere",
         )  # fmt: skip
         plane = ControlPlane(config, self.credentials, job())
-        plane.close()
+        plane._client.close()
         plane._client = Client(self.artefacts)
         return plane
 
@@ -132,3 +146,19 @@ def test_a_model_goes_whole_with_each_token(bench):
     bench.artefacts.publish_model((0, 2), TerminationMessage(outcome=Outcome.SUCCEEDED))
     manifest = ModelManifest.model_validate_json(bench.storage.read("model/manifest.json"))
     assert [file.name for file in manifest.files] == ["model.keras"]
+
+
+def test_a_heartbeat_carries_what_is_the_matter_until_it_is_no_more(bench, monkeypatch):
+    monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
+    plane = bench.worker()
+    trouble = "cannot read s3://bucket/part-3: " + "no answer " * MAX_TEXT
+    plane.say(trouble)
+    plane.start()
+    try:
+        assert plane._client.beats.get(timeout=30) == trouble[:MAX_TEXT]
+        plane.say("")
+        while plane._client.beats.get(timeout=30):
+            pass
+    finally:
+        plane.close()
+        plane._thread.join(30)

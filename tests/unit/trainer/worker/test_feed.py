@@ -105,3 +105,39 @@ def test_a_feed_that_is_told_to_stop_does_not_wait_for_the_store():
     feed.stop()
     feed._thread.join(SECONDS)
     assert not feed._thread.is_alive()
+
+
+class Pauses:
+    """An event that nobody sets; it is waited for in no time."""
+
+    def __init__(self):
+        self.waited = []
+
+    def is_set(self):
+        return False
+
+    def wait(self, seconds):
+        self.waited.append(seconds)
+
+
+def test_it_pauses_longer_and_longer_and_says_what_it_cannot_read():
+    data = Flaky("*", lambda _path: None).away_at([0] * 10 + [16] * 2)
+    said = []
+    feed = Feed(data, 16, Finished, [].append, said.append)
+    feed._stop = Pauses()
+    ends = []
+    for item in feed._read(DataWork((0, 1), 0, 0, None, "s3://bucket/part-3", 0)):
+        ends.append(item.batch.end if isinstance(item, Ready) else item.length)
+        assert said.pop() == ""
+        assert set(said) <= {"cannot read s3://bucket/part-3: no answer"}
+        said.clear()
+    assert ends == [16, 32, 48, LENGTH, LENGTH]
+    assert feed._stop.waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30, 0.25, 0.5]
+
+
+def test_it_says_nothing_of_a_file_without_samples_once_that_is_read():
+    said = []
+    feed = Feed(Flaky("*", lambda _path: None).away_at([LENGTH]), 16, Finished, [].append, said.append)
+    feed._stop = Pauses()
+    assert len(list(feed._read(DataWork((0, 1), 0, LENGTH, None, "a", 0)))) == 1
+    assert said == ["cannot read a: no answer", ""]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Files, Indexed, Training, UserError
+from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.positions import Positions
 from shoal_trainer.worker.compose import build_glue, compose
@@ -369,3 +370,35 @@ def test_files_of_unknown_length_one_of_them_empty(start, tmp_path, steps_per_ex
     assert Running(training, servers, coordinator).start().join() is End.FINISHED
     assert [coordinator.lengths[name] for name in files.list()] == sizes
     assert servers.stores[0].samples == sum(sizes)
+
+
+class Away(Files):
+    """One file of 32 samples, in a store that is away when a worker reads it first."""
+
+    def list(self):
+        return ("s3://bucket/part-3",)
+
+    def example(self, batch_size):
+        return next(self.of(0, batch_size))
+
+    def batches(self, name, start, stop, batch_size):
+        if not (tried := self.__dict__.setdefault("tried", [])):
+            tried.append(name)
+            raise Unreachable(f"{name}: no answer")
+        return self.of(start, batch_size)
+
+    @staticmethod
+    def of(start, batch_size):
+        for begin in range(start, 32, batch_size):
+            end = min(begin + batch_size, 32)
+            yield Batch(X[begin:end], Y[begin:end], np.ones(end - begin, np.float32), end - begin, end)
+
+
+def test_what_cannot_be_read_is_told_until_it_can(start):
+    files = Away("s3://bucket/*", lambda _path: None)
+    coordinator = FileCoordinator(files.list())
+    servers = start(coordinator)
+    training = Training(model=functional, data=files)
+    assert Running(training, servers, coordinator).start().join() is End.FINISHED
+    assert servers.stores[0].samples == 32
+    assert coordinator.said == ["cannot read s3://bucket/part-3: no answer", ""]
