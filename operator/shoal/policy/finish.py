@@ -82,7 +82,17 @@ def _at_rest(seen: Observation) -> TrainingJobStatus:
         else slot.model_copy(update={"state": "Ended", "ended_at": slot.ended_at or whole(seen.now)})
         for slot in before.slots
     )
-    return before.model_copy(update={"workers": workers, "parameter_servers": servers, "slots": slots})
+    conditions = Conditions(before.conditions, seen.job.metadata.generation, seen.now)
+    if (stalled := before.condition("Stalled")) is not None and stalled.status == "True":
+        conditions.happened("Stalled", None, "Finished")
+    return before.model_copy(
+        update={
+            "workers": workers,
+            "parameter_servers": servers,
+            "slots": slots,
+            "conditions": conditions.done(),
+        }
+    )
 
 
 def _anything_counted_as_running(seen: Observation) -> bool:

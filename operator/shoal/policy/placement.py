@@ -35,22 +35,23 @@ def not_spot_terms() -> list[dict[str, Any]]:
 
 
 def affinity(job: TrainingJob, place: Place) -> dict[str, Any]:
-    """The nodes of the role; and rather not the one that still holds an earlier pod of the place: it is going.
+    """The nodes of the role; for a replacement rather not the one that still holds an earlier pod of the place.
 
-    Pods are avoided, not nodes by their names: Karpenter makes no node for a pod whose affinity names nodes. Only a
-    preference, since the old node may be the last one.
+    That node is going, or silent. The pod is avoided and not the node by its name: Karpenter makes no node for a pod
+    whose affinity names nodes. Only a preference, since the old node may be the last one.
     """
     terms = spot_terms() if place.role == "worker" else not_spot_terms()
-    elsewhere = {
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": place_selector(job, place)},
+    wanted: dict[str, Any] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     }
-    return {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}},
-        "podAntiAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": elsewhere}]
-        },
-    }
+    if place.incarnation > 0:
+        elsewhere = {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {"matchLabels": place_selector(job, place)},
+        }
+        preferred = [{"weight": 100, "podAffinityTerm": elsewhere}]
+        wanted["podAntiAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+    return wanted
 
 
 def tolerations(role: str) -> list[dict[str, Any]]:

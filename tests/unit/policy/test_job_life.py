@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.policy.broken import broken
 from shoal.policy.model import CreatePod, CreateService, DeleteJob, DeletePod, DeleteService, UpdateService
 from shoal.policy.plan import plan
 from shoal.policy.telemetry import differs_in_telemetry_only
@@ -187,6 +188,20 @@ def test_ttl_deletes_the_job_when_it_is_due_and_not_before() -> None:
     assert before.wake_after is not None
     world.now += timedelta(seconds=before.wake_after)
     assert [a for a in world.reconcile().actions if isinstance(a, DeleteJob)]
+
+
+def test_a_job_that_has_ended_is_not_stalled_by_a_fault_that_is_over() -> None:
+    world = running_world()
+    finish(world, build.last_word())
+    world.settle()
+    told = broken(world.observation(), ValueError("never mind"))
+    assert told is not None
+    world.status = told.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert broken(world.observation(), ValueError("in other words")) is None
+    assert condition(world, "Stalled")["status"] == "True"
+    world.settle()
+    assert condition(world, "Stalled")["status"] == "False"
+    assert world.status["reason"] == condition(world, "Complete")["reason"]
 
 
 def test_the_active_deadline_does_not_run_while_suspended() -> None:

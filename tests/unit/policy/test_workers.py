@@ -126,6 +126,12 @@ def test_a_replacement_would_rather_not_go_where_its_predecessor_still_is() -> N
     }
 
 
+def test_who_has_no_predecessor_burdens_no_scheduler_with_one() -> None:
+    made = plan(build.observe(build.job()))
+    affinities = [a.manifest["spec"]["affinity"] for a in made.actions if isinstance(a, CreatePod)]
+    assert [affinity.keys() for affinity in affinities] == [{"nodeAffinity"}] * 4
+
+
 def test_no_affinity_names_a_node() -> None:
     """Karpenter makes no node for such a pod, before the middle of 2025 at least."""
     world = running_world(servers=2)
