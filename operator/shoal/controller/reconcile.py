@@ -112,7 +112,10 @@ class Reconciler:
             return plan(seen)
         except Exception as error:
             if not isinstance(error, ShoalError) and (told := broken(seen, error)) is not None:
-                await self._reporter.report(seen.job, told.status, told.events)
+                try:
+                    await self._reporter.report(seen.job, told.status, told.events)
+                except ShoalError as refused:  # what is raised is the fault itself, with its traceback
+                    error.add_note(f"It cannot be told on the job: {refused}")
             raise
 
     def _forget_earlier_runs(self, key: Key) -> None:

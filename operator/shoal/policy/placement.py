@@ -38,7 +38,8 @@ def affinity(job: TrainingJob, place: Place) -> dict[str, Any]:
     """The nodes of the role; for a replacement rather not the one that still holds an earlier pod of the place.
 
     That node is going, or silent. The pod is avoided and not the node by its name: Karpenter makes no node for a pod
-    whose affinity names nodes. Only a preference, since the old node may be the last one.
+    whose affinity names nodes. Only a preference, since the old node may be the last one. Schedulers look at pods that
+    have not ended: after one that a kubelet rejected there is the back-off alone.
     """
     terms = spot_terms() if place.role == "worker" else not_spot_terms()
     wanted: dict[str, Any] = {

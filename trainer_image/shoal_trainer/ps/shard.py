@@ -182,10 +182,10 @@ class ShardStore(Attendance):
                 raise Unreachable("the shard has no model yet")
             config = optimizer.config
             tau = max(0, self.version - base)
-            weight = meta.samples / config.batch_size / max(1, tau) ** EXPONENTS[self.staleness.policy]
+            weight = config.weight(meta.samples) / max(1, tau) ** EXPONENTS[self.staleness.policy]
             rate = meta.learning_rate
             if not math.isfinite(rate):
-                rate = schedules.learning_rate(config.learning_rate, self.samples // config.batch_size)
+                rate = schedules.learning_rate(config.learning_rate, config.step_after(self.samples))
             trainable = optimizer.size
             spoilt = optimizer.apply(
                 w[:trainable], io[:trainable], Update(rate * weight, self.updates + 1, self.live_workers)

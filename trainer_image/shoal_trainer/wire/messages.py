@@ -48,7 +48,8 @@ class OptimizerConfig(Message):
     """An optimizer as Keras configures it. `delta`: the worker runs its own optimizer and pushes differences.
 
     `batch_size` is the reference: a push of so many samples has weight 1, and one step of a schedule is so many
-    samples. `no_decay` are half-open ranges of the flat vector that weight decay leaves alone.
+    samples. With `gradient_accumulation_steps` weight 1 takes as many times that (a schedule counts batches, as Keras
+    has it). `no_decay` are half-open ranges of the flat vector that weight decay leaves alone.
     `momentum_correction`: mu := max(0, mu - (1 - 1/W)) for W live workers (Mitliagkas et al., arXiv 1605.09774).
     """
 
@@ -62,8 +63,17 @@ class OptimizerConfig(Message):
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.1
     batch_size: int = Field(default=128, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
     no_decay: tuple[tuple[int, int], ...] = ()
     momentum_correction: bool = True
+
+    def weight(self, samples: int) -> float:
+        """What a push of so many samples counts."""
+        return samples / (self.batch_size * self.gradient_accumulation_steps)
+
+    def step_after(self, samples: int) -> int:
+        """The step of a learning-rate schedule for the next update: Keras takes it with the last of its batches."""
+        return samples // self.batch_size + self.gradient_accumulation_steps - 1
 
 
 class ModelSpec(Message):

@@ -70,11 +70,15 @@ def dataset_of(passes: Callable[[], Iterator[Batch]], example: Batch) -> tf.data
 
     def rows() -> Iterator[Any]:
         for batch in passes():
-            yield batch.as_given()
+            yield form(batch)
+
+    def form(batch: Batch) -> Any:
+        given = batch.as_given()
+        return given[:1] if batch.parts == 3 and batch.y is None else given  # a Dataset has no place for None
 
     def spec(leaf: Any) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(leaf)
         return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
 
-    signature = map_leaves(spec, example.as_given())
+    signature = map_leaves(spec, form(example))
     return tf.data.Dataset.from_generator(rows, output_signature=signature).prefetch(2)

@@ -23,6 +23,7 @@ from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.layout import averages_of
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
 from shoal_trainer.worker.optimizers import accumulated, place
@@ -120,6 +121,7 @@ def compose(
         sequential=config.staleness.max == 0,
         steps_per_push=steps_per_push(glue.model) if placement.on_server else 1,
         on_nan=job.on_nan,
+        averages=averages_of(glue.model, glue.layout),
     )
     loop = Loop(glue, placement, exchange, feed, coordinator, leases, do_task, drain, policy)
 

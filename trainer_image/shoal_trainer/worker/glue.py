@@ -114,19 +114,6 @@ class Glue:
         (update, finite), mean = self._update(pieces), float(loss)
         return Step(update, mean, finite and math.isfinite(mean))
 
-    def advance(self, parameters: npt.NDArray[Any], update: npt.NDArray[Any]) -> None:
-        """Have the next step of the same push begin with the statistics that this one left.
-
-        `parameters`: the buffer that steps read. Each step moves the statistics from where the one before left them,
-        so a push of several may bring the sum of what they changed.
-        """
-        low = self.layout.trainable
-        if low < self.layout.size:
-            now = np.empty(self.layout.size - low, np.float32)
-            kernels.decode(parameters[low:], now)
-            kernels.add(now, update[low:].copy(), np.float32(1.0))
-            kernels.encode(now, parameters[low:])
-
     def reuse(self, update: npt.NDArray[Any]) -> None:
         """Nobody needs this update any more: a later step may overwrite it, which saves the kernel new pages."""
         if self._on_host and not self._spare:
@@ -342,7 +329,7 @@ class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
 def _keep_drawing() -> None:
     """What `keras.random` draws from where a layer gives it no generator of its own."""
     held = global_seed_generator()
-    generator = _Drawing(0)
+    generator = _Drawing(0, name="seed_generator")  # a name that a SavedModel may have
     generator.state.assign(held.state)
     set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 

@@ -80,6 +80,32 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
     return list(model.trainable_variables), statistics
 
 
+@dataclass(frozen=True)
+class Average:
+    """The values [low, high) of the flat vector: x := momentum x + (1 - momentum) seen, in each step (momentum < 1)."""
+
+    low: int
+    high: int
+    momentum: float
+
+
+def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
+    """The statistics of which Keras says how fast they move: BatchNormalization's."""
+    trainable, statistics = variables_of(model)
+    moved = {
+        id(variable): float(layer.momentum)
+        for layer in model._flatten_layers()
+        if type(layer).__name__ == "BatchNormalization"
+        for variable in (layer.moving_mean, layer.moving_variance)
+    }
+    entries = layout.entries[len(trainable) :]
+    return tuple(
+        Average(entry.offset, entry.offset + entry.size, moved[id(variable)])
+        for entry, variable in zip(entries, statistics, strict=True)
+        if moved.get(id(variable), 1.0) < 1.0
+    )
+
+
 def layout_of(model: Any) -> Layout:
     """The layout of a built Keras model. Raises `UserError` where there is nothing to train."""
     trainable, statistics = variables_of(model)

@@ -24,6 +24,7 @@ from shoal_trainer.wire.messages import Pulled, Push, Timings, Welcome
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Feed, Item, Ready
 from shoal_trainer.worker.glue import Glue, Step
+from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, combined
@@ -53,6 +54,7 @@ class Policy:
     sequential: bool = False
     steps_per_push: int = 1
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    averages: tuple[Average, ...] = ()
 
 
 class Loop(Upstream):
@@ -173,14 +175,14 @@ class Loop(Upstream):
         assert self._pulled is not None
         base = self._pulled
         began = self._clock()
-        step = self._checked(self._glue.step(self._buffers.tensor, ready.batch, self._updates(base)), ready)
+        updates = self._placement.config.step_after(base.samples)
+        step = self._checked(self._glue.step(self._buffers.tensor, ready.batch, updates), ready)
         if step is None:
             return
         self._pile.append((step, ready))
         self._compute_seconds = self._clock() - began
         self.steps += 1
         if len(self._pile) < self._policy.steps_per_push:
-            self._glue.advance(self._buffers.current, step.update)
             return
         self._collect()
         if self._outage is not None:
@@ -195,7 +197,7 @@ class Loop(Upstream):
         self._pile = [piled for piled in self._pile if self._leases.token(piled[1].work.token) is not None]
         if not self._pile:
             return
-        update, samples, loss = combined(self._pile, self._glue.layout.trainable)
+        update, samples, loss = combined(self._pile, self._policy.averages)
         marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile]
         self._pile.clear()
         now = self._clock()
@@ -283,17 +285,13 @@ class Loop(Upstream):
             return
         self._outage.parameters_into(self._buffers.spare)
         assert self._pulled is not None
-        updates = self._updates(self._pulled)
+        updates = self._placement.config.step_after(self._pulled.samples)
         step = self._checked(self._glue.step(self._buffers.spare_tensor, item.batch, updates), item)
         if step is not None:
             self._step_alone(step, item)
             self.steps += 1
 
     # --- small things ---------------------------------------------------------------------------------------------
-
-    def _updates(self, base: Pulled) -> int:
-        """How many updates of weight 1 the samples make that the job has seen."""
-        return base.samples // self._placement.config.batch_size
 
     def _take(self, timeout: float) -> Item | None:
         if self._held is not None:

@@ -46,7 +46,7 @@ class Placement:
 
 
 def place(model: Any, layout: Layout, batch_size: int) -> Placement:
-    """Decide for a built and compiled Keras model; `batch_size` is that of the batches that count as one.
+    """Decide for a built and compiled Keras model; `batch_size` is that of a step of its learning-rate schedule.
 
     With `gradient_accumulation_steps=k` an update takes k batches: their gradients travel as one push of weight 1.
     """
@@ -59,7 +59,6 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
         )
     if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
-    batch_size *= accumulated(model)
     rate = optimizer._learning_rate
     own: Callable[[int], float] | None = None
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -71,7 +70,7 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
             learning_rate = float(schedule(0))
 
             def own(samples: int) -> float:
-                return float(schedule(samples // batch_size))
+                return float(schedule(config.step_after(samples)))
     elif hasattr(rate, "assign"):
         learning_rate = float(rate.numpy())
     else:
@@ -91,6 +90,7 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
         weight_decay=float(optimizer.weight_decay or 0.0),
         initial_accumulator_value=float(getattr(optimizer, "initial_accumulator_value", 0.1)),
         batch_size=batch_size,
+        gradient_accumulation_steps=accumulated(model),
         no_decay=_no_decay(optimizer, model, layout),
     )
     return Placement(config, "", own)

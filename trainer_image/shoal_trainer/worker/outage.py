@@ -54,7 +54,7 @@ class Outage:
         self._rule = None if config.name == "delta" else Optimizer(config, 0, parameters)
         self._parameters = 0 if config.name == "delta" else parameters
         self._learning_rate = learning_rate
-        self._batch_size = config.batch_size
+        self._config = config
         self._updates = 0
         self._scratch = aligned(0)
         self._clock = clock
@@ -113,6 +113,6 @@ class Outage:
         n = self._parameters
         self._updates += 1
         if self._rule is not None:
-            rate = self._learning_rate * samples / self._batch_size  # as the servers weight it
+            rate = self._learning_rate * self._config.weight(samples)  # as the servers have it
             self._rule.apply(self.master[:n], self._scratch[:n], Update(rate, self._updates, 1))
         kernels.add(self.master[n:], self._scratch[n:], np.float32(1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import Push
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.glue import Step
+from shoal_trainer.worker.layout import Average
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,18 @@ class Send:
     """A difference of local steps (to be divided by the number of workers), not a gradient."""
 
 
-def combined(pile: list[tuple[Step, Ready]], trainable: int) -> tuple[npt.NDArray[Any], int, float]:
-    """The mean of the steps' gradients (weighted by samples), their samples, their mean loss.
+MOST_AT_ONCE = 0.1
+"""The part of the way to what was seen that one push may move a moving average. Pushes of several workers, and the
+one before, are under way at the same moment: of greater parts of it they would carry a variance below zero."""
 
-    Of the statistics, which are behind the first `trainable` values, the sum: each step began where the one before
-    had left them (`Glue.advance`).
+
+def combined(
+    pile: list[tuple[Step, Ready]], averages: Sequence[Average] = ()
+) -> tuple[npt.NDArray[Any], int, float]:
+    """The mean update of the steps (weighted by samples), their samples, their mean loss.
+
+    All steps began with the same statistics, so the mean moves them as one step would. Those of `averages` go as far
+    as the steps would have gone one after the other, or `MOST_AT_ONCE`.
     """
     if len(pile) == 1:
         step, ready = pile[0]
@@ -40,8 +49,10 @@ def combined(pile: list[tuple[Step, Ready]], trainable: int) -> tuple[npt.NDArra
     scratch = aligned(first.size, first.dtype)
     for step, ready in pile:
         scratch[:] = step.update
-        share = np.float32(ready.batch.samples / samples)
-        kernels.add(total[:trainable], scratch[:trainable], share)
-        kernels.add(total[trainable:], scratch[trainable:], np.float32(1.0))
+        kernels.add(total, scratch, np.float32(ready.batch.samples / samples))
+    for average in averages:
+        alone = 1 - average.momentum
+        together = min(1 - average.momentum ** len(pile), max(alone, MOST_AT_ONCE))
+        total[average.low : average.high] *= np.float32(together / alone)
     kernels.encode(total, scratch)
     return scratch, samples, sum(step.loss * ready.batch.samples for step, ready in pile) / samples

@@ -85,7 +85,7 @@ class Upstream:
         assert self._pulled is not None
         config = self._placement.config
         if rate is None:
-            rate = schedules.learning_rate(config.learning_rate, self._pulled.samples // config.batch_size)
+            rate = schedules.learning_rate(config.learning_rate, config.step_after(self._pulled.samples))
         size = self._glue.layout.trainable
         return Outage(self._buffers.current, config, size, rate, self._clock, max_steps=max_steps)
 

@@ -21,13 +21,13 @@ def compiled(model, optimizer="sgd", **options):
     return model
 
 
-def body(dropout=0.0, norm=False, regularizer=None, constraint=None):
+def body(dropout=0.0, norm=False, regularizer=None, constraint=None, momentum=0.9):
     layers = keras.layers
     stack = [
         layers.Conv2D(4, 3, activation="relu", kernel_regularizer=regularizer, kernel_constraint=constraint)
     ]
     if norm:
-        stack.append(layers.BatchNormalization(momentum=0.9))
+        stack.append(layers.BatchNormalization(momentum=momentum))
     stack.append(layers.Flatten())
     if dropout:
         stack.append(layers.Dropout(dropout))

@@ -1,11 +1,13 @@
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
 
-from shoal_trainer import UserError
+from shoal_trainer import Indexed, UserError
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.tasks import Tasks
-from tests.unit.trainer.worker.models import DATA, functional, job
+from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 callbacks = keras.callbacks
@@ -75,4 +77,39 @@ def test_the_exported_model_predicts_what_the_parameters_say():
     loaded = keras.models.load_model(files["model.keras"])
     mine = tasks._glue.model
     assert np.allclose(loaded.predict(DATA.x[:8], verbose=0), mine.predict(DATA.x[:8], verbose=0), atol=1e-6)
+    tasks.close()
+
+
+def test_a_model_that_draws_from_keras_global_generator_is_exported():
+    class Noisy(keras.layers.Layer):
+        def call(self, x):
+            return x + 0.1 * keras.random.normal((4,))
+
+    def noisy():
+        parts = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4), Noisy()]
+        return compiled(keras.Sequential(parts))
+
+    glue = Glue(noisy(), DATA.example(16), "fp32")
+    tasks = Tasks(job(), glue, 16)
+    assert "saved_model/saved_model.pb" in tasks.export(glue.initial()).files
+    tasks.close()
+
+
+@pytest.mark.parametrize("weights", [None, np.ones(len(DATA.x), np.float32)])
+def test_validation_data_may_have_another_form_than_the_training_data(weights):
+    class Size(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x):
+            made = self.out(keras.ops.reshape(x, (-1, 36)))
+            self.add_loss(keras.ops.mean(keras.ops.square(made)))
+            return made
+
+    model = Size()
+    model.compile("sgd")
+    glue = Glue(model, DATA.example(16), "fp32")
+    tasks = Tasks(replace(job(), validation=Indexed.from_arrays(DATA.x, None, weights)), glue, 16)
+    assert tasks.evaluate(glue.initial()).metrics["val_loss"] > 0
     tasks.close()
