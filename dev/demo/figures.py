@@ -23,7 +23,7 @@ class Replacement:
 
 
 def replacements(faults: Sequence[Fault], writes: Sequence[Write], job: str) -> list[Replacement]:
-    """For every worker that stood on a node that was taken, the creation of its next incarnation.
+    """For every worker that stood on a node that was taken, the creation of its next incarnation after that.
 
     Counted from when the cluster could know: after a notice from the kubelet's first status that came after it; without
     one from the machine's end itself.
@@ -32,11 +32,16 @@ def replacements(faults: Sequence[Fault], writes: Sequence[Write], job: str) -> 
     for fault in faults:
         start = said(fault, writes) if fault.kind == "node taken with notice" else fault.at
         for slot, incarnation in fault.places:
-            name = f"{job}-worker-{slot}-{incarnation + 1}"
-            created = next((w.received for w in writes if w.received >= fault.at and made(w, name)), None)
-            if created is not None:
+            made = (
+                (w, incarnation_made(w, f"{job}-worker-{slot}-")) for w in writes if w.received >= fault.at
+            )
+            later = (
+                (w.received, number) for w, number in made if number is not None and number > incarnation
+            )
+            if (first := next(later, None)) is not None:
+                created, number = first
                 seconds = (created - start).total_seconds()
-                found.append(Replacement(fault, (slot, incarnation + 1), created, seconds))
+                found.append(Replacement(fault, (slot, number), created, seconds))
     return found
 
 
@@ -55,10 +60,11 @@ def said(fault: Fault, writes: Sequence[Write]) -> datetime:
     )
 
 
-def made(write: Write, pod: str) -> bool:
-    """Whether this write made the pod."""
-    asked = (write.verb, write.resource, write.subresource, write.name)
-    return asked == ("create", "pods", "", pod) and write.code < 300
+def incarnation_made(write: Write, prefix: str) -> int | None:
+    """The incarnation of the place with this prefix whose pod this write made, if it made one."""
+    pods = (write.verb, write.resource, write.subresource) == ("create", "pods", "") and write.code < 300
+    number = write.name.removeprefix(prefix)
+    return int(number) if pods and write.name.startswith(prefix) and number.isdecimal() else None
 
 
 def accuracy(metrics: Mapping[str, Any]) -> float | None:

@@ -58,7 +58,9 @@ def test_reactions_are_counted_from_when_the_cluster_could_know() -> None:
             event(10.2, "patch", "nodes", "spot-1", reference={"subresource": "status"}, code=200),
             event(10.3, "create", "pods", "digits-worker-0-1"),
             event(10.4, "create", "pods", "digits-worker-0-1", reference={"subresource": "binding"}),
-            event(37.5, "create", "pods", "digits-worker-1-1"),
+            event(5.0, "create", "pods", "digits-worker-1-1"),  # at a notice that was withdrawn
+            event(37.5, "create", "pods", "digits-worker-1-2"),
+            event(38.0, "create", "pods", "digits-worker-10-1"),
         )
     ]
     faults = [
@@ -67,4 +69,4 @@ def test_reactions_are_counted_from_when_the_cluster_could_know() -> None:
         Fault("node taken without notice", "spot-2", START + timedelta(seconds=30), ((1, 0), (2, 0))),
     ]
     found = replacements(faults, log, "digits")
-    assert [(r.place, round(r.seconds, 3)) for r in found] == [((0, 1), 0.1), ((1, 1), 7.5)]
+    assert [(r.place, round(r.seconds, 3)) for r in found] == [((0, 1), 0.1), ((1, 2), 7.5)]
