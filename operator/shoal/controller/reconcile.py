@@ -17,7 +17,7 @@ from shoal.controller.memory import Memories
 from shoal.controller.observe import Observer
 from shoal.controller.report import Reporter
 from shoal.controller.world import Key, Wake, World
-from shoal.errors import ClusterError, ShoalError
+from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
 from shoal.policy.broken import broken
 from shoal.policy.model import DeleteJob, DeletePod, DeleteService, Observation, Plan
 from shoal.policy.names import place_of
@@ -114,7 +114,10 @@ class Reconciler:
             if not isinstance(error, ShoalError) and (told := broken(seen, error)) is not None:
                 try:
                     await self._reporter.report(seen.job, told.status, told.events)
-                except ShoalError as refused:  # what is raised is the fault itself, with its traceback
+                except (
+                    Refused,
+                    Unavailable,
+                ) as refused:  # what is raised is the fault itself, with its traceback
                     error.add_note(f"It cannot be told on the job: {refused}")
             raise
 

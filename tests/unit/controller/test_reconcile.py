@@ -232,6 +232,15 @@ async def test_a_fault_of_the_operators_own_is_told_on_the_job_once_and_taken_ba
     assert rig.pods() == EVERYTHING
 
 
+async def test_a_fault_that_cannot_be_told_is_raised_as_it_is() -> None:
+    rig = Rig()
+    rig.apply(training={"entrypoint": "digits:job", "stopAfter": {"metric": "accuracy", "value": "1e999"}})
+    rig.cluster.fault = lambda method, _path: Unavailable("no status today") if method == "PUT" else None
+    with pytest.raises(ValueError, match="finite") as raised:
+        await rig.reconcile(KEY)
+    assert any("no status today" in note for note in raised.value.__notes__)
+
+
 async def test_a_job_that_goes_while_we_are_busy_gets_nothing_more() -> None:
     rig = Rig()
     rig.apply()

@@ -13,6 +13,7 @@ import tensorflow as tf
 from shoal_trainer.data.batch import Batch, batches, map_leaves
 from shoal_trainer.data.files import Files
 from shoal_trainer.data.indexed import Arrays, Indexed, require_dataset
+from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
 
 
@@ -51,15 +52,19 @@ def whole(data: Indexed | Arrays | Files, epoch: int, batch_size: int) -> Iterat
 
 
 def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
-    """One pass over `Training.validation`, in whichever of its forms it was given."""
+    """One pass over `Training.validation`, in whichever of its forms it was given. `UserError` where it is empty."""
     if isinstance(source, Indexed | Arrays | Files):
-        yield from whole(source, 0, batch_size)
-        return
-    dataset = source()
-    require_dataset(dataset, "Training(validation=…)")
-    yield from batches(
-        iter(dataset.batch(batch_size).prefetch(2)), batch_size, 0, None, "Training(validation=…)"
-    )
+        found = whole(source, 0, batch_size)
+    else:
+        dataset = source()
+        require_dataset(dataset, "Training(validation=…)")
+        rows = iter(dataset.batch(batch_size).prefetch(2))
+        found = batches(rows, batch_size, 0, None, "Training(validation=…)")
+    first = next(found, None)
+    if first is None:
+        raise UserError("Training(validation=…) has no sample. Give some, or leave it out.")
+    yield first
+    yield from found
 
 
 def dataset_of(passes: Callable[[], Iterator[Batch]], example: Batch) -> tf.data.Dataset:

@@ -68,8 +68,7 @@ class Tasks:
         model = self._glue.model
         rows = validation_batches(self._job.validation, self._batch_size)
         try:
-            if (first := next(rows, None)) is None:
-                raise UserError("Training(validation=…) has no sample. Give some, or leave it out.")
+            first = next(rows)
             dataset = dataset_of(lambda: itertools.chain([first], rows), first)
             with quiet_end():
                 results = model.evaluate(dataset, return_dict=True, verbose=0)

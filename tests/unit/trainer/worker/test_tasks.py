@@ -3,6 +3,7 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shoal_trainer import Indexed, UserError
 from shoal_trainer.worker.glue import Glue
@@ -113,3 +114,16 @@ def test_validation_data_may_have_another_form_than_the_training_data(weights):
     tasks = Tasks(replace(job(), validation=Indexed.from_arrays(DATA.x, None, weights)), glue, 16)
     assert tasks.evaluate(glue.initial()).metrics["val_loss"] > 0
     tasks.close()
+
+
+def test_validation_data_without_a_sample_are_refused_in_words():
+    def nothing():
+        return tf.data.Dataset.from_tensor_slices((DATA.x, DATA.y)).take(0)
+
+    training = replace(job(), validation=nothing)
+    tasks = Tasks(training, Glue(functional(), DATA.example(16), "fp32"), 16)
+    with pytest.raises(UserError, match="has no sample"):
+        tasks.evaluate(tasks._glue.initial())
+    tasks.close()
+    with pytest.raises(UserError, match="has no sample"):
+        training.fit()
