@@ -109,6 +109,19 @@ def start(tmp_path):
         served.server.close()
 
 
+def test_an_answer_is_one_record(start):
+    # As two, the second waits until the client's kernel acknowledges the first: up to 40 ms for each lease.
+    served = start()
+    body = json.dumps({"slot": 3, "incarnation": 0, "number": 1, "generation": 0}).encode()
+    head = f"POST /v1/next HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.credentials.token(PURPOSE)}\r\n"
+    with served.connect() as client:
+        for _ in range(2):
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = client.recv(1 << 16)  # TLS gives one record at a time
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert Given.model_validate_json(answer.partition(b"\r\n\r\n")[2]).seconds == 3
+
+
 def test_the_status_has_a_token_of_its_own(start):
     served = start()
     status = served.credentials.token("status")
