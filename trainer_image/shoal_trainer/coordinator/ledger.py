@@ -29,6 +29,8 @@ RANGES_IN_A_PASS = 32
 """At least so many ranges where the data are large enough: the tail of a pass is short."""
 MAX_BATCHES = 64
 """At most so many batches in a range: what a vanished worker delays."""
+MAX_RANGES = 1 << 14
+"""But no more ranges in a pass than these, however large the data: every snapshot tells of all of them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,11 @@ class Lease:
 
 @dataclass
 class Pass:
-    """One pass over the data: what is free, in the order in which it will be visited, and what is done of each file."""
+    """One pass over the data: what is free, in the order in which it will be visited, and what is done of each file.
+
+    What is pushed or leased without having been granted from `free` stays in it and is passed over when its turn comes:
+    to look for it would cost a walk over all of them, for each push that is replayed after a loss.
+    """
 
     free: deque[Segment] = field(default_factory=deque)
     done: dict[int, Positions] = field(default_factory=dict)
@@ -73,7 +79,8 @@ class Ledger:
         self.files = files
         self.seed = seed
         self.epochs = epochs
-        batches = 1 if size is None else max(1, min(MAX_BATCHES, size // (batch_size * RANGES_IN_A_PASS)))
+        in_a_pass = 0 if size is None else size // batch_size
+        batches = max(1, min(MAX_BATCHES, in_a_pass // RANGES_IN_A_PASS), -(-in_a_pass // MAX_RANGES))
         self.range_size = batch_size * batches
         self.lengths: dict[int, int] = {}
         self.passes: dict[int, Pass] = {}
@@ -112,14 +119,9 @@ class Ledger:
         self.done_samples += sum(end - begin for begin, end in fresh)
         seen = Positions(fresh)
         again = [replace(segment, start=a, stop=b) for a, b in seen.gaps(segment.start, stop)]
-        leased = Positions()
         for lease in [lease for lease in self.leases.values() if _overlap(lease.segment, segment)]:
-            leased.add(lease.segment.start, _end(lease.segment))
             if not self.rest(lease):
                 del self.leases[lease.token]
-        for begin, end in fresh:
-            for free in leased.gaps(begin, end):
-                self._take(of, replace(segment, start=free[0], stop=free[1]))
         self._complete()
         return again
 
@@ -169,7 +171,6 @@ class Ledger:
                 mine = (lease.slot, lease.incarnation) == (slot, incarnation)
                 return lease if mine else None
             segment = replace(segment, stop=common.start)
-        self._take(of, segment)
         return self._lease(slot, incarnation, term, segment)
 
     # --- telling --------------------------------------------------------------------------------------------------
@@ -271,23 +272,30 @@ class Ledger:
 
     def _next_free(self) -> tuple[Pass, Segment] | None:
         while True:
-            for epoch in sorted(self.passes):
-                of = self.passes[epoch]
-                if of.free:
-                    segment = of.free.popleft()
-                    if segment.stop is None and (known := self.lengths.get(segment.file)) is not None:
-                        segment = replace(segment, stop=known)
-                    if segment.stop is not None and segment.start >= segment.stop:
-                        self._complete()
-                        break
-                    return of, segment
-            else:
-                # One pass ahead at most, so that a pass ends soon after the next one began.
-                if self.opened > self.completed + 1 or (
-                    self.epochs is not None and self.opened >= self.epochs
-                ):
-                    return None
-                self._open_next()
+            for _, of in sorted(self.passes.items()):
+                while of.free:
+                    pieces = self._open(of.free.popleft())
+                    if pieces:
+                        of.free.extendleft(reversed(pieces[1:]))
+                        return of, pieces[0]
+            self._complete()
+            # One pass ahead at most, so that a pass ends soon after the next one began.
+            if self.opened > self.completed + 1 or (self.epochs is not None and self.opened >= self.epochs):
+                return None
+            self._open_next()
+
+    def _open(self, segment: Segment) -> list[Segment]:
+        """What of a segment that was free when it was put there is neither done nor leased by now."""
+        done = self.passes[segment.epoch].of(segment.file)
+        leased = Positions()
+        for lease in self.leases.values():
+            if _overlap(lease.segment, segment):
+                leased.add(lease.segment.start, _end(lease.segment))
+        stop = self.lengths.get(segment.file, END) if segment.stop is None else segment.stop
+        open_now = [
+            piece for gap in done.gaps(segment.start, max(segment.start, stop)) for piece in leased.gaps(*gap)
+        ]
+        return [replace(segment, start=a, stop=None if b == END else b) for a, b in open_now]
 
     def _open_next(self) -> None:
         epoch = self.opened
@@ -308,20 +316,6 @@ class Ledger:
         self.leases[token] = Lease(token, slot, incarnation, segment)
         return self.leases[token]
 
-    def _take(self, of: Pass, segment: Segment) -> None:
-        """Take a segment out of what is free."""
-        kept: deque[Segment] = deque()
-        for free in of.free:
-            common = _overlap(free, segment)
-            if common is None:
-                kept.append(free)
-                continue
-            if free.start < common.start:
-                kept.append(replace(free, stop=common.start))
-            if common.stop is not None and (free.stop is None or common.stop < free.stop):
-                kept.append(replace(free, start=common.stop))
-        of.free = kept
-
     def _samples(self, lease: Lease) -> int:
         return sum(piece.stop - piece.start for piece in self.rest(lease) if piece.stop is not None)
 
@@ -336,8 +330,11 @@ class Ledger:
         """Close the passes of which nothing is free or leased, in order."""
         while self.completed in self.passes:
             of = self.passes[self.completed]
-            leased = any(lease.segment.epoch == self.completed for lease in self.leases.values())
-            if leased or any(s.stop is None or s.start < s.stop for s in of.free):
+            if any(lease.segment.epoch == self.completed for lease in self.leases.values()):
+                return
+            while of.free and not self._open(of.free[0]):
+                of.free.popleft()
+            if of.free:
                 return
             del self.passes[self.completed]
             self.completed += 1

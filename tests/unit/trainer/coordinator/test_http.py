@@ -113,7 +113,9 @@ def test_an_answer_is_one_record(start):
     # As two, the second waits until the client's kernel acknowledges the first: up to 40 ms for each lease.
     served = start()
     body = json.dumps({"slot": 3, "incarnation": 0, "number": 1, "generation": 0}).encode()
-    head = f"POST /v1/next HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.credentials.token(PURPOSE)}\r\n"
+    head = (
+        f"POST /v1/next HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.credentials.token(PURPOSE)}\r\n"
+    )
     with served.connect() as client:
         for _ in range(2):
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
