@@ -139,15 +139,17 @@ class Coordinator(Record):
             return self.tasks.held(slot, incarnation, token)
 
     def leave(self, slot: int, incarnation: int) -> None:
-        """It goes on purpose: the exact rest of what it held is free again."""
+        """It goes on purpose: the exact rest of what it held is free again, and a push that comes late is refused."""
         with self._lock:
             member = self._hear(slot, incarnation)
+            self.shard.leave(slot, incarnation)
             self._lose(member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, "")
 
     def failed(self, slot: int, incarnation: int, message: str) -> None:
         """It ends because the user's code is at fault; what it held is free again."""
         with self._lock:
             member = self._hear(slot, incarnation)
+            self.shard.leave(slot, incarnation)
             self._lose(member, WorkerState.LEFT, message)
 
     # --- the shard's side -----------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 A worker that says nothing for max(5 s, 3 of its steps) is Silent: that alone takes nothing from it. It is fenced when
 its successor says hello, when others have nothing left to do but what it holds, or after `LOST_SECONDS`; from then on
 nothing of it is taken, so its leases can be given away.
+
+Where nobody at all was heard for longer than `SILENCE_SECONDS`, it was this server that was away (its node off the
+network, its process stopped): that time is nobody's silence.
 """
 
 from __future__ import annotations
@@ -88,6 +91,8 @@ class Members:
     """All of them, by (slot, incarnation)."""
 
     known: dict[tuple[int, int], Member] = field(default_factory=dict)
+    heard: float = -math.inf
+    """When somebody spoke last."""
 
     def newest(self, slot: int) -> int:
         """The highest incarnation that was heard of a slot; -1 for none."""
@@ -132,7 +137,11 @@ class Members:
 
     def hear(self, member: Member, now: float) -> None:
         """It spoke."""
-        member.last_seen = now
+        if now - self.heard > SILENCE_SECONDS:
+            for other in self.present():
+                other.last_seen += min(now - self.heard, now - other.last_seen)
+                other.state = WorkerState.ACTIVE
+        self.heard = member.last_seen = now
         if member.state is WorkerState.SILENT:
             member.state = WorkerState.ACTIVE
 
@@ -143,7 +152,7 @@ class Members:
             silence = now - member.last_seen
             if silence > member.patience:
                 member.state = WorkerState.SILENT
-            if silence > max(LOST_SECONDS, 2 * member.patience):
+            if silence > max(LOST_SECONDS, 2 * member.patience) and now - self.heard <= SILENCE_SECONDS:
                 lost.append(member)
         return lost
 

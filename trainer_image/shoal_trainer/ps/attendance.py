@@ -45,13 +45,22 @@ class Attendance:
         with self.lock:
             if not self._members.disconnect(slot):
                 self._permits.forget(slot)
-            self._gone(slot)
+                self._gone(slot)
             self.changed.notify_all()
 
     def fence(self, slot: int, minimum_incarnation: int) -> None:
-        """Refuse all older incarnations of a slot from now on."""
+        """Refuse all older incarnations of a slot from now on; nobody waits for their gradients any more."""
         with self.lock:
-            self._members.fence(slot, minimum_incarnation)
+            if self._members.fence(slot, minimum_incarnation):
+                self._permits.forget(slot)
+                self.changed.notify_all()
+
+    def leave(self, slot: int, incarnation: int) -> None:
+        """A worker has said goodbye: what comes over its connection after that is refused."""
+        with self.lock:
+            self._members.leave(slot, incarnation)
+            self._permits.forget(slot)
+            self.changed.notify_all()
 
     def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
         """Bounded staleness: wait while applying this push would leave a live worker's gradient too old."""
@@ -63,11 +72,13 @@ class Attendance:
             try:
                 while not self._permits.admits(slot, base, self.version, self.staleness.max):
                     if (left := deadline - self._clock()) <= 0:
+                        # Who held this one up so long does not hold up the next ones, too.
+                        self._permits.give_up(slot, self.version, self.staleness.max)
                         return
                     self.changed.wait(left)
             finally:
                 self._permits.leave(slot)
 
     def _gone(self, slot: int) -> None:
-        """Inside the lock: a worker's connection has ended."""
+        """Inside the lock: a worker's last connection has ended."""
         raise NotImplementedError

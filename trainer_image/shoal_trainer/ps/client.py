@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ from shoal_trainer.wire.messages import (
     encode_answer,
     encode_push,
 )
+
+T = TypeVar("T")
 
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
 PIECE = 1 << 16
@@ -231,25 +233,42 @@ class PSClient:
         return self._bounds
 
     def hello(self, model: ModelSpec, copy: Copy | None = None) -> Welcome:
-        """Connect to all shards, agree on the model, and offer `copy` to shards that lost their parameters."""
+        """Connect to all shards, agree on the model, and offer `copy` to shards that lost their parameters.
+
+        Where some shards are away the others get the copy all the same: they wait for it only for a moment.
+        """
         self._bounds = bounds(model.size, len(self._shards))
         if self.codec is Codec.BF16 and self._outgoing.size != model.size:
             self._outgoing = aligned(model.size, np.uint16)
+        away: list[Unreachable] = []
+
+        def each(
+            what: Callable[[ShardClient], T], shards: Sequence[ShardClient]
+        ) -> list[tuple[ShardClient, T]]:
+            done = []
+            for shard in shards:
+                try:
+                    done.append((shard, what(shard)))
+                except Unreachable as error:
+                    away.append(error)
+            return done
+
         try:
-            for shard in self._shards:
-                shard.connect()
-                hello = Hello(model=model)
-                if copy is not None:
-                    version = copy.pulled.versions[shard.index]
-                    hello = Hello(model=model, copy_version=version, generation=copy.generation)
-                shard.send(Header(Op.HELLO), hello.to_json().encode())
-            welcomes = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
+            # A shard's moment begins with its first hello, so nobody says it while another one may still time out.
+            here = [shard for shard, _ in each(ShardClient.connect, self._shards)]
+            here = [shard for shard, _ in each(lambda shard: self._say_hello(shard, model, copy), here)]
+            found = each(lambda shard: decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]), here)
             if copy is not None:
-                welcomes = [self._offer(welcome, copy) for welcome in welcomes]
+                welcomes = {shard.index: welcome for shard, welcome in found}
+                found = each(
+                    lambda shard: self._offer(welcomes[shard.index], copy), [shard for shard, _ in found]
+                )
+            if away:
+                raise away[0]
         except BaseException:
             self.close()
             raise
-        return Welcome(tuple(welcomes))
+        return Welcome(tuple(welcome for _, welcome in found))
 
     def initialize(self, flat: NDArray[np.float32]) -> None:
         """Give the shards their first values; where another worker was first, its values stay."""
@@ -285,6 +304,13 @@ class PSClient:
             shard.close()
 
     # ---
+
+    def _say_hello(self, shard: ShardClient, model: ModelSpec, copy: Copy | None) -> None:
+        hello = Hello(model=model)
+        if copy is not None:
+            version = copy.pulled.versions[shard.index]
+            hello = Hello(model=model, copy_version=version, generation=copy.generation)
+        shard.send(Header(Op.HELLO), hello.to_json().encode())
 
     def _offer(self, welcome: ShardWelcome, copy: Copy) -> ShardWelcome:
         if not welcome.wants_copy:

@@ -27,7 +27,7 @@ class Contents:
     """A set of pushes."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
-        self._of: dict[Worker, Positions] = {}
+        self._of: dict[int, dict[int, Positions]] = {}
         for slot, incarnation, start, stop in spans:
             self._worker(slot, incarnation).add(start, stop)
 
@@ -46,42 +46,44 @@ class Contents:
                 yield slot, incarnation, seq
 
     def __bool__(self) -> bool:
-        return any(held.total for held in self._of.values())
+        return any(held.total for of in self._of.values() for held in of.values())
 
     def gaps(self, worker: Worker, start: int, stop: int) -> list[tuple[int, int]]:
         """Which of a worker's numbers [start, stop) are not in the set."""
-        held = self._of.get(worker)
+        held = self._known(worker)
         return [(start, stop)] if held is None else held.gaps(start, stop)
 
     def last(self, worker: Worker) -> int:
         """The highest number of a worker; 0 for none."""
-        held = self._of.get(worker)
+        held = self._known(worker)
         return 0 if held is None or not held.total else held.intervals()[-1][1] - 1
 
     def newest(self) -> dict[int, int]:
         """The highest incarnation of each slot."""
-        found: dict[int, int] = {}
-        for slot, incarnation in self._of:
-            found[slot] = max(incarnation, found.get(slot, 0))
-        return found
+        return {slot: max(of) for slot, of in self._of.items()}
 
     def spans(self) -> tuple[Span, ...]:
         """The whole set, in order."""
         return tuple(
-            (*worker, start, stop)
-            for worker in sorted(self._of)
-            for start, stop in self._of[worker].intervals()
+            (slot, incarnation, start, stop)
+            for slot, of in sorted(self._of.items())
+            for incarnation, held in sorted(of.items())
+            for start, stop in held.intervals()
         )
 
+    def _known(self, worker: Worker) -> Positions | None:
+        slot, incarnation = worker
+        return self._of.get(slot, {}).get(incarnation)
+
     def _worker(self, slot: int, incarnation: int) -> Positions:
-        worker = slot, incarnation
-        if worker not in self._of:
-            self._of[worker] = Positions()
-            old = self.newest()[slot] - KEPT_INCARNATIONS
-            for key in [key for key in self._of if key[0] == slot and key[1] <= old]:
-                del self._of[key]
-            return self._of.get(worker, Positions())
-        return self._of[worker]
+        of = self._of.setdefault(slot, {})
+        if incarnation not in of:
+            of[incarnation] = Positions()
+            old = max(of) - KEPT_INCARNATIONS
+            for key in [key for key in of if key <= old]:
+                del of[key]
+            return of.get(incarnation, Positions())
+        return of[incarnation]
 
 
 def uneven(shards: Sequence[Contents]) -> Contents:

@@ -21,6 +21,7 @@ class Members:
         self._newest: dict[int, int] = {}
         self._connections: dict[int, int] = {}
         self._spoilt: dict[int, int] = {}
+        self._left: dict[int, int] = {}
 
     @property
     def live(self) -> int:
@@ -33,6 +34,7 @@ class Members:
 
     def connect(self, slot: int, incarnation: int) -> None:
         """One more connection; its incarnation fences older ones."""
+        self._left.pop(slot, None)
         self.check(slot, incarnation)
         self._newest[slot] = incarnation
         self._connections[slot] = self._connections.get(slot, 0) + 1
@@ -46,13 +48,21 @@ class Members:
             self._connections.pop(slot, None)
         return left > 0
 
-    def fence(self, slot: int, minimum_incarnation: int) -> None:
-        """Refuse all older incarnations of a slot from now on."""
-        self._newest[slot] = max(minimum_incarnation, self._newest.get(slot, 0))
+    def fence(self, slot: int, minimum_incarnation: int) -> bool:
+        """Refuse all older incarnations of a slot from now on; whether that is news."""
+        before = self._newest.get(slot, 0)
+        self._newest[slot] = max(minimum_incarnation, before)
+        return minimum_incarnation > before
+
+    def leave(self, slot: int, incarnation: int) -> None:
+        """It says that it pushes no more; another connection of it begins anew."""
+        self._left[slot] = incarnation
 
     def check(self, slot: int, incarnation: int) -> None:
-        """`Fenced` if a newer incarnation of this slot has been here."""
+        """`Fenced` if a newer incarnation of this slot has been here, or this one has said goodbye."""
         newest = self._newest.get(slot, 0)
+        if incarnation == self._left.get(slot):
+            raise Fenced(f"worker {slot}-{incarnation} has said goodbye: what it held is somebody else's")
         if incarnation < newest:
             raise Fenced(
                 f"slot {slot} has incarnation {newest}; incarnation {incarnation} may not write any more"
@@ -90,6 +100,13 @@ class Permits:
     def forget(self, slot: int) -> None:
         """A worker has gone."""
         self._pulled.pop(slot, None)
+
+    def give_up(self, slot: int, version: int, bound: int) -> None:
+        """Wait no more for those whose gradients one more push would make older than `bound`."""
+        for other in [other for other in self._pulled if other != slot]:
+            versions = self._pulled[other]
+            if versions and version + 1 - versions[0] > bound:
+                del self._pulled[other]
 
     def arrive(self, slot: int, base: int) -> None:
         """A push is here and may have to wait."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 SHORTEST_WAIT = 0.001
+LONGEST = 60.0
+"""Seconds after which a shard begins with what it has, though a copy is still on its way."""
 
 
 class Recovery:
     """Over when everyone who is expected has been heard, or `seconds` after the first hello.
 
-    Where nobody knows whom to expect, the time runs out or a worker's copy is taken. `known`: there are parameters.
+    A copy that was asked for by then is waited for: a large one takes longer than that to arrive. Where nobody knows
+    whom to expect, the time runs out or a worker's copy is taken. `known`: there are parameters.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -18,6 +21,7 @@ class Recovery:
         self._seconds = seconds
         self._deadline: float | None = None
         self._expected: set[int] | None = None
+        self._coming: set[int] = set()
 
     def restored(self, slots: Iterable[int] | None) -> None:
         """There is a snapshot, and these workers were there when it was taken; None: it is of another run."""
@@ -34,8 +38,13 @@ class Recovery:
         if self._deadline is None:
             self._deadline = now + self._seconds
 
+    def coming(self, slot: int) -> None:
+        """A worker was asked for its copy."""
+        self._coming.add(slot)
+
     def heard(self, slot: int) -> None:
         """A worker has offered what it has, has nothing newer, or has gone again."""
+        self._coming.discard(slot)
         if self._expected is not None:
             self._expected.discard(slot)
 
@@ -43,8 +52,11 @@ class Recovery:
         """Whether nobody has to be waited for any longer."""
         if self._deadline is None:
             return False
-        return self._expected == set() or now >= self._deadline
+        return self._expected == set() or now >= self._end(self._deadline)
 
     def left(self, now: float) -> float:
         """Seconds until it is over at the latest."""
-        return float("inf") if self._deadline is None else max(SHORTEST_WAIT, self._deadline - now)
+        return float("inf") if self._deadline is None else max(SHORTEST_WAIT, self._end(self._deadline) - now)
+
+    def _end(self, deadline: float) -> float:
+        return max(deadline, deadline - self._seconds + LONGEST) if self._coming else deadline

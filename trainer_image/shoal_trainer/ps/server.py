@@ -14,16 +14,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.buffers import octets
+from shoal_trainer.ps.pool import BufferPool
 from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
@@ -37,45 +37,9 @@ log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
 MAX_UNPROVEN = 64
 MAX_CONNECTIONS = 1024
-POOL_BYTES = 16 << 20
 ADMISSION_SECONDS = 20.0
 READY_SECONDS = 20.0
 """How long a request may wait for a recovering shard: shorter than the client's own patience."""
-
-
-class BufferPool:
-    """Buffers for requests in flight: at least two, as many as fit into `limit` bytes, made when first needed."""
-
-    def __init__(self, limit: int = POOL_BYTES) -> None:
-        self._limit = limit
-        self._size = -1
-        self._free: list[NDArray[np.uint8]] = []
-        self._made = 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def lend(self, values: int, codec: Codec, largest: int) -> Iterator[NDArray[Any]]:
-        """A buffer for `values` in `codec`; waits for one. `largest`: bytes that any request of this shard needs."""
-        with self._changed:
-            while True:
-                if self._size != largest:  # again after each wait: others may need buffers of another size
-                    self._size, self._made = largest, 0
-                    self._free.clear()
-                if self._free:
-                    buffer = self._free.pop()
-                    break
-                if self._made < max(2, self._limit // max(1, largest)):
-                    buffer = aligned(largest, np.uint8)
-                    self._made += 1
-                    break
-                self._changed.wait()
-        try:
-            yield buffer[: values * codec.itemsize].view(codec.dtype)
-        finally:
-            with self._changed:
-                if buffer.nbytes == self._size:
-                    self._free.append(buffer)
-                self._changed.notify()
 
 
 class RefusalLog:
@@ -128,7 +92,7 @@ class DataServer:
         self._on_superseded = on_superseded
         self._clock = clock
         self._handshake_seconds = handshake_seconds
-        self._pool = BufferPool()
+        self._pool = BufferPool(clock=clock)
         self._refusals = RefusalLog(clock)
         self._unproven = threading.Semaphore(MAX_UNPROVEN)
         self._open: set[Channel | socket.socket] = set()

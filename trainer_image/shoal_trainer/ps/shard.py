@@ -20,7 +20,7 @@ from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.attendance import Attendance
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.contents import Contents, Span
+from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.journal import Log
 from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.layout import bounds
@@ -75,7 +75,8 @@ class ShardStore(Attendance):
         self._optimizer: Optimizer | None = None
         self._merger = Merger()
         self._other_run = False
-        self._restored: tuple[Span, ...] = ()
+        self._restored = Contents()
+        """Which pushes the snapshot holds that it began with."""
 
     # --- the model ------------------------------------------------------------------------------------------------
 
@@ -113,7 +114,9 @@ class ShardStore(Attendance):
                 raise UserError(difference(self.model, model))
             self._recovery.begin(self._clock())
             wants = copy_version is not None and self._wants(copy_version, generation)
-            if not wants:
+            if wants:
+                self._recovery.coming(slot)
+            else:
                 self._recovery.heard(slot)
             self._settle()
             return self._welcome(slot, incarnation, wants)
@@ -134,13 +137,13 @@ class ShardStore(Attendance):
         with self.lock:
             self._members.check(slot, incarnation)
             self._check_size(io)
-            fits = self.journal.takes(meta.journal, Contents(self._restored))
+            fits = self.journal.takes(meta.journal, self._restored)
             if fits and self._wants(version, generation):
                 kernels.adopt(self._parameters, io)
                 self.version, self.samples, self.generation = version, meta.samples, generation
                 self.applied = dict(meta.applied)
                 self.journal.adopt(meta.journal)
-                self.contents = Contents(self._restored)
+                self.contents = Contents(self._restored.spans())
                 for entry in self.journal.since(-1).entries:
                     self.contents.add((entry.slot, entry.incarnation, entry.seq))
                 self._recovery.adopted()
@@ -286,7 +289,7 @@ class ShardStore(Attendance):
             self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
             self.applied = dict(copy.applied)
             self.journal = Log(copy.version)
-            self._restored = copy.contents
+            self._restored = Contents(copy.contents)
             self.contents = Contents(copy.contents)
             self._recovery.restored({slot for slot, _ in copy.applied})
 

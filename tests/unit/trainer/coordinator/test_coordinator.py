@@ -151,6 +151,8 @@ def test_nobody_waits_for_a_silent_worker():
     for slot in (0, 1):
         bench.join(slot)
     held = bench.ask(0).lease
+    bench.now = 3.0
+    bench.coordinator.heartbeat(1, 0)
     bench.now = 6.0
     given = bench.train(1)
     assert given.task == "export"
@@ -168,9 +170,48 @@ def test_nobody_waits_for_a_silent_workers_task_though_training_was_stopped():
     for slot in (0, 1):
         bench.join(slot)
     assert bench.train(0).task == "export"
+    bench.now = 3.0
     assert bench.ask(1).kind == "idle"
     bench.now = 6.0
     assert bench.ask(1).task == "export"
+
+
+@pytest.mark.parametrize("away", [5.5, 70.0, 3600.0])
+def test_that_the_coordinator_was_away_itself_is_nobodys_silence(away):
+    # Its node was off the network, or its process was stopped: it heard nobody, and nobody is lost.
+    bench = Bench()
+    for slot in (0, 1, 2):
+        bench.join(slot)
+    held = bench.ask(0).lease
+    bench.now = away
+    bench.coordinator.tick()
+    bench.train(1)
+    bench.coordinator.tick()
+    bench.finish(0, held)
+    states = [worker.state for worker in bench.coordinator.status().workers]
+    assert states == [WorkerState.ACTIVE] * 3
+    # From now on silence counts: only the third one says nothing.
+    for _ in range(61):
+        bench.now += 1.0
+        for slot in (0, 1):
+            bench.coordinator.heartbeat(slot, 0)
+        bench.coordinator.tick()
+    states = [worker.state for worker in bench.coordinator.status().workers]
+    assert states == [WorkerState.ACTIVE, WorkerState.ACTIVE, WorkerState.FENCED]
+
+
+@pytest.mark.parametrize("goodbye", ["leave", "failed"])
+def test_a_push_after_goodbye_is_refused_for_its_range_is_somebody_elses(goodbye):
+    bench = Bench()
+    for slot in (0, 1):
+        bench.join(slot)
+    held = bench.ask(0).lease
+    said = {"leave": (0, 0), "failed": (0, 0, "why")}[goodbye]
+    getattr(bench.coordinator, goodbye)(*said)
+    bench.train(1)
+    with pytest.raises(Fenced):
+        bench.push(0, held, held.start + 2)
+    assert bench.coordinator.counters.repeated == 0
 
 
 def test_steps_in_vain_count_once_though_they_are_told_again():

@@ -19,7 +19,7 @@ from shoal_trainer.contract import Shard, Staleness
 from shoal_trainer.errors import Fenced, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient, ShardClient
-from shoal_trainer.ps.server import BufferPool, DataServer
+from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.snapshot.manifest import Manifest
@@ -249,6 +249,31 @@ def test_a_worker_rides_through_the_loss_of_all_parameter_servers(house: House, 
     np.testing.assert_allclose(out[:10], -1.375, rtol=2**-8)
 
 
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_shard_gets_the_copy_though_another_one_is_still_away(
+    house: House, tmp_path: Path, away: int
+) -> None:
+    # Both were lost with their node: the one that is back first waits for copies only for a moment.
+    store = SnapshotStore(open_storage(tmp_path.as_uri()))
+    house.serve(2)
+    client, out = house.client(dtype="bf16"), aligned(N)
+    client.hello(MODEL)
+    client.initialize(flat(0.0))
+    pulled = client.push_pull(flat(0.125), out, Push(1, 1, client.pull(out).versions))
+    files = [store.write_shard(1, 0, copy) for s in house.stores if (copy := s.copy())]
+    store.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=tuple(files), model=MODEL))
+    pulled = client.push_pull(flat(0.125), out, Push(2, 1, pulled.versions))
+    house.serve(2, epoch=1, ports=house.stop())
+    for index, shard in enumerate(house.stores):
+        found = store.load_newest(index, 2)
+        assert found is not None
+        shard.restore(found[1])
+    house.servers[away].close()
+    with pytest.raises(Unreachable):
+        client.hello(MODEL, Copy(out.copy(), pulled))
+    assert [shard.version for shard in house.stores] == ([1, 2] if away == 0 else [2, 1])
+
+
 def test_a_client_never_goes_back_to_an_older_server(house: House) -> None:
     house.serve(1, epoch=3)
     client = house.client()
@@ -456,24 +481,6 @@ def test_a_connection_that_breaks_in_the_middle_of_a_push_leaves_no_trace(house:
     serving(house)
 
 
-def test_the_pool_bounds_what_is_in_flight() -> None:
-    pool, taken = BufferPool(limit=0), []
-    with ExitStack() as stack:
-        taken.extend(stack.enter_context(pool.lend(10, Codec.BF16, 40)) for _ in range(2))
-        third = threading.Event()
-
-        def wait() -> None:
-            with pool.lend(10, Codec.FP32, 40):
-                third.set()
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert not third.wait(0.05)
-    assert third.wait(5)
-    thread.join()
-    assert [buffer.dtype for buffer in taken] == [np.uint16, np.uint16]
-
-
 def test_a_closed_server_wakes_those_who_wait(house: House) -> None:
     client = house.serve(1).client()
     client.hello(MODEL)
@@ -487,23 +494,3 @@ def test_the_certificate_is_the_only_one_that_is_trusted(credentials: Credential
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert len(context.get_ca_certs()) == 1
     assert context.minimum_version is ssl.TLSVersion.TLSv1_3
-
-
-def test_who_waits_for_a_buffer_gets_one_of_the_right_size() -> None:
-    pool, got = BufferPool(limit=0), []
-
-    def wait() -> None:
-        with pool.lend(8, Codec.FP32, 32) as buffer:
-            got.append(buffer.size)
-
-    with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(pool.lend(8, Codec.FP32, 32))
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        while not pool._changed._waiters:  # type: ignore[attr-defined]
-            pass
-        with pool.lend(8, Codec.BF16, 16):
-            pass
-        waiter.join(20)
-    assert got == [8]

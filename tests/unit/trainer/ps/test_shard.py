@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.journal import Log
+from shoal_trainer.ps.recovery import LONGEST
 from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
 from shoal_trainer.ps.values import KEPT_INCARNATIONS
 from shoal_trainer.wire.messages import (
@@ -278,6 +279,46 @@ def test_a_fast_worker_waits_for_a_slow_one_but_not_for_a_dead_one() -> None:
     thread.join()
 
 
+def test_a_fenced_worker_is_waited_for_by_nobody() -> None:
+    # Its process is stopped: the kernel keeps its connection, and it computes nothing any more.
+    shard = ready(staleness=Staleness(max=0))
+    for slot in (0, 1):
+        shard.connect(slot, 0)
+        shard.pull(slot, grad(0.0))
+    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+    shard.fence(1, 0)  # its own hello fences those before it, not itself
+    assert not shard._permits.admits(0, 1, shard.version, 0)
+    shard.fence(1, 1)
+    assert shard._permits.admits(0, 1, shard.version, 0)
+
+
+def test_who_has_held_up_a_push_to_the_end_holds_up_no_other() -> None:
+    shard = ready(staleness=Staleness(max=0))
+    for slot in (0, 1, 2):
+        shard.connect(slot, 0)
+        shard.pull(slot, grad(0.0))
+    shard.wait_admitted(0, 0, 0.0)
+    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+    shard.wait_admitted(0, 1, 0.0)  # as long as anybody waits
+    assert shard._permits.admits(0, 1, shard.version, 0)
+    shard.pull(1, grad(0.0))  # from now on it is one of them again
+    shard.push(0, 0, 2, 1, ONE, grad(0.0))
+    assert not shard._permits.admits(0, 2, shard.version, 0)
+
+
+def test_a_push_that_comes_after_its_worker_has_said_goodbye_is_refused() -> None:
+    # It waited behind another worker's gradient, longer than its worker: its positions are somebody else's by now.
+    shard = ready(staleness=Staleness(max=0))
+    shard.connect(0, 0)
+    shard.leave(0, 0)
+    with pytest.raises(Fenced, match="goodbye"):
+        shard.push(0, 0, 1, 0, ONE, grad())
+    assert shard.version == 0
+    shard.connect(0, 0)  # the same process, which stays after all
+    shard.push(0, 0, 1, 0, ONE, grad())
+    assert shard.version == 1
+
+
 def test_nobody_waits_for_a_worker_that_computes_nothing() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
@@ -416,6 +457,39 @@ def test_an_older_copy_is_not_wanted_and_nobody_is_waited_for_forever() -> None:
     clock.now += 10
     assert new.state is State.READY
     assert not new.hello(1, 0, MODEL, copy_version=99).wants_copy  # too late: parameters move on
+
+
+def test_a_copy_that_was_asked_for_is_waited_for_however_large_it_is() -> None:
+    old, copy, new = crashed(10, 6, clock := Clock())
+    new.connect(0, 0)
+    new.connect(1, 0)
+    assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
+    assert new.hello(1, 0, MODEL, copy_version=9).wants_copy
+    clock.now += 5.0
+    assert new.state is State.RECOVERING
+    new.disconnect(1)  # it goes in the middle of it
+    offer(new, old, 0, copy.copy())
+    assert (new.state, new.version) == (State.READY, 10)
+
+
+def test_a_copy_that_does_not_come_is_not_waited_for_for_ever() -> None:
+    _, _, new = crashed(10, 6, clock := Clock())
+    new.hello(0, 0, MODEL, copy_version=10)
+    clock.now += LONGEST - 0.1
+    assert new.state is State.RECOVERING
+    clock.now += 0.1
+    assert (new.state, new.version) == (State.READY, 6)
+
+
+def test_a_worker_that_has_another_connection_has_not_gone() -> None:
+    _, _, new = crashed(10, 6, Clock())
+    for _ in range(2):
+        new.connect(0, 0)
+    new.hello(1, 0, MODEL)
+    new.disconnect(0)
+    assert new.state is State.RECOVERING
+    new.disconnect(0)
+    assert new.state is State.READY
 
 
 def test_a_restart_without_anything_begins_anew() -> None:

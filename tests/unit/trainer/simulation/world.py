@@ -366,12 +366,14 @@ class Worker:
             return welcome
 
         def once():
-            try:
-                welcomes = tuple(self.call(hello, index=i) for i in range(self.world.shards))
-            except Unreachable:
+            welcomes = []
+            for i in range(self.world.shards):  # those that are here get the copy though others are away
+                with contextlib.suppress(Unreachable):
+                    welcomes.append(self.call(hello, index=i))
+            if len(welcomes) < self.world.shards:
                 self.disconnect()
                 return None
-            welcome = Welcome(welcomes)
+            welcome = Welcome(tuple(welcomes))
             return welcome if welcome.alike and not any(one.recovering for one in welcomes) else None
 
         return Answer(once)
