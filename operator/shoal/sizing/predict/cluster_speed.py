@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.sizing.types import PsModel
 
-__all__ = ["cluster_samples", "cluster_throughput", "soft_min"]
+__all__ = ["busy", "cluster_samples", "cluster_throughput", "soft_min"]
 
 Floats = NDArray[np.float64]
 
@@ -26,6 +26,16 @@ def soft_min(demand: Floats, cap: Floats | float, sharpness: float) -> Floats:
     other = np.minimum(1.0, 1.0 / np.maximum(ratio, 1.0))
     worst = np.where(ratio <= 1.0, small, other)
     return np.asarray(np.minimum(demand, cap) * (1.0 + worst**sharpness) ** (-1.0 / sharpness))
+
+
+def busy(speed: Floats, alone: Floats, sharpness: float) -> Floats:
+    """How much a speed hangs on the servers' capacity: 0 far below it, 1 at it.
+
+    Of the smooth minimum this is the derivative d log(speed) / d log(capacity); its rest to 1 is that by the workers.
+    """
+    if np.isinf(sharpness):
+        return np.asarray(np.where(speed < alone, 1.0, 0.0))
+    return np.asarray(1.0 - np.minimum(speed / alone, 1.0) ** sharpness)
 
 
 def cluster_throughput(

@@ -2,7 +2,11 @@
 
 Measurements of one model resemble each other, so rows are never split at random: a fold holds whole groups. The
 same out-of-fold residuals choose the regression and give the interval (CV+ and jackknife+: Barber, Candes,
-Ramdas, Tibshirani, "Predictive inference with the jackknife+", Annals of Statistics 2021).
+Ramdas, Tibshirani, "Predictive inference with the jackknife+", Annals of Statistics 2021). What they prove is that an
+interval asked for at 1 - alpha covers at least 1 - 2 alpha: at 90 % that is 80 %, and in practice it is near 90 %.
+
+A group counts once in everything, however many rows it has: one model that was measured 400 times would otherwise
+decide alone how far off the prediction of another one may be.
 """
 
 from __future__ import annotations
@@ -19,7 +23,14 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from shoal.errors import UsageError
 from shoal.sizing.predict.estimators import PositiveRegressor, RelativeNNLS
 
-__all__ = ["GroupConformalRegressor", "group_folds", "group_quantile", "least_spread", "little_data_factor"]
+__all__ = [
+    "GroupConformalRegressor",
+    "group_folds",
+    "group_quantile",
+    "group_weights",
+    "least_spread",
+    "little_data_factor",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -53,18 +64,33 @@ def little_data_factor(groups: int, level: float = 0.9) -> float:
     return float(stats.t.ppf(p, max(groups - 1, 1)) / stats.norm.ppf(p))
 
 
-def group_quantile(values: Floats, p: float, groups: int) -> Floats:
+def group_weights(groups: NDArray[Any], sample_weight: Floats | None = None) -> Floats:
+    """(n,) weights that are 1 together in every group, within it as the samples' own (older rows weigh less)."""
+    _, index = np.unique(groups, return_inverse=True)
+    own = np.ones(len(index)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+    total = np.bincount(index, own)[index]
+    each = np.bincount(index)[index]
+    return np.asarray(np.where(total > 0, own / np.where(total > 0, total, 1.0), 1.0 / each))
+
+
+def group_quantile(values: Floats, p: float, groups: int, weight: Floats | None = None) -> Floats:
     """Quantile along the last axis with the conformal correction (1 + 1/G) for G groups, linear in between.
 
-    With as many groups as values this is the order statistic p (n + 1) of split conformal prediction.
+    `weight` (n,) says what each value counts, None: all the same. With as many groups as values this is the order
+    statistic p (n + 1) of split conformal prediction.
     """
-    ordered = np.sort(values, axis=-1)
-    n = ordered.shape[-1]
-    position = np.clip(p * (1 + 1 / groups) * n - 1, 0, n - 1)
-    below = int(np.floor(position))
-    above = min(below + 1, n - 1)
-    part = position - below
-    return np.asarray((1 - part) * ordered[..., below] + part * ordered[..., above])
+    order = np.argsort(values, axis=-1)
+    ordered = np.take_along_axis(values, order, axis=-1)
+    counted = np.ones(values.shape[-1]) if weight is None else weight
+    reached = np.cumsum(counted[order], axis=-1)
+    last = reached[..., -1:]
+    target = np.clip(p * (1 + 1 / groups) * last, reached[..., :1], last)
+    above = np.argmax(reached >= target * (1 - 1e-12), axis=-1)[..., None]
+    below = np.maximum(above - 1, 0)
+    high, low = (np.take_along_axis(reached, at, axis=-1) for at in (above, below))
+    part = np.divide(target - low, high - low, out=np.ones_like(target), where=high > low)
+    low, high = (np.take_along_axis(ordered, at, axis=-1) for at in (below, above))
+    return np.asarray(((1 - part) * low + part * high)[..., 0])
 
 
 class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -79,6 +105,7 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         best_: index of the chosen candidate; `scores_` (c,) their out-of-fold MAPE.
         estimator_: the chosen candidate fitted to all rows; `fold_estimators_` the same without each fold.
         residuals_: (n,) out-of-fold log(y / prediction); `groups_` how many groups there were.
+        group_weight_: (n,) what each residual counts, 1 together in every group.
 
     """
 
@@ -111,6 +138,7 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         weight = _check_sample_weight(sample_weight, features, dtype=np.float64)
         names = np.arange(len(target)) if groups is None else np.asarray(groups)
         self.groups_ = len(np.unique(names))
+        self.group_weight_ = group_weights(names, weight)
         candidates = list(self.candidates) if self.candidates else [RelativeNNLS()]
         self.fold_ = group_folds(names, self.folds, self.seed)
         if self.groups_ < 2:
@@ -149,25 +177,27 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         return np.asarray(self.estimator_.predict(X))
 
     def predict_interval(self, X: ArrayLike, level: float = 0.9) -> Floats:
-        """Give (n, 3) low, prediction, high: the value lies between low and high with probability `level`."""
+        """Give (n, 3) low, prediction, high: an interval for `level` (what that guarantees: see the module)."""
         mean = self.predict(X)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         logs = np.log(np.column_stack([e.predict_checked(X) for e in self.fold_estimators_]))
         spread = np.abs(self.residuals_) * little_data_factor(self.groups_, level)
         if self.groups_ < FEW_GROUPS:
-            spread = np.maximum(spread, least_spread(self.residuals_, self.groups_, level))
+            spread = np.maximum(
+                spread, least_spread(self.residuals_, self.groups_, level, self.group_weight_)
+            )
         low, high = np.empty(len(mean)), np.empty(len(mean))
         for start in range(0, len(mean), 256):  # bounded memory: 256 x training rows
             part = slice(start, start + 256)
             centres = logs[part][:, self.fold_]
-            low[part] = -group_quantile(spread - centres, level, self.groups_)
-            high[part] = group_quantile(spread + centres, level, self.groups_)
+            low[part] = -group_quantile(spread - centres, level, self.groups_, self.group_weight_)
+            high[part] = group_quantile(spread + centres, level, self.groups_, self.group_weight_)
         return np.column_stack([np.minimum(np.exp(low), mean), mean, np.maximum(np.exp(high), mean)])
 
 
-def least_spread(residuals: Floats, groups: int, level: float = 0.9) -> float:
+def least_spread(residuals: Floats, groups: int, level: float = 0.9, weight: Floats | None = None) -> float:
     """Half width by a prior for the noise: a few residuals that happen to be small prove nothing."""
-    variance = float(np.mean(residuals**2))
+    variance = float(np.average(residuals**2, weights=weight))
     pooled = (groups * variance + PRIOR_GROUPS * PRIOR_NOISE**2) / (groups + PRIOR_GROUPS)
     return float(stats.t.ppf(0.5 + level / 2, groups + PRIOR_GROUPS - 1) * np.sqrt(pooled))
 

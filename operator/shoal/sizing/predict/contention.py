@@ -18,11 +18,12 @@ from scipy.optimize import least_squares
 
 from shoal.errors import NotEnoughData
 from shoal.sizing.accelerators import Catalogue, catalogue
-from shoal.sizing.predict.cluster_speed import cluster_throughput
+from shoal.sizing.predict.cluster_speed import busy, cluster_throughput
 from shoal.sizing.predict.conformal import (
     FEW_GROUPS,
     group_folds,
     group_quantile,
+    group_weights,
     least_spread,
     little_data_factor,
 )
@@ -58,6 +59,27 @@ class Contention:
             + self.seconds_per_byte * 2 * BYTES * features.parameters
         )
         return PsModel(seconds, self.sharpness, self.scaling)
+
+    def speed(self, rows: pd.DataFrame, alone: Floats) -> Floats:
+        """(n,) steps/s of clusters whose workers make `alone` (n,) steps/s each without contention."""
+        out = np.empty(len(rows))
+        for i, (_, row) in enumerate(rows.iterrows()):
+            ps = self.of(ModelFeatures(row["flops"], row["params"], row["num_tensors"]))
+            out[i] = cluster_throughput([[row["num_workers"]]], [1.0 / alone[i]], [1], ps, row["num_ps"])[0]
+        return out
+
+    def busy(self, rows: pd.DataFrame, alone: Floats) -> Floats:
+        """(n,) how much these clusters' speeds hang on the servers' capacity, see `cluster_speed.busy`."""
+        return busy(self.speed(rows, alone), rows["num_workers"].to_numpy(float) * alone, self.sharpness)
+
+    def capacity_sigma(self, rows: pd.DataFrame, alone: Floats) -> float:
+        """Relative standard deviation of the servers' capacity, fitted to these clusters.
+
+        Series that came near it tell it; without any, the prior of its costs is all there is.
+        """
+        keys = [rows["model"].to_numpy(), rows["accelerator"].to_numpy()]
+        series = float(pd.Series(self.busy(rows, alone)).groupby(keys).max().sum())
+        return float(1 / np.sqrt(1 / CAP_SIGMA**2 + series / NOISE**2))
 
     @classmethod
     def fit(cls, rows: pd.DataFrame, alone: Floats) -> Contention:
@@ -108,6 +130,7 @@ class ClusterSpeed:
     workers: WorkerSpeed = field(init=False)
     contention: Contention = field(init=False)
     _errors: Floats = field(init=False, repr=False)
+    _weights: Floats = field(init=False, repr=False)
     _groups: int = field(init=False)
     _cap_sigma: float = field(init=False)
 
@@ -118,7 +141,7 @@ class ClusterSpeed:
         self._fit_both(clusters, workers)
         models = clusters["model"].to_numpy()
         self._groups = len(set(models))
-        errors = []
+        errors, whose = [], []
         folds = group_folds(models, INNER_FOLDS)
         known = set(models) if self._groups > 1 else set()
         for fold in sorted(set(folds)) if known else []:
@@ -129,16 +152,13 @@ class ClusterSpeed:
             inner._fit_both(clusters[~out], rest)
             held = clusters[out]
             measured = held["measured"].to_numpy(float)
-            given = np.log(measured / inner._point(held, _series_alone(held)))
-            scratch = np.log(measured / inner._point(held, inner._alone(held)))
+            given = np.log(measured / inner.contention.speed(held, _series_alone(held)))
+            scratch = np.log(measured / inner.contention.speed(held, inner._alone(held)))
             errors.append(np.column_stack([given, scratch]))
-        # Series that came near the servers' capacity tell it; without any, the prior of its costs is all there is.
-        reached = pd.Series(self._busy(clusters, _series_alone(clusters)))
-        series = (
-            reached.groupby([clusters["model"].to_numpy(), clusters["accelerator"].to_numpy()]).max().sum()
-        )
-        self._cap_sigma = float(1 / np.sqrt(1 / CAP_SIGMA**2 + series / NOISE**2))
+            whose.append(models[out])
+        self._cap_sigma = self.contention.capacity_sigma(clusters, _series_alone(clusters))
         self._errors = np.concatenate(errors) if errors else np.full((1, 2), np.log(1.5))
+        self._weights = group_weights(np.concatenate(whose) if whose else np.zeros(1))
         if self._groups < 10:
             self.notes.append(
                 f"clusters were measured with {self._groups} models only: the interval is widened; measure more models"
@@ -149,25 +169,19 @@ class ClusterSpeed:
         """Give (n, 3) low, predicted, high steps/s; `alone` (n,) is a worker's own speed where it was measured."""
         one = 1.0 / self.workers.predict(rows)[:, ::-1]
         single = one[:, 1] if alone is None else alone
-        mean = self._point(rows, single)
+        mean = self.contention.speed(rows, single)
         errors = np.abs(self._errors[:, 1 if alone is None else 0])
-        half = np.full(
-            len(rows), group_quantile(errors, 0.9, self._groups) * little_data_factor(self._groups)
-        )
+        wide = group_quantile(errors, 0.9, self._groups, self._weights) * little_data_factor(self._groups)
+        half = np.full(len(rows), wide)
         if self._groups < FEW_GROUPS:
-            half = np.maximum(half, least_spread(errors, self._groups))
-        busy = self._busy(rows, single)
+            half = np.maximum(half, least_spread(errors, self._groups, weight=self._weights))
+        hangs = self.contention.busy(rows, single)
         if (
             alone is None
         ):  # a worker's own speed may be carried over, and is then less sure than what was left out
-            half = np.maximum(half, (1 - busy) * np.log(one[:, 2] / one[:, 0]) / 2)
-        half = np.hypot(half, busy * Z90 * self._cap_sigma)
+            half = np.maximum(half, (1 - hangs) * np.log(one[:, 2] / one[:, 0]) / 2)
+        half = np.hypot(half, hangs * Z90 * self._cap_sigma)
         return np.column_stack([mean * np.exp(-half), mean, mean * np.exp(half)])
-
-    def _busy(self, rows: pd.DataFrame, alone: Floats) -> Floats:
-        """(n,) how much the speed hangs on the servers' capacity: 0 far below it, 1 at it."""
-        ratio = self._point(rows, alone) / (rows["num_workers"].to_numpy(float) * alone)
-        return np.asarray(np.clip(1 - ratio**self.contention.sharpness, 0.0, 1.0))
 
     def _fit_both(self, clusters: pd.DataFrame, workers: pd.DataFrame | None) -> None:
         single = clusters[(clusters["num_workers"] == 1).to_numpy()]
@@ -182,13 +196,6 @@ class ClusterSpeed:
 
     def _alone(self, rows: pd.DataFrame) -> Floats:
         return np.asarray(1.0 / self.workers.predict(rows)[:, 1])
-
-    def _point(self, rows: pd.DataFrame, alone: Floats) -> Floats:
-        out = np.empty(len(rows))
-        for i, (_, row) in enumerate(rows.iterrows()):
-            ps = self.contention.of(ModelFeatures(row["flops"], row["params"], row["num_tensors"]))
-            out[i] = cluster_throughput([[row["num_workers"]]], [1.0 / alone[i]], [1], ps, row["num_ps"])[0]
-        return out
 
 
 def alone_speeds(rows: pd.DataFrame) -> Floats | None:

@@ -26,6 +26,7 @@ __all__ = ["Measurement", "WorkerSpeed", "features_matrix"]
 Floats = NDArray[np.float64]
 
 OWN_FIT = 6  # models measured on an accelerator, from which on it is fitted by itself
+FEW_FORMS = 3  # fewer models do not tell the terms of a step apart: constant and work are all there is
 REPEAT_NOISE = 0.05  # relative spread of a repeated measurement, until it is measured
 Z90 = 1.6449  # a normal 90 % interval is this many standard deviations to each side
 
@@ -99,6 +100,7 @@ class WorkerSpeed:
     notes: list[str] = field(default_factory=list, init=False)
     _fits: dict[str, GroupConformalRegressor] = field(default_factory=dict, init=False, repr=False)
     _factors: dict[str, tuple[float, float, int]] = field(default_factory=dict, init=False, repr=False)
+    _measured_work: dict[str, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
     _stale: bool = field(default=False, init=False, repr=False)
 
     def fit(self, rows: pd.DataFrame) -> Self:
@@ -176,20 +178,26 @@ class WorkerSpeed:
         return np.asarray(0.5 ** ((at.max() - at) / self.half_life))
 
     def _refit(self) -> None:
-        self._stale, self.notes, self._fits, self._factors = False, [], {}, {}
+        self._stale, self.notes, self._fits, self._factors, self._measured_work = False, [], {}, {}, {}
         rows, weights = self.rows, self._weights()
         rows["accelerator"] = [self.catalogue.find(name).name for name in rows["accelerator"]]
         X, y = self._matrix(rows), 1.0 / rows["measured"].to_numpy(float)
         models = rows["model"].astype(str).to_numpy()
         names = rows["accelerator"].to_numpy()
         known = {name: len(set(models[names == name])) for name in sorted(set(names))}
-        # Accelerators with rows enough fit by themselves; if there are none, the best known one has to do.
-        own = [n for n, k in known.items() if k >= OWN_FIT] or [max(known, key=lambda n: known[n])]
+        # Accelerators with rows enough fit by themselves; if there are none, the best known one has to do: the one
+        # with most models, and of equals the one where most kinds of steps were measured.
+        kinds = {name: len(np.unique(X[names == name, WORK])) for name in known}
+        own = [n for n, k in known.items() if k >= OWN_FIT] or [
+            max(known, key=lambda n: (known[n], kinds[n]))
+        ]
         for name in own:
             at = names == name
             self._fits[name] = GroupConformalRegressor(_candidates(X[at], known[name])).fit(
                 X[at], y[at], groups=models[at], sample_weight=weights[at]
             )
+            if known[name] < FEW_FORMS:
+                self._measured_work[name] = (float(X[at, WORK].min()), float(X[at, WORK].max()))
         for name in (n for n in known if n not in own):
             at = names == name
             prior, sigma = self._carried(name, X[at])
@@ -211,20 +219,41 @@ class WorkerSpeed:
     def _noise(self) -> float:
         """Relative spread of the fits on unseen models, one standard deviation."""
         residuals = np.concatenate([f.residuals_ for f in self._fits.values()])
-        return float(np.sqrt(np.mean(residuals**2))) if len(residuals) > 1 else 0.3
+        weights = np.concatenate([f.group_weight_ for f in self._fits.values()])
+        return float(np.sqrt(np.average(residuals**2, weights=weights))) if len(residuals) > 1 else 0.3
+
+    def _interval(self, name: str, X: Floats) -> Floats:
+        """(n, 3) of an accelerator's own fit, wider where the work is unlike what was measured of few models.
+
+        A step is a constant and a part that grows with the work; how large that part is, is known no better than the
+        measurements differ in work. Of one batch size nothing is known, and the fit takes half for it: all of the
+        step may grow with the work, or nothing.
+        """
+        found = self._fits[name].predict_interval(X)
+        if name in self._measured_work:
+            least, most = self._measured_work[name]
+            unknown = min(1.0, np.sqrt(2) * REPEAT_NOISE / max(np.log(most / least), 1e-9))
+            ratio = X[:, WORK] / np.clip(X[:, WORK], least, most)
+            half = (1 + ratio) / 2
+            found[:, 0] *= (np.minimum(ratio, 1.0) / half) ** unknown
+            found[:, 2] *= (np.maximum(ratio, 1.0) / half) ** unknown
+        return np.asarray(found)
 
     def _carried(self, name: str, X: Floats) -> tuple[Floats, float]:
         """Predictions for an accelerator from the fits of the others, and the standard deviation of carrying them."""
         ups = {source: self.catalogue.speed_up(source, name) for source in self._fits}
         nearest = min(up.sigma for up in ups.values())
         sources = [s for s, up in ups.items() if up.sigma <= 1.5 * nearest]
-        logs = [np.log(_scaled(self._fits[s], X, ups[s].arithmetic, ups[s].overhead)) for s in sources]
+        logs = [
+            np.log(_scaled(self._fits[s], X, self._interval(s, X), ups[s].arithmetic, ups[s].overhead))
+            for s in sources
+        ]
         mean = np.mean(logs, axis=0)
         return np.exp(mean), float(np.mean([ups[s].sigma for s in sources]))
 
     def _predict(self, name: str, X: Floats) -> Floats:
         if name in self._fits:
-            return np.asarray(self._fits[name].predict_interval(X))
+            return self._interval(name, X)
         prior, sigma = self._carried(name, X)
         factor, left, seen = self._factors.get(name, (0.0, sigma, 0))
         if seen == 0:
@@ -270,8 +299,8 @@ class WorkerSpeed:
 def _candidates(X: Floats, models: int) -> list[Any]:
     """Physically motivated forms, simplest first. A column that does not vary is no term of its own."""
     varies = [np.ptp(x) > 1e-9 * max(abs(x).max(), 1e-300) for x in X.T]
-    if models < 3:
-        return [RelativeNNLS(columns=(WORK,), intercept=False)]
+    if models < FEW_FORMS:
+        return [RelativeNNLS(columns=(WORK,))]
     extra = [c for c in (BATCH, FEEDING) if varies[c]]
     base = [(WORK,), (WORK, TENSORS), (WORK, PARAMETERS), (WORK, TENSORS, PARAMETERS)]
     forms = [form for form in base if all(varies[c] for c in form[1:])]
@@ -283,9 +312,10 @@ def _candidates(X: Floats, models: int) -> list[Any]:
     return [*found, PowerLaw(columns=power)] if power else found
 
 
-def _scaled(fit: GroupConformalRegressor, X: Floats, arithmetic: float, overhead: float) -> Floats:
+def _scaled(
+    fit: GroupConformalRegressor, X: Floats, interval: Floats, arithmetic: float, overhead: float
+) -> Floats:
     """Interval of a fit on another accelerator: arithmetic and overheads speed up by different ratios."""
-    interval = fit.predict_interval(X)
     best = fit.estimator_
     if isinstance(best, RelativeNNLS):
         work = X[:, WORK] * best.coef_[WORK]

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from shoal.errors import UsageError
-from shoal.sizing.predict.conformal import GroupConformalRegressor, group_quantile, little_data_factor
+from shoal.sizing.predict.conformal import (
+    GroupConformalRegressor,
+    group_quantile,
+    group_weights,
+    least_spread,
+    little_data_factor,
+)
 from shoal.sizing.predict.estimators import PowerLaw, RelativeNNLS
 
 
@@ -94,6 +100,43 @@ def test_the_interval_covers_groups_with_a_deviation_of_their_own() -> None:
     fit = GroupConformalRegressor().fit(X[train], y[train], groups=groups[train])
     low, _, high = fit.predict_interval(X[~train]).T
     assert np.mean((low <= y[~train]) & (y[~train] <= high)) == pytest.approx(0.9, abs=0.03)
+
+
+def test_a_group_with_many_rows_counts_once() -> None:
+    rng = np.random.default_rng(7)
+    groups = np.concatenate([np.zeros(400, dtype=int), np.arange(1, 25)])
+    X = rng.uniform(1, 10, (424, 1))
+    own = np.where(groups == 0, 0.0, rng.choice([-0.2, 0.2], 25)[groups])
+    y = (1 + X[:, 0]) * np.exp(own + rng.normal(0, 0.01, 424))
+    fit = GroupConformalRegressor().fit(X, y, groups=groups, sample_weight=1 / np.bincount(groups)[groups])
+    low, mean, high = fit.predict_interval(np.array([[4.0]])).T
+    # Every other model is off by a fifth: the one that was measured 400 times says nothing about the next.
+    assert np.log(mean / low)[0] > 0.15
+    assert np.log(high / mean)[0] > 0.15
+    assert least_spread(fit.residuals_, 25, weight=fit.group_weight_) > 1.5 * least_spread(fit.residuals_, 25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12), st.floats(0.05, 0.99), st.data())
+def test_a_row_told_twice_with_half_the_weight_changes_no_quantile(
+    values: list[float], p: float, data: st.DataObject
+) -> None:
+    once = np.array(values)
+    times = np.array(data.draw(st.lists(st.integers(1, 4), min_size=len(once), max_size=len(once))))
+    weight = np.repeat(1 / times, times)
+    many = group_quantile(np.repeat(once, times), p, len(once), weight)
+    plain = group_quantile(once, p, len(once))
+    # Within the values beside it: between two rows of one group there is nothing to interpolate.
+    ordered = np.sort(once)
+    at = np.searchsorted(ordered, plain - 1e-9)
+    assert ordered[max(at - 1, 0)] - 1e-6 <= many <= ordered[min(at + 1, len(once) - 1)] + 1e-6
+
+
+def test_weights_make_every_group_count_once() -> None:
+    names = np.array(["a", "a", "a", "b", "c", "c"])
+    assert group_weights(names) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1, 1 / 2, 1 / 2])
+    old = group_weights(names, np.array([2.0, 1.0, 1.0, 0.1, 0.0, 0.0]))
+    assert old == pytest.approx([1 / 2, 1 / 4, 1 / 4, 1, 1 / 2, 1 / 2])
 
 
 def test_few_groups_widen_the_interval() -> None:
