@@ -1,6 +1,7 @@
 """Who decides how many spot and on-demand workers to ask for, given what has happened so far.
 
-Each policy is one small class, called at every step for all runs at once. Only `Hindsight` knows the future.
+Each policy is one small class, called at every step for all runs at once. Only `Hindsight` knows the future. None of
+them is what the operator does: that changes no number of workers by itself, somebody or something must ask it to.
 """
 
 from __future__ import annotations
@@ -67,12 +68,19 @@ def _all(view: View, number: int) -> Ints:
     return np.full(len(view.remaining), number, dtype=np.int64)
 
 
+def _spot_beside(view: View, on_demand: Ints) -> Ints:
+    """Spot workers beside these on-demand ones; who is starting does nothing yet, so spot stays until it works."""
+    scenario = view.scenario
+    at_work = np.minimum(view.on_demand, on_demand)
+    return np.asarray(np.clip(scenario.workers - at_work, 0, scenario.most_spot))
+
+
 class SpotOnly:
     """As many spot workers as there are, however long it takes."""
 
     def __call__(self, view: View) -> tuple[Ints, Ints]:
         """All spot."""
-        return _all(view, view.scenario.workers), _all(view, 0)
+        return _all(view, view.scenario.most_spot), _all(view, 0)
 
 
 class OnDemandOnly:
@@ -94,27 +102,42 @@ class Greedy:
         if self._switched is None:
             self._switched = np.zeros(len(view.remaining), dtype=bool)
         self._switched |= view.remaining >= sure
-        spot = np.where(self._switched, 0, scenario.workers)
+        spot = np.where(self._switched, 0, scenario.most_spot)
         return spot, np.where(self._switched, scenario.most_on_demand, 0)
 
 
 class UniformProgress:
-    """Keep to the line from nothing done to all done at the deadline: on-demand tops up whenever the run is behind.
+    """Keep to the line from nothing done to all done at the deadline: on-demand tops up when the run is behind.
 
     Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines", NSDI 2024, carried over to a job whose
-    workers may be of both kinds at once.
+    workers may be of both kinds at once. As there, only who is idle is given on-demand: a worker that has spot keeps it,
+    also while it starts, and also when time gets short. Their third rule is a hysteresis: on-demand that was asked for stays until the run is so far ahead of the
+    line as two changes take (c(t) >= e(t + 2 d)), for each change is paid and trains nothing.
     """
+
+    def __init__(self) -> None:
+        self._topping_up: NDArray[np.bool_] | None = None
 
     def __call__(self, view: View) -> tuple[Ints, Ints]:
         scenario = view.scenario
+        if self._topping_up is None:
+            self._topping_up = np.zeros(len(view.remaining), dtype=bool)
         left = max(view.left, view.step)
         done = scenario.work - view.remaining
+
+        def line(seconds: float) -> float:
+            return min(seconds / scenario.deadline, 1.0) * scenario.work
+
+        behind, ahead = done < line(view.now), done >= line(view.now + 2 * view.startup)
         must = np.ceil(view.remaining / (scenario.sure_rate * left)).astype(np.int64)
-        behind = done < view.now / scenario.deadline * scenario.work
+        there = view.on_demand + view.starting
         sure = scenario.sure_rate * scenario.most_on_demand * (left - 2 * view.startup - view.step)
         danger = view.remaining >= sure
-        top_up = np.where(danger, scenario.workers, np.where(behind, must, 0)) - view.spot
-        return _all(view, scenario.workers), np.clip(top_up, 0, scenario.most_on_demand)
+        self._topping_up = danger | np.where(self._topping_up, ~ahead, behind)
+        wanted = np.where(danger, scenario.workers, must) - view.spot_there
+        on_demand = np.where(self._topping_up, np.maximum(wanted, there), 0)
+        on_demand = np.clip(on_demand, scenario.base, scenario.most_on_demand)
+        return _spot_beside(view, on_demand), on_demand
 
 
 class Shoal:
@@ -142,20 +165,19 @@ class Shoal:
         """The larger answer of both rules."""
         scenario, runs = view.scenario, len(view.remaining)
         if self._seen is None or self._idle is None or self._asked is None:
-            self._seen = np.zeros((runs, scenario.workers + 1))
+            self._seen = np.zeros((runs, scenario.most_spot + 1))
             self._seen[:, -1] = OPTIMISM * scenario.deadline
             self._idle = np.zeros(runs)
             self._asked = _all(view, 0)  # nothing was asked for yet: spot may have everything
         # Who has all that was asked for might have had more.
-        could = np.where(view.spot_there >= self._asked, scenario.workers, view.spot_there)
+        could = np.where(view.spot_there >= self._asked, scenario.most_spot, view.spot_there)
         self._seen[np.arange(runs), could] += view.step
         there = view.on_demand + view.starting
         wanted = np.maximum(self._safe(view), self._expected(view, self._seen, could))
         self._idle = np.where(wanted < there, self._idle + view.step, 0.0)
         keep = (wanted < there) & (self._idle < view.startup + view.step)
-        on_demand = np.clip(np.where(keep, there, wanted), 0, scenario.most_on_demand)
-        # A worker that is starting does nothing yet: spot stays until it works.
-        self._asked = np.maximum(scenario.workers - np.minimum(view.on_demand, on_demand), 0)
+        on_demand = np.clip(np.where(keep, there, wanted), scenario.base, scenario.most_on_demand)
+        self._asked = _spot_beside(view, on_demand)
         return self._asked, on_demand
 
     @staticmethod
@@ -181,6 +203,8 @@ class Shoal:
         """On-demand workers that fill spot's valleys to the lowest level that is enough on average."""
         scenario = view.scenario
         share = seen / seen.sum(axis=1, keepdims=True)
+        # Levels above what spot can be are filled by on-demand alone.
+        share = np.pad(share, ((0, 0), (0, scenario.workers + 1 - share.shape[1])))
         level = np.arange(scenario.workers + 1)
         below = np.cumsum(share, axis=1)
         above = (share * level).sum(axis=1, keepdims=True) - np.cumsum(share * level, axis=1)
@@ -203,8 +227,10 @@ class Hindsight:
         scenario = view.scenario
         whole = max(scenario.deadline - view.startup - view.step, view.step)
         number = np.ceil(self._missing / (scenario.sure_rate * whole) - 1e-9).astype(np.int64)
-        on_demand = np.where(view.on_demand_work < self._missing, number, 0)
-        return _all(view, scenario.workers), np.minimum(on_demand, scenario.most_on_demand)
+        # What is missing is missing beside the on-demand workers that there always are.
+        bought = view.on_demand_work - scenario.base * scenario.sure_rate * view.now
+        on_demand = scenario.base + np.where(bought < self._missing, number, 0)
+        return _all(view, scenario.most_spot), np.minimum(on_demand, scenario.most_on_demand)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {

@@ -2,7 +2,8 @@
 
 What is modelled: a worker asked for takes its pool's start-up time and is paid from the start; a lost worker loses no
 progress (the parameter servers hold it); which nodes of the pool the job has is chance, so how many of them are lost is
-hypergeometric; workers at work are lost before those that are starting, the worse of both.
+hypergeometric; workers at work are lost before those that are starting, the worse of both. Whatever a policy wants, it
+gets no more than the pools hold, and no less on-demand than the job always has.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ def replay(
             on_demand_work=own_done,
         )
         want_spot, want_own = policy(view)
-        spot.ask(np.minimum(want_spot, nodes))
-        own.ask(np.minimum(want_own, scenario.most_on_demand))
+        spot.ask(np.minimum(np.minimum(want_spot, nodes), scenario.most_spot))
+        own.ask(np.clip(want_own, scenario.base, scenario.most_on_demand))
         speed = scenario.speeds[spot.working, own.working]
         gain = speed * step
         part = np.divide(scenario.work - done, gain, out=np.full(runs, np.inf), where=gain > 0)

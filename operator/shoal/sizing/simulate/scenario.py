@@ -30,9 +30,19 @@ class Scenario:
     deadline: float
 
     @property
+    def most_spot(self) -> int:
+        """Spot workers that can be had: what the pool holds, beside the on-demand workers that there always are."""
+        return min(self.workers - self.base, self.spot.limit)
+
+    @property
     def most_on_demand(self) -> int:
         """On-demand workers that can be had."""
         return min(self.workers, self.on_demand.limit)
+
+    @property
+    def base(self) -> int:
+        """On-demand workers that there always are."""
+        return min(self.problem.min_on_demand, self.workers)
 
     @cached_property
     def speeds(self) -> Floats:
@@ -69,14 +79,8 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
 
     `slack` is the deadline over the time that the job takes on on-demand workers alone.
     """
-    spot = _best([pool for pool in problem.pools if pool.spot and pool.limit])
-    on_demand = _best([pool for pool in problem.pools if not pool.spot and pool.limit])
-    if spot is None or on_demand is None:
-        kind = "spot" if spot is None else "on-demand"
-        raise UsageError(
-            f"the simulation needs a spot and an on-demand pool, and no {kind} pool is given: add one"
-        )
-    number = workers or problem.max_workers or spot.limit
+    spot, on_demand = _pair(problem)
+    number = min(workers or problem.max_workers or spot.limit, spot.limit + on_demand.limit)
     most = min(number, on_demand.limit)
     count = _servers(problem, spot, on_demand, number, most)
     steps = float(problem.work.iterations(np.array([float(spot.batch)]), np.array([float(number)]))[0])
@@ -103,9 +107,37 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
     return Scenario(problem, spot, on_demand, number, count, steps, deadline)
 
 
-def _best(pools: list[Pool]) -> Pool | None:
-    """The pool with the lowest price for its speed."""
-    return min(pools, key=lambda pool: pool.price * pool.step_seconds / pool.batch, default=None)
+def _pair(problem: Problem) -> tuple[Pool, Pool]:
+    """The spot and the on-demand pool with the lowest price for their speed, in one zone if that is asked for."""
+    least = max(problem.min_on_demand, 1)
+    every = {
+        True: [pool for pool in problem.pools if pool.spot and pool.limit],
+        False: [pool for pool in problem.pools if not pool.spot and pool.limit >= least],
+    }
+    for spot, pools in every.items():
+        if not pools:
+            kind = "spot" if spot else "on-demand" if least == 1 else f"on-demand (of {least} nodes or more)"
+            raise UsageError(
+                f"the simulation needs a spot and an on-demand pool, and no {kind} pool is given: add one"
+            )
+    home = problem.servers.zone
+    pairs = [
+        (spot, own)
+        for spot in every[True]
+        for own in every[False]
+        if problem.zone_policy != "Same" or len({spot.zone, own.zone, home or ""} - {""}) <= 1
+    ]
+    if not pairs:
+        raise UsageError(
+            "with zonePolicy Same the simulation needs a spot and an on-demand pool in one zone"
+            f"{f', that of the parameter servers ({home})' if home else ''}: add one, or choose another zonePolicy"
+        )
+    return min(pairs, key=lambda pair: [_price(pool) for pool in pair])
+
+
+def _price(pool: Pool) -> float:
+    """For its speed."""
+    return pool.price * pool.step_seconds / pool.batch
 
 
 def _servers(problem: Problem, spot: Pool, on_demand: Pool, workers: int, most: int) -> int:

@@ -21,6 +21,7 @@ __all__ = ["Outcome", "Result", "explain", "run"]
 Stats = dict[str, float | None]
 POINTS = 120  # of workers over time
 ORACLE = "oracle"
+SAME = 0.005  # costs nearer to each other than this part are called the same
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,18 @@ def explain(result: Result, currency: str = "$") -> str:
         f"{result.runs:,} runs of up to {scenario.workers} workers from {scenario.spot.name} and "
         f"{scenario.on_demand.name} through {where}, to a deadline of {duration(scenario.deadline)} "
         f"({result.slack:.2f} times what on-demand nodes alone take).",
-        f"Shoal kept {_share(ours.kept)} of the deadlines for {_price(ours, currency)} on average: "
-        f"{_compare(ours, on_demand)} on-demand nodes only, {_compare(ours, uniform)} uniform progress.",
+        f"The policy shoal, which the operator does not carry out by itself, kept {_share(ours.kept)} of the deadlines "
+        f"for {_price(ours, currency)} on average: {_compare(ours, on_demand)} on-demand nodes only, "
+        f"{_compare(ours, uniform)} uniform progress, which kept {_share(uniform.kept)}.",
     ]
+    cheaper = [
+        o
+        for o in result.outcomes
+        if o.name not in ("shoal", ORACLE) and o.kept >= ours.kept and _less(o, ours)
+    ]
+    if cheaper:
+        best = min(cheaper, key=_mean)
+        sentences.append(f"Cheaper and as often in time was here {best.name}, for {_price(best, currency)}.")
     if spot.kept < 1:
         sentences.append(
             f"With spot nodes only, {_share(1 - spot.kept)} of the runs would have been late"
@@ -187,15 +197,24 @@ def _share(part: float) -> str:
     return "all" if part == 1 else f"{part:.1%}"
 
 
+def _mean(outcome: Outcome) -> float:
+    return outcome.cost["mean"] or 0.0
+
+
 def _price(outcome: Outcome, currency: str) -> str:
-    return money(outcome.cost["mean"] or 0.0, currency)
+    return money(_mean(outcome), currency)
+
+
+def _less(one: Outcome, other: Outcome) -> bool:
+    """By more than what is called the same."""
+    return _mean(one) < _mean(other) * (1 - SAME)
 
 
 def _compare(ours: Outcome, other: Outcome) -> str:
-    mine, theirs = ours.cost["mean"] or 0.0, other.cost["mean"] or 0.0
+    mine, theirs = _mean(ours), _mean(other)
     if theirs <= 0:
         return "next to"
     change = mine / theirs - 1
-    if abs(change) < 0.005:
+    if abs(change) < SAME:
         return "the same as"
     return f"{abs(change):.0%} {'less' if change < 0 else 'more'} than"

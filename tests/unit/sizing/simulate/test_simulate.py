@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from shoal.errors import UsageError
 from shoal.sizing.plan import Pool, Problem, Servers, StepWork
 from shoal.sizing.simulate.measured import with_trace
+from shoal.sizing.simulate.policies import UniformProgress, View
 from shoal.sizing.simulate.scenario import Scenario, scenario_of
 from shoal.sizing.simulate.summary import explain, run
 from shoal.sizing.simulate.traces import Trace, read_trace
@@ -61,6 +64,16 @@ def test_no_deadline_is_missed_whatever_spot_does(tmp_path: Path, nodes: list[in
     assert result.outcome("shoal").kept == 1
     assert result.outcome("spot only").kept < 1
     assert "would have been late" in explain(result)
+    assert "which the operator does not carry out by itself" in explain(result)
+
+
+def test_a_policy_that_is_cheaper_and_as_sure_is_named(tmp_path: Path) -> None:
+    result = run(scenario(1, 1.3), [counts(tmp_path, [32] * 100)], runs=5)
+    assert "Cheaper" not in explain(result)
+    ours = result.outcome("shoal")
+    dear = replace(ours, cost={**ours.cost, "mean": 1.1 * (ours.cost["mean"] or 0)})
+    others = tuple(dear if o is ours else o for o in result.outcomes)
+    assert "Cheaper and as often in time was here" in explain(replace(result, outcomes=others))
 
 
 def test_plenty_of_spot_costs_what_spot_costs(tmp_path: Path) -> None:
@@ -120,6 +133,84 @@ def test_a_bad_trace_says_what_to_change(tmp_path: Path, text: str, says: str) -
     path.write_text(text)
     with pytest.raises(UsageError, match=says):
         read_trace(path)
+
+
+def pools() -> tuple[Pool, Pool]:
+    spot, steady = scenario(1, 1.3).problem.pools
+    return spot, steady
+
+
+def test_no_policy_has_more_of_a_pool_than_it_holds(tmp_path: Path) -> None:
+    spot, steady = pools()
+    limited = replace(
+        scenario(1, 1.3).problem, pools=(replace(spot, limit=4), replace(steady, limit=10)), max_workers=16
+    )
+    small = scenario_of(limited, slack=1.3)
+    assert (small.workers, small.most_spot, small.most_on_demand) == (14, 4, 10)
+    result = run(small, [counts(tmp_path, [32] * 100)], runs=20)
+    assert max(result.outcome("spot only").workers_over_time) == 4
+    assert result.outcome("on-demand only").kept == 1
+    assert result.outcome("shoal").kept == 1
+    for outcome in result.outcomes:
+        assert max(outcome.workers_over_time) <= 14
+
+
+def test_some_workers_are_on_demand_whatever_a_policy_wants(tmp_path: Path) -> None:
+    problem = replace(scenario(1, 1.5).problem, min_on_demand=3)
+    result = run(scenario_of(problem, slack=1.5), [counts(tmp_path, [32] * 100)], runs=10)
+    spot = result.outcome("spot only")
+    assert spot.on_demand_share == pytest.approx(3 / WORKERS, abs=0.01)
+    assert max(spot.workers_over_time) == WORKERS
+    assert result.outcome("shoal").cost == spot.cost
+    with pytest.raises(UsageError, match="of 33 nodes or more"):
+        spot_pool, steady = pools()
+        split = (spot_pool, steady, replace(steady, name="more"))
+        scenario_of(replace(problem, pools=split, min_on_demand=33, max_workers=64), slack=1.5)
+
+
+def test_workers_are_simulated_in_one_zone_if_asked() -> None:
+    spot, steady = pools()
+    far = replace(spot, name="far", zone="b", price=0.1), replace(steady, name="far too", zone="c", price=1.0)
+    near = replace(spot, zone="a"), replace(steady, zone="a")
+    anywhere = replace(scenario(1, 1.3).problem, pools=(*far, *near))
+    found = scenario_of(anywhere, slack=1.3)
+    assert (found.spot.name, found.on_demand.name) == ("far", "far too")
+    same = scenario_of(replace(anywhere, zone_policy="Same"), slack=1.3)
+    assert (same.spot.name, same.on_demand.name) == ("spot", "steady")
+    with pytest.raises(UsageError, match="in one zone"):
+        scenario_of(replace(anywhere, pools=far, zone_policy="Same"), slack=1.3)
+    elsewhere = replace(anywhere.servers, zone="b")
+    with pytest.raises(UsageError, match=r"that of the parameter servers \(b\)"):
+        scenario_of(replace(anywhere, zone_policy="Same", servers=elsewhere), slack=1.3)
+
+
+def view(now: float, done: float, on_demand: int = 0, starting: int = 0, spot: int = 0) -> View:
+    of = scenario(2, 1.5)
+
+    def one(number: int) -> Any:
+        return np.array([number])
+
+    return View(
+        scenario=of, now=now * of.deadline, step=30.0, remaining=np.array([(1 - done) * of.work]), spot=one(spot),
+        on_demand=one(on_demand), starting=one(starting), starting_wait=np.zeros(1), spot_there=one(spot),
+        startup=180.0, on_demand_work=np.zeros(1),
+    )  # fmt: skip
+
+
+def test_uniform_progress_stays_on_demand_until_it_is_two_changes_ahead() -> None:
+    policy = UniformProgress()
+    assert policy(view(0.2, done=0.21))[1] == 0
+    asked = int(policy(view(0.3, done=0.29))[1][0])
+    assert asked > 0
+    # While they start, and when the run is just on the line again, they stay.
+    assert policy(view(0.31, done=0.30, starting=asked))[1] >= asked
+    assert policy(view(0.4, done=0.401, on_demand=asked))[1] >= asked
+    ahead = 2 * 180 / scenario(2, 1.5).deadline
+    assert policy(view(0.4, done=0.4 + ahead - 0.001, on_demand=asked))[1] >= asked
+    assert policy(view(0.4, done=0.4 + ahead + 0.001, on_demand=asked))[1] == 0
+    # Both kinds together are never more workers than the job has.
+    spot, own = policy(view(0.5, done=0.1, on_demand=WORKERS, spot=2))
+    assert spot + min(own, WORKERS) <= WORKERS
 
 
 def test_a_trace_measures_a_pool() -> None:
