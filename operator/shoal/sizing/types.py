@@ -41,7 +41,8 @@ class Interval:
 class ModelFeatures:
     """What a speed depends on in a model.
 
-    `flops_per_sample` counts two operations for a multiply-add, forward pass only; `tensors` is the number of
+    `flops_per_sample` counts two operations for a multiply-add, forward pass only, unless what it is compared with was
+    counted otherwise (CM-DARE's tables count a whole training step, three times as much); `tensors` is the number of
     variables that are exchanged with the parameter servers.
     """
 

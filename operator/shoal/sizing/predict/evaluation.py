@@ -149,12 +149,16 @@ def evaluate(
     test: Path | None = None,
     new_accelerator: str | None = None,
 ) -> Evaluation:
-    """Evaluate on a test file, on an accelerator that is not fitted, or else by leaving one model out at a time."""
+    """Evaluate on a test file, on an accelerator that is not fitted, or else by leaving one model out at a time.
+
+    What is measured on the rows of a model that was fitted is memory: a note says of how many rows that holds.
+    """
     rows = tables.load(train, target, models, catalogue)
     _enough(rows, train)
     held = tables.load(test, target, models, catalogue) if test is not None else None
     predictor: Predictor
     notes: list[str] = []
+    remembered = [] if held is None else _remembered(rows, held)
     if target == "cluster-speed":
         predictor, rows, held, notes = _cluster(
             rows, held, models, catalogue, test is None and new_accelerator is None
@@ -189,7 +193,9 @@ def evaluate(
         predicted = predicted.assign(accelerator="any")
     columns = ["model", "accelerator", "measured", "predicted", "low", "high"]
     return Evaluation(
-        target, predicted[columns].reset_index(drop=True), tuple(dict.fromkeys([*notes, *more]))
+        target,
+        predicted[columns].reset_index(drop=True),
+        tuple(dict.fromkeys([*remembered, *notes, *more])),
     )
 
 
@@ -222,6 +228,17 @@ def _cluster(
     if workers is not None:
         predictor._never_clustered = set(workers["model"]) - set(rows["model"])
     return predictor, rows, held, notes
+
+
+def _remembered(fitted: pd.DataFrame, held: pd.DataFrame) -> list[str]:
+    """A note on the test rows whose model is among the fitted ones."""
+    known = int(held["model"].isin(set(fitted["model"])).sum())
+    if not known:
+        return []
+    return [
+        f"{known} of {len(held)} rows are of models that were fitted: of those this is memory, not prediction; "
+        "test with models that --train does not have, or use --leave-one-model-out"
+    ]
 
 
 def _with(rows: pd.DataFrame, predicted: Floats) -> pd.DataFrame:

@@ -50,7 +50,11 @@ class Published:
         return self
 
     def predict(self, rows: pd.DataFrame) -> Floats:
-        """Give (n, 3); low and high are nan. A negative time, which nothing forbids here, counts as nearly none."""
+        """Give (n, 3); low and high are nan.
+
+        Nothing forbids a negative time here: less than 1 % of the shortest one that was fitted counts as that 1 %,
+        which is a speed far too high and no better than the negative time it stands for. The report says so.
+        """
         times = np.empty(len(rows))
         for name, at in self._parts(rows).items():
             times[at] = np.maximum(self._fits[name].predict(self.features(rows[at])), self._least)
@@ -91,14 +95,17 @@ def worker_regressors(catalogue: Catalogue) -> dict[str, Published]:
 
 
 def _svr(**options: Any) -> Any:
-    """A support vector regression with C and epsilon by cross-validation, at the ends of what the authors searched."""
+    """A step time's support vector regression: C and epsilon by cross-validation, at the ends of the authors' grid."""
     grid = {"svr__C": [10, 100], "svr__epsilon": [0.01, 0.1]}
     pipeline = make_pipeline(MinMaxScaler(), SVR(gamma="auto", **options))
     return GridSearchCV(pipeline, grid, cv=5, scoring="neg_mean_absolute_error")
 
 
 def checkpoint_regressors() -> dict[str, Published]:
-    """The two regressors of a checkpoint's time by its size (or the parameters, where no size is known)."""
+    """The two regressors of a checkpoint's time by its size (or the parameters, where no size is known).
+
+    C and epsilon are those that the authors found; they are not searched for again.
+    """
 
     def size(rows: pd.DataFrame) -> Floats:
         return np.asarray(rows[["ckpt_mb" if "ckpt_mb" in rows else "params"]].to_numpy(float))

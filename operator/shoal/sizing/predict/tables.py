@@ -157,7 +157,8 @@ def _column(
         if column is ACCELERATOR:
             return _names(frame[found[0]], found[0], path)
         values = frame[found[0]]
-        joined = _joined(column, tables, model, path) if values.isna().any() else None
+        empty = values.isna()
+        joined = _joined(column, tables, model[empty], path) if empty.any() else None
         if joined is None:
             return _positive(values, found[0], path) * found[1]
         return _positive(values.fillna(joined / found[1]), found[0], path) * found[1]
@@ -165,28 +166,35 @@ def _column(
 
 
 def _joined(column: Column, tables: Iterable[pd.DataFrame], model: pd.Series, path: Path) -> pd.Series | None:
-    """The column's values for every row's model from the first file of `tables` that has the column."""
+    """The column's values for every row's model, each from the first file of `tables` that has it.
+
+    None: the column is in none of them, or is optional and not known of every model.
+    """
+    joined = pd.Series(np.nan, index=model.index, dtype=float)
+    asked = []
     for table in tables:
         found = column.within(table)
         if found is None or "model" not in table.columns:
             continue
         origin = Path(table.attrs["path"])
-        values = _positive(table[found[0]], found[0], origin) * found[1]
-        by_model = values.groupby(table["model"].astype(str).str.strip()).agg(["first", "nunique"])
+        values = _positive(table[found[0]].dropna(), found[0], origin) * found[1]
+        names = table.loc[values.index, "model"].astype(str).str.strip()
+        by_model = values.groupby(names).agg(["first", "nunique"])
         if (by_model["nunique"] > 1).any():
             if column in _OPTIONAL:
                 continue  # not a property of the model
             name = by_model.index[by_model["nunique"] > 1][0]
             raise UsageError(f"{origin} gives several {found[0]} for the model {name}: keep one")
-        joined = model.map(by_model["first"])
-        if joined.isna().any() and column in _OPTIONAL:
-            continue
-        if joined.isna().any():
-            raise UsageError(
-                f"{origin} has no row for the model {model[joined.isna()].iloc[0]} of {path}: add it"
-            )
-        return joined
-    return None
+        asked.append(str(origin))
+        joined = joined.fillna(model.map(by_model["first"]))
+        if not joined.isna().any():
+            return joined
+    if not asked or column in _OPTIONAL:
+        return None
+    raise UsageError(
+        f"{' and '.join(asked)} {'has' if len(asked) == 1 else 'have'} no row for the model "
+        f"{model[joined.isna()].iloc[0]} of {path} with a {column.name}: add it"
+    )
 
 
 def _names(values: pd.Series, name: str, path: Path) -> pd.Series:
@@ -201,7 +209,7 @@ def _positive(values: pd.Series, name: str, path: Path) -> pd.Series:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise UsageError(
-            f"{path} line {row + 2}: {name} is {values.iloc[row]}; it must be a number greater than 0: "
-            "correct it or remove the row"
+            f"{path} line {int(values.index[row]) + 2}: {name} is {values.iloc[row]}; it must be a number greater "
+            "than 0: correct it or remove the row"
         )
     return numbers

@@ -107,6 +107,33 @@ def test_a_test_file_and_the_table_for_people(tmp_path: Path) -> None:
     ]
 
 
+def test_what_was_fitted_is_remembered_and_that_is_said(tmp_path: Path) -> None:
+    rows = pd.read_csv(WORKERS)
+    known = rows["model"].isin(rows["model"].unique()[:13])
+    rows[known].to_csv(tmp_path / "train.csv", index=False)
+    rows[~known].to_csv(tmp_path / "new.csv", index=False)
+    seen = " ".join(of_workers("--train", tmp_path / "train.csv", "--test", WORKERS)["notes"])
+    assert "26 of 32 rows are of models that were fitted: of those this is memory" in seen
+    new = of_workers("--train", tmp_path / "train.csv", "--test", tmp_path / "new.csv")
+    assert "memory" not in " ".join(new["notes"])
+
+
+def test_features_come_from_the_first_file_that_has_the_model(tmp_path: Path) -> None:
+    models = pd.read_csv(MODELS)
+    models[:9].assign(params=np.where(models.index[:9] == 3, np.nan, models["params"][:9])).to_csv(
+        tmp_path / "a.csv", index=False
+    )
+    models[3:].to_csv(tmp_path / "b.csv", index=False)
+    pd.read_csv(WORKERS)[["model", "gpu", "step_time_mean_s"]].to_csv(tmp_path / "rows.csv", index=False)
+    common = ("--train", tmp_path / "rows.csv", "--leave-one-model-out")
+    parts = of_workers(*common, "--models", tmp_path / "a.csv", "--models", tmp_path / "b.csv")
+    assert parts["rows"] == of_workers(*common, "--models", MODELS)["rows"]
+    said = run(
+        "--target", "worker-speed", *common, "--models", tmp_path / "a.csv", "--models", tmp_path / "a.csv", code=2
+    )  # fmt: skip
+    assert "have no row for the model" in " ".join(said.split())
+
+
 def synthetic(seed: int, models: int = 260) -> pd.DataFrame:
     """Two accelerators, batches of several sizes, a deviation of each model's own, noise."""
     rng = np.random.default_rng(seed)
