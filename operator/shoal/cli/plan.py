@@ -13,7 +13,10 @@ import click
 
 from shoal.errors import UsageError
 
-__all__ = ["plan", "simulate"]
+__all__ = ["NO_PLAN", "plan", "simulate"]
+
+NO_PLAN = 3
+"""Exit code of `shoal plan` where no plan keeps the limits: a pipeline must not go on with the one that is shown."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path)
@@ -51,7 +54,7 @@ class _Numbers(click.ParamType[list[float]]):
     type=click.Choice(["shoal", "spotdnn"]),
     default="shoal",
     show_default=True,
-    help="Model of time and cost: Shoal's own, or spotDNN's published formulas (with --workload).",
+    help="Model of time and cost: Shoal's own, or that of spotDNN's published code (with --workload).",
 )
 @click.option("--deadline", type=float, help="Seconds from now. With -f it wins over the job's.")
 @click.option("--budget", type=float, help="Most that the run may cost. With -f it wins over the job's.")
@@ -71,9 +74,7 @@ class _Numbers(click.ParamType[list[float]]):
 @click.option(
     "--max-servers",
     type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="The most parameter servers, with --workload.",
+    help="The most parameter servers.  [default: 1 with --workload; with -f the limit of their pool, 8 at most]",
 )
 @click.option(
     "--trace",
@@ -98,7 +99,7 @@ def plan(
     confidence: float | None,
     limits: list[int] | None,
     prices: list[float] | None,
-    max_servers: int,
+    max_servers: int | None,
     traces: Sequence[str],
     plot: Path | None,
     currency: str,
@@ -108,6 +109,9 @@ def plan(
 
     Either from a TrainingJob, CapacityPools and SpeedProfiles (-f, --pools, --profiles), or from a workload in
     spotDNN's form (--workload, --pools, --deadline, --loss). docs/planning.md explains the files and the formulas.
+
+    Exit code: 0 with a plan; 3 if no plan keeps deadline and budget, then the fastest one is shown; 2 for input that is
+    not understood.
     """
     if (job_file is None) == (workload is None):
         raise UsageError("give either -f with a TrainingJob or --workload, not both and not neither")
@@ -117,7 +121,9 @@ def plan(
     wishes = {"deadline": deadline, "budget": budget, "prefer": prefer, "confidence": confidence}
     if workload is not None:
         _refuse("with --workload", {"--profiles": profiles})
-        answer = _plan_workload(workload, pools, model, wishes, loss, limits, prices, max_servers, traces)
+        answer = _plan_workload(
+            workload, pools, model, wishes, loss, limits, prices, max_servers or 1, traces
+        )
     else:
         _refuse(
             "with -f",
@@ -129,7 +135,7 @@ def plan(
             },
         )
         assert job_file is not None
-        problem = _with_traces(_problem(job_file, pools, profiles, wishes), traces)
+        problem = _with_traces(_problem(job_file, pools, profiles, wishes, max_servers=max_servers), traces)
         answer = planner.plan(problem)
     reason = explain(answer, currency)
     if plot is not None:
@@ -138,10 +144,12 @@ def plan(
         plots.write_front(answer, plot, currency)
     if as_json:
         click.echo(json.dumps(answer.as_json(reason), indent=1, allow_nan=False))
-        return
-    from shoal.cli import views
+    else:
+        from shoal.cli import views
 
-    views.show_plan(answer, reason, currency)
+        views.show_plan(answer, reason, currency)
+    if not answer.feasible:
+        click.get_current_context().exit(NO_PLAN)
 
 
 @click.command()
@@ -253,7 +261,13 @@ def _plan_workload(
 
 
 def _problem(
-    job: Path, pools: Path, profiles: Path | None, wishes: dict[str, Any], *, jobs_deadline: bool = True
+    job: Path,
+    pools: Path,
+    profiles: Path | None,
+    wishes: dict[str, Any],
+    *,
+    jobs_deadline: bool = True,
+    max_servers: int | None = None,
 ) -> Any:
     """The problem of three files, with the command line's wishes in place of the job's."""
     from shoal.sizing.plan.assemble import problem_of, seconds_left
@@ -265,7 +279,13 @@ def _problem(
     deadline = wishes["deadline"]
     if deadline is None and jobs_deadline:
         deadline = seconds_left(described, datetime.now(UTC))
-    problem = problem_of(described, read_pools(pools), read_profile(profiles, described), deadline=deadline)
+    problem = problem_of(
+        described,
+        read_pools(pools),
+        read_profile(profiles, described),
+        deadline=deadline,
+        max_servers=max_servers,
+    )
     given = {name: value for name, value in wishes.items() if value is not None}
     return dataclasses.replace(problem, objective=dataclasses.replace(problem.objective, **given))
 

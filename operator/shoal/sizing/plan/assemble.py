@@ -34,17 +34,25 @@ def problem_of(
     profile: SpeedProfile,
     *,
     deadline: float | None,
+    max_servers: int | None = None,
     sheets: Catalogue | None = None,
 ) -> Problem:
     """Say what the three resources ask of the planner. The units are explained in docs/planning.md.
 
-    `deadline`: in s from now; what the job says is `seconds_left`.
+    `deadline`: in s from now; what the job says is `seconds_left`. `max_servers`: no more parameter servers than these.
     """
     sheets = sheets or catalogue()
     notes: list[str] = []
     speeds = Speeds(profile, sheets)
     chosen = _worker_pools(job, pools)
-    there = running(job, [pool.metadata.name for pool in chosen])
+    there, strange = running(job, chosen)
+    if strange:
+        names = ", ".join(sorted({name or "a node pool without a name" for name in strange}))
+        notes.append(
+            f"{len(strange)} worker{'s run' if len(strange) > 1 else ' runs'} in {names}, which is no CapacityPool of "
+            "this job: planned as if not there; give the pool that name, or put the node pool's label into its "
+            "nodeSelector."
+        )
     workers = [
         pool
         for resource in chosen
@@ -59,7 +67,7 @@ def problem_of(
     return Problem(
         pools=tuple(capped(workers)),
         work=_work(job, profile, notes),
-        servers=_servers(job, pools, speeds, notes),
+        servers=_servers(job, pools, speeds, max_servers, notes),
         objective=Objective(
             deadline=deadline,
             budget=None if objective.max_cost is None else float(objective.max_cost),
@@ -171,7 +179,7 @@ def _work(job: JobView, profile: SpeedProfile, notes: list[str]) -> Work:
             notes.append(
                 f"The job may end earlier, when {stop.metric} reaches {stop.value}: it is planned without that."
             )
-        return StepWork(steps=_steps_left(stop, done), samples=_samples_left(stop, done, profile, notes))
+        return StepWork(steps=_steps_left(stop, done), samples=_samples_left(job, profile, notes))
     curve = profile.spec.convergence
     if stop.metric is None or stop.value is None:
         raise UsageError(
@@ -204,9 +212,8 @@ def _steps_left(stop: StopView, done: ProgressView | None) -> int | None:
     return left
 
 
-def _samples_left(
-    stop: StopView, done: ProgressView | None, profile: SpeedProfile, notes: list[str]
-) -> float | None:
+def _samples_left(job: JobView, profile: SpeedProfile, notes: list[str]) -> float | None:
+    stop, done, data = job.spec.training.stop_after, job.status.training, job.status.data
     if stop.epochs is None:
         return None
     each = profile.spec.model.samples_per_epoch
@@ -221,12 +228,16 @@ def _samples_left(
         )
         return None
     epochs = stop.epochs - (done.epoch if done else 0.0)
-    if epochs <= 0:
+    # `epoch` counts complete passes; of the open one `data` says how far it is.
+    epochs -= min(data.done / (data.total or each), 1.0)
+    if epochs * each < 1:
         raise UsageError("the job has made all its epochs: nothing is left to plan")
     return epochs * each
 
 
-def _servers(job: JobView, pools: Sequence[CapacityPool], speeds: Speeds, notes: list[str]) -> Servers:
+def _servers(
+    job: JobView, pools: Sequence[CapacityPool], speeds: Speeds, most: int | None, notes: list[str]
+) -> Servers:
     spec = job.spec.parameter_servers
     by_name = {pool.metadata.name: pool for pool in pools}
     unknown = [name for name in spec.pools if name not in by_name]
@@ -243,17 +254,23 @@ def _servers(job: JobView, pools: Sequence[CapacityPool], speeds: Speeds, notes:
         if spec.pools
         else min(candidates, key=lambda p: float(p.spec.price.per_hour), default=None)
     )
-    model, note = speeds.servers()
-    if note:
-        notes.append(note)
+    speed = speeds.servers()
+    if speed.note:
+        notes.append(speed.note)
     counts: tuple[int, ...] = (spec.replicas,)
     if home is None:
+        if most is not None and most < spec.replicas:
+            raise UsageError(
+                f"--max-servers {most} is less than the job's parameterServers.replicas, {spec.replicas}, and without "
+                "a CapacityPool for parameter servers their number is not planned: raise it, lower replicas, or add a "
+                "CapacityPool without accelerator"
+            )
         notes.append(
             f"No pool is given for parameter servers: they are not priced, and stay {spec.replicas}; add a "
             "CapacityPool without accelerator to count them."
         )
     else:
-        most = min(home.spec.limits.nodes, MOST_SERVERS)
+        most = min(home.spec.limits.nodes, most or MOST_SERVERS)
         if most < 1:
             raise UsageError(
                 f"CapacityPool {home.metadata.name} is for the parameter servers and has limit 0: raise it"
@@ -263,7 +280,10 @@ def _servers(job: JobView, pools: Sequence[CapacityPool], speeds: Speeds, notes:
     return Servers(
         counts=counts,
         price=float(home.spec.price.per_hour) if home else 0.0,
-        model=model,
+        model=speed.model,
+        sigma=speed.sigma,
+        measured=speed.measured,
+        running=job.status.parameter_servers.ready,
         bytes_per_step=wire_bytes(parameters),
         startup_seconds=home.spec.startup_seconds if home else 0.0,
         snapshot_every=spec.snapshot.every_seconds,

@@ -6,7 +6,8 @@ For n_i workers of pool i (step time T_i, start-up s_i, interruptions per hour l
     alone               A = sum n_i w_i                         asynchronous workers add up (spotDNN, CM-DARE)
     speed               V = softmin(A, capacity of the parameter servers)
     time                T = sum n_i w_i s_i / A + j / V (1 + snapshots + recoveries of parameter servers)
-    variance            of the work lost to revocations, shocks of whole pools included, and of the speed itself
+    variance            of the work lost to revocations, shocks of whole pools included, and of the speed itself:
+                        of the workers', and of the servers' capacity as far as the speed hangs on that
     sure time           T + z sd: kept with the confidence asked for (`risk` checks it by simulation)
     cost                T (sum n_i p_i + servers p_ps) + j x bytes of a step that cross zones x their price
 
@@ -26,7 +27,7 @@ import numpy as np
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.evaluation import Evaluated, Evaluator
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem
-from shoal.sizing.predict.cluster_speed import soft_min
+from shoal.sizing.predict.cluster_speed import busy, soft_min
 
 __all__ = ["REPLACEMENT_SPREAD", "ElasticModel"]
 
@@ -110,8 +111,7 @@ class _Evaluator:
     @cached_property
     def _waits(self) -> tuple[Floats, Floats]:
         """(k,) seconds until a new and until a running worker of each pool can work."""
-        servers = self.problem.servers
-        ready = 0.0 if servers.running else servers.startup_seconds
+        ready = self.problem.servers.wait(self.servers)
         new = np.array([max(pool.startup_seconds, ready) for pool in self.problem.pools])
         return new, np.full_like(new, ready)
 
@@ -123,9 +123,11 @@ class _Evaluator:
         some = alone > 0
         alone[~some] = np.nan
         update = servers.model.update_seconds
-        speed = alone
+        speed, unsure = alone, unsure / alone
         if update > 0:
             speed = soft_min(alone, self.servers**servers.model.scaling / update, servers.model.sharpness)
+            hangs = busy(speed, alone, servers.model.sharpness)
+            unsure = np.hypot(unsure * (1 - hangs), hangs * servers.capacity_sigma(self.servers))
         iterations = problem.work.iterations(samples / alone, workers)
         training = iterations / speed
         lost_per_second = self.servers * servers.interruptions_per_hour / 3600
@@ -139,7 +141,7 @@ class _Evaluator:
             variance += (
                 seconds * lost_per_second * (servers.snapshot_every**2 / 3 + servers.recovery_seconds**2)
             )
-        variance += (training * unsure / alone) ** 2
+        variance += (training * unsure) ** 2
         sure = seconds + self.margin * np.sqrt(variance)
         nothing = ~np.isfinite(seconds) | (workers < problem.min_workers)
         if problem.max_workers is not None:

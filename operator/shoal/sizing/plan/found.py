@@ -86,6 +86,10 @@ class Found:
         """Forget the best: a closer look showed that it does not keep the deadline."""
         self._kept.pop("best", None)
 
+    def accept(self, candidate: Candidate) -> None:
+        """Take this for the best: a closer look showed that it keeps the deadline."""
+        self._kept["best"] = ((), candidate)
+
     def _get(self, name: str) -> Candidate | None:
         return self._kept[name][1] if name in self._kept else None
 

@@ -105,12 +105,27 @@ class ProgressView(Status):
     loss: str | None = None
 
 
+class DataView(Status):
+    """`status.data`: samples of the pass that is being made."""
+
+    done: int = Field(0, ge=0)
+    total: int | None = None
+
+
+class ServersStatusView(Status):
+    """`status.parameterServers`."""
+
+    ready: int = Field(0, ge=0)
+
+
 class StatusView(Status):
     """`status`."""
 
     start_time: AwareDatetime | None = None
     slots: tuple[SlotView, ...] = ()
+    parameter_servers: ServersStatusView = ServersStatusView()
     training: ProgressView | None = None
+    data: DataView = DataView()
 
 
 class JobView(Status):
@@ -224,7 +239,20 @@ def _mend(error: Any) -> str:
     return f"{message[0].lower()}{message[1:]}, not {error.get('input')!r}"
 
 
-def running(job: JobView, names: Sequence[str]) -> dict[str, int]:
-    """How many workers of the job run in each of these pools, by its status."""
+def running(job: JobView, pools: Sequence[CapacityPool]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """How many workers of the job run in each of these pools, and the node pools of those that run in none.
+
+    The status has the name of a worker's node pool as the cloud labels it. That is a CapacityPool's if it is called so,
+    or if its nodeSelector asks for that label; an empty name is in no pool.
+    """
     slots = [s for s in job.status.slots if s.role == "worker" and s.state in ("Starting", "Running")]
-    return {name: sum(slot.pool == name for slot in slots) for name in names}
+    there = {pool.metadata.name: 0 for pool in pools}
+    strange = []
+    for slot in slots:
+        labelled = (p.metadata.name for p in pools if slot.pool in p.spec.node_selector.values())
+        name = slot.pool if slot.pool in there else next(labelled, None) if slot.pool else None
+        if name is None:
+            strange.append(slot.pool)
+        else:
+            there[name] += 1
+    return there, tuple(strange)

@@ -13,8 +13,8 @@ from shoal.errors import UsageError
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.evaluation import Evaluator, Model
 from shoal.sizing.plan.found import Candidate, Found
-from shoal.sizing.plan.problem import LossWork, Objective, Pool, Problem, Work
-from shoal.sizing.plan.risk import finish_times, is_risky
+from shoal.sizing.plan.problem import SCALING_SIGMA, LossWork, Objective, Pool, Problem, Servers, Work
+from shoal.sizing.plan.risk import chance
 from shoal.sizing.plan.search import EXACT_LIMIT, search
 
 __all__ = ["Plan", "Point", "plan", "plan_with"]
@@ -95,23 +95,48 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
     """Plan with Shoal's own model. Raises UsageError where no combination says anything at all."""
     objective = problem.objective
     margin = NormalDist().inv_cdf(objective.confidence) if objective.deadline is not None else 0.0
-    chance = None
+    kept = None
     for _ in range(MARGINS):
         model = ElasticModel(problem, margin)
         found, exact = search(model, exact_limit=exact_limit)
-        best = found.best
-        shown = best or found.fastest
-        if shown is None or objective.deadline is None or not is_risky(problem, shown.counts):
+        if found.best is None:
             break
-        times = finish_times(problem, shown.counts, model.evaluators()[shown.variant].servers)
-        chance = float(np.mean(times <= objective.deadline))
-        if best is None or chance >= objective.confidence:
+        kept = _chance(problem, model, found.best)
+        if kept is None or kept >= objective.confidence:
             break
         margin = margin * RAISE + 0.1
     else:
         # The formula cannot be made to agree with the simulation: then the plan is not sure enough.
         found.reject_best()
-    return _answer(model, found, exact, problem.work, chance, tuple(problem.notes))
+    if found.best is None and found.fastest is not None:
+        # The formula errs on the safe side at times. What is said of a plan is what its simulated runs say.
+        surest = found.fastest_in_budget if objective.budget is not None else found.fastest
+        kept = _chance(problem, model, surest or found.fastest)
+        if surest is not None and kept is not None and kept >= objective.confidence:
+            found.accept(surest)
+        elif surest is not found.fastest:
+            kept = _chance(problem, model, found.fastest)
+    shown = found.best or found.fastest
+    notes = tuple(problem.notes)
+    if shown is not None:
+        notes += _extrapolated(problem.servers, model.evaluators()[shown.variant].servers)
+    return _answer(model, found, exact, problem.work, kept, notes)
+
+
+def _chance(problem: Problem, model: Model, candidate: Candidate) -> float | None:
+    return chance(problem, candidate.counts, model.evaluators()[candidate.variant].servers)
+
+
+def _extrapolated(servers: Servers, number: int) -> tuple[str, ...]:
+    """A sentence where the plan has more parameter servers than were measured."""
+    if servers.measured is None or number <= servers.measured or servers.model.update_seconds == 0:
+        return ()
+    times = number**servers.model.scaling
+    return (
+        f"More than {servers.measured} parameter server{'s were' if servers.measured > 1 else ' was'} not measured: "
+        f"{number} are taken to do {times:.2g} times as much as one, give or take "
+        f"{np.expm1(SCALING_SIGMA * np.log(number / servers.measured)):.0%}; measure with {number} to be surer.",
+    )
 
 
 def plan_with(model: Model, work: Work, *, exact_limit: int = EXACT_LIMIT, notes: Sequence[str] = ()) -> Plan:

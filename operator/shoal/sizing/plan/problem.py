@@ -36,6 +36,8 @@ ZonePolicy = Literal["Same", "Preferred", "Any"]
 
 CONFIDENCE = 0.95
 """A deadline is kept with this probability unless another one is asked for."""
+SCALING_SIGMA = 0.2
+"""Standard deviation of s in the capacity k^s of k servers where so many were not measured (1: spread evenly)."""
 
 
 class Lifetimes(Protocol):
@@ -174,7 +176,8 @@ class Servers:
 
     `bytes_per_step` are the bytes that one step moves, both ways. `interruptions_per_hour` is the rate at which one
     server is lost; then the work since the last snapshot is done again after `recovery_seconds`.
-    `snapshot_seconds` is how long training stands still for one snapshot.
+    `snapshot_seconds` is how long training stands still for one snapshot. `sigma` is the relative standard deviation
+    of the servers' capacity, and `measured` how many of them were measured at most; None: `model` is taken for sure.
     """
 
     counts: tuple[int, ...] = (1,)
@@ -189,13 +192,33 @@ class Servers:
     zone: str | None = None
     """None: the planner chooses one of the workers' zones."""
     running: int = 0
+    sigma: float = 0.0
+    measured: int | None = None
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 1:
             raise UsageError(f"the number of parameter servers must be at least 1, not {self.counts}")
         _number(self.snapshot_every, "the time between snapshots", above=0)
-        for name in ("price", "bytes_per_step", "startup_seconds", "snapshot_seconds", "recovery_seconds"):
+        for name in (
+            "price",
+            "bytes_per_step",
+            "startup_seconds",
+            "snapshot_seconds",
+            "recovery_seconds",
+            "sigma",
+        ):
             _number(getattr(self, name), f"{name} of the parameter servers", least=0)
+
+    def capacity_sigma(self, number: int) -> float:
+        """Relative standard deviation of what `number` servers can do together."""
+        if self.model.update_seconds == 0:
+            return 0.0
+        beyond = 1.0 if self.measured is None else max(number / max(self.measured, 1), 1.0)
+        return math.hypot(self.sigma, SCALING_SIGMA * math.log(beyond))
+
+    def wait(self, number: int) -> float:
+        """Seconds until `number` servers are there."""
+        return 0.0 if self.running >= number else self.startup_seconds
 
 
 @dataclass(frozen=True)

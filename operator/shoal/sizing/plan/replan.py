@@ -13,7 +13,8 @@ import numpy as np
 
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.planner import Plan, plan
-from shoal.sizing.plan.problem import Pool, Problem
+from shoal.sizing.plan.problem import Pool, Prefer, Problem
+from shoal.sizing.plan.risk import chance
 
 __all__ = ["Decision", "replan"]
 
@@ -42,6 +43,7 @@ def replan(
 ) -> Decision:
     """Decide what to run from now on.
 
+    What runs keeps the deadline if it does so with the confidence asked for: by simulated runs, as a plan must.
     `problem` holds the work, deadline and budget that are left, and today's prices and speeds. `running` (k,) are the
     workers that there are: they need no start-up, and that is what makes other plans dearer by what switching costs.
     """
@@ -53,7 +55,11 @@ def replan(
         return Decision(False, current, best, "What runs is still the best plan.")
     seconds, cost, within = _current(now, current, servers)
     objective = problem.objective
-    in_time = objective.deadline is None or seconds <= objective.deadline
+    kept = chance(now, current, servers) if within else None
+    if kept is None:
+        in_time = objective.deadline is None or seconds <= objective.deadline
+    else:
+        in_time = kept >= objective.confidence
     in_budget = objective.budget is None or cost <= objective.budget
     if not within or not (in_time and in_budget):
         if not best.feasible and within and best.seconds >= seconds * (1 - saving):
@@ -73,8 +79,9 @@ def replan(
         return Decision(
             False, current, best, f"The last change was too short ago: look again in {wait:.0f} s."
         )
-    gain = 1 - (best.seconds / seconds if objective.prefer == "MinTime" else best.cost / cost)
-    word = "faster" if objective.prefer == "MinTime" else "cheaper"
+    gain, word = _gain(objective.prefer, best, seconds, cost)
+    if gain < 0.0005:  # less is 0.0 %
+        return Decision(False, current, best, f"No plan is {word} than what runs.")
     if gain < saving:
         return Decision(
             False, current, best, f"The best plan is {gain:.1%} {word} than what runs: not worth the change."
@@ -82,6 +89,15 @@ def replan(
     return Decision(
         True, best.counts, best, f"The best plan is {gain:.1%} {word} than what runs, switching included."
     )
+
+
+def _gain(prefer: Prefer, best: Plan, seconds: float, cost: float) -> tuple[float, str]:
+    """How much better the best plan is by what the objective minimises, and the word for that."""
+    if prefer == "MinTime":
+        return 1 - best.seconds / seconds, "faster"
+    if prefer == "BestValue":
+        return 1 - best.seconds * best.cost / (seconds * cost), "better for the money"
+    return 1 - best.cost / cost, "cheaper"
 
 
 def _current(problem: Problem, running: tuple[int, ...], servers: int) -> tuple[float, float, bool]:

@@ -1,4 +1,4 @@
-"""How sure a deadline is: simulated runs of one plan, with revocations, shocks of whole pools and an unsure speed.
+"""How sure a deadline is: simulated runs of one plan, with revocations, shocks of whole pools and unsure speeds.
 
 The search needs a formula, so it takes mean and standard deviation. What it found is checked here against the whole
 distribution, which is skewed: one shock that takes half of a pool is rare and costs much.
@@ -14,17 +14,25 @@ from shoal.sizing.plan.elastic import REPLACEMENT_SPREAD
 from shoal.sizing.plan.problem import Floats, Pool, Problem
 from shoal.sizing.predict.cluster_speed import soft_min
 
-__all__ = ["finish_times", "is_risky"]
+__all__ = ["chance", "finish_times", "is_risky"]
 
 RUNS = 4000
 
 
-def is_risky(problem: Problem, counts: Sequence[int]) -> bool:
+def is_risky(problem: Problem, counts: Sequence[int], servers: int) -> bool:
     """Whether anything can go other than expected with this plan."""
-    return any(
+    return problem.servers.capacity_sigma(servers) > 0 or any(
         n and (pool.interruptions_per_hour > 0 or pool.step_sigma > 0 or pool.lifetimes is not None)
         for pool, n in zip(problem.pools, counts, strict=True)
     )
+
+
+def chance(problem: Problem, counts: Sequence[int], servers: int) -> float | None:
+    """The part of simulated runs of a plan that keep the deadline; None where there is nothing to simulate."""
+    deadline = problem.objective.deadline
+    if deadline is None or not is_risky(problem, counts, servers):
+        return None
+    return float(np.mean(finish_times(problem, counts, servers) <= deadline))
 
 
 def finish_times(
@@ -36,26 +44,27 @@ def finish_times(
     rates = np.array([n / pool.step_seconds for pool, n in used])
     alone = float(rates.sum())
     ps = problem.servers
-    speed = alone
-    if ps.model.update_seconds > 0:
-        cap = servers**ps.model.scaling / ps.model.update_seconds
-        speed = float(soft_min(np.array([alone]), cap, ps.model.sharpness)[0])
     batch = sum(rate * pool.batch for rate, (pool, _) in zip(rates, used, strict=True)) / alone
     steps = problem.work.iterations(np.array([batch]), np.array([float(sum(counts))]))[0]
-    ready = 0.0 if ps.running else ps.startup_seconds
+    ready = ps.wait(servers)
     waits = [
         (max(n - pool.running, 0) * max(pool.startup_seconds, ready) + min(n, pool.running) * ready) / n
         for pool, n in used
     ]
     startup = float(rates @ np.array(waits)) / alone
     sigma = sum(rate * pool.step_sigma for rate, (pool, _) in zip(rates, used, strict=True)) / alone
+    speed = alone * np.exp(-sigma * rng.standard_normal(runs))
+    if ps.model.update_seconds > 0:
+        # How much either of both errors counts follows from the minimum: a busy server hides a slow worker.
+        cap = servers**ps.model.scaling / ps.model.update_seconds
+        cap = cap * np.exp(-ps.capacity_sigma(servers) * rng.standard_normal(runs))
+        speed = soft_min(speed, cap, ps.model.sharpness)
     training = steps / speed * (1 + ps.snapshot_seconds / ps.snapshot_every)
-    training = training * np.exp(sigma * rng.standard_normal(runs))
     lost = np.zeros(runs)
     # Time lost prolongs the run and so adds to what may be lost: two rounds are enough for the small shares here.
     for _ in range(2):
+        whole = startup + training + lost
         lost = np.zeros(runs)
-        whole = startup + training
         for pool, n in used:
             away = _away(pool, n, whole, rng)
             lost += away / pool.step_seconds / alone

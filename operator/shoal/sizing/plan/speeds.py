@@ -14,13 +14,15 @@ from shoal.sizing.predict.contention import Contention
 from shoal.sizing.predict.worker_speed import WorkerSpeed
 from shoal.sizing.types import ModelFeatures, PsModel
 
-__all__ = ["PoolSpeed", "Speeds"]
+__all__ = ["PoolSpeed", "ServerSpeed", "Speeds"]
 
 LEAST_SIGMA = 0.02
 """A measured step time is not known better than this, relative."""
 Z90 = 1.6449
 SERVER_BANDWIDTH = 1.25e9
 """Bytes/s that one parameter server moves, both ways together, until it has been measured: 10 Gbit/s."""
+GUESS_SIGMA = 0.7
+"""Relative standard deviation of that: networks and processors of nodes differ by a factor of two and more."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,16 @@ class PoolSpeed:
 
     step_seconds: float
     sigma: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ServerSpeed:
+    """What an update costs, how unsure that is, the most servers that were measured, and a remark."""
+
+    model: PsModel
+    sigma: float
+    measured: int
     note: str = ""
 
 
@@ -67,7 +79,7 @@ class Speeds:
             between = float(np.sqrt(np.average((times - mean) ** 2, weights=weights)))
             return PoolSpeed(mean, max(LEAST_SIGMA, np.hypot(spread, between) / mean))
         found = self._predict().step_seconds(self.features, name, batch / count)
-        sigma = max(LEAST_SIGMA, (found.high - found.low) / (2 * Z90) / found.mean)
+        sigma = max(LEAST_SIGMA, float(np.log(found.high / found.low)) / (2 * Z90))
         known = ", ".join(sorted({r.accelerator for r in self._rows}))
         note = (
             f"No step of {batch} samples was measured on {accelerator}{f' x {count}' if count > 1 else ''}: its time "
@@ -76,20 +88,27 @@ class Speeds:
         )
         return PoolSpeed(found.mean, sigma, note)
 
-    def servers(self) -> tuple[PsModel, str]:
-        """What an update costs a parameter server, and a remark if that was not measured."""
+    def servers(self) -> ServerSpeed:
+        """What an update costs a parameter server, by clusters that were measured or else by a guess."""
         clusters = [r for r in self._rows if r.workers > 1 and r.accelerator_count == 1]
         if len(clusters) >= 2:
             frame = self._frame(clusters)
-            alone = 1 / np.array(
-                [self.of(r.accelerator, r.accelerator_count, r.batch_size).step_seconds for r in clusters]
-            )
+            workers = [self.of(r.accelerator, r.accelerator_count, r.batch_size) for r in clusters]
+            alone = 1 / np.array([worker.step_seconds for worker in workers])
             frame["measured"] = [r.workers / float(r.step_seconds) for r in clusters]
-            return Contention.fit(frame, alone).of(self.features), ""
-        model = PsModel.of(self.features, bandwidth=SERVER_BANDWIDTH, bytes_per_parameter=2.0)
-        return model, (
+            fitted = Contention.fit(frame, alone)
+            return ServerSpeed(
+                fitted.of(self.features),
+                # A capacity that was told from workers whose own speed is a prediction is no surer than that.
+                float(np.hypot(fitted.capacity_sigma(frame, alone), min(w.sigma for w in workers))),
+                max(r.parameter_servers for r in clusters),
+            )
+        return ServerSpeed(
+            PsModel.of(self.features, bandwidth=SERVER_BANDWIDTH, bytes_per_parameter=2.0),
+            GUESS_SIGMA,
+            1,
             "Several workers were not measured together: a parameter server is taken to move "
-            f"{SERVER_BANDWIDTH / 1e9:.3g} GB/s."
+            f"{SERVER_BANDWIDTH / 1e9:.3g} GB/s, or half or twice as much.",
         )
 
     def _is(self, row: SpeedRow, name: str) -> bool:

@@ -1,9 +1,11 @@
-"""spotDNN's published formulas, unrounded: to compare with the paper, and to check our search against it.
+"""spotDNN's formulas as its authors' code has them, to compare with the paper, and to check our search against it.
 
 Shang et al., "spotDNN: Provisioning Spot Instances for Predictable Distributed DNN Training in the Cloud", IWQoS
-2023, with the signs of the paper (its code adds the PCIe time of equation 7 where the paper
-subtracts it). No start-up time, no revocations, no price of the parameter server, as published. A *worker* of the
-formulas is an instance, its batch is that of all its GPUs together.
+2023, in the form of the published code, with two exceptions: nothing is rounded, and the PCIe time of equation 7 is
+subtracted as in the paper, where the code adds it. The code's loss has sqrt(N) where the paper's has
+sqrt((R + g4) N), with R for how unequal the workers are: neither is R here. No start-up time, no revocations, no price
+of the parameter server, as published. A *worker* of the formulas is an instance, its batch is that of all its GPUs
+together.
 """
 
 from __future__ import annotations

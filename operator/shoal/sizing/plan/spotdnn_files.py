@@ -65,6 +65,7 @@ class Workload:
                 bytes_per_step=2 * self.network.model_mb * 1e6,
                 startup_seconds=min((p.startup_seconds for p in pools), default=0.0),
                 snapshot_seconds=3 * self.network.model_mb / 5000,
+                measured=1,
             ),
             objective=objective,
             notes=tuple(notes),

@@ -156,6 +156,8 @@ def test_a_running_jobs_deadline_counts_from_its_start(tmp_path: Path) -> None:
         ("{epochs: 2, steps: 1000}", "{training: {step: 500, epoch: 1}}", 50_000 / 128),
         ("{epochs: 2, steps: 800}", "{training: {step: 500, epoch: 1}}", 300),
         ("{epochs: 2}", "{}", 100_000 / 128),
+        ("{epochs: 2}", "{training: {epoch: 1}, data: {done: 12500, total: 50000}}", 37_500 / 128),
+        ("{epochs: 2}", "{training: {epoch: 0}, data: {done: 12500}}", 87_500 / 128),
         ("{steps: 700, metric: accuracy, value: '0.9'}", "{}", 700),
     ],
 )
@@ -166,6 +168,60 @@ def test_of_epochs_and_steps_the_first_ends_it(tmp_path: Path, stop: str, status
     made = problem.work.iterations(np.array([128.0, 128.0]), np.array([1.0, 4.0]))
     assert made == pytest.approx([steps, steps])
     assert any("may end earlier, when accuracy" in note for note in problem.notes) == ("metric" in stop)
+
+
+def test_what_runs_already_needs_no_start_up(tmp_path: Path) -> None:
+    slots = ", ".join(
+        f"{{role: worker, state: {state}, pool: {pool}}}"
+        for state, pool in (
+            ("Running", "spot-k80"),
+            ("Running", "gpu-p100"),
+            ("Starting", "gpu-p100"),
+            ("Draining", "gpu-p100"),
+            ("Running", "elsewhere"),
+            ("Running", "''"),
+        )
+    )
+    job = _job(tmp_path, "{epochs: 400}", f"{{parameterServers: {{ready: 2}}, slots: [{slots}]}}")
+    text = (EXAMPLES / "pools.yaml").read_text()
+    labelled = text.replace(
+        "  limits: {nodes: 16}\n",
+        "  limits: {nodes: 16}\n  nodeSelector: {cloud.google.com/gke-nodepool: gpu-p100}\n",
+        1,
+    )
+    (tmp_path / "pools.yaml").write_text(labelled)
+    profile = read_profile(EXAMPLES / "profiles.yaml", job)
+    problem = problem_of(job, read_pools(tmp_path / "pools.yaml"), profile, deadline=None)
+    assert {p.name: p.running for p in problem.pools} == {"spot-k80": 1, "spot-p100": 2, "on-demand-p100": 0}
+    assert problem.servers.running == 2
+    assert problem.servers.wait(2) == 0 < problem.servers.wait(3)
+    said = " ".join(problem.notes)
+    assert "2 workers run in a node pool without a name, elsewhere" in said
+    assert "nodeSelector" in said
+
+
+def test_the_most_parameter_servers_are_kept_to(tmp_path: Path) -> None:
+    few = json.loads(shoal("plan", *RESOURCES, "--max-servers", "1", "--prefer", "MinTime", "--json").output)
+    many = json.loads(shoal("plan", *RESOURCES, "--prefer", "MinTime", "--json").output)
+    assert few["parameterServers"] == 1 < many["parameterServers"]
+    assert "not measured" in many["reason"]
+    assert "not measured" not in few["reason"]
+    fixed = _edited(tmp_path, "job.yaml", "    pools: [ps]", "    replicas: 3")
+    pools = _edited(tmp_path, "pools.yaml", "metadata: {name: ps}", "metadata: {name: ps2}")
+    (tmp_path / "pools.yaml").write_text((EXAMPLES / "pools.yaml").read_text().rsplit("---", 1)[0])
+    fixed[fixed.index("--pools") + 1] = pools[pools.index("--pools") + 1]
+    refused = shoal("plan", *fixed, "--max-servers", "2")
+    assert refused.exit_code == 2
+    assert "--max-servers 2 is less than" in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize("arguments", [["--json"], []])
+def test_no_plan_has_an_exit_code_of_its_own(arguments: list[str]) -> None:
+    result = shoal("plan", *RESOURCES, "--deadline", "300", *arguments)
+    assert result.exit_code == 3
+    assert "No plan ends within 5 min" in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert shoal("plan", *RESOURCES, *arguments).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -76,13 +76,14 @@ def test_shocks_of_a_whole_pool_are_riskier_than_single_losses() -> None:
     startup=st.floats(30, 400),
     share=st.floats(0, 1),
     workers=st.integers(2, 8),
+    sigma=st.floats(0, 0.1),
 )
 def test_the_formula_agrees_with_simulated_runs(
-    rate: float, startup: float, share: float, workers: int
+    rate: float, startup: float, share: float, workers: int, sigma: float
 ) -> None:
     one = problem(
         pool(startup_seconds=startup, interruptions_per_hour=rate, shock_share=share, step_sigma=0.02),
-        servers=quiet(model=PsModel(0.01)),
+        servers=quiet(model=PsModel(0.01), sigma=sigma),
     )
     out = ElasticModel(one, 1.0).evaluators()[0](np.array([[float(workers)]]))
     times = finish_times(one, (workers,), 1, runs=20_000)
@@ -95,6 +96,61 @@ def test_more_servers_where_one_is_too_slow() -> None:
     answer = plan(problem(pool(), servers=quiet(counts=(1, 2, 3, 4), price=0.2, model=slow)))
     assert answer.servers > 1
     assert "parameter servers" in explain(answer)
+
+
+def test_servers_that_were_not_measured_are_a_risk_and_it_is_said() -> None:
+    slow = PsModel(update_seconds=0.08)  # at most 12.5 updates a second of one server
+    sure, unsure = (
+        problem(pool(startup_seconds=0), servers=quiet(counts=(1, 2, 3), price=0.2, model=slow, measured=n))
+        for n in (3, 1)
+    )
+    spread = [np.std(finish_times(p, (6,), 3)) / np.mean(finish_times(p, (6,), 3)) for p in (sure, unsure)]
+    assert spread[0] == 0
+    assert spread[1] == pytest.approx(0.2 * np.log(3) * 0.95, rel=0.15)  # the servers are busy, not wholly
+    careful, bold = plan(unsure), plan(sure)
+    assert bold.chance is None
+    assert "not measured" not in explain(bold)
+    assert careful.chance is not None
+    assert careful.cost > bold.cost
+    assert "More than 1 parameter server was not measured: 3 are taken to do 3 times as much" in explain(
+        careful
+    )
+
+
+def test_how_busy_the_servers_are_weighs_how_unsure_they_are() -> None:
+    def spread(update_seconds: float) -> float:
+        servers = quiet(model=PsModel(update_seconds), sigma=0.3)
+        return float(np.std(np.log(finish_times(problem(pool(startup_seconds=0), servers=servers), (4,), 1))))
+
+    idle, half, full = (spread(update) for update in (0.001, 0.02, 0.1))
+    assert idle < 0.01
+    assert idle < half < full
+    assert full > 0.25
+
+
+def test_a_plan_that_its_own_simulation_keeps_is_taken_though_the_formula_is_more_careful() -> None:
+    # One run in a hundred loses all workers: that is a large deviation, and still 99 % are in time.
+    rare = pool(limit=3, startup_seconds=600, interruptions_per_hour=0.01, shock_share=1.0, shock_size=1.0)
+    late = ElasticModel(problem(rare, servers=quiet()), 1.645).evaluators()[0](np.array([[3.0]]))
+    deadline = float(late.seconds[0] + late.sure_seconds[0]) / 2
+    answer = plan(problem(rare, servers=quiet(), deadline=deadline))
+    assert answer.chance is not None
+    assert answer.chance >= 0.95
+    assert answer.feasible
+    assert "no plan keeps it" not in explain(answer)
+    refused = plan(
+        problem(rare, servers=quiet(), deadline=deadline - (late.sure_seconds[0] - late.seconds[0]))
+    )
+    assert not refused.feasible
+    assert refused.chance is not None
+    assert refused.chance < 0.95
+
+
+def test_time_that_is_lost_is_time_in_which_more_is_lost() -> None:
+    rough = problem(pool(startup_seconds=1200, interruptions_per_hour=1.0, shock_share=0.0), servers=quiet())
+    # A third of the workers' time: 1 / (1 + 1.0 x 1200 / 3600) is left, and two rounds see 1/3 + 1/9 of the 1/3 + ….
+    lost = finish_times(rough, (4,), 1, runs=20_000).mean() - 1200 - 2500
+    assert lost == pytest.approx((1200 + 2500) * (1 / 3 + 1 / 9), rel=0.03)
 
 
 def test_bytes_that_cross_zones_are_priced() -> None:
@@ -196,6 +252,21 @@ class TestReplan:
         early = replan(cheaper, (0, 3), since_change_seconds=10)
         assert not early.change
         assert "too short ago" in early.reason
+
+    def test_what_runs_must_keep_the_deadline_with_the_confidence_asked_for(self) -> None:
+        unsure = tuple(replace(p, step_sigma=0.1) for p in self.problem.pools)
+        decision = replan(replace(self.problem, pools=unsure), (0, 3), since_change_seconds=1)
+        # Three workers are in time on average, by 7 %, and one time in four they are not.
+        assert decision.change
+        assert "no longer keeps the deadline" in decision.reason
+        assert sum(decision.counts) > 3
+
+    def test_a_gain_below_nothing_is_no_gain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        dearer = replace(plan(self.problem), counts=(3, 0), cost=1e3)
+        monkeypatch.setattr("shoal.sizing.plan.replan.plan", lambda _: dearer)
+        decision = replan(self.problem, (0, 3))
+        assert not decision.change
+        assert decision.reason == "No plan is cheaper than what runs."
 
     def test_changes_at_once_when_the_deadline_is_in_danger(self) -> None:
         decision = replan(self.problem, (1, 0), since_change_seconds=1)
