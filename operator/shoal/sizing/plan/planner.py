@@ -153,7 +153,8 @@ def _answer(
     if fastest is None or cheapest is None:
         raise UsageError(_no_plan_at_all(work))
     shown = found.best or fastest
-    binding, unlimited = _binding(found, model.objective, shown)
+    sure = chance is not None and chance >= model.objective.confidence
+    binding, unlimited = _binding(found, model.objective, shown, sure)
     return Plan(
         pools=tuple(model.pools),
         objective=model.objective,
@@ -178,17 +179,23 @@ def _answer(
     )
 
 
-def _binding(found: Found, objective: Objective, shown: Candidate) -> tuple[str | None, Candidate | None]:
-    """The constraint that binds, and the plan that would be best without it."""
+def _binding(
+    found: Found, objective: Objective, shown: Candidate, sure: bool
+) -> tuple[str | None, Candidate | None]:
+    """The constraint that binds, and the plan that would be best without it.
+
+    `sure`: the plan that is shown keeps the deadline by simulation, whatever the formula says.
+    """
     fastest, cheapest = found.fastest, found.cheapest
     assert fastest is not None
     assert cheapest is not None
     if found.best is None:
-        if found.in_time and found.in_budget and objective.deadline and objective.budget:
+        in_time = found.in_time or sure
+        if in_time and found.in_budget and objective.deadline and objective.budget:
             if found.feasible == 0:
                 return "deadline and budget", found.fastest_in_budget
             return "confidence", None
-        if found.in_time == 0:
+        if not in_time:
             return "deadline", None
         return ("budget", cheapest) if found.in_budget == 0 else ("confidence", None)
     if objective.prefer == "MinTime":

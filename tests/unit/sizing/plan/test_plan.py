@@ -138,6 +138,12 @@ def test_a_plan_that_its_own_simulation_keeps_is_taken_though_the_formula_is_mor
     assert answer.chance >= 0.95
     assert answer.feasible
     assert "no plan keeps it" not in explain(answer)
+    poor = problem(rare, servers=quiet())
+    poor = replace(poor, objective=Objective(deadline=deadline, budget=answer.cost * 0.99))
+    dear = plan(poor)
+    assert not dear.feasible
+    assert "no plan keeps it" not in explain(dear)
+    assert dear.binding in ("budget", "deadline and budget")
     refused = plan(
         problem(rare, servers=quiet(), deadline=deadline - (late.sure_seconds[0] - late.seconds[0]))
     )
