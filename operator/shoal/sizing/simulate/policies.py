@@ -110,9 +110,10 @@ class UniformProgress:
     """Keep to the line from nothing done to all done at the deadline: on-demand tops up when the run is behind.
 
     Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines", NSDI 2024, carried over to a job whose
-    workers may be of both kinds at once. As there, only who is idle is given on-demand: a worker that has spot keeps it,
-    also while it starts, and also when time gets short. Their third rule is a hysteresis: on-demand that was asked for stays until the run is so far ahead of the
-    line as two changes take (c(t) >= e(t + 2 d)), for each change is paid and trains nothing.
+    workers may be of both kinds at once, with all their rules: who is idle is given on-demand when the run is behind;
+    who has spot keeps it, also while it starts, and also behind; on-demand that was asked for stays until the run is so
+    far ahead of the line as two changes take (c(t) >= e(t + 2 d)), for each change is paid and trains nothing; and if
+    time gets short, who is idle has on-demand to the end.
     """
 
     def __init__(self) -> None:
@@ -122,6 +123,7 @@ class UniformProgress:
         scenario = view.scenario
         if self._topping_up is None:
             self._topping_up = np.zeros(len(view.remaining), dtype=bool)
+            self._to_the_end = self._topping_up
         left = max(view.left, view.step)
         done = scenario.work - view.remaining
 
@@ -133,9 +135,11 @@ class UniformProgress:
         there = view.on_demand + view.starting
         sure = scenario.sure_rate * scenario.most_on_demand * (left - 2 * view.startup - view.step)
         danger = view.remaining >= sure
-        self._topping_up = danger | np.where(self._topping_up, ~ahead, behind)
-        wanted = np.where(danger, scenario.workers, must) - view.spot_there
-        on_demand = np.where(self._topping_up, np.maximum(wanted, there), 0)
+        idle = np.where(danger, scenario.workers, must) - view.spot_there
+        self._to_the_end = self._to_the_end | (danger & (idle > 0))
+        topping_up = self._to_the_end | np.where(self._topping_up, ~ahead, behind)
+        on_demand = np.where(topping_up, np.maximum(idle, there), 0)
+        self._topping_up = on_demand > 0
         on_demand = np.clip(on_demand, scenario.base, scenario.most_on_demand)
         return _spot_beside(view, on_demand), on_demand
 

@@ -213,6 +213,18 @@ def test_uniform_progress_stays_on_demand_until_it_is_two_changes_ahead() -> Non
     assert spot + min(own, WORKERS) <= WORKERS
 
 
+def test_uniform_progress_leaves_spot_alone_and_ends_on_demand_once_time_is_short() -> None:
+    policy = UniformProgress()
+    assert policy(view(0.5, done=0.2, spot=WORKERS))[1] == 0  # behind, and nobody is idle
+    # Two thirds of the time is what the work takes on-demand: a fifth is left, and more than that of the work.
+    policy = UniformProgress()
+    assert policy(view(0.8, done=0.7, spot=WORKERS))[1] == 0
+    assert policy(view(0.8, done=0.7, spot=WORKERS - 5))[1] == 5
+    assert policy(view(0.9, done=0.99, on_demand=5, spot=WORKERS - 5))[1] == 5
+    calm = UniformProgress()
+    assert calm(view(0.9, done=0.99, on_demand=5, spot=WORKERS - 5))[1] == 0
+
+
 def test_a_trace_measures_a_pool() -> None:
     problem = scenario(1, 1.2).problem
     spot = with_trace(problem, "spot", read_trace(AWS)).pools[0]
