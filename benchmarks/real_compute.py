@@ -22,7 +22,7 @@ CASES = (
 def measure(quick: bool) -> Iterator[Measurement]:
     """For each model: beside the worker's own step, what of that a bare socket leaves, beside Keras' `fit`.
 
-    The worker's own step is measured before and after the rest, for a shared host is faster at one time than at another.
+    The worker's own step is measured before and after: a shared host is faster at one time than at another.
     """
     seconds = 8.0 if quick else 12.0
     for model, batch, goal in CASES[:1] if quick else CASES:
