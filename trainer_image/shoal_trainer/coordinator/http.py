@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from pydantic import ValidationError
 
 from shoal_trainer.contract import STATUS_PATH, Message
-from shoal_trainer.coordinator.protocol import MAX_BODY, MAX_FILE, PURPOSE, REQUESTS
+from shoal_trainer.coordinator.protocol import MAX_BODY, MAX_FILE, MAX_JOIN, PURPOSE, REQUESTS
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.server import RefusalLog
 from shoal_trainer.security import Credentials
@@ -183,7 +183,7 @@ class _Connection(BaseHTTPRequestHandler):
             handler = self.server.control.handlers.get(name)
             if handler is None:
                 raise ProtocolError(f"there is no {self.path} here")
-            body = self.rfile.read(self._length(MAX_BODY))
+            body = self.rfile.read(self._length(MAX_JOIN if name == "join" else MAX_BODY))
             try:
                 request = REQUESTS[name].model_validate_json(body)
             except ValidationError as error:

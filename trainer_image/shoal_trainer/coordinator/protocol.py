@@ -19,6 +19,9 @@ from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 PURPOSE = "control"
 """What the bearer token of these requests is derived for (`Credentials.token`)."""
 MAX_BODY = 4 << 20
+MAX_LIST = 28 << 20
+"""Of the names of the data's files, which go with a hello only."""
+MAX_JOIN = MAX_LIST + MAX_BODY
 MAX_FILE = 64 << 30
 MAX_TEXT = 4096
 MAX_SPANS = 1 << 20
@@ -31,6 +34,19 @@ class DataSpec(Message):
     files: tuple[str, ...] = ()
     validation: bool = False
     callbacks: bool = False
+
+    @property
+    def words(self) -> str:
+        """How much it is: "100 samples", "3 files"."""
+        return f"{len(self.files):,} files" if self.size is None else f"{self.size:,} samples"
+
+    def beside(self, other: DataSpec) -> str:
+        """How the files that a worker lists differ from these, the job's."""
+        mine, theirs = set(self.files), set(other.files)
+        return (
+            f"a worker lists {len(theirs):,} files of training data: {len(theirs - mine):,} of them are new, and "
+            f"{len(mine - theirs):,} of the job's {len(mine):,} are missing; the job keeps to its own list"
+        )
 
     def told(self, lease: Leased) -> Lease:
         """A lease of these data as a worker is told of it."""

@@ -8,6 +8,7 @@ will push themselves, so that nobody else is given it.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ from shoal_trainer.coordinator.tasks import Tasks
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import Applied, Entry, Progress
+
+log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 5.0
 
@@ -46,6 +49,7 @@ class Record:
         """The reconciler's."""
         self.ledger: Ledger | None = None
         self.data: DataSpec | None = None
+        self._told_files = False
         self.stopping = ""
         """Why training ends before its passes do."""
         self.pace = Pace()
@@ -186,6 +190,7 @@ class Record:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _agree(self, data: DataSpec) -> None:
+        """The first list of files is the job's, whatever others see later: a lease tells its file by name."""
         if self.data is None:
             if data.size is None and not data.files:
                 raise UserError(
@@ -196,14 +201,19 @@ class Record:
             if self._saved is not None:
                 self._resume(self._saved)
             self._replay()
-        elif (self.data.size, self.data.files) != (data.size, data.files):
-            mine, theirs = self.data.size or len(self.data.files), data.size or len(data.files)
+            return
+        if self.data.size != data.size:
             raise UserError(
-                f"This worker's training data are not the job's: {theirs} {'samples' if data.size else 'files'} here, "
-                f"{mine} {'samples' if self.data.size else 'files'} there. Every worker must see the same data."
+                f"This worker's training data are not the job's: {data.words} here, {self.data.words} there. "
+                "Every worker must see the same data."
             )
-        elif (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):
-            self.data = data
+        if self.data.files != data.files and not self._told_files:
+            self._told_files = True
+            log.warning("%s", self.data.beside(data))
+        if (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):
+            self.data = self.data.model_copy(
+                update={"validation": data.validation, "callbacks": data.callbacks}
+            )
 
     def _resume(self, saved: dict[str, Any]) -> None:
         assert self.ledger is not None

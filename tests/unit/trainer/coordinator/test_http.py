@@ -14,7 +14,19 @@ import pytest
 from shoal_trainer.contract import STATUS_PATH, Phase, Shard, StatusReport
 from shoal_trainer.coordinator.client import ControlClient, CoordinatorClient
 from shoal_trainer.coordinator.http import ControlServer, safe_name
-from shoal_trainer.coordinator.protocol import MAX_BODY, MAX_FILE, PURPOSE, Done, Given, Heartbeat, Next
+from shoal_trainer.coordinator.protocol import (
+    MAX_BODY,
+    MAX_FILE,
+    MAX_JOIN,
+    MAX_LIST,
+    PURPOSE,
+    DataSpec,
+    Done,
+    Given,
+    Heartbeat,
+    Joined,
+    Next,
+)
 from shoal_trainer.errors import Fenced, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.wire.channel import DEAD_SECONDS
@@ -210,6 +222,26 @@ def test_a_body_of_impossible_length_is_refused_before_it_is_read(start, length)
     code, said = served.ask("POST", "/v1/next", b"", length=length)
     assert (code, "at most" in said) == (400, True)
     code, said = served.ask("PUT", "/v1/files/0/0/0/1/x", b"", length=MAX_FILE + 1)
+    assert (code, "at most" in said) == (400, True)
+
+
+def test_a_hello_may_tell_of_more_files_than_another_request_may_hold(start):
+    served, told = start(), []
+
+    def join(request):
+        told.append(request.data)
+        return Joined()
+
+    served.server.handlers["join"] = join
+    data = DataSpec(
+        files=tuple(f"s3://bucket/a-folder-of-some-depth/part-{n:06}.tfrecord" for n in range(120_000))
+    )
+    assert MAX_BODY < len(data.to_json()) < MAX_LIST
+    client = CoordinatorClient(served.address, served.credentials, 0, 0, timeout=SECONDS)
+    client.join(data, 16)
+    client.close()
+    assert told == [data]
+    code, said = served.ask("POST", "/v1/join", b"", length=MAX_JOIN + 1)
     assert (code, "at most" in said) == (400, True)
 
 
