@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves
-from shoal_trainer.errors import UserError
+from shoal_trainer.data.trouble import unconnected, words
+from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,10 @@ class Indexed:
         return next(self.batches(0, 0, min(batch_size, self.size), batch_size))
 
     def batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:  # noqa: ARG002
-        """The samples [start, stop) as batches of `batch_size` rows."""
-        dataset = self.fn(start, stop)
+        """The samples [start, stop) as batches of `batch_size` rows. `Unreachable` where a network is down."""
+        dataset = connected(lambda: self.fn(start, stop), f"samples {start}-{stop}")
         require_dataset(dataset, "Indexed(fn=…)")
-        rows = iter(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2))
+        rows = reached(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2), f"samples {start}-{stop}")
         return batches(rows, batch_size, start, stop, f"The data function, called with ({start}, {stop}),")
 
 
@@ -93,12 +96,35 @@ def _packed(x: Any, y: Any, sample_weight: Any) -> Any:
         return x, y, sample_weight
     if y is not None:
         return x, y
-    return (x,) if isinstance(x, tuple) else x
+    return (x,) if isinstance(x, tuple | list) else x
 
 
 @functools.lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(size)
+
+
+def connected(call: Callable[[], T], what: str) -> T:
+    """What the user's function gives; `Unreachable` where it says that a network is down."""
+    try:
+        return call()
+    except TrainerError:
+        raise
+    except Exception as error:
+        if unconnected(error):
+            raise Unreachable(f"{what}: {words(error)}") from error
+        raise
+
+
+def reached(dataset: Any, what: str) -> Iterator[Any]:
+    """The elements of the user's data set; `Unreachable` where one cannot be had because a network is down."""
+    rows = iter(dataset)
+    while True:
+        try:
+            row = connected(lambda: next(rows), what)
+        except StopIteration:
+            return
+        yield row
 
 
 def require_dataset(dataset: Any, where: str) -> None:

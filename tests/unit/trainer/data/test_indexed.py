@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from shoal_trainer import Indexed, UserError
 from shoal_trainer.data.batch import fill
+from shoal_trainer.errors import Unreachable
 
 
 def numbers(start, stop):
@@ -82,3 +83,40 @@ def test_wrong_sizes_are_refused():
         Indexed(0, numbers)
     with pytest.raises(UserError, match=r"different numbers of samples: \[3, 4\]"):
         Indexed.from_arrays(np.ones(3), np.ones(4))
+
+
+def failing(error):
+    def rows():
+        yield 1.0
+        raise error
+
+    return lambda *_: tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.float32))
+
+
+def raising(error):
+    def fn(*_):
+        raise error
+
+    return fn
+
+
+@pytest.mark.parametrize("made", [failing, raising])
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(104, "reset"), TimeoutError("late"), ConnectionError("x")]
+)
+def test_a_network_that_is_down_is_nobodys_mistake(made, error):
+    with pytest.raises(Unreachable, match="samples 16-64: "):
+        list(Indexed(64, made(error)).batches(0, 16, 64, 1))
+
+
+@pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.DeadlineExceededError])
+def test_nor_is_what_tensorflow_cannot_reach(kind):
+    with pytest.raises(Unreachable, match="samples 0-64: Socket closed"):
+        list(Indexed(64, raising(kind(None, None, "Socket closed"))).batches(0, 0, 64, 1))
+
+
+@pytest.mark.parametrize("made", [failing, raising])
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("label"), ValueError("x")])
+def test_of_other_errors_of_a_function_nobody_knows_what_they_mean(made, error):
+    with pytest.raises((type(error), tf.errors.OpError)):
+        list(Indexed(64, made(error)).batches(0, 0, 64, 1))

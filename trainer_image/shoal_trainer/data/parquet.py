@@ -1,0 +1,54 @@
+"""Parquet files as tensors: record batches as dicts of arrays. TensorFlow has no reader for them, Arrow has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def record_batches(
+    path: str, columns: list[str] | None
+) -> tuple[Callable[[], Iterator[Any]], dict[str, Any]]:
+    """A generator of record batches as dicts of arrays, and their tensor signature."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import tensorflow as tf
+
+    try:
+        schema = pq.read_schema(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    names = columns or schema.names
+    if missing := sorted(set(names) - set(schema.names)):
+        raise ValueError(f"it has no column {', '.join(missing)} (it has {', '.join(schema.names)})")
+    signature = {}
+    for name in names:
+        kind = schema.field(name).type
+        shape: tuple[int | None, ...] = (None,)
+        if pa.types.is_fixed_size_list(kind):
+            shape, kind = (None, kind.list_size), kind.value_type
+        text = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind)
+        dtype = tf.string if text else tf.dtypes.as_dtype(kind.to_pandas_dtype())
+        signature[name] = tf.TensorSpec(shape, dtype)
+
+    def groups() -> Iterator[dict[str, Any]]:
+        with pq.ParquetFile(path) as file:
+            for group in file.iter_batches(batch_size=1024, columns=names):
+                yield {name: _column(name, group.column(name)) for name in names}
+
+    return groups, signature
+
+
+def _column(name: str, values: Any) -> Any:
+    import pyarrow as pa
+
+    vectors = pa.types.is_fixed_size_list(values.type)
+    flat = values.flatten() if vectors else values
+    missing = values.null_count if vectors else 0  # `flatten` leaves those rows out
+    if missing or (flat.null_count and not pa.types.is_floating(flat.type)):
+        raise ValueError(
+            f"column {name} has nulls, and only floating-point numbers may be null (they become NaN): fill them in, "
+            "or leave the column out with columns=[…]"
+        )
+    array = flat.to_numpy(zero_copy_only=False)
+    return array.reshape(-1, values.type.list_size) if vectors else array

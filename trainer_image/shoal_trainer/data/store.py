@@ -1,0 +1,210 @@
+"""Where files are: on a disk or a volume, or in an object store, of which TensorFlow's own readers know nothing.
+
+A file of a store is fetched through fsspec into a folder of its own, and deleted with it. Every store has its own tree
+of errors, so whatever it says but "there is no such file" is taken for an outage, which time mends.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+import tempfile
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shoal_trainer.data.trouble import NOT_THERE
+from shoal_trainer.errors import TrainerError, Unreachable, UserError
+
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+MOUNTED = {"file", "local"}
+"""Protocols of what is a file of this machine, be it on a volume that others see, too."""
+
+
+def matching(pattern: str) -> tuple[str, ...]:
+    """The files that match, sorted, each with its protocol. Raises `UserError` where none does."""
+    filesystem, path = _opened(pattern, f"Files({pattern!r})")
+    folders: list[str] = []
+    try:
+        found = _found(filesystem, path, remote=is_remote(pattern))
+        names = sorted(name for name, told in found.items() if _is_file(filesystem, name, told))
+        if not names:
+            folders = sorted(name for name in found if filesystem.isdir(name))
+    except FileNotFoundError:
+        names = []
+    except Exception as error:
+        if (
+            type(error) is ValueError
+        ):  # fsspec's own word about the pattern; others' are of kinds of their own
+            raise _refused(pattern, error) from error
+        raise Unreachable(f"Files({pattern!r}): {error!r}") from error
+    if folders:
+        raise UserError(
+            f"{filesystem.unstrip_protocol(folders[0])} is a folder: give a pattern, for example "
+            f"{pattern.rstrip('/')}/*.parquet."
+        )
+    if not names:
+        raise UserError(f"No file matches {pattern!r}. Give a pattern that the worker's pod can see.")
+    return tuple(filesystem.unstrip_protocol(name) for name in names)
+
+
+def is_remote(name: str) -> bool:
+    """Whether a file has to be fetched before it can be read."""
+    import fsspec
+
+    return fsspec.utils.get_protocol(name) not in MOUNTED
+
+
+class Local:
+    """A local path of a file for as long as the `with` lasts; a file of an object store is fetched and deleted."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._store: tuple[Any, str] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._path: str | None = None
+
+    def open(self) -> Local:
+        """Turn to the store; fsspec keeps its connections for the thread that does it."""
+        if self._store is None:
+            self._store = _opened(self.name, self.name)
+        return self
+
+    def fetch(self) -> Local:
+        """Have it here, if it is not. `UserError`: it will never be; `Unreachable`: not now."""
+        if self._path is None:
+            filesystem, path = self._store or _opened(self.name, self.name)
+            self._path = self._fetched(filesystem, path) if is_remote(self.name) else self._seen(path)
+        return self
+
+    def close(self) -> None:
+        """Delete what was fetched."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def __enter__(self) -> str:
+        self.fetch()
+        assert self._path is not None
+        return self._path
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _seen(self, path: str) -> str:
+        try:
+            mode = Path(path).stat().st_mode
+        except OSError as error:
+            if error.errno in NOT_THERE:
+                raise self._gone() from error
+            raise Unreachable(f"{self.name}: {error}") from error
+        if stat.S_ISDIR(mode):
+            raise UserError(f"{self.name} is a folder. The training data must not change in a run.")
+        return path
+
+    def _fetched(self, filesystem: Any, path: str) -> str:
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="shoal-data-")
+        except OSError as error:
+            raise self._no_room(filesystem, path, error) from error
+        target = Path(self._folder.name) / Path(path).name
+        try:
+            filesystem.get_file(path, str(target))
+        except FileNotFoundError as error:
+            self.close()
+            raise self._gone() from error
+        except Exception as error:
+            self.close()
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise self._no_room(filesystem, path, error) from error
+            raise Unreachable(f"{self.name}: {error}") from error
+        return str(target)
+
+    def _gone(self) -> UserError:
+        return UserError(
+            f"{self.name} does not exist (any more). The training data must not change in a run."
+        )
+
+    def _no_room(self, filesystem: Any, path: str, error: OSError) -> UserError:
+        try:
+            size = f" ({filesystem.size(path) / 1e6:,.1f} MB)"
+        except Exception:
+            size = ""
+        return UserError(
+            f"{self.name}{size} does not fit on the worker's disk: {error}. Raise ephemeral-storage in the resources "
+            "of container worker (spec.workers.template), or split the data into smaller files."
+        )
+
+
+class Ahead:
+    """A file that is being fetched by a thread of its own while another one is read."""
+
+    def __init__(self, name: str) -> None:
+        self._future: Future[Local] = Future()
+        try:
+            local = Local(name).open()
+        except TrainerError as error:
+            self._future.set_exception(error)
+        else:
+            threading.Thread(target=self._run, args=(local,), name="fetch", daemon=True).start()
+
+    def get(self, timeout: float) -> Local:
+        """The file, once it is here; raises what `Local.fetch` raised, or the built-in TimeoutError."""
+        return self._future.result(timeout)
+
+    def discard(self) -> None:
+        """Nobody will read it: delete it when it has come."""
+        self._future.add_done_callback(_delete)
+
+    def _run(self, local: Local) -> None:
+        try:
+            self._future.set_result(local.fetch())
+        except TrainerError as error:
+            self._future.set_exception(error)
+        except BaseException as error:
+            self._future.set_exception(Unreachable(f"{local.name}: {error!r}"))
+
+
+def _delete(future: Future[Local]) -> None:
+    if future.exception() is None:
+        future.result().close()
+
+
+def _opened(name: str, what: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(name)
+    except (ValueError, ImportError) as error:  # no such protocol, or its package is not in the image
+        raise _refused(name, error) from error
+    except Exception as error:  # credentials are looked for, over a network
+        raise Unreachable(f"{what}: {error!r}") from error
+    return filesystem, path
+
+
+def _refused(name: str, error: Exception) -> UserError:
+    return UserError(f"Files({name!r}): {error}. Use a path, file://, s3:// or gs://.")
+
+
+def _found(filesystem: Any, path: str, *, remote: bool) -> dict[str, dict[str, Any]]:
+    """What matches, and what it is. fsspec takes what it cannot see for absent, unless it is told not to."""
+    if not any(character in path for character in "*?["):
+        return {path: filesystem.info(path)}
+    options = {} if remote else {"on_error": _mind}
+    found: dict[str, dict[str, Any]] = filesystem.glob(path, detail=True, **options)
+    return found
+
+
+def _mind(error: OSError) -> None:
+    """A folder that is not there or not for us holds no match; of any other nobody knows."""
+    if error.errno not in NOT_THERE | {errno.EACCES, errno.EPERM}:
+        raise error
+
+
+def _is_file(filesystem: Any, name: str, told: dict[str, Any]) -> bool:
+    """A link may be either; only a file system of this machine has any."""
+    kind = told["type"]
+    return kind == "file" or (kind != "directory" and bool(filesystem.isfile(name)))

@@ -1,0 +1,75 @@
+"""What an error in reading says: that the data are away for a while, or that somebody has to change something.
+
+A job that ends for a short outage is lost for nothing; one that tries a damaged file for ever is lost, too. What a file
+system or a network says in its own words (an `errno`, TensorFlow's code for one) is the former, what a parser or the
+user's code says is the latter. Python's errors in a data set arrive as TensorFlow's, with their names in the text.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import re
+
+NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+"""Of a file system: it answers, and there is no such file."""
+TRACEBACK = "Traceback (most recent call last)"
+NODE = re.compile(r"^{{.*?}} | \[Op:\w+\] name: $")
+"""What TensorFlow puts around a message: where in its graph that was."""
+PYTHON = re.compile(r"^(\w+): (?:\[[Ee]rrno (\d+)\])?")
+
+
+def away(error: BaseException) -> bool:
+    """Of a file: whether it may be read in a while, as it is."""
+    import tensorflow as tf
+
+    raised = _raised(error)
+    if raised is not None:
+        kind, number = raised
+        spoke = issubclass(kind, OSError) and number is not None and number not in NOT_THERE
+        return spoke or issubclass(kind, ConnectionError | TimeoutError)
+    errors = tf.errors
+    mine = (
+        errors.DataLossError,
+        errors.InvalidArgumentError,
+        errors.OutOfRangeError,
+        errors.FailedPreconditionError,
+        errors.UnimplementedError,
+    )
+    return isinstance(error, errors.OpError) and not isinstance(error, mine)
+
+
+def unconnected(error: BaseException) -> bool:
+    """Of a function that may do anything: whether a network is down. Of other errors nobody knows what they mean."""
+    import tensorflow as tf
+
+    raised = _raised(error)
+    if raised is not None:
+        return issubclass(raised[0], ConnectionError | TimeoutError)
+    return isinstance(error, tf.errors.UnavailableError | tf.errors.DeadlineExceededError)
+
+
+def words(error: BaseException) -> str:
+    """The error in one line, without what TensorFlow puts around it."""
+    import tensorflow as tf
+
+    lines = str(error).splitlines() or [""]
+    text = NODE.sub("", lines[0])
+    if isinstance(error, tf.errors.OpError) and TRACEBACK in str(error):
+        text = re.sub(r"^\w+Error: ", "", text)
+    return text[:300] or type(error).__name__
+
+
+def _raised(error: BaseException) -> tuple[type[BaseException], int | None] | None:
+    """The kind and errno of what Python raised, here or in a data set; None for what TensorFlow says itself."""
+    import tensorflow as tf
+
+    if not isinstance(error, tf.errors.OpError):
+        return type(error), error.errno if isinstance(error, OSError) else None
+    text = str(error)
+    found = PYTHON.match(NODE.sub("", text.splitlines()[0])) if TRACEBACK in text else None
+    if found is None:
+        return None
+    kind = getattr(builtins, found[1], Exception)
+    number = None if found[2] is None else int(found[2])
+    return (kind if isinstance(kind, type) and issubclass(kind, BaseException) else Exception), number
