@@ -1,8 +1,9 @@
 """A job as processes of this machine: what the operator does with pods, in small. `shoal-trainer run` is its face.
 
 Parameter servers and workers are the very processes that run in a cluster, told what to do by the same `RuntimeConfig`.
-A process that dies is replaced by its next incarnation, as a pod would be; the job ends with the termination message of
-parameter server 0, or with that of a worker which says that the user's code is wrong.
+A process that dies is replaced by its next incarnation, as a pod would be; so is one that ends well before its time.
+The job ends with the termination message of parameter server 0, or with that of a worker which says that the user's
+code is wrong.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ from shoal_trainer.worker.hardware import shared_by
 MAX_FAILURES = 10
 """Replacements for processes that died by themselves (not killed by us) before the run is given up."""
 
+DONE_PATIENCE = 15.0
+"""Seconds between a process' exit 0 and the end of the job: before that, nothing is made of it."""
+
 
 @dataclass(frozen=True)
 class LocalJob:
@@ -82,6 +86,8 @@ class Process:
     log: Path
     termination: Path
     killed: bool = False
+    done_at: float | None = None
+    """When it was first seen to have ended well."""
 
     @property
     def name(self) -> str:
@@ -185,8 +191,8 @@ class LocalRun:
         elif code == EXIT_USER:
             reason = message or TerminationMessage(outcome=Outcome.FAILED, message=tail(process.log))
             self.outcome = reason.model_copy(update={"outcome": Outcome.FAILED})
-        elif code == EXIT_OK:
-            self.processes.remove(process)
+        elif code == EXIT_OK and not self._too_early(process):
+            return
         else:
             if not process.killed:
                 self.failures += 1
@@ -198,6 +204,12 @@ class LocalRun:
                 return
             self.processes.remove(process)
             self._start(process.role, process.index, process.incarnation + 1)
+
+    def _too_early(self, process: Process) -> bool:
+        """Whether one that ended well did so long ago, and the job goes on."""
+        if process.done_at is None:
+            process.done_at = self._clock()
+        return self._clock() - process.done_at >= DONE_PATIENCE
 
     def _start(self, role: Role, index: int, incarnation: int) -> None:
         name = f"{role.value}-{index}-{incarnation}"

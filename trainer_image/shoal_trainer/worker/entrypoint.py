@@ -42,7 +42,7 @@ def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | Non
         module = importlib.import_module(module_name)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"The module {module_name!r} of the entrypoint cannot be imported: {where(error)}"
         ) from error
@@ -59,7 +59,7 @@ def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | Non
         return as_training(found, args or {}, entrypoint)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"The entrypoint {entrypoint!r} failed: {where(error)}") from error
 
 

@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -36,6 +37,11 @@ from shoal_trainer.termination import write_termination
 from shoal_trainer.worker.hardware import device_name, fitted, shared_by
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RETRY_SECONDS = 0.25
+"""The first pause before another try; the pauses double, up to the longest."""
+LONGEST_PAUSE = 30.0
 
 
 class Drain:
@@ -74,7 +80,12 @@ def main() -> int:
             raise UserError(
                 f"${CONFIG_ENV} is not a valid configuration: {error.errors()[0]['msg']}"
             ) from error
-        return _work(config, drain, started)
+        try:
+            return _work(config, drain, started)
+        except SystemExit as error:  # 0 would say that the job has ended
+            from shoal_trainer.worker.entrypoint import where
+
+            raise UserError(f"The job's code ends the process: {where(error)}. Take that out.") from error
     except UserError as error:
         log.error("%s", error)
         write_termination(TerminationMessage(outcome=Outcome.FAILED, reason="UserError", message=str(error)))
@@ -101,6 +112,24 @@ def _no_garbage() -> Iterator[None]:
         gc.enable()
 
 
+def _patiently(call: Callable[[], T], stop: threading.Event) -> T:
+    """Try until the data are there. To end would be a failure of the job's, and be done again elsewhere.
+
+    Who is told to stop meanwhile ends at once (`Drain`).
+    """
+    said, pause = "", RETRY_SECONDS
+    while True:
+        try:
+            return call()
+        except Unreachable as error:
+            if str(error) != said:
+                log.warning("waiting for the data: cannot read %s; trying again until it works", error)
+            said = str(error)
+        gc.collect()  # nobody else searches for it now, and each try leaves something
+        stop.wait(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     os.environ.update(shared_by(1))  # TensorFlow reads it when it is imported
     with _no_garbage():  # each search through all that TensorFlow imports would take long
@@ -117,8 +146,8 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         device = device_name()
         config = fitted(config, device)
         credentials = Credentials.load(config.secret_dir)
-        glue = build_glue(job, config)
-        coordinator = ControlPlane(config, credentials, job)
+        glue = _patiently(lambda: build_glue(job, config), drain.flag)
+        coordinator = _patiently(lambda: ControlPlane(config, credentials, job), drain.flag)
         coordinator.start()  # its heartbeat says "tracing" while we do, or the slot would be taken for silent
         glue.trace()
     traced = time.monotonic()

@@ -20,6 +20,9 @@ def make(width=1):
 def nothing():
     pass
 
+def leave():
+    raise SystemExit(0)
+
 number = 7
 """
 
@@ -29,9 +32,10 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "goodjob.py").write_text(GOOD)
     (tmp_path / "syntaxerror.py").write_text("def broken(:\n")
+    (tmp_path / "exits.py").write_text("import sys\n\nif __name__ != '__main__':\n    sys.exit('no GPU')\n")
     (tmp_path / "importerror.py").write_text("import numpy\n\nnumpy.nothing_of_this_name\n")
     yield tmp_path
-    for name in ("goodjob", "syntaxerror", "importerror"):
+    for name in ("goodjob", "syntaxerror", "importerror", "exits"):
         sys.modules.pop(name, None)
 
 
@@ -54,6 +58,9 @@ def test_a_training_or_a_function_that_makes_one(folder):
         ("goodjob:make", {"width": 0}, "must have at least one sample"),
         ("syntaxerror:job", {}, "cannot be imported: SyntaxError: invalid syntax"),
         ("importerror:job", {}, "importerror.py:3"),
+        ("exits:job", {}, "cannot be imported: SystemExit: no GPU ("),
+        ("exits:job", {}, "exits.py:4"),
+        ("goodjob:leave", {}, "failed: SystemExit: 0 ("),
     ],
 )
 def test_a_wrong_entrypoint_says_what_to_change(folder, entrypoint, args, words):

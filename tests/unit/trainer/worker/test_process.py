@@ -2,13 +2,14 @@
 
 import gc
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from shoal_trainer.contract import Role
-from shoal_trainer.errors import UserError
-from shoal_trainer.local import LocalJob, LocalRun
+from shoal_trainer.contract import CONFIG_ENV, EXIT_USER, JobIdentity, Outcome, Role, RuntimeConfig, Shard
+from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.local import DONE_PATIENCE, MAX_FAILURES, LocalJob, LocalRun
 from shoal_trainer.worker import process
 from shoal_trainer.worker.hardware import THREADS_ENV
 
@@ -48,3 +49,76 @@ def test_the_workers_of_a_local_run_share_the_machine(monkeypatch):
     with LocalRun(LocalJob(entrypoint="a:b", workers=3)) as run:
         assert [process.role for process in run.processes] == [Role.PS, *[Role.WORKER] * 3]
     assert threads == ["2"] * 4
+
+
+def test_data_that_are_away_at_the_start_are_waited_for_and_told_once_for_each_reason(caplog):
+    answers = ["s3://bucket/*: no answer"] * 6 + ["s3://bucket/*: 503"] * 4
+    waited = []
+
+    def call():
+        if answers:
+            raise Unreachable(answers.pop())
+        return "the model"
+
+    assert process._patiently(call, SimpleNamespace(wait=waited.append)) == "the model"
+    assert waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    told = [record.message for record in caplog.records]
+    assert [("503" in text, "no answer" in text) for text in told] == [(True, False), (False, True)]
+    with pytest.raises(UserError):
+        process._patiently(lambda: answers.append(1) or _raise(UserError("mend it")), SimpleNamespace())
+    assert len(answers) == 1
+
+
+def _raise(error):
+    raise error
+
+
+def test_code_that_ends_the_process_does_not_end_it_well(monkeypatch, tmp_path):
+    config = RuntimeConfig(
+        job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
+        parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", storage_uri="file:///nowhere",
+    )  # fmt: skip
+    monkeypatch.setenv(CONFIG_ENV, config.to_json())
+    monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
+    monkeypatch.setattr(process, "Drain", lambda: None)
+    monkeypatch.setattr(process, "_work", lambda *_: sys.exit(0))
+    assert process.main() == EXIT_USER
+    assert "ends the process: SystemExit: 0" in (tmp_path / "message").read_text()
+
+
+class Ended:
+    """A process that has ended well."""
+
+    pid = -1
+
+    def __init__(self, *_, **__):
+        self.code = 0
+
+    def poll(self):
+        return self.code
+
+    def wait(self):
+        return self.code
+
+    def kill(self):
+        self.code = -9
+
+
+def test_a_local_worker_that_ends_well_before_the_job_does_is_replaced(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", Ended)
+    with LocalRun(LocalJob(entrypoint="a:b"), clock=lambda: now[0]) as run:
+        server, worker = run.processes
+        server.popen.code = None
+        for now[0] in (0.0, 1.0, DONE_PATIENCE - 0.1):
+            assert run.poll() is None
+            assert run.processes == [server, worker]
+        now[0] = DONE_PATIENCE
+        assert run.poll() is None
+        assert [process.name for process in run.processes] == ["ps-0-0", "worker-0-1"]
+        assert run.failures == 1
+        for _ in range(2 * (MAX_FAILURES + 2)):
+            now[0] += DONE_PATIENCE
+            run.poll()
+        assert run.outcome.outcome is Outcome.FAILED
+        assert run.outcome.reason == "BackoffLimit"
