@@ -217,6 +217,18 @@ class Ledger:
             segment.start // self.range_size, max(segment.start, segment.stop - 1) // self.range_size + 1
         )
 
+    def visiting(self, epoch: int) -> list[Segment]:
+        """All segments of a pass, in the order in which they are given out."""
+        if self.size is None:
+            segments = [Segment(epoch, file, 0, self.lengths.get(file)) for file in range(self.files)]
+        else:
+            starts = range(0, self.size, self.range_size)
+            segments = [
+                Segment(epoch, -1, start, min(start + self.range_size, self.size)) for start in starts
+            ]
+        random.Random(f"{self.seed}/{epoch}").shuffle(segments)
+        return segments
+
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
@@ -300,15 +312,7 @@ class Ledger:
     def _open_next(self) -> None:
         epoch = self.opened
         self.opened += 1
-        if self.size is None:
-            segments = [Segment(epoch, file, 0, self.lengths.get(file)) for file in range(self.files)]
-        else:
-            starts = range(0, self.size, self.range_size)
-            segments = [
-                Segment(epoch, -1, start, min(start + self.range_size, self.size)) for start in starts
-            ]
-        random.Random(f"{self.seed}/{epoch}").shuffle(segments)
-        self.passes[epoch] = Pass(deque(segments))
+        self.passes[epoch] = Pass(deque(self.visiting(epoch)))
 
     def _lease(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease:
         self._counter += 1

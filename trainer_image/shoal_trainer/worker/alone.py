@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.data.batch import Batch, batches, map_leaves
 from shoal_trainer.data.files import Files
-from shoal_trainer.data.indexed import Arrays, Indexed, require_dataset
+from shoal_trainer.data.indexed import Arrays, Indexed, connected, reached, require_dataset
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
 
@@ -22,15 +24,23 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
     keras.utils.set_random_seed(job.seed)
     model = job.model()
     example = job.data.example(batch_size)
-    source = iter(range(10**9))
-    training = dataset_of(lambda: whole(job.data, next(source), batch_size), example)
+    visit, epoch = visits(job, batch_size), itertools.count()
+    ended: list[BaseException] = []
+    training = dataset_of(lambda: visit(next(epoch)), example, ended)
     validation = None
     if job.validation is not None:
         judged = next(validation_batches(job.validation, batch_size))
-        validation = dataset_of(lambda: validation_batches(job.validation, batch_size), judged)
+        validation = dataset_of(lambda: validation_batches(job.validation, batch_size), judged, ended)
     callbacks = list(job.callbacks()) if job.callbacks else []
-    with quiet_end():
-        model.fit(training, epochs=epochs, validation_data=validation, callbacks=callbacks, verbose=verbose)
+    with quiet_end(), as_raised(ended):
+        model.fit(
+            training,
+            epochs=epochs,
+            validation_data=validation,
+            callbacks=callbacks,
+            verbose=verbose,
+            shuffle=False,
+        )
     return model
 
 
@@ -42,8 +52,36 @@ def quiet_end() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
+    """Raise what ended a pass of `dataset_of`, and not what TensorFlow makes of it."""
+    try:
+        yield
+    except Exception as error:
+        if ended:
+            raise ended[-1] from error
+        raise
+
+
+def visits(job: Training, batch_size: int) -> Callable[[int], Iterator[Batch]]:
+    """The passes over the training data by their number, in the order of a worker that has no other beside it."""
+    data = job.data
+    files = data.list() if isinstance(data, Files) else ()
+    size = None if isinstance(data, Files) else data.size
+    ledger = Ledger(size=size, files=len(files), batch_size=batch_size, seed=str(job.seed), epochs=None)
+
+    def visit(epoch: int) -> Iterator[Batch]:
+        for segment in ledger.visiting(epoch):
+            if isinstance(data, Files):
+                yield from data.batches(files[segment.file], 0, None, batch_size)
+            elif segment.stop is not None:
+                yield from data.batches(epoch, segment.start, segment.stop, batch_size)
+
+    return visit
+
+
 def whole(data: Indexed | Arrays | Files, epoch: int, batch_size: int) -> Iterator[Batch]:
-    """One pass over the data."""
+    """One pass over the data, in their own order."""
     if isinstance(data, Files):
         for name in data.list():
             yield from data.batches(name, 0, None, batch_size)
@@ -56,10 +94,11 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
     if isinstance(source, Indexed | Arrays | Files):
         found = whole(source, 0, batch_size)
     else:
-        dataset = source()
-        require_dataset(dataset, "Training(validation=…)")
-        rows = iter(dataset.batch(batch_size).prefetch(2))
-        found = batches(rows, batch_size, 0, None, "Training(validation=…)")
+        what = "Training(validation=…)"
+        dataset = connected(source, what)
+        require_dataset(dataset, what)
+        rows = reached(dataset.batch(batch_size).prefetch(2), what)
+        found = batches(rows, batch_size, 0, None, what)
     first = next(found, None)
     if first is None:
         raise UserError("Training(validation=…) has no sample. Give some, or leave it out.")
@@ -67,19 +106,29 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
     yield from found
 
 
-def dataset_of(passes: Callable[[], Iterator[Batch]], example: Batch) -> tf.data.Dataset:
+def dataset_of(
+    passes: Callable[[], Iterator[Batch]], example: Batch, ended: list[BaseException]
+) -> tf.data.Dataset:
     """What `fit` and `evaluate` read: each pass of it calls `passes` once. `example` is one of its batches.
 
-    Keras itself takes short batches: nothing is filled up here.
+    Keras itself takes short batches: nothing is filled up here. What ends a pass before its time is added to `ended`:
+    TensorFlow wraps it beyond recognition (`as_raised`).
     """
 
     def rows() -> Iterator[Any]:
-        for batch in passes():
-            yield form(batch)
+        try:
+            for batch in passes():
+                yield form(batch)
+        except (Exception, SystemExit) as error:
+            ended.append(error)
+            raise
 
     def form(batch: Batch) -> Any:
         given = batch.as_given()
-        return given[:1] if batch.parts == 3 and batch.y is None else given  # a Dataset has no place for None
+        given = (
+            given[:1] if batch.parts == 3 and batch.y is None else given
+        )  # a Dataset has no place for None
+        return _tuples(given)
 
     def spec(leaf: Any) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(leaf)
@@ -87,3 +136,12 @@ def dataset_of(passes: Callable[[], Iterator[Batch]], example: Batch) -> tf.data
 
     signature = map_leaves(spec, form(example))
     return tf.data.Dataset.from_generator(rows, output_signature=signature).prefetch(2)
+
+
+def _tuples(structure: Any) -> Any:
+    """Lists as tuples, as Keras' own `fit` does it: a Dataset takes a list for an array."""
+    if isinstance(structure, dict):
+        return {key: _tuples(part) for key, part in structure.items()}
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(_tuples(part) for part in structure))
+    return tuple(_tuples(part) for part in structure) if isinstance(structure, tuple | list) else structure

@@ -14,6 +14,8 @@ from shoal_trainer.worker.work import Coordinator, TaskWork
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.25
+LONGEST_PAUSE = 4.0
+"""Between two tries to make a result: each may read far before it finds the data away again."""
 
 
 def carry_out(
@@ -21,13 +23,16 @@ def carry_out(
 ) -> None:
     """Return when the coordinator has the result, or another worker the task, or `drain` is set.
 
-    Raises `UserError` where the coordinator will never take what `make` made: it would wait for it for ever.
+    What `make` cannot reach is told with the heartbeats. Raises `UserError` where the coordinator will never take what
+    `make` made: it would wait for it for ever.
     """
-    waiting, made = False, None
+    waiting, made, pause = False, None, RETRY_SECONDS
     while not drain.is_set():
         try:
             if made is None:
                 made = make()
+                if waiting:
+                    coordinator.say("")
                 if odd := sorted(name for name, value in made.metrics.items() if not math.isfinite(value)):
                     log.warning("%s of pass %d is not finite: left out", ", ".join(odd), work.epoch + 1)
             coordinator.task_done(work, made.metrics, made.files, stop=made.stop)
@@ -35,7 +40,12 @@ def carry_out(
             if not waiting:
                 log.warning("%s: %s; trying again until it answers", work.kind, error)
             waiting = True
-            drain.wait(RETRY_SECONDS)
+            if made is not None:
+                drain.wait(RETRY_SECONDS)
+                continue
+            coordinator.say(f"{work.kind}: {error}")
+            drain.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
         except Overtaken as error:
             log.warning("%s is no longer ours: %s", work.kind, error)
             return

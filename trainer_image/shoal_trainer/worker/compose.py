@@ -45,20 +45,20 @@ class Worker:
 
 
 def build_glue(job: Training, config: RuntimeConfig) -> Glue:
-    """The user's model, built from the first batch of the data. Raises `UserError`."""
+    """The user's model, built from the first batch of the data. `Unreachable`: the data are away, now."""
     keras.utils.set_random_seed(job.seed)
     keras.backend.clear_session()  # variables are named alike in every worker, whatever was built before
     try:
         model = job.model()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
     try:
         example = job.data.example(config.batch_size)
     except (UserError, Unreachable, StopIteration):  # a store that is away is nobody's mistake
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"The data function failed: {where(error)}") from error
     return Glue(model, example, job.wire, (config.index, config.incarnation))
 
@@ -116,6 +116,7 @@ def compose(
         lambda: coordinator.next_work(leases.generation),
         leases.grant,
         coordinator.say,
+        holds=lambda work: leases.token(work.token) is not None,
     )
     policy = Policy(
         sequential=config.staleness.max == 0,

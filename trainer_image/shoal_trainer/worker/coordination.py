@@ -13,13 +13,13 @@ from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.coordinator.client import CoordinatorClient
-from shoal_trainer.coordinator.protocol import MAX_TEXT, DataSpec, Given, Lease
+from shoal_trainer.coordinator.protocol import MAX_LIST, MAX_TEXT, DataSpec, Given, Lease
 from shoal_trainer.data.files import Files
-from shoal_trainer.errors import TrainerError, Unreachable
+from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import Progress
-from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Token, Wasted, Work
+from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Token, Wasted, Words, Work
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +35,9 @@ class ControlPlane:
         self._client = CoordinatorClient(
             config.parameter_servers[0], credentials, config.index, config.incarnation
         )
-        data = job.data
-        self._data = DataSpec(
-            size=None if isinstance(data, Files) else data.size,
-            files=data.list() if isinstance(data, Files) else (),
-            validation=job.validation is not None,
-            callbacks=job.callbacks is not None,
-        )
-        self._message = ""
+        self._data = _spec(job)
+        self._message: Words = ""
+        self._logged: Words = ""
         self._stored: dict[str, tuple[int, int]] = {}
         """Size and time (ns) of each file of a task, as the coordinator took it last."""
         self._joined = threading.Event()
@@ -80,9 +75,9 @@ class ControlPlane:
         """Have the job go back to its newest snapshot, and this batch left out."""
         self._client.diverged(generation, batch, what)
 
-    def say(self, message: str) -> None:
+    def say(self, message: Words) -> None:
         """Have the heartbeats carry this."""
-        self._message = message[:MAX_TEXT]
+        self._message = message
 
     def file_ended(self, token: Token, length: int) -> None:
         """Tell that a leased file has `length` samples."""
@@ -118,22 +113,54 @@ class ControlPlane:
         self._stop.set()
         self._client.close()
 
+    def _spoken(self) -> str:
+        """What this heartbeat says. Who is asked cannot log it himself: he waits."""
+        message = self._message
+        if not callable(message):
+            return message[:MAX_TEXT]
+        text = message()
+        if text and message is not self._logged:
+            self._logged = message
+            log.warning("%s", text)
+        return text[:MAX_TEXT]
+
     def _run(self) -> None:
+        said = ""
         while not self._stop.is_set():
             seconds = HEARTBEAT_SECONDS
             try:
                 if self._joined.is_set():
-                    self._client.heartbeat(self._message)
+                    self._client.heartbeat(self._spoken())
                 else:
                     self.join({}, Wasted())
                     self._joined.set()
-            except Unreachable:
+            except Unreachable as error:
+                if not self._joined.is_set() and str(error) != said:
+                    said = str(error)
+                    log.warning("cannot join yet: %s; trying again until it works", said)
                 seconds = RETRY_SECONDS
             except TrainerError as error:
                 self._error = error
                 self._joined.set()
                 return
             self._stop.wait(seconds)
+
+
+def _spec(job: Training) -> DataSpec:
+    """What the job's data are. Raises `UserError` where their list is too long to be told."""
+    data = job.data
+    spec = DataSpec(
+        size=None if isinstance(data, Files) else data.size,
+        files=data.list() if isinstance(data, Files) else (),
+        validation=job.validation is not None,
+        callbacks=job.callbacks is not None,
+    )
+    if (length := len(spec.to_json().encode())) > MAX_LIST:
+        raise UserError(
+            f"The training data are {len(spec.files):,} files, whose names take {length / 2**20:.0f} MiB; at most "
+            f"{MAX_LIST >> 20} MiB can be told. Put more samples into each file."
+        )
+    return spec
 
 
 def _lease(work: DataWork, token: Token) -> Lease:

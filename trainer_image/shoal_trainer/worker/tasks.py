@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from shoal_trainer.errors import UserError
+from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.training import Training
-from shoal_trainer.worker.alone import dataset_of, quiet_end, validation_batches
+from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validation_batches
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.optimizers import take_average
@@ -61,20 +61,24 @@ class Tasks:
         return self.export(flat) if work.kind == "export" else self.run_callbacks(flat, work.history)
 
     def evaluate(self, flat: npt.NDArray[np.float32]) -> Outcome:
-        """Keras' own `evaluate` on `validation`; metrics are named as `fit` names them (`val_loss`, …)."""
+        """Keras' own `evaluate` on `validation`; metrics are named as `fit` names them (`val_loss`, …).
+
+        Raises `Unreachable` where the data are away: what was judged until then is judged again.
+        """
         if self._job.validation is None:
             return Outcome()
         self._glue.load(flat)
         model = self._glue.model
         rows = validation_batches(self._job.validation, self._batch_size)
+        ended: list[BaseException] = []
         try:
             first = next(rows)
-            dataset = dataset_of(lambda: itertools.chain([first], rows), first)
-            with quiet_end():
+            dataset = dataset_of(lambda: itertools.chain([first], rows), first, ended)
+            with quiet_end(), as_raised(ended):
                 results = model.evaluate(dataset, return_dict=True, verbose=0)
-        except UserError:
+        except TrainerError:  # of these `Unreachable` is nobody's mistake
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"The evaluation on Training(validation=…) failed: {where(error)}") from error
         model.reset_metrics()
         return Outcome({f"val_{name}": float(value) for name, value in results.items()})
@@ -97,7 +101,7 @@ class Tasks:
             self._replayed = len(history)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"A callback failed: {where(error)}") from error
         model = self._glue.model
         stop, model.stop_training = bool(model.stop_training), False
@@ -114,7 +118,7 @@ class Tasks:
         try:
             model.save(folder / "model.keras")
             model.export(str(folder / "saved_model"), verbose=False)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"The model cannot be saved: {where(error)}") from error
         return Outcome(files={str(path.relative_to(folder)): path for path in _files(folder)})
 
@@ -154,7 +158,7 @@ def _callbacks_of(job: Training) -> Sequence[Any]:
         return ()
     try:
         callbacks = list(job.callbacks())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"Training(callbacks=…) failed: {where(error)}") from error
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.Callback):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -54,6 +54,9 @@ class Finished:
 
 Work = DataWork | TaskWork | Idle | Finished
 
+Words = str | Callable[[], str]
+"""What is the matter; what changes with time is asked for at each heartbeat."""
+
 
 class Wasted(NamedTuple):
     """How many `steps` of this worker were in vain so far, and how many of them the coordinator answered for."""
@@ -74,7 +77,7 @@ class Coordinator(Protocol):
     def diverged(self, generation: int, batch: Progress, what: str) -> None:
         """Tell that a batch gave what is not finite; returns when shard 0 has gone back. `UserError`: it is the end."""
 
-    def say(self, message: str) -> None:
+    def say(self, message: Words) -> None:
         """Tell what is the matter, beside the heartbeats, until another message (or none, "") takes its place."""
 
     def file_ended(self, token: Token, length: int) -> None:

@@ -15,7 +15,10 @@ class Answers:
     """A coordinator that answers one result after the other with these errors, then takes it."""
 
     def __init__(self, *errors):
-        self.errors, self.taken = list(errors), []
+        self.errors, self.taken, self.said = list(errors), [], []
+
+    def say(self, message):
+        self.said.append(message)
 
     def task_done(self, work, metrics, files, *, stop):
         if self.errors:
@@ -37,6 +40,25 @@ def test_it_is_done_once_and_given_back_until_somebody_takes_it():
 
     carry_out(WORK, make, answers, Drain())
     assert (len(made), answers.taken) == (1, [(WORK, {"val_loss": 0.5}, False)])
+
+
+def test_what_cannot_be_reached_to_make_it_is_told_until_it_can():
+    answers, waited = Answers(), []
+    away = [Unreachable("s3://bucket/part-3: no answer")] * 7
+
+    class Waits(Drain):
+        def wait(self, timeout=None):
+            waited.append(timeout)
+
+    def make():
+        if away:
+            raise away.pop()
+        return Outcome({"val_loss": 0.5})
+
+    carry_out(WORK, make, answers, Waits())
+    assert answers.taken == [(WORK, {"val_loss": 0.5}, False)]
+    assert answers.said == ["evaluate: s3://bucket/part-3: no answer"] * 7 + [""]
+    assert waited == [0.25, 0.5, 1, 2, 4, 4, 4]
 
 
 def test_what_is_somebody_elses_by_now_is_left():

@@ -2,19 +2,41 @@ import pytest
 
 from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
-from shoal_trainer.errors import Unreachable
+from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.worker.compose import build_glue
 from tests.unit.trainer.worker.models import functional
 
+CONFIG = RuntimeConfig(
+    job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
+    parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", batch_size=4,
+    storage_uri="file:///nowhere",
+)  # fmt: skip
 
-def test_data_that_are_away_at_the_start_are_nobodys_mistake():
-    def away(*_):
-        raise Unreachable("the store does not answer")
 
-    config = RuntimeConfig(
-        job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
-        parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", batch_size=4,
-        storage_uri="file:///nowhere",
-    )  # fmt: skip
+def raises(error):
+    def function(*_):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unreachable("the store does not answer"), ConnectionResetError(104, "reset"), TimeoutError("late")],
+)
+def test_data_that_are_away_at_the_start_are_nobodys_mistake(error):
     with pytest.raises(Unreachable):
-        build_glue(Training(model=functional, data=Indexed(size=8, fn=away)), config)
+        build_glue(Training(model=functional, data=Indexed(size=8, fn=raises(error))), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "words"),
+    [
+        (functional, Indexed(8, raises(SystemExit(0))), "The data function failed: SystemExit: 0"),
+        (raises(SystemExit(0)), Indexed(8, raises(KeyError)), r"Training\(model=…\) failed: SystemExit: 0"),
+        (functional, Indexed(8, raises(KeyError("label"))), "The data function failed: KeyError: 'label'"),
+    ],
+)
+def test_what_the_users_code_does_is_the_users_to_mend_also_where_it_ends_the_process(model, data, words):
+    with pytest.raises(UserError, match=words):
+        build_glue(Training(model=model, data=data), CONFIG)

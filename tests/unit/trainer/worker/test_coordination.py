@@ -1,9 +1,11 @@
 """What a worker sends of a task's files: each as it is, once. What it says with its heartbeats."""
 
 import queue
+from dataclasses import replace
 
 import pytest
 
+from shoal_trainer import Files, UserError
 from shoal_trainer.contract import JobIdentity, Outcome, Role, RuntimeConfig, Shard, TerminationMessage
 from shoal_trainer.coordinator.artefacts import Artefacts, ModelManifest
 from shoal_trainer.coordinator.protocol import MAX_TEXT, Joined
@@ -60,13 +62,13 @@ class Bench:
         self.folder.mkdir()
         self.credentials = create_secret_dir(tmp_path / "secret")
 
-    def worker(self, slot=0):
+    def worker(self, slot=0, **options):
         config = RuntimeConfig(
             job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=slot, incarnation=0,
             parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", batch_size=16,
             storage_uri="file:///nowhere",
         )  # fmt: skip
-        plane = ControlPlane(config, self.credentials, job())
+        plane = ControlPlane(config, self.credentials, replace(job(), **options))
         plane._client.close()
         plane._client = Client(self.artefacts)
         return plane
@@ -146,6 +148,46 @@ def test_a_model_goes_whole_with_each_token(bench):
     bench.artefacts.publish_model((0, 2), TerminationMessage(outcome=Outcome.SUCCEEDED))
     manifest = ModelManifest.model_validate_json(bench.storage.read("model/manifest.json"))
     assert [file.name for file in manifest.files] == ["model.keras"]
+
+
+def test_what_changes_with_time_is_asked_for_at_each_heartbeat_and_logged_once(bench, caplog):
+    plane, words = bench.worker(), iter(["", "has waited 30 s for part-3", "has waited 31 s for part-3"])
+    plane.say(lambda: next(words))
+    said = [plane._spoken() for _ in range(3)]
+    assert said == ["", "has waited 30 s for part-3", "has waited 31 s for part-3"]
+    assert [record.message for record in caplog.records] == ["has waited 30 s for part-3"]
+
+
+def test_more_files_than_can_be_told_are_refused_in_words(bench, monkeypatch):
+    monkeypatch.setattr(coordination, "MAX_LIST", 1000)
+
+    class Many(Files):
+        def list(self):
+            return tuple(f"s3://bucket/part-{n}" for n in range(1000))
+
+    with pytest.raises(UserError, match=r"are 1,000 files, .*Put more samples into each file"):
+        bench.worker(data=Many("s3://bucket/*", lambda _path: None))
+
+
+def test_a_worker_says_once_why_it_cannot_join(bench, monkeypatch, caplog):
+    monkeypatch.setattr(coordination, "RETRY_SECONDS", 0.0)
+    plane, answers = bench.worker(), [Unreachable("no answer")] * 5 + [Unreachable("broken pipe")] * 3
+
+    def join(*_, **__):
+        if answers:
+            raise answers.pop()
+        return Joined()
+
+    plane._client.join = join
+    plane.start()
+    try:
+        assert plane._client.beats.get(timeout=30) == ""
+    finally:
+        plane.close()
+        plane._thread.join(30)
+    assert [record.message for record in caplog.records] == [
+        f"cannot join yet: {why}; trying again until it works" for why in ("broken pipe", "no answer")
+    ]
 
 
 def test_a_heartbeat_carries_what_is_the_matter_until_it_is_no_more(bench, monkeypatch):

@@ -1,16 +1,23 @@
 """What the thread that reads ahead does where the data are away, and beside a task."""
 
 import logging
+import os
+import sys
+import tempfile
+import threading
 
+import fsspec
 import numpy as np
 import pytest
+import tensorflow as tf
+from fsspec.implementations.memory import MemoryFileSystem
 
-from shoal_trainer import Files
+from shoal_trainer import Files, Indexed
 from shoal_trainer.data.batch import Batch
-from shoal_trainer.errors import Unreachable
+from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.worker import feed as feeds
 from shoal_trainer.worker.feed import EndOfFile, Feed, Ready
-from shoal_trainer.worker.work import DataWork, Finished, TaskWork
+from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork
 
 SECONDS = 40
 LENGTH = 50
@@ -23,7 +30,7 @@ class Flaky(Files):
         object.__setattr__(self, "positions", list(positions))
         return self
 
-    def batches(self, name, start, stop, batch_size):
+    def batches(self, name, start, stop, batch_size, here=None):
         end = LENGTH if stop is None else stop
         while True:
             if self.positions and start >= self.positions[0]:
@@ -123,13 +130,13 @@ class Pauses:
 def test_it_pauses_longer_and_longer_and_says_what_it_cannot_read():
     data = Flaky("*", lambda _path: None).away_at([0] * 10 + [16] * 2)
     said = []
-    feed = Feed(data, 16, Finished, [].append, said.append)
+    feed = Feed(data, 16, Finished, [].append, lambda words: callable(words) or said.append(words))
     feed._stop = Pauses()
     ends = []
-    for item in feed._read(DataWork((0, 1), 0, 0, None, "s3://bucket/part-3", 0)):
+    for item in feed._read(DataWork((0, 1), 0, 0, None, "part-3", 0)):
         ends.append(item.batch.end if isinstance(item, Ready) else item.length)
         assert said.pop() == ""
-        assert set(said) <= {"cannot read s3://bucket/part-3: no answer"}
+        assert set(said) <= {"cannot read part-3: no answer", ""}
         said.clear()
     assert ends == [16, 32, 48, LENGTH, LENGTH]
     assert feed._stop.waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30, 0.25, 0.5]
@@ -137,7 +144,192 @@ def test_it_pauses_longer_and_longer_and_says_what_it_cannot_read():
 
 def test_it_says_nothing_of_a_file_without_samples_once_that_is_read():
     said = []
-    feed = Feed(Flaky("*", lambda _path: None).away_at([LENGTH]), 16, Finished, [].append, said.append)
+    data = Flaky("*", lambda _path: None).away_at([LENGTH])
+    feed = Feed(data, 16, Finished, [].append, lambda words: callable(words) or said.append(words))
     feed._stop = Pauses()
     assert len(list(feed._read(DataWork((0, 1), 0, LENGTH, None, "a", 0)))) == 1
     assert said == ["cannot read a: no answer", ""]
+
+
+def test_a_read_that_hangs_is_told_by_those_who_ask():
+    now, said = [100.0], []
+    data = Flaky("*", lambda _path: None).away_at([])
+    feed = Feed(data, 16, Finished, [].append, said.append, clock=lambda: now[0])
+    items = feed._read(DataWork((0, 1), 0, 0, LENGTH, "part-3", 0))
+    next(items)
+    asked = said[0]
+    assert said[1] == ""
+    assert asked() == ""
+    now[0] += 29.0
+    assert asked() == ""
+    now[0] += 6.0
+    assert asked() == "has waited 35 s for part-3"
+    next(items)
+    assert said[2]() == ""  # since that one was asked for nothing has passed
+    feed = Feed(Indexed(64, lambda *_: None), 16, Finished, [].append, said.append, clock=lambda: now[0])
+    late = feed._late(DataWork((0, 1), 0, 16, 64))
+    now[0] += 31.0
+    assert late() == "has waited 31 s for samples 16-64"
+
+
+@pytest.mark.parametrize("kind", [Indexed, Files])
+def test_sys_exit_in_the_data_function_is_the_users_error(tmp_path, kind):
+    path = tmp_path / "a"
+    path.write_text("")
+    data = Files(str(path), sys.exit) if kind is Files else Indexed(64, lambda *_: sys.exit(3))
+    work = DataWork((0, 1), 0, 0, 64, str(path) if kind is Files else None)
+    feed = Feed(data, 16, lambda: work, [].append)
+    feed.start()
+    error = feed.get(SECONDS)
+    feed.stop()
+    assert isinstance(error, UserError)
+    assert "The data function failed: SystemExit" in str(error)
+
+
+class Stored:
+    """Text files of one number a line in a store that counts what it gives; a gate holds those of a name back."""
+
+    def __init__(self, monkeypatch, tmp_path, **files):
+        self.store = fsspec.filesystem("memory")
+        self.fetched, self.gates = [], {}
+        self.folder = tmp_path / "here"
+        self.folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(self.folder))
+        for name, rows in files.items():
+            self.store.pipe_file(f"/feed/{name}", "".join(f"{row}\n" for row in rows).encode())
+        get = MemoryFileSystem.get_file
+
+        def get_file(store, path, target):
+            name = path.rsplit("/")[-1]
+            self.fetched.append(name)
+            if name in self.gates:
+                assert self.gates[name].wait(SECONDS)
+            get(store, path, target)
+
+        monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
+        self.data = Files("memory://feed/*", self.open)
+
+    @staticmethod
+    def open(path):
+        return tf.data.TextLineDataset(path).map(tf.strings.to_number)
+
+    def work(self, name, token):
+        return DataWork((0, token), 0, 0, None, f"memory:///feed/{name}", token)
+
+    def here(self):
+        """How many files lie on the worker's disk."""
+        return sum(len(files) for _, _, files in os.walk(self.folder))  # which does not mind what vanishes
+
+    def none_here(self, feed):
+        """Whether nothing is left once both threads are through."""
+        feed._thread.join(SECONDS)
+        for thread in threading.enumerate():
+            if thread.name == "fetch":
+                thread.join(SECONDS)
+        return not list(self.folder.iterdir())
+
+
+def test_the_next_file_of_a_store_is_fetched_while_one_is_read(monkeypatch, tmp_path):
+    stored = Stored(monkeypatch, tmp_path, a=range(200), b=range(200, 230), c=[230])
+    works = iter([*(stored.work(name, n) for n, name in enumerate("abc")), Idle(0)])
+    held = []
+    feed = Feed(stored.data, 16, lambda: next(works, Finished()), held.append)
+    stored.gates["c"] = threading.Event()
+    feed.start()
+    first = feed.get(SECONDS)
+    while stored.fetched != ["a", "b"] or stored.here() < 2:  # "a" is far from read, and somebody fetches "b"
+        threading.Event().wait(0.001)
+    assert stored.fetched == ["a", "b"]
+    assert [work.file for work in held] == ["memory:///feed/a", "memory:///feed/b"]
+    stored.gates["c"].set()
+    items = [first]
+    while not isinstance(items[-1], Finished):
+        items.append(feed.get(SECONDS))
+        assert not isinstance(items[-1], BaseException), items[-1]
+        assert stored.here() <= 2
+    rows = [
+        row
+        for item in items
+        if isinstance(item, Ready)
+        for row in np.asarray(item.batch.x)[: item.batch.samples]
+    ]
+    assert rows == list(range(231))
+    assert [item.length for item in items if isinstance(item, EndOfFile)] == [200, 30, 1]
+    assert stored.fetched == ["a", "b", "c"]
+    assert stored.none_here(feed)
+
+
+def test_a_task_that_is_given_for_the_next_file_is_done_in_the_middle_of_this_one(monkeypatch, tmp_path):
+    stored = Stored(monkeypatch, tmp_path, a=range(64), b=range(64, 80))
+    story = []
+    given = [stored.work("a", 1), TaskWork((0, 2), "evaluate"), stored.work("b", 3), Idle(0)]
+
+    def ask():
+        story.append("asked")
+        return given.pop(0) if given else Finished()
+
+    feed = Feed(stored.data, 16, ask, [].append)
+    feed.start()
+    kinds = []
+    while not isinstance(item := feed.get(SECONDS), Finished):
+        kinds.append(type(item).__name__)
+        if isinstance(item, TaskWork):
+            assert feed.get(0.05) is None
+            assert story == ["asked"] * 2
+            feed.go_on()
+    assert kinds == ["TaskWork", *["Ready"] * 4, "EndOfFile", "Ready", "EndOfFile"]
+
+
+def test_what_was_fetched_and_is_not_read_is_removed(monkeypatch, tmp_path):
+    stored = Stored(monkeypatch, tmp_path, a=range(320), b=range(8), c=range(8))
+    monkeypatch.setattr(feeds, "STOP_SECONDS", 0.01)
+    works = iter([stored.work(name, n) for n, name in enumerate("abac")])
+    void = {1}
+    feed = Feed(
+        stored.data,
+        16,
+        lambda: next(works, Finished()),
+        [].append,
+        holds=lambda work: work.token[1] not in void,
+    )
+    stored.gates["c"] = threading.Event()
+    feed.start()
+    read = []
+    while "c" not in stored.fetched:
+        item = feed.get(SECONDS)
+        assert isinstance(item, Ready | EndOfFile), item
+        read.append(item.work.token[1])
+    assert stored.fetched == list("abac")
+    assert set(read) <= {0, 2}  # nothing of what is another worker's by now
+    feed.stop()
+    stored.gates["c"].set()
+    assert stored.none_here(feed)
+
+
+def test_a_file_that_could_not_be_fetched_ahead_is_fetched_when_its_turn_comes(monkeypatch, tmp_path):
+    monkeypatch.setattr(feeds, "RETRY_SECONDS", 0.0)
+    stored = Stored(monkeypatch, tmp_path, a=range(20), b=range(20, 30))
+    get = MemoryFileSystem.get_file
+    errors = [None, RuntimeError("EndpointConnectionError"), TimeoutError("no answer"), None]
+
+    def get_file(store, path, target):
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        get(store, path, target)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
+    works = iter([stored.work("a", 1), stored.work("b", 2), Idle(0)])
+    said = []
+    items = items_of(Feed(stored.data, 16, lambda: next(works, Finished()), [].append, said.append))
+    assert [item.length for item in items if isinstance(item, EndOfFile)] == [20, 10]
+    assert [words for words in said if words and not callable(words)] == [
+        "cannot read memory:///feed/b: EndpointConnectionError",
+        "cannot read memory:///feed/b: no answer",
+    ]
+
+
+def test_a_job_that_has_ended_reads_its_file_no_further(monkeypatch, tmp_path):
+    stored = Stored(monkeypatch, tmp_path, a=range(10_000))
+    works = iter([stored.work("a", 1)])
+    assert len(items_of(Feed(stored.data, 16, lambda: next(works, Finished()), [].append))) == 0

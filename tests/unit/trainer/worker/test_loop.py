@@ -3,6 +3,7 @@
 import threading
 import time
 
+import fsspec
 import keras
 import numpy as np
 import pytest
@@ -349,8 +350,19 @@ class FileCoordinator(FakeCoordinator):
             self.lengths[self.leased[token].file] = length
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_files_of_unknown_length_one_of_them_empty(start, tmp_path, steps_per_execution):
+def test_a_lease_that_is_somebody_elses_is_read_no_further(start):
+    coordinator = FakeCoordinator(64)
+    running = Running(job(), start(coordinator), coordinator)
+    holds, work = running.worker.loop._feed._holds, DataWork((0, 1), 0, 0, 64)
+    running.worker.leases.grant(work)
+    assert holds(work)
+    running.worker.leases.begin_again(1)
+    assert not holds(work)
+    running.worker.close()
+
+
+@pytest.mark.parametrize(("steps_per_execution", "store"), [(1, False), (4, False), (1, True)])
+def test_files_of_unknown_length_one_of_them_empty(start, tmp_path, steps_per_execution, store):
     import tensorflow as tf
 
     sizes = [40, 0, 17, 64, 80]
@@ -362,7 +374,9 @@ def test_files_of_unknown_length_one_of_them_empty(start, tmp_path, steps_per_ex
     def parse(record):
         return tf.ensure_shape(tf.io.parse_tensor(record, tf.float32), (6, 6, 1)), tf.constant(1, tf.int64)
 
-    files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
+    if store:
+        fsspec.filesystem("memory").put(f"{tmp_path}/*.tfrecord", "/unknown-length/")
+    files = Files.tfrecord(f"{'memory://unknown-length' if store else tmp_path}/*.tfrecord", parse)
     coordinator = FileCoordinator(files.list())
     servers = start(coordinator)
     options = {"steps_per_execution": steps_per_execution}
@@ -381,7 +395,7 @@ class Away(Files):
     def example(self, batch_size):
         return next(self.of(0, batch_size))
 
-    def batches(self, name, start, stop, batch_size):
+    def batches(self, name, start, stop, batch_size, here=None):
         if not (tried := self.__dict__.setdefault("tried", [])):
             tried.append(name)
             raise Unreachable(f"{name}: no answer")

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +72,27 @@ def test_data_that_are_away_at_the_start_are_waited_for_and_told_once_for_each_r
 
 def _raise(error):
     raise error
+
+
+@pytest.mark.parametrize("what", ["compose.build_glue", "coordination.ControlPlane"])
+def test_neither_the_first_batch_nor_the_list_of_files_ends_a_worker_where_the_store_is_away(
+    monkeypatch, what
+):
+    answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]
+    monkeypatch.setattr(process, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(process, "fitted", lambda config, _device: config)
+    monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
+    monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
+    monkeypatch.setattr("shoal_trainer.worker.compose.build_glue", lambda *_: None)
+    monkeypatch.setattr(f"shoal_trainer.worker.{what}", lambda *_: _raise(answers.pop()))
+    config = SimpleNamespace(entrypoint="a:b", args={}, secret_dir="")
+    gc.unfreeze()
+    try:
+        with pytest.raises(UserError, match="the store is back"):
+            process._work(config, SimpleNamespace(flag=threading.Event()), 0.0)
+    finally:
+        gc.unfreeze()
+    assert not answers
 
 
 def test_code_that_ends_the_process_does_not_end_it_well(monkeypatch, tmp_path):

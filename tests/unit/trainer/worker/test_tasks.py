@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shoal_trainer import Indexed, UserError
+from shoal_trainer import Files, Indexed, UserError
+from shoal_trainer.errors import Unreachable
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
@@ -20,7 +21,8 @@ def best(path):
 
 def made(*which, validation=DATA):
     glue = Glue(functional(norm=True), DATA.example(16), "fp32")
-    tasks = Tasks(job(callbacks=lambda: [make() for make in which]), glue, 16)
+    training = replace(job(callbacks=lambda: [make() for make in which]), validation=validation)
+    tasks = Tasks(training, glue, 16)
     return tasks, glue.initial()
 
 
@@ -127,3 +129,71 @@ def test_validation_data_without_a_sample_are_refused_in_words():
     tasks.close()
     with pytest.raises(UserError, match="has no sample"):
         training.fit()
+
+
+class Parts(Files):
+    """Two files of 32 samples each; the reader of the second one raises what it is told."""
+
+    def list(self):
+        return ("a", "b")
+
+    def batches(self, name, start, stop, batch_size, here=None):
+        if name == "b" and self.__dict__.get("error") is not None:
+            raise self.__dict__["error"]
+        yield from Indexed.from_arrays(DATA.x[:32], DATA.y[:32]).batches(0, 0, 32, batch_size)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (Unreachable("b: no answer"), Unreachable, "^b: no answer$"),
+        (UserError("b cannot be read."), UserError, "^b cannot be read.$"),
+        (KeyError("label"), UserError, r"evaluation on Training\(validation=…\) failed: KeyError: 'label'"),
+        (SystemExit(3), UserError, r"evaluation on Training\(validation=…\) failed: SystemExit: 3"),
+    ],
+)
+def test_what_ends_the_reading_of_a_later_file_is_told_as_it_was_raised(error, raised, words):
+    parts = Parts("*", lambda _path: None)
+    tasks, flat = made(validation=parts)
+    parts.__dict__["error"] = error
+    with pytest.raises(raised, match=words):
+        tasks.evaluate(flat)
+    parts.__dict__["error"] = None
+    assert tasks.evaluate(flat).metrics["val_loss"] > 0
+    tasks.close()
+
+
+def test_a_function_of_validation_data_whose_network_is_down_is_nobodys_mistake():
+    def away():
+        raise ConnectionResetError(104, "reset")
+
+    tasks, flat = made(validation=away)
+    with pytest.raises(Unreachable, match="reset"):
+        tasks.evaluate(flat)
+    tasks.close()
+
+
+def two_inputs():
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    inputs = [keras.Input((6, 6, 1)), keras.Input((6, 6, 1))]
+    flat = keras.layers.Flatten()(keras.layers.Concatenate()(inputs))
+    return compiled(keras.Model(inputs, keras.layers.Dense(4)(flat)))
+
+
+def test_several_inputs_may_come_as_a_list_in_training_in_validation_and_alone():
+    data = Indexed.from_arrays([DATA.x, -DATA.x], DATA.y)
+    training = replace(job(two_inputs), data=data, validation=data)
+    glue = Glue(two_inputs(), data.example(16), "fp32")
+    tasks = Tasks(training, glue, 16)
+    found = tasks.evaluate(glue.initial()).metrics
+    expected = two_inputs().evaluate(list(data.x), DATA.y, batch_size=16, verbose=0, return_dict=True)
+    assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, rel=1e-4)
+    tasks.close()
+    assert training.fit(batch_size=64, verbose=0).history.history["val_loss"]
+
+
+def test_a_list_of_inputs_without_anything_else_is_no_pair_of_input_and_target():
+    batch = Indexed.from_arrays([DATA.x, DATA.x]).example(16)
+    (given,) = batch.as_given()
+    assert len(given) == 2

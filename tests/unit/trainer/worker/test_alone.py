@@ -1,0 +1,73 @@
+"""A script alone visits its data as a worker without others would: in the ledger's order."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_trainer import Files, Indexed, Training
+from shoal_trainer.coordinator.ledger import Ledger
+from shoal_trainer.worker.alone import visits
+
+
+def seen(batches):
+    return [int(row) for batch in batches for row in np.asarray(batch.x)[: batch.samples]]
+
+
+def as_leased(*, size=None, files=0, batch_size, seed):
+    """The first pass as a ledger leases it."""
+    ledger = Ledger(size=size, files=files, batch_size=batch_size, seed=seed, epochs=1)
+    while (lease := ledger.grant(0, 0, 0)) is not None:
+        yield lease.segment
+
+
+@given(size=st.integers(1, 3000), batch_size=st.integers(1, 16), seed=st.integers(0, 3))
+@settings(max_examples=10, deadline=None)
+def test_ranges_are_visited_as_the_ledger_leases_them(size, batch_size, seed):
+    data = Indexed(size, tf.data.Dataset.range)
+    visit = visits(Training(model=lambda: None, data=data, seed=seed), batch_size)
+    leased = as_leased(size=size, batch_size=batch_size, seed=str(seed))
+    assert seen(visit(0)) == [row for segment in leased for row in range(segment.start, segment.stop)]
+    assert sorted(seen(visit(1))) == list(range(size))
+
+
+def test_files_are_visited_as_the_ledger_leases_them_in_another_order_in_every_epoch(tmp_path):
+    for number in range(12):
+        (tmp_path / f"{number:02}.txt").write_text(f"{number}\n")
+    files = Files(f"{tmp_path}/*", lambda path: tf.data.TextLineDataset(path).map(tf.strings.to_number))
+    visit = visits(Training(model=lambda: None, data=files, seed=7), 4)
+    orders = [seen(visit(epoch)) for epoch in range(3)]
+    assert orders[0] == [segment.file for segment in as_leased(files=12, batch_size=4, seed="7")]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert all(sorted(order) == list(range(12)) for order in orders)
+    assert seen(visit(0)) == orders[0]
+
+
+def test_fit_shuffles_what_it_trains_on_and_not_what_it_judges_by():
+    calls = []
+
+    def fn(start, stop):
+        calls.append((start, stop))
+        return tf.data.Dataset.range(start, stop).map(lambda n: (tf.cast(n, tf.float32)[None], 0.0))
+
+    def model():
+        made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.SGD(0.0), "mse")
+        return made
+
+    judged = []
+
+    def validation(start, stop):
+        judged.append((start, stop))
+        return fn(start, stop)
+
+    Training(model=model, data=Indexed(64, fn)).fit(epochs=2, batch_size=2, verbose=0)
+    ranges = [call for call in calls if call[1] - call[0] == 2][1:]  # the first one was to build the model
+    assert len(ranges) == 64
+    assert ranges[:32] != ranges[32:]
+    assert sorted(ranges[:32]) == sorted(ranges[32:]) == [(n, n + 2) for n in range(0, 64, 2)]
+    Training(model=model, data=Indexed(64, fn), validation=Indexed(64, validation)).fit(
+        batch_size=2, verbose=0
+    )
+    assert set(judged) == {(0, 64)}
