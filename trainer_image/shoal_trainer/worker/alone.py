@@ -125,10 +125,8 @@ def dataset_of(
 
     def form(batch: Batch) -> Any:
         given = batch.as_given()
-        given = (
-            given[:1] if batch.parts == 3 and batch.y is None else given
-        )  # a Dataset has no place for None
-        return _tuples(given)
+        # A Dataset has no place for None.
+        return _tuples(given[:1] if batch.parts == 3 and batch.y is None else given)
 
     def spec(leaf: Any) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(leaf)
