@@ -35,7 +35,9 @@ def matching(pattern: str) -> tuple[str, ...]:
     except FileNotFoundError:
         names = []
     except Exception as error:
-        if type(error) is ValueError:  # fsspec's own word about the pattern; stores' errors are of other kinds
+        if (
+            type(error) is ValueError
+        ):  # fsspec's own word about the pattern; stores' errors are of other kinds
             raise _refused(pattern, error) from error
         raise Unreachable(f"Files({pattern!r}): {error!r}") from error
     if folders:
