@@ -1,7 +1,8 @@
 """The process `shoal-trainer serve`: one shard of the parameters, and on shard 0 the coordinator.
 
-It starts from the newest snapshot, or another run's, or empty; serves until the job has ended or it is told to stop;
-and leaves a last snapshot behind. It imports no TensorFlow, so it is back within a second or two.
+It claims its place in the storage, so that an older incarnation ends; starts from the newest snapshot, or another
+run's, or empty; serves until the job has ended or it is told to stop; and leaves a last snapshot behind. It imports no
+TensorFlow, so it is back within a second or two.
 
 Exit codes: 0 the job has ended (the termination message says how), 2 the configuration is wrong, 4 a newer incarnation
 of this shard is there, 143 told to stop.
@@ -41,6 +42,7 @@ from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.security import Credentials
+from shoal_trainer.snapshot.claims import Claim, Watch
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination import write_termination
@@ -65,13 +67,21 @@ class ParameterServer:
         self._credentials = Credentials.load(config.secret_dir)
         storage = open_storage(config.storage_uri, config.job.prefix)
         self._store = SnapshotStore(storage)
+        self._claim = Claim(storage, config.index, config.incarnation)
+        self._watch = Watch(self._claim, self._give_up)
         self.shard = ShardStore(
             config.index, len(config.parameter_servers), config.incarnation, staleness=config.staleness
         )
         self.desk: Desk | None = None
         if config.index == 0:
             self.desk = Desk(
-                config, self.shard, storage, self._store, self._credentials, fenced=self._give_up
+                config,
+                self.shard,
+                storage,
+                self._store,
+                self._claim,
+                self._credentials,
+                fenced=self._give_up,
             )
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -100,6 +110,7 @@ class ParameterServer:
         )
         data.start()
         control.start()
+        self._watch.start()
         if desk:
             serve_metrics(desk.status, self.config.bind_host, METRICS_PORT)
             desk.start(follows=bool(self.config.incarnation or self._restored))
@@ -107,6 +118,7 @@ class ParameterServer:
         try:
             return self._serve()
         finally:
+            self._watch.stop()
             if desk:
                 desk.stop()
             data.close()
@@ -156,11 +168,12 @@ class ParameterServer:
 
     def _restore(self) -> None:
         desk = self.desk
+        self._patiently(self._claim.make)
         if desk is not None and (message := self._patiently(desk.artefacts.published)):
             desk.coordinator.end(message)
             return
         index, shards = self.config.index, len(self.config.parameter_servers)
-        found = self._patiently(lambda: self._store.load_newest(index, shards))
+        found = self._patiently(lambda: self._store.load_settled(index, shards))
         if found is not None:
             manifest, copy = found
             if manifest.epoch > self.config.incarnation and index == 0:

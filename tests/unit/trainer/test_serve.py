@@ -1,30 +1,39 @@
 """What the parameter server's process makes of requests, without its sockets."""
 
+import numpy as np
 import pytest
 
-from shoal_trainer.contract import InitialFrom, JobIdentity, Role, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.contract import (
+    EXIT_FENCED,
+    InitialFrom,
+    JobIdentity,
+    Role,
+    RuntimeConfig,
+    Shard,
+    StopAfter,
+)
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
-from shoal_trainer.errors import Overtaken, Unreachable
+from shoal_trainer.errors import Fenced, Overtaken, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import LocalStorage
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
 
-def config(tmp_path, *, uid="u", incarnation=0, initial_from=None):
-    """Of parameter server 0."""
+def config(tmp_path, *, uid="u", index=0, incarnation=0, shards=1, initial_from=None):
+    """Of a parameter server, number 0 unless something else is said."""
     if not (tmp_path / "secret").exists():
         create_secret_dir(tmp_path / "secret")
     return RuntimeConfig(
         job=JobIdentity(namespace="n", name="j", uid=uid),
         role=Role.PS,
-        index=0,
+        index=index,
         incarnation=incarnation,
-        parameter_servers=(Shard(host="127.0.0.1"),),
+        parameter_servers=(Shard(host="127.0.0.1"),) * shards,
         entrypoint="a:b",
         batch_size=2,
         stop_after=StopAfter(epochs=1),
@@ -101,3 +110,119 @@ def test_a_server_that_begins_with_another_run_asks_the_workers_first(
     assert begun.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
     assert begun.desk.coordinator.gathering == (incarnation > 0)
     assert (begun.desk.coordinator.ledger is None) == weights_only
+
+
+# --- two of them at once --------------------------------------------------------------------------------------------
+
+
+def successor_of(tmp_path, **options):
+    """The next incarnation, begun while the one before it still serves."""
+    successor = ParameterServer(config(tmp_path, incarnation=1, **options))
+    successor._restore()
+    return successor
+
+
+def test_a_server_that_was_replaced_ends_and_nothing_of_what_it_trained_is_lost(server, tmp_path):
+    assert server.desk.snapshotter.take().number == 1
+    successor = successor_of(tmp_path)
+    copy = aligned(4)
+    copy += 3.0
+    entry = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
+    answer = server.shard.delta(0, 0, 2, 1, entry, copy)  # its workers' connections stay where they are
+    with pytest.raises(Fenced, match="incarnation 1 has claimed the storage, this is 0"):
+        server.desk.snapshotter.take()
+    assert server._fenced is None
+    assert not server._watch.look()
+    assert server._serve() == EXIT_FENCED
+
+    shard = successor.shard
+    assert shard.hello(0, 0, MODEL, copy_version=answer.version).wants_copy
+    held = AnswerMeta(4, 1, {(0, 0): 2}, answer.meta.journal)
+    assert not shard.offer(0, 0, answer.version, held, copy).recovering
+    assert (shard.version, shard.samples, shard.applied) == (2, 4, {(0, 0): 2})
+    np.testing.assert_array_equal(shard.copy().arrays["parameters"], copy)
+    assert successor._watch.look()
+    successor.desk.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    assert successor.desk.snapshotter.take().epoch == 1
+
+
+def test_a_server_that_was_replaced_does_not_begin_again_in_place(server, tmp_path):
+    successor_of(tmp_path)
+    with pytest.raises(Fenced, match="incarnation 1 of shard 0 is there, this is incarnation 0"):
+        ParameterServer(config(tmp_path))._restore()
+    assert successor_of(tmp_path)._watch.look()  # the newest one does
+
+
+def test_any_shard_ends_when_it_is_replaced(tmp_path):
+    older = [ParameterServer(config(tmp_path, index=index, shards=2)) for index in (0, 1)]
+    for one in older:
+        one._restore()
+    successor = successor_of(tmp_path, index=1, shards=2)
+    assert [one._watch.look() for one in (*older, successor)] == [True, False, True]
+    assert older[1]._serve() == EXIT_FENCED
+
+
+def test_a_storage_that_is_away_ends_nobody(server, tmp_path, monkeypatch):
+    successor_of(tmp_path)
+
+    def away(*_):
+        raise Unreachable("the storage is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "names", away)
+        assert server._watch.look()
+    assert server._fenced is None
+    assert not server._watch.look()
+
+
+def exported(server):
+    """The files of a model, and the request that tells of them."""
+    token = server.desk.coordinator.next_work(0, 0).token
+    return token, TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
+
+
+def test_a_server_that_was_replaced_exports_nothing(server, tmp_path):
+    token, done = exported(server)
+    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    successor = successor_of(tmp_path)
+    # Not Fenced: it is no fault of the worker's, who is to go to the successor.
+    with pytest.raises(Unreachable, match="incarnation 1 of shard 0 is there"):
+        server.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
+    with pytest.raises(Unreachable, match="incarnation 1 of shard 0 is there"):
+        server.desk.task_done(done)
+    assert isinstance(server._fenced, Fenced)
+    assert server.desk.coordinator.finished is None
+    assert successor.desk.artefacts.published() is None
+    assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
+
+
+def test_a_server_that_is_replaced_during_an_upload_writes_nothing_over(server, tmp_path):
+    token, _ = exported(server)
+    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+
+    def slow():
+        yield b"another"
+        successor_of(tmp_path)
+
+    with pytest.raises(Unreachable, match="incarnation 1"):
+        server.desk.upload(0, 0, token, "model.keras", slow())
+    assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
+
+
+def test_who_finds_the_model_there_ends_with_it_and_writes_nothing_over(server, tmp_path):
+    """Its predecessor had looked for it just before it came, and published just after."""
+    assert server.desk.snapshotter.take() is not None
+    token, _ = exported(server)
+    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    successor = successor_of(tmp_path)
+    said = server.desk.artefacts.publish_model(token, server.desk.coordinator.succeeded("", ""))
+
+    successor.shard.hello(0, 0, MODEL)
+    coordinator = successor.desk.coordinator
+    coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    token, _ = exported(successor)
+    with pytest.raises(Overtaken, match="the model is there already"):
+        successor.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
+    assert coordinator.finished == said
+    assert coordinator.next_work(0, 0).kind == "finished"
+    assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"

@@ -6,6 +6,7 @@ returns all shards to a snapshot. What tasks produce goes to the storage through
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
@@ -29,9 +30,10 @@ from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import RollBack
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.tasks import Task
-from shoal_trainer.errors import Fenced, Overtaken
+from shoal_trainer.errors import Fenced, Overtaken, Unreachable
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.security import Credentials
+from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.storage import Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 
@@ -52,6 +54,7 @@ class Desk:
         shard: ShardStore,
         storage: Storage,
         store: SnapshotStore,
+        claim: Claim,
         credentials: Credentials,
         *,
         fenced: Callable[[Fenced], None],
@@ -62,6 +65,8 @@ class Desk:
             return {i: ShardControl(address, credentials, **kwargs) for i, address in addresses if i}
 
         self._shard = shard
+        self._claim = claim
+        self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
         self.artefacts = Artefacts(storage, config.job.uid)
         self._reconciler = Reconciler(shard, [*others(ASK_SECONDS).values()], self.coordinator)
@@ -115,7 +120,9 @@ class Desk:
         self.artefacts.check(request.token, request.files)
         if task.kind == "export":
             self._reconciler.settle()
-            message = self.artefacts.publish_model(request.token, coordinator.succeeded("", ""))
+            with self._ours():
+                self._claim.check()
+                message = self.artefacts.publish_model(request.token, coordinator.succeeded("", ""))
             coordinator.task_done(request)
             coordinator.end(message)
         else:
@@ -134,9 +141,14 @@ class Desk:
 
         def all_of_it() -> Iterator[bytes]:
             yield from chunks
-            held()  # else it would replace a file of the one who holds it now
+            may_write()  # else it would replace a file of the one who holds it now
 
-        self.artefacts.receive(token, held().kind, name, all_of_it())
+        def may_write() -> Task:
+            if (task := held()).kind == "export":
+                self._not_exported()
+            return task
+
+        self.artefacts.receive(token, may_write().kind, name, all_of_it())
 
     def status(self) -> StatusReport:
         """The coordinator's status with what is known of the shards."""
@@ -158,6 +170,24 @@ class Desk:
         return self.coordinator.status().model_copy(update={"shards": tuple(shards)})
 
     # ---
+
+    @contextlib.contextmanager
+    def _ours(self) -> Iterator[None]:
+        """What is `Fenced` within is this server, and not the worker who asks."""
+        try:
+            yield
+        except Fenced as error:
+            self._fenced(error)
+            raise Unreachable(str(error)) from None
+
+    def _not_exported(self) -> None:
+        """Nothing of a model may be written over: neither once it is there, nor where a successor of this server is."""
+        with self._ours():
+            self._claim.check()
+            there = self.artefacts.published()
+        if there is not None:
+            self.coordinator.end(there)
+            raise Overtaken("the model is there already")
 
     def _next(self, request: Next) -> Message:
         return self.coordinator.next_work(

@@ -106,6 +106,8 @@ class Snapshotter:
                 ledger=ledger,
                 wall_time=self._wall(),
             )
+            if self._others:
+                self._store.check(files[1:])
             self.last = self._store.publish(manifest)
             with self._shard.lock:
                 self._shard.journal.published(copy.version)

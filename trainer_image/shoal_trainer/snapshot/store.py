@@ -5,31 +5,31 @@ snapshots/manifest-0000000007.json          numbers only grow; the file is creat
 snapshots/0000000007-2/shard-0-of-3         written before, named by number and epoch of PS 0
 ```
 
-Two parameter servers of different incarnations may be alive at once. Whoever publishes looks at the newest manifest
-first: a higher epoch there means `Fenced`. Between the look and the write the other one may have published, but then
-the number is taken, the storage refuses the second file, and the loser looks again. So an old epoch never covers a
-newer one.
+Two parameter servers of different incarnations may be alive at once. Whoever publishes looks at the claims and at the
+newest manifest first: a higher epoch there means `Fenced`. Between the look and the write the other one may have
+published, but then the number is taken, the storage refuses the second file, and the loser looks again. So an old epoch
+never covers a newer one.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from shoal_trainer.errors import Fenced, SnapshotError
+from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.optimizers import Optimizer
 from shoal_trainer.ps.shard import ShardCopy
-from shoal_trainer.snapshot import shard_file
+from shoal_trainer.snapshot import claims, shard_file
+from shoal_trainer.snapshot.claims import FOLDER
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.storage import Storage
 from shoal_trainer.wire.messages import Applied, applied_to_list
 
 log = logging.getLogger(__name__)
 
-FOLDER = "snapshots"
 _MANIFEST = re.compile(r"manifest-(\d{10})\.json")
 _FILES = re.compile(r"(\d{10})-\d+")
 MAX_MANIFEST = 256 << 20
@@ -45,7 +45,7 @@ class SnapshotStore:
 
     def next_number(self) -> int:
         """A number that no snapshot has yet."""
-        return max(self._numbers(), default=0) + 1
+        return max(_numbers(self._storage.names(FOLDER)), default=0) + 1
 
     def write_shard(self, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
         """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Nobody sees it before `publish`."""
@@ -68,12 +68,27 @@ class SnapshotStore:
             pushes=list(copy.contents),
         )
 
+    def check(self, parts: Sequence[ShardFile]) -> None:
+        """`Unreachable` where one of these parts was written by a server that is replaced by now.
+
+        Its successor has begun without it, and what the workers hold follows what it began with.
+        """
+        newest = claims.highest(self._storage.names(FOLDER))
+        for part in parts:
+            if part.epoch < newest.get(part.index, 0):
+                raise Unreachable(
+                    f"shard {part.index} was replaced while its part of the snapshot was written"
+                )
+
     def publish(self, manifest: Manifest) -> Manifest:
         """Make a snapshot the newest one; returns it with the number that it got. `Fenced` under a newer epoch."""
         if sorted(shard.index for shard in manifest.shards) != list(range(len(manifest.shards))):
             raise SnapshotError("a manifest names every shard once")
         while True:
-            newest = max(self._numbers(), default=0)
+            names = self._storage.names(FOLDER)
+            if (claimed := claims.highest(names).get(0, 0)) > manifest.epoch:
+                raise Fenced(f"incarnation {claimed} has claimed the storage, this is {manifest.epoch}")
+            newest = max(_numbers(names), default=0)
             if newest:
                 try:
                     held = self._read(newest)
@@ -89,8 +104,11 @@ class SnapshotStore:
                 return manifest
 
     def prune(self, retain: int) -> None:
-        """Keep the newest `retain` snapshots; what is older goes, also what was never published."""
-        numbers = self._numbers()
+        """Keep the newest `retain` snapshots; what is older goes, also what was never published, and old claims."""
+        names = self._storage.names(FOLDER)
+        for name in claims.outdated(names):
+            self._storage.remove(f"{FOLDER}/{name}")
+        numbers = _numbers(names)
         keep, drop = numbers[-max(1, retain) :], numbers[: -max(1, retain)]
         if not drop:
             return
@@ -111,7 +129,7 @@ class SnapshotStore:
 
     def manifests(self) -> Iterator[Manifest]:
         """Newest first; one that cannot be read is skipped, with a message."""
-        for number in reversed(self._numbers()):
+        for number in reversed(_numbers(self._storage.names(FOLDER))):
             try:
                 yield self._read(number)
             except SnapshotError as error:
@@ -127,6 +145,14 @@ class SnapshotStore:
             else:
                 return manifest
         return None
+
+    def load_settled(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
+        """As `load_newest`; once more where a newer one came meanwhile, of a server that did not know of this one."""
+        while True:
+            number = self.next_number()
+            found = self.load_newest(index, shards)
+            if self.next_number() == number:
+                return found
 
     def load_newest(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
         """The newest snapshot whose files are right, and shard `index` of `shards` from it."""
@@ -192,10 +218,6 @@ class SnapshotStore:
             if size != part.size:
                 raise SnapshotError(f"{part.file} has {size} bytes, the manifest says {part.size}")
 
-    def _numbers(self) -> list[int]:
-        names = (_MANIFEST.fullmatch(name) for name in self._storage.names(FOLDER))
-        return sorted(int(match[1]) for match in names if match)
-
     def _read(self, number: int) -> Manifest:
         name = self._name(number)
         try:
@@ -210,3 +232,7 @@ class SnapshotStore:
     @staticmethod
     def _name(number: int) -> str:
         return f"{FOLDER}/manifest-{number:010d}.json"
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    return sorted(int(match[1]) for name in names if (match := _MANIFEST.fullmatch(name)))

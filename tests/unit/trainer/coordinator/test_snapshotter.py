@@ -12,6 +12,7 @@ from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -208,6 +209,27 @@ def test_another_shard_that_is_away_stops_no_training(tmp_path, caplog):
     bench.snapshotter.stop()
     assert bench.store.latest() is None  # half a snapshot is none
     assert sum("shard 1 does not answer" in said for said in warnings(caplog)) == 1
+
+
+def test_a_part_of_a_shard_that_was_replaced_meanwhile_is_in_no_snapshot(tmp_path):
+    """The older one is still reached over a connection that was there before; the newer one began without its part."""
+    bench = Bench(tmp_path / "run", shards=2)
+    older = ShardStore(1, 2, 0)
+    older.connect(0, 0)
+    older.hello(0, 0, MODEL)
+    older.initialize(aligned(older.size))
+
+    class Replaced:
+        def snapshot(self, number, epoch, published, generation):
+            part = bench.store.write_shard(number, epoch, older.copy())
+            Claim(bench.disk, 1, 1).make()
+            return part
+
+    bench.others.append(Replaced())
+    bench.begin().push()
+    with pytest.raises(Unreachable, match="shard 1 was replaced"):
+        bench.snapshotter.take()
+    assert bench.store.latest() is None
 
 
 def test_writing_holds_up_no_push(bench):

@@ -23,7 +23,8 @@ from moto.server import ThreadedMotoServer
 from shoal_trainer.errors import Fenced, SnapshotError, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.layout import GRAIN, bounds
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
-from shoal_trainer.snapshot import shard_file
+from shoal_trainer.snapshot import claims, shard_file
+from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage, open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -176,6 +177,73 @@ def test_two_incarnations_fight_for_the_manifest(storage: Storage) -> None:
     epochs = [manifest.epoch for manifest in SnapshotStore(storage).manifests()][::-1]
     assert epochs == sorted(epochs)
     assert epochs.count(2) == 8
+
+
+def test_who_is_claimed_by_a_higher_incarnation_publishes_nothing(storage: Storage) -> None:
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    save(store, [shard])
+    Claim(storage, 0, 0).make()
+    assert [name for name in storage.names("snapshots") if name.startswith("epoch")] == []
+    Claim(storage, 0, 2).make()
+    Claim(storage, 0, 2).make()  # started again in place
+    Claim(storage, 1, 7).make()  # another shard
+    Claim(storage, 0, 3).check()
+    for lower in (0, 1):
+        with pytest.raises(Fenced, match=f"incarnation 2 of shard 0 is there, this is incarnation {lower}"):
+            Claim(storage, 0, lower).check()
+    with pytest.raises(Fenced, match="this is incarnation 1"):
+        Claim(storage, 0, 1).make()
+    with pytest.raises(Fenced, match="incarnation 2 has claimed the storage, this is 0"):
+        save(store, [shard])
+    assert save(store, [shard], epoch=2).number == 2
+    store.prune(3)
+    assert [name for name in storage.names("snapshots") if name.startswith("epoch")] == [
+        "epoch-0-2",
+        "epoch-1-7",
+    ]
+
+
+def test_a_part_of_a_shard_that_was_replaced_is_in_no_snapshot(local: SnapshotStore, tmp_path: Path) -> None:
+    stores = shards(2)
+    files = [local.write_shard(1, 0, copy) for shard in stores if (copy := shard.copy())]
+    local.check(files)
+    Claim(LocalStorage(tmp_path), 1, 1).make()
+    with pytest.raises(Unreachable, match="shard 1 was replaced"):
+        local.check(files)
+
+
+def test_a_snapshot_that_comes_while_an_older_one_is_loaded_is_taken(
+    local: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shard,) = shards(1)
+    save(local, [shard])
+    shard.push(0, 0, 4, 3, PushMeta(samples=1), np.ones(N, dtype=np.float32))
+    load = SnapshotStore.load_shard
+
+    def slow(self: SnapshotStore, manifest: Manifest, index: int, count: int) -> ShardCopy:
+        if manifest.number == 1:
+            save(local, [shard])
+        return load(self, manifest, index, count)
+
+    monkeypatch.setattr(SnapshotStore, "load_shard", slow)
+    found = local.load_settled(0, 1)
+    assert found is not None
+    assert (found[0].number, found[1].version) == (2, 4)
+
+
+claimed = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=12)
+
+
+@given(claimed, st.lists(st.text(max_size=12)))
+def test_of_each_shard_the_highest_claim_counts_and_is_kept(
+    made: list[tuple[int, int]], others: list[str]
+) -> None:
+    names = [*others, *(f"epoch-{index}-{epoch}" for index, epoch in made), "manifest-0000000001.json"]
+    newest = {index: max(e for i, e in made if i == index) for index, _ in made}
+    assert claims.highest(names) == newest
+    kept = set(names) - set(claims.outdated(names))
+    assert claims.highest(kept) == newest
+    assert kept - set(others) - {"manifest-0000000001.json"} == {f"epoch-{i}-{e}" for i, e in newest.items()}
 
 
 def test_only_so_many_are_kept(storage: Storage) -> None:
