@@ -145,7 +145,8 @@ class StopAfter(Strict):
     epochs: Positive | None = None
     """After so many passes over the data."""
     steps: Positive | None = None
-    """After so many training steps of the whole job."""
+    """After so many training steps of the whole job. A step is one batch of one worker, also where several make one
+    update (gradient_accumulation_steps) or one push (steps_per_execution)."""
     metric: str | None = Field(None, min_length=1, max_length=63)
     """When this metric of the validation data, as Keras names it, reaches `value`."""
     value: str | None = Field(

@@ -42,7 +42,7 @@ class StatusCollector(Collector):
             if value is not None:
                 yield GaugeMetricFamily(name, text, value)
         counters = {
-            "shoal_steps": ("Updates applied.", status.step),
+            "shoal_steps": ("Steps (batches) that are in the parameters.", status.step),
             "shoal_samples": ("Samples whose gradients are in the parameters.", status.samples),
             "shoal_wasted_steps": ("Steps computed in vain.", status.wasted_steps),
             "shoal_rollbacks": ("Times that the job went back to a snapshot.", status.rollbacks),

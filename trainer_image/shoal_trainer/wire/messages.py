@@ -25,6 +25,7 @@ Applied: TypeAlias = dict[tuple[int, int], int]
 M = TypeVar("M", bound=Message)
 
 MAX_MARKS = 256
+"""Of one push. What a push covers must never be cut short: it would be trained, and leased for ever."""
 MAX_APPLIED = 4096
 MAX_JOURNAL = 65536
 
@@ -168,7 +169,7 @@ class Push:
 
     `samples` is the true count behind the mean gradient. `base_versions` are the versions (one for each shard) of the
     parameters that it was computed on. `learning_rate` overrides the optimizer's, for schedules that only the worker
-    can evaluate. `steps` counts local steps in a difference.
+    can evaluate. `steps` are the batches behind it.
     """
 
     seq: int
@@ -269,8 +270,12 @@ class AnswerMeta:
 
 
 def encode_push(meta: PushMeta) -> bytes:
-    """The bytes of `meta`."""
-    marks = meta.progress[-MAX_MARKS:]
+    """The bytes of `meta`; `ProtocolError` where it covers more than a push can tell."""
+    marks = meta.progress
+    if len(marks) > MAX_MARKS:
+        raise ProtocolError(
+            f"a push covers {len(marks)} stretches of the data, {MAX_MARKS} at most can be told"
+        )
     head = _PUSH.pack(
         meta.samples, meta.steps, meta.loss, meta.learning_rate, meta.scale, *meta.timings, len(marks)
     )

@@ -27,7 +27,7 @@ from shoal_trainer.worker.glue import Glue, Step
 from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
-from shoal_trainer.worker.send import Send, combined
+from shoal_trainer.worker.send import Send, combined, full
 from shoal_trainer.worker.upstream import RETRY_SECONDS, Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
 
@@ -179,10 +179,10 @@ class Loop(Upstream):
         step = self._checked(self._glue.step(self._buffers.tensor, ready.batch, updates), ready)
         if step is None:
             return
+        self._compute_seconds = self._clock() - began + (self._compute_seconds if self._pile else 0.0)
         self._pile.append((step, ready))
-        self._compute_seconds = self._clock() - began
         self.steps += 1
-        if len(self._pile) < self._policy.steps_per_push:
+        if not full(self._pile, self._policy.steps_per_push):
             return
         self._collect()
         if self._outage is not None:
@@ -198,6 +198,7 @@ class Loop(Upstream):
         if not self._pile:
             return
         update, samples, loss = combined(self._pile, self._policy.averages)
+        steps = len(self._pile)
         marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile]
         self._pile.clear()
         now = self._clock()
@@ -210,13 +211,14 @@ class Loop(Upstream):
             progress=joined(marks),
             loss=loss,
             timings=Timings(
-                now - self._last_push,
-                self._compute_seconds,
-                base.pull_seconds,
-                base.push_seconds,
-                self._input_seconds,
+                (now - self._last_push) / steps,
+                self._compute_seconds / steps,
+                base.pull_seconds / steps,
+                base.push_seconds / steps,
+                self._input_seconds / steps,
             ),
             learning_rate=None if rate is None else rate(base.samples),
+            steps=steps,
         )
         self._input_seconds, self._last_push = 0.0, now
         future = self._exchange.push_pull(update, self._buffers.spare, push)

@@ -24,6 +24,7 @@ from shoal_trainer.worker.leases import joined
 from shoal_trainer.worker.send import Send
 
 MAX_STEPS = 64
+"""Fewer than the marks that a push can carry. A pile that could not be sent has no more of those, and ends them."""
 MAX_SECONDS = 60.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.wire.messages import Push
+from shoal_trainer.wire.messages import MAX_MARKS, Push
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.glue import Step
 from shoal_trainer.worker.layout import Average
@@ -30,6 +31,17 @@ class Send:
 MOST_AT_ONCE = 0.1
 """The part of the way to what was seen that one push may move a moving average. Pushes of several workers, and the
 one before, are under way at the same moment: of greater parts of it they would carry a variance below zero."""
+
+
+def full(pile: Sequence[tuple[Step, Ready]], most: int) -> bool:
+    """Whether a pile is to be sent: it has so many steps, or another one might need more marks than a push can carry.
+
+    Leases that follow each other share a mark; here each is taken to need its own.
+    """
+    if len(pile) >= most:
+        return True
+    changes = sum(a.work.token != b.work.token for (_, a), (_, b) in pairwise(pile))
+    return changes + 1 >= MAX_MARKS
 
 
 def combined(

@@ -14,6 +14,7 @@ from shoal_trainer.wire import header
 from shoal_trainer.wire.handshake import read_peer
 from shoal_trainer.wire.header import Codec, Header, Op
 from shoal_trainer.wire.messages import (
+    MAX_MARKS,
     AnswerMeta,
     Entry,
     Hello,
@@ -93,6 +94,13 @@ def test_an_answer_comes_back(value: AnswerMeta) -> None:
 @given(applied)
 def test_a_vector_comes_back_from_json(value: dict[tuple[int, int], int]) -> None:
     assert applied_from_list(applied_to_list(value)) == value
+
+
+def test_what_a_push_covers_is_never_cut_short() -> None:
+    marks = tuple(Progress(0, number, 0, 1) for number in range(MAX_MARKS + 1))
+    assert decode_push(encode_push(PushMeta(1, progress=marks[1:]))).progress == marks[1:]
+    with pytest.raises(ProtocolError, match="covers 257 stretches of the data, 256 at most"):
+        encode_push(PushMeta(1, progress=marks))
 
 
 def test_a_push_without_a_loss_says_so() -> None:

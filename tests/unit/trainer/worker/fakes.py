@@ -33,11 +33,14 @@ class FakeCoordinator:
         self.counter = 0
         self.lock = threading.Lock()
         self.pushes = 0
+        self.steps = []
+        """Of each push."""
         self.pushed = threading.Condition(self.lock)
 
     def on_applied(self, push):
         with self.lock:
             self.pushes += 1
+            self.steps.append(push.meta.steps)
             self.samples += push.meta.samples
             for mark in push.meta.progress:
                 self.applied.setdefault(mark[:2], Positions()).add(mark.start, mark.stop)

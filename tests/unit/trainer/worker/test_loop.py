@@ -12,6 +12,7 @@ from shoal_trainer import Files, Indexed, Training, UserError
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.positions import Positions
+from shoal_trainer.wire.messages import MAX_MARKS
 from shoal_trainer.worker.compose import build_glue, compose
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork
@@ -253,13 +254,45 @@ def test_another_model_is_refused(start):
     assert first.join() is End.DRAINED
 
 
-def test_several_batches_a_push(start):
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: functional(options={"steps_per_execution": 4}),
+        lambda: functional(keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)),
+    ],
+    ids=["steps_per_execution", "gradient_accumulation_steps"],
+)
+def test_several_batches_a_push_are_as_many_steps(start, model):
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start(coordinator)
-    training = job(lambda: functional(options={"steps_per_execution": 4}))
-    running = Running(training, servers, coordinator)
+    running = Running(job(model), servers, coordinator)
     assert running.start().join() is End.FINISHED
-    assert coordinator.pushes == DATA.size // 16 // 4
+    assert coordinator.steps == [4] * (DATA.size // 16 // 4)
+    assert coordinator.samples == DATA.size
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_push_of_many_small_leases_goes_as_soon_as_it_can_tell_no_more_of_them(start, cut_off):
+    """What is not told is leased for ever. Also what an outage has piled up is told."""
+    coordinator = FakeCoordinator(DATA.size, size=1, tasks=())
+    coordinator.free.reverse()  # none follows the one before it
+    servers = start(coordinator)
+    training = job(lambda: functional(options={"steps_per_execution": 300}))
+    running = Running(training, servers, coordinator)
+    exchange = running.worker.loop._exchange
+    push_pull = exchange.push_pull
+
+    def cut(*arguments):
+        exchange.push_pull = push_pull
+        return exchange._pool.submit(unreachable)
+
+    def unreachable():
+        raise Unreachable("the connection is reset")
+
+    if cut_off:
+        exchange.push_pull = cut
+    assert running.start().join() is End.FINISHED
+    assert coordinator.steps == [MAX_MARKS, DATA.size - MAX_MARKS]
     assert coordinator.samples == DATA.size
 
 
