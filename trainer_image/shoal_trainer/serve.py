@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -36,10 +37,11 @@ from shoal_trainer.contract import (
 from shoal_trainer.coordinator.client import ShardControl
 from shoal_trainer.coordinator.desk import Desk
 from shoal_trainer.coordinator.follower import Follower
+from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.errors import Fenced, Unreachable, UserError
-from shoal_trainer.ps.server import DataServer
+from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.claims import Claim, Watch
@@ -54,6 +56,8 @@ TICK_SECONDS = 0.25
 LINGER_SECONDS = 10.0
 """After the end: how long workers may take to hear of it."""
 RETRY_SECONDS = 1.0
+OPEN_FILES = MAX_CONNECTIONS + CONTROL_CONNECTIONS + 1024
+"""Connections and whatever else a large job needs; most systems begin with 1,024."""
 
 
 class ParameterServer:
@@ -230,6 +234,14 @@ class ParameterServer:
         self._fenced = error
 
 
+def allow_open_files(wanted: int = OPEN_FILES) -> None:
+    """Raise this process' own limit, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def main() -> int:
     """Serve the shard that `$SHOAL_CONFIG` describes; returns the exit code."""
     logging.basicConfig(
@@ -246,6 +258,7 @@ def main() -> int:
             raise UserError(
                 f"${CONFIG_ENV} is not a valid configuration: {error.errors()[0]['msg']}"
             ) from error
+        allow_open_files()
         server = ParameterServer(config)
 
         def told(_signal: int, _frame: FrameType | None) -> None:

@@ -35,7 +35,10 @@ SECONDS = 30.0
 HANDSHAKE_SECONDS = 5.0
 PROOF_SECONDS = 15.0
 """A connection on which no request with a valid token has arrived by then is closed, however busily it drips."""
-MAX_CONNECTIONS = 512
+MAX_CONNECTIONS = 4096
+"""Each worker has two, and one more for what a task made: enough for 1000 workers and their replacements."""
+MAX_UNPROVEN = 512
+"""Of them, those on which no request with a valid token has arrived yet."""
 CHUNK = 1 << 20
 
 CODES: Mapping[type[Exception], HTTPStatus] = {
@@ -99,19 +102,24 @@ class _Server(ThreadingHTTPServer):
         self.control = control
         self.refusals = RefusalLog(time.monotonic)
         self._context = control.credentials.server_context()
-        self._places = threading.Semaphore(MAX_CONNECTIONS)
         self._open: dict[ssl.SSLSocket, float] = {}  # until when a valid token must have come
         self._open_lock = threading.Lock()
+        self._places = self._unproven = 0
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Connection)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """TLS happens here, in the connection's own thread: a client that stalls holds up nobody."""
-        if not self._places.acquire(blocking=False):
+        with self._open_lock:
+            full = self._places >= MAX_CONNECTIONS or self._unproven >= MAX_UNPROVEN
+            if not full:
+                self._places, self._unproven = self._places + 1, self._unproven + 1
+        if full:
             self.refusals.refused(str(client_address[0]), "too many connections")
             self.shutdown_request(request)
             return
+        until = 0.0
         try:
             request.settimeout(HANDSHAKE_SECONDS)
             try:
@@ -127,13 +135,16 @@ class _Server(ThreadingHTTPServer):
                 super().process_request_thread(secured, client_address)
             finally:
                 with self._open_lock:
-                    self._open.pop(secured, None)
+                    until = self._open.pop(secured)
         finally:
-            self._places.release()
+            with self._open_lock:
+                self._places -= 1
+                self._unproven -= until != math.inf
 
     def proven(self, connection: ssl.SSLSocket) -> None:
         """A request with a valid token has come on it."""
         with self._open_lock:
+            self._unproven -= self._open[connection] != math.inf
             self._open[connection] = math.inf
 
     def service_actions(self) -> None:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
 MAX_UNPROVEN = 64
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 4096
 ADMISSION_SECONDS = 20.0
 READY_SECONDS = 20.0
 """How long a request may wait for a recovering shard: shorter than the client's own patience."""

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from shoal_trainer.contract import STATUS_PATH, Phase, Shard, StatusReport
+from shoal_trainer.coordinator import http as http_server
 from shoal_trainer.coordinator.client import ControlClient, CoordinatorClient
 from shoal_trainer.coordinator.http import ControlServer, safe_name
 from shoal_trainer.coordinator.protocol import (
@@ -322,6 +323,36 @@ def test_who_has_proven_itself_may_be_slow(start):
     client.call("next", Next(slot=0, incarnation=0, number=1), Given)
     assert client._connection is kept
     client.close()
+
+
+def test_who_proves_nothing_takes_no_place_of_those_who_did(start, monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_UNPROVEN", 1)
+    served = start()
+    clients = [ControlClient(served.address, served.credentials, timeout=SECONDS) for _ in range(4)]
+    for client in clients[:3]:
+        assert served.answer(client, 3) == 3  # each keeps its connection
+    late = clients[3]
+    with served.connect():
+        with pytest.raises(Unreachable):
+            late.call("next", Next(slot=0, incarnation=0, number=1), Given)
+        assert served.answer(clients[0], 5) == 5
+    assert served.answer(late, 3) == 3  # the silent one has gone
+    for client in clients:
+        client.close()
+
+
+def test_no_more_connections_than_there_are_places(start, monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
+    served = start()
+    clients = [ControlClient(served.address, served.credentials, timeout=SECONDS) for _ in range(3)]
+    for client in clients[:2]:
+        assert served.answer(client, 3) == 3
+    with pytest.raises(Unreachable):
+        clients[2].call("next", Next(slot=0, incarnation=0, number=1), Given)
+    clients[0].close()
+    assert served.answer(clients[2], 3) == 3
+    for client in clients:
+        client.close()
 
 
 def test_a_file_arrives_whole_under_its_token(start, tmp_path):
