@@ -20,7 +20,7 @@ class Partial:
     def __init__(self) -> None:
         self._covers: dict[Push, list[Progress]] = {}
         self._for_good: list[Progress] = []
-        """Of workers of long ago, and of the run that this one began from."""
+        """Of workers of long ago, of the run that this one began from, and of when there were more or fewer shards."""
 
     def unknown(self, pushes: Contents) -> Contents:
         """Those of which it is not known what they cover."""
@@ -74,17 +74,22 @@ class Partial:
         """As JSON: what is needed beside a snapshot with these contents."""
         differs = uneven(shards)
         return {
+            "shards": len(shards),
             "pushes": [[*push, marks] for push, marks in self._covers.items() if push in differs],
             "forGood": self._for_good,
         }
 
-    def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
-        """The inverse of `dump`. `other_run`: none of its pushes can come any more."""
+    def load(self, saved: dict[str, Any], shards: int, *, other_run: bool = False) -> None:
+        """The inverse of `dump`, where there are so many shards now.
+
+        Of an `other_run`, or where the parameters are cut into more or fewer shards now, what each shard holds begins
+        anew, and none of these pushes can come any more.
+        """
         self._for_good = [Progress(*mark) for mark in saved["forGood"]]
         self._covers = {
             (int(slot), int(incarnation), int(seq)): [Progress(*mark) for mark in marks]
             for slot, incarnation, seq, marks in saved["pushes"]
         }
-        if other_run:
+        if other_run or saved.get("shards", shards) != shards:
             self._for_good += [mark for marks in self._covers.values() for mark in marks]
             self._covers = {}

@@ -110,8 +110,8 @@ class Record:
                 self._restarted, self._gather_until = True, math.inf
             if not saved:
                 return
-            if "partial" in saved:  # there are several shards
-                self.partial.load(saved["partial"], other_run=other_run)
+            if "partial" in saved:
+                self.partial.load(saved["partial"], self.shard.shards, other_run=other_run)
             self._saved = saved
             self._agree(DataSpec.model_validate(saved["data"]))
             assert self.ledger is not None
@@ -131,7 +131,7 @@ class Record:
             self._saved = saved
             wasted = wasted_by(saved, self.counters)
             if "partial" in saved:
-                self.partial.load(saved["partial"])
+                self.partial.load(saved["partial"], self.shard.shards)
             if self.data is None:
                 self._agree(DataSpec.model_validate(saved["data"]))
             else:

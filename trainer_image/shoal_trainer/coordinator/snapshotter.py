@@ -94,7 +94,7 @@ class Snapshotter:
                 own = self._store.write_shard(number, epoch, copy)
                 files = (own, *(part.result() for part in parts))
             pushes = [file.pushes for file in files]
-            if ledger and self._others:
+            if ledger:  # also of one shard: there may have been several, and may be again
                 ledger["partial"] = self._reconciler.beside(pushes)
             manifest = Manifest(
                 number=number,

@@ -50,7 +50,7 @@ def test_incarnations_of_long_ago_are_left_out_and_what_was_partial_of_them_stay
     partial.published([one, other])
     assert partial.count([one, other], set()) == ([Progress(0, -1, 4, 6)], False)
     loaded = Partial()
-    loaded.load(json.loads(json.dumps(partial.dump([one, other]))))
+    loaded.load(json.loads(json.dumps(partial.dump([one, other]))), 2)
     assert loaded.count([one, other], set()) == ([Progress(0, -1, 4, 6)], False)
 
 
@@ -59,9 +59,24 @@ def test_what_another_run_left_stays_partial(held):
     found = [contents(one) for one in held]
     partial, begun = Partial(), Partial()
     partial.learn(Entry(1, *push, 1, 0, -1, push[2], push[2] + 1) for push in uneven(found))
-    begun.load(json.loads(json.dumps(partial.dump(found))), other_run=True)
+    begun.load(json.loads(json.dumps(partial.dump(found))), 2, other_run=True)
     mine, _ = partial.count(found, set())
     assert sorted(begun.count([Contents(), Contents()], set())[0]) == sorted(mine)
+
+
+@given(shards, st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_what_is_partial_stays_so_however_often_the_parameters_are_cut_anew(held, cuts):
+    found = [contents(one) for one in held]
+    partial = Partial()
+    partial.learn(Entry(1, *push, 1, 0, -1, push[2], push[2] + 1) for push in uneven(found))
+    mine, _ = partial.count(found, set())
+    for count in cuts:
+        begun = Partial()
+        begun.load(json.loads(json.dumps(partial.dump(found))), count)
+        if count != len(found):
+            found = [Contents() for _ in range(count)]
+        assert sorted(begun.count(found, set())[0]) == sorted(mine)
+        partial = begun
 
 
 class Other:
@@ -77,15 +92,18 @@ class Other:
 
 
 class Bench:
-    """A coordinator with two shards; nobody pushes but through `push`."""
+    """A coordinator with two shards (or `count`); nobody pushes but through `push`. `saved`: what it begins with."""
 
-    def __init__(self):
-        self.shards = [ShardStore(index, 2, 0) for index in range(2)]
+    def __init__(self, count=2, saved=None):
+        self.shards = [ShardStore(index, count, 0) for index in range(count)]
         self.coordinator = Coordinator(
             JobIdentity(namespace="n", name="j", uid="u"), StopAfter(epochs=1), 2, self.shards[0]
         )
-        self.other = Other(self.shards[1])
-        self.reconciler = Reconciler(self.shards[0], [self.other], self.coordinator)
+        if saved is not None:
+            self.coordinator.load(saved)
+        others = [Other(shard) for shard in self.shards[1:]]
+        self.other = others[0] if others else None
+        self.reconciler = Reconciler(self.shards[0], others, self.coordinator)
         for shard in self.shards:
             shard.connect(0, 0)
             shard.hello(0, 0, MODEL)
@@ -97,6 +115,13 @@ class Bench:
         for index in to:
             shard = self.shards[index]
             shard.delta(0, 0, seq, 0, meta, aligned(shard.size))
+
+    def save(self):
+        """What the snapshotter puts into a manifest."""
+        parts = [shard.contents.spans() for shard in self.shards]
+        saved = self.coordinator.dump() | {"partial": self.reconciler.beside(parts)}
+        self.reconciler.published(parts)
+        return json.loads(json.dumps(saved))
 
     @property
     def counted(self):
@@ -140,7 +165,7 @@ def test_a_manifest_remembers_what_the_journals_forget():
     assert bench.reconciler.look()
     assert bench.counted == (2, {(0, 1)})
     bench.coordinator.partial = Partial()
-    bench.coordinator.partial.load(json.loads(json.dumps(saved)))
+    bench.coordinator.partial.load(json.loads(json.dumps(saved)), 2)
     assert bench.reconciler.look()
     assert bench.counted == (2, {(0, 1)})
 
@@ -163,3 +188,22 @@ def test_a_shard_that_is_away_leaves_the_figure_as_it_was():
     with pytest.raises(Unreachable, match="away"):
         bench.reconciler.look(at_end=True)
     assert bench.counted == (2, {(0, 1)})
+
+
+def test_what_is_partial_stays_counted_when_there_are_more_or_fewer_shards():
+    first = Bench()
+    first.push(1, 0)
+    first.coordinator.leave(0, 0)
+    assert first.reconciler.look()
+    assert first.counted == (2, {(0, 1)})
+    saved = first.save()
+    for count in (3, 1, 2, 2):
+        bench = Bench(count, saved)
+        assert bench.counted == (2, {(0, 1)})
+        assert bench.reconciler.look()
+        assert bench.counted == (2, {(0, 1)})
+        with bench.shards[0].lock:
+            bench.coordinator.rewind(saved)
+        assert bench.reconciler.look()
+        assert bench.counted == (2, {(0, 1)})
+        saved = bench.save()
