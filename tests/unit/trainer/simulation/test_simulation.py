@@ -16,7 +16,7 @@ CHUNKS = max(20, SEEDS // 100)
 def held(world, index):
     """What is left in a shard."""
     assert world.final is not None
-    server = world.servers[index]
+    server = world.servers[index] if index else world.final
     copy = server.shard.copy()
     assert copy is not None
     found = copy.arrays["parameters"]
@@ -95,6 +95,20 @@ def test_when_the_faults_are_over_the_job_ends(chunk):
         world.run(20_000, calm_after=100 + 37 * (seed % 50))
         world.end()
         check(seed, world)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
+def test_a_server_that_lives_on_beside_its_successor_harms_nothing(chunk):
+    """Its workers' connections stay where they are, until it sees in the storage that it was replaced."""
+    for seed in range(chunk, SEEDS // 2, CHUNKS):
+        shards = (1, 1, 2, 3)[seed % 4]
+        world = World(seed, workers=1 + seed % 5, ps_faults=2 + 2 * (seed % 4), shards=shards, alive=0.7)
+        world.run()
+        world.end()
+        check(seed, world)
+        if shards > 1:
+            check_partial(world, f"seed {seed}: {world.describe()}")
 
 
 def test_a_run_is_the_same_for_the_same_seed():

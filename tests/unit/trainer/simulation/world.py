@@ -42,6 +42,7 @@ from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.layout import GRAIN, bounds
 from shoal_trainer.ps.shard import ShardStore, State
+from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import (
     AnswerMeta,
@@ -61,6 +62,7 @@ from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
 
 SAMPLES, BATCH, PASSES = 96, 2, 2
+MODEL = "model/manifest.json"
 STEPS_AT = 1024
 """Where in a shard's part the counters of the steps begin."""
 
@@ -144,6 +146,7 @@ class Other:
 
     def __init__(self, world, index):
         self.world, self.index = world, index
+        self.kept = None
 
     def pushes(self, of):
         self.world.talk()
@@ -157,9 +160,12 @@ class Other:
         return write_part(server.shard, server.store, request)
 
     def _server(self):
-        if (server := self.world.servers[self.index]) is None:
+        """Over the connection that was there before, as long as its other end lives."""
+        if self.kept not in self.world.cut_off:
+            self.kept = self.world.servers[self.index]
+        if self.kept is None:
             raise Unreachable("it is away")
-        return server
+        return self.kept
 
 
 class Server:
@@ -168,8 +174,11 @@ class Server:
     def __init__(self, world, index, epoch):
         world.boots += 1
         self.shard = ShardStore(index, world.shards, epoch, boot=world.boots, clock=world.clock)
+        self.world, self.looks_at = world, 0.0
         self.store = SnapshotStore(world.storage)
-        found = self.store.load_newest(index, world.shards)
+        self.claim = Claim(world.storage, index, epoch)
+        self.claim.make()
+        found = self.store.load_settled(index, world.shards)
         begun = None if found or not world.begins_with else world.begins_with.load_newest(index, world.shards)
         if found is not None:
             self.shard.restore(found[1])
@@ -188,7 +197,7 @@ class Server:
         policy = SnapshotPolicy(every_seconds=60, retain=2)
         self.snapshotter = Snapshotter(
             self.shard, others, self.coordinator, self.reconciler, self.store, policy,
-            fenced=world.fenced, wall=world.clock, executor=AtOnce,
+            fenced=self.fenced, wall=world.clock, executor=AtOnce,
         )  # fmt: skip
         self.rollback = RollBack(
             self.shard,
@@ -196,13 +205,31 @@ class Server:
             self.coordinator,
             self.store,
             self.snapshotter,
-            fenced=world.fenced,
+            fenced=self.fenced,
             wall=world.clock,
         )
         if found is not None:
             self.coordinator.load(found[0].ledger)
         if begun is not None:
             self.coordinator.load(begun[0].ledger, other_run=True)
+        if MODEL in world.storage.files:
+            self.coordinator.end(world.final.coordinator.finished)
+
+    def fenced(self, error):
+        """The storage knows a newer incarnation."""
+        if self not in self.world.cut_off:
+            raise AssertionError(f"the newest server {self.index} was fenced: {error}")
+        self.world.cut_off.remove(self)
+
+    def look(self):
+        """Whether there is a newer incarnation, as `Watch` looks."""
+        self.looks_at = self.world.now + LOOK_SECONDS
+        try:
+            self.claim.check()
+        except Unreachable:
+            return
+        except Fenced as error:
+            self.fenced(error)
 
     def go_back(self, generation):
         """Another shard hears that the job has gone back."""
@@ -216,7 +243,7 @@ def another_run(shards):
     """The store of a run that trained nothing: the counters of one that begins with it tell of itself alone."""
     world = SimpleNamespace(
         boots=0, shards=shards, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None, servers=[],
-        fenced=None, talk=lambda: None,
+        cut_off=(), talk=lambda: None,
     )  # fmt: skip
     world.servers += [Server(world, index, 0) for index in range(shards)]
     for server in world.servers:
@@ -321,11 +348,12 @@ class Worker:
         if self.killed:
             raise Killed
 
-    def call(self, what, *, index=0, of=None):
-        """One request: it may be lost, or its answer, or it may arrive twice."""
+    def call(self, what, *, index=0, of=None, anew=False):
+        """One request: it may be lost, or its answer, or it may arrive twice. `anew`: over a new connection."""
         world = self.world
         self.pause()
-        server = world.servers[index]
+        kept = self.connected[index] and self.servers[index] in world.cut_off and not anew
+        server = self.servers[index] if kept else world.servers[index]
         if server is None or world.clock() < self.cut_until or world.random.random() < world.loss:
             raise Unreachable("lost")
         if of is not None and of is not server:
@@ -369,7 +397,7 @@ class Worker:
             welcomes = []
             for i in range(self.world.shards):  # those that are here get the copy though others are away
                 with contextlib.suppress(Unreachable):
-                    welcomes.append(self.call(hello, index=i))
+                    welcomes.append(self.call(hello, index=i, anew=True))
             if len(welcomes) < self.world.shards:
                 self.disconnect()
                 return None
@@ -563,7 +591,12 @@ class Worker:
             if task is not None and task.kind == "export":
                 with contextlib.suppress(Unreachable):
                     server.reconciler.look(at_end=True)
-                self.world.storage.create("model/manifest.json", b"")
+                try:
+                    server.claim.check()
+                except Fenced as error:
+                    server.fenced(error)
+                    raise Unreachable(str(error)) from None
+                self.world.storage.create(MODEL, b"")
                 coordinator.end(coordinator.succeeded("memory://model", "0"))
                 self.world.final = server
             coordinator.task_done(request)
@@ -580,16 +613,23 @@ class World:
     """Runs a job to its end under the faults that `seed` and `faults` make.
 
     `safe` workers live to the end, and server 0 is lost at most once: what nobody knows of, no later fault mends.
-    `begins_with`: another run's snapshots.
+    `begins_with`: another run's snapshots. `alive`: how often a server that is replaced lives on, reached by those who
+    were connected to it.
     """
 
-    def __init__(self, seed, *, workers=3, faults=1.0, ps_faults=1.0, shards=1, safe=False, begins_with=None):
+    def __init__(
+        self, seed, *, workers=3, faults=1.0, ps_faults=1.0, shards=1, safe=False, begins_with=None, alive=0.0
+    ):
         self.random = random.Random(seed)
         self.now = 0.0
         self.loss = 0.01 * faults * self.random.random()
         self.faults, self.ps_faults, self.safe = faults, ps_faults, safe
         self.storage = MemoryStorage()
         self.begins_with = begins_with
+        self.alive = alive
+        self.cut_off = []
+        """Servers of which the cluster knows nothing any more."""
+        self.outlived = 0
         self.spoilt_at = None
         self.back = threading.Semaphore(0)
         self.scheduler = threading.current_thread()
@@ -618,10 +658,6 @@ class World:
 
     def clock(self):
         return self.now
-
-    @staticmethod
-    def fenced(error):
-        raise AssertionError(f"the newest server 0 was fenced: {error}")
 
     def sleep(self, worker, seconds):
         self.asleep[worker] = self.now + seconds
@@ -678,6 +714,7 @@ class World:
 
     def end(self):
         """Every shard is back, and what is in some of them only is counted as the job's end does it."""
+        self.cut_off = [server for server in self.cut_off if server is self.final]
         for index in range(1, self.shards):
             if self.servers[index] is None:
                 self.servers[index] = Server(self, index, self.epochs[index] + 1)
@@ -696,6 +733,11 @@ class World:
         if self.server is not None:
             self.server.coordinator.tick()
             self.hear_of_shards()
+        for server in list(self.cut_off):
+            if self.now >= server.looks_at:
+                server.look()
+            if server.index == 0:
+                server.coordinator.tick()
         for slot, worker in list(self.slots.items()):
             if worker.end is not None and worker.end is not End.FINISHED:
                 if worker.end not in {Killed, Fenced, End.DRAINED}:
@@ -752,12 +794,20 @@ class World:
             index = back[0]
             self.storage.away = False
             # Started again in place where it can tell that it was there before, else in another pod.
-            in_place = self.random.random() < 0.4 and self.storage_holds_a_snapshot(index)
+            lives = any(server.index == index for server in self.cut_off)
+            in_place = self.random.random() < 0.4 and self.storage_holds_a_snapshot(index) and not lives
             self.epochs[index] += not in_place
             self.servers[index] = Server(self, index, self.epochs[index])
         elif roll < 0.004 and self.server is not None:
             with contextlib.suppress(Unreachable):
                 self.server.snapshotter.take()
+            for server in [server for server in self.cut_off if server.index == 0]:
+                try:
+                    server.snapshotter.take()
+                except Unreachable:
+                    pass
+                except Fenced as error:
+                    server.fenced(error)
         elif roll < 0.005 and alive:
             self.kills += 1
             self.kill(self.random.choice(alive))
@@ -792,6 +842,10 @@ class World:
             return
         self.ps_losses += 1
         self.storage.away = False
+        if self.alive and self.random.random() < self.alive:
+            self.cut_off.append(self.servers[index])
+            self.servers[index].looks_at = self.now + self.random.uniform(0.0, LOOK_SECONDS)
+            self.outlived += 1
         self.servers[index] = None
         self.back_at[index] = self.now + self.random.uniform(0.1, 6.0)
 
