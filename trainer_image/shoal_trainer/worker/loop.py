@@ -333,6 +333,7 @@ class Loop(Upstream):
                 self._under_way[0].result(timeout=LEAVE_SECONDS)
             except (Unreachable, FutureTimeout) as error:
                 log.warning("the last push did not arrive: %s", error)
+        self._exchange.close()  # what did not arrive by now is to be trained by somebody else, and not to come late
         try:
             self._coordinator.leave()
         except Unreachable as error:

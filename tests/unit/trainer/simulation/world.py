@@ -406,6 +406,9 @@ class Worker:
 
         return Answer(once)
 
+    def close(self):
+        self.disconnect()
+
     def initialize(self, flat):
         return Answer(lambda: self.on_line(lambda s, part: s.shard.initialize(flat[part]) or True))
 
