@@ -10,14 +10,17 @@ of this shard is there, 143 told to stop.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -67,14 +70,23 @@ class ParameterServer:
         self.config = config
         self._stop = threading.Event()
         self._fenced: Fenced | None = None
-        self._restored = False
+        self._restored = self._traced = False
         self._credentials = Credentials.load(config.secret_dir)
         storage = open_storage(config.storage_uri, config.job.prefix)
         self._store = SnapshotStore(storage)
         self._claim = Claim(storage, config.index, config.incarnation)
         self._watch = Watch(self._claim, self._give_up)
+        # Where this container's folder for passing things outlives it, an earlier life in the same pod is seen here: it
+        # had parameters, of which workers may hold a copy though no snapshot was taken yet.
+        self._trace = (
+            Path(tempfile.gettempdir()) / f"shoal-{config.job.uid}-{config.index}-{config.incarnation}"
+        )
         self.shard = ShardStore(
-            config.index, len(config.parameter_servers), config.incarnation, staleness=config.staleness
+            config.index,
+            len(config.parameter_servers),
+            config.incarnation,
+            follows=config.incarnation > 0 or self._trace.exists(),
+            staleness=config.staleness,
         )
         self.desk: Desk | None = None
         if config.index == 0:
@@ -117,7 +129,7 @@ class ParameterServer:
         self._watch.start()
         if desk:
             serve_metrics(desk.status, self.config.bind_host, METRICS_PORT)
-            desk.start(follows=bool(self.config.incarnation or self._restored))
+            desk.start(follows=self.shard.follows or self._restored)
         log.info("shard %d epoch %d serves on port %d", self.config.index, self.config.incarnation, data.port)
         try:
             return self._serve()
@@ -134,8 +146,9 @@ class ParameterServer:
 
     def _serve(self) -> int:
         ended_at: float | None = None
-        told = self.config.index == 0 or not (self.config.incarnation or self._restored)
+        told = self.config.index == 0 or not (self.shard.follows or self._restored)
         while not self._stop.wait(TICK_SECONDS):
+            self._leave_trace()
             if self._fenced is not None:
                 log.error("fenced: %s", self._fenced)
                 return EXIT_FENCED
@@ -151,10 +164,18 @@ class ParameterServer:
                 if not coordinator.members.present() or now - ended_at > LINGER_SECONDS:
                     return self._ended(coordinator.finished)
         self._last_snapshot()
+        self._trace.unlink(missing_ok=True)  # it did not end in the middle
         return EXIT_DRAINED
+
+    def _leave_trace(self) -> None:
+        if not self._traced and self.shard.state is State.READY:
+            self._traced = True
+            with contextlib.suppress(OSError):
+                self._trace.touch()
 
     def _ended(self, message: TerminationMessage) -> int:
         write_termination(message)
+        self._trace.unlink(missing_ok=True)
         log.info("the job has ended: %s: %s", message.outcome.value, message.message)
         return EXIT_OK
 

@@ -1,5 +1,7 @@
 """What the parameter server's process makes of requests, without its sockets."""
 
+import tempfile
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,12 @@ def config(tmp_path, *, uid="u", index=0, incarnation=0, shards=1, initial_from=
         initial_from=initial_from,
         secret_dir=str(tmp_path / "secret"),
     )
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """What outlives the container and not the pod."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
@@ -110,6 +118,38 @@ def test_a_server_that_begins_with_another_run_asks_the_workers_first(
     assert begun.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
     assert begun.desk.coordinator.gathering == (incarnation > 0)
     assert (begun.desk.coordinator.ledger is None) == weights_only
+
+
+def test_a_server_that_is_started_again_in_place_before_the_first_snapshot_asks_the_workers_first(
+    server, tmp_path
+):
+    # Killed for its memory: a new worker's first values must not win over a copy of what was trained.
+    copy = aligned(4)
+    answer = server.shard.pull(0, copy)
+    server._leave_trace()
+    again = ParameterServer(config(tmp_path))
+    again._restore()
+    again.shard.connect(1, 0)
+    welcome = again.shard.hello(1, 0, MODEL)
+    assert welcome.recovering
+    again.shard.connect(0, 0)
+    assert again.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
+    again.shard.offer(0, 0, 1, answer.meta, copy)
+    again.shard.initialize(aligned(4))
+    assert (again.shard.state, again.shard.version) == (State.READY, 1)
+    again.desk.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    assert again.desk.coordinator.gathering
+    assert again.desk.coordinator.counters.repeated == 0
+    assert again.desk.coordinator.ledger.finished
+
+
+def test_the_first_server_of_a_run_waits_for_nobody(server, tmp_path):
+    assert not ParameterServer(config(tmp_path, uid="another")).shard.follows
+    server._leave_trace()
+    assert ParameterServer(config(tmp_path)).shard.follows
+    server.stop()
+    server._serve()  # it is told to stop, and ends well
+    assert not ParameterServer(config(tmp_path)).shard.follows
 
 
 # --- two of them at once --------------------------------------------------------------------------------------------

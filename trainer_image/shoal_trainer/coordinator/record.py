@@ -59,7 +59,7 @@ class Record:
         self._lock = shard.lock
         self._clock = clock
         self._saved: dict[str, Any] | None = None
-        self._restarted = shard.epoch > 0
+        self._restarted = shard.follows
         # One that follows another gathers even without a snapshot: the workers' copies may hold what was trained.
         self._gather_until: float | None = math.inf if self._restarted else None
         self._ready = False

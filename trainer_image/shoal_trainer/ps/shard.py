@@ -36,7 +36,8 @@ EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
 class ShardStore(Attendance):
     """Shard `index` of `shards`, at `epoch` (the incarnation of its pod); `boot` tells restarts in place apart.
 
-    `recovery_seconds` counts from the first worker's hello. `on_applied` and `on_ready` run under the lock: cheap,
+    `follows`: another one was here before, in an earlier pod or container; None: as `epoch` tells. `recovery_seconds`
+    counts from the first worker's hello. `on_applied` and `on_ready` run under the lock: cheap,
     and not calling back.
     """
 
@@ -47,6 +48,7 @@ class ShardStore(Attendance):
         epoch: int,
         *,
         boot: int | None = None,
+        follows: bool | None = None,
         staleness: Staleness | None = None,
         recovery_seconds: float = 0.75,
         clock: Callable[[], float] = time.monotonic,
@@ -69,7 +71,8 @@ class ShardStore(Attendance):
         self.journal = Log()
         self.contents = Contents()
         """Which pushes are in the parameters."""
-        self._state = State.RECOVERING if epoch > 0 else State.EMPTY
+        self.follows = epoch > 0 if follows is None else follows
+        self._state = State.RECOVERING if self.follows else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
         self._parameters: Vector = aligned(0)
         self._optimizer: Optimizer | None = None

@@ -171,9 +171,11 @@ class Other:
 class Server:
     """One incarnation of a parameter server; the coordinator is beside number 0."""
 
-    def __init__(self, world, index, epoch):
+    def __init__(self, world, index, epoch, *, follows=None):
         world.boots += 1
-        self.shard = ShardStore(index, world.shards, epoch, boot=world.boots, clock=world.clock)
+        self.shard = ShardStore(
+            index, world.shards, epoch, boot=world.boots, follows=follows, clock=world.clock
+        )
         self.world, self.looks_at = world, 0.0
         self.store = SnapshotStore(world.storage)
         self.claim = Claim(world.storage, index, epoch)
@@ -184,7 +186,7 @@ class Server:
             self.shard.restore(found[1])
         if begun is not None:
             self.shard.restore(begun[1], other_run=True)
-        self.told = epoch == 0 and found is None
+        self.told = not self.shard.follows and found is None
         self.index = index
         if index:
             return
@@ -630,6 +632,8 @@ class World:
         self.storage = MemoryStorage()
         self.begins_with = begins_with
         self.alive = alive
+        self.traced = [False] * shards
+        """Which servers have had parameters."""
         self.cut_off = []
         """Servers of which the cluster knows nothing any more."""
         self.outlived = 0
@@ -796,11 +800,12 @@ class World:
         if back:
             index = back[0]
             self.storage.away = False
-            # Started again in place where it can tell that it was there before, else in another pod.
+            # Started again in place, where it left a trace if it had parameters; or in another pod.
             lives = any(server.index == index for server in self.cut_off)
-            in_place = self.random.random() < 0.4 and self.storage_holds_a_snapshot(index) and not lives
+            in_place = self.random.random() < 0.4 and not lives
             self.epochs[index] += not in_place
-            self.servers[index] = Server(self, index, self.epochs[index])
+            follows = self.traced[index] or self.epochs[index] > 0
+            self.servers[index] = Server(self, index, self.epochs[index], follows=follows)
         elif roll < 0.004 and self.server is not None:
             with contextlib.suppress(Unreachable):
                 self.server.snapshotter.take()
@@ -833,9 +838,6 @@ class World:
             else:
                 self.lose(self.random.randrange(self.shards))
 
-    def storage_holds_a_snapshot(self, index):
-        return SnapshotStore(self.storage).load_newest(index, self.shards) is not None
-
     def may_lose(self):
         """Whether a server may be lost now."""
         return self.server is not None and self.final is None and not (self.safe and self.ps_losses)
@@ -845,6 +847,7 @@ class World:
             return
         self.ps_losses += 1
         self.storage.away = False
+        self.traced[index] |= self.servers[index].shard.state is State.READY
         if self.alive and self.random.random() < self.alive:
             self.cut_off.append(self.servers[index])
             self.servers[index].looks_at = self.now + self.random.uniform(0.0, LOOK_SECONDS)
