@@ -14,7 +14,6 @@ CASES = (
     ("resnet20", 128, None),
     ("resnet110", 4, 0.95),
     ("mlp", 64, 0.75),
-    ("mlp", 512, None),
 )
 """(model, batch, goal): where a goal is named, the batches that it was named for, which are small; then usual ones."""
 
