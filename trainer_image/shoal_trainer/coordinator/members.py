@@ -93,16 +93,18 @@ class Members:
     known: dict[tuple[int, int], Member] = field(default_factory=dict)
     heard: float = -math.inf
     """When somebody spoke last."""
+    _newest: dict[int, int] = field(default_factory=dict)
 
     def newest(self, slot: int) -> int:
         """The highest incarnation that was heard of a slot; -1 for none."""
-        return max((member.incarnation for member in self.known.values() if member.slot == slot), default=-1)
+        return self._newest.get(slot, -1)
 
     def get(self, slot: int, incarnation: int) -> Member:
         """The member, new if it was not known."""
         key = (slot, incarnation)
         if key not in self.known:
             self.known[key] = Member(slot, incarnation)
+            self._newest[slot] = max(incarnation, self.newest(slot))
             gone = [m for m in self.known.values() if m.state not in {WorkerState.ACTIVE, WorkerState.SILENT}]
             for member in sorted(gone, key=lambda m: m.last_seen)[: max(0, len(self.known) - KEPT)]:
                 del self.known[member.slot, member.incarnation]

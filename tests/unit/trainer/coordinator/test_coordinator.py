@@ -7,7 +7,7 @@ import pytest
 from shoal_trainer.contract import JobIdentity, Phase, StopAfter, WorkerState
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.members import Member
+from shoal_trainer.coordinator.members import KEPT, Member
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
 from shoal_trainer.errors import Fenced, UserError
 from shoal_trainer.ps.buffers import aligned
@@ -198,6 +198,17 @@ def test_that_the_coordinator_was_away_itself_is_nobodys_silence(away):
         bench.coordinator.tick()
     states = [worker.state for worker in bench.coordinator.status().workers]
     assert states == [WorkerState.ACTIVE, WorkerState.ACTIVE, WorkerState.FENCED]
+
+
+def test_of_an_incarnation_that_was_forgotten_it_is_known_that_older_ones_are_refused():
+    bench = Bench()
+    bench.join(0, 1)
+    bench.coordinator.leave(0, 1)
+    for slot in range(1, KEPT + 1):
+        bench.coordinator.heartbeat(slot, 0)
+    assert (0, 1) not in bench.coordinator.members.known
+    with pytest.raises(Fenced):
+        bench.coordinator.heartbeat(0, 0)
 
 
 @pytest.mark.parametrize("goodbye", ["leave", "failed"])
