@@ -90,7 +90,7 @@ class Average:
 
 
 def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
-    """The statistics of which Keras says how fast they move: BatchNormalization's."""
+    """The statistics of which Keras says how fast they move: BatchNormalization's; alike neighbours are one."""
     trainable, statistics = variables_of(model)
     moved = {
         id(variable): float(layer.momentum)
@@ -98,12 +98,15 @@ def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
         if type(layer).__name__ == "BatchNormalization"
         for variable in (layer.moving_mean, layer.moving_variance)
     }
-    entries = layout.entries[len(trainable) :]
-    return tuple(
-        Average(entry.offset, entry.offset + entry.size, moved[id(variable)])
-        for entry, variable in zip(entries, statistics, strict=True)
-        if moved.get(id(variable), 1.0) < 1.0
-    )
+    found: list[Average] = []
+    for entry, variable in zip(layout.entries[len(trainable) :], statistics, strict=True):
+        if (momentum := moved.get(id(variable), 1.0)) >= 1.0:
+            continue
+        low, high = entry.offset, entry.offset + entry.size
+        if found and (found[-1].high, found[-1].momentum) == (low, momentum):
+            low = found.pop().low
+        found.append(Average(low, high, momentum))
+    return tuple(found)
 
 
 def layout_of(model: Any) -> Layout:

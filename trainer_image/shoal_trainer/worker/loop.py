@@ -79,6 +79,8 @@ class Loop(Upstream):
         self._do_task = do_task
         self._policy = policy
         self._input_seconds = self._compute_seconds = 0.0
+        self._behind = 1
+        """How many pushes came between the parameters of the last push and it."""
         self.steps = 0
 
     # --- the story ------------------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ class Loop(Upstream):
         self._pile = [piled for piled in self._pile if self._leases.token(piled[1].work.token) is not None]
         if not self._pile:
             return
-        update, samples, loss = combined(self._pile, self._policy.averages)
+        update, samples, loss = combined(self._pile, self._policy.averages, self._behind)
         steps = len(self._pile)
         marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile]
         self._pile.clear()
@@ -237,6 +239,7 @@ class Loop(Upstream):
             for journal, later in zip(self._journals, pulled.journals, strict=True):
                 journal.follow(later)
             self._pulled = pulled
+            self._behind = max(1, pulled.versions[0] - 1 - send.push.base_versions[0])
             self._buffers.swap()
             self._leases.answered(send.push)
             self._glue.reuse(send.update)

@@ -45,26 +45,43 @@ def full(pile: Sequence[tuple[Step, Ready]], most: int) -> bool:
 
 
 def combined(
-    pile: list[tuple[Step, Ready]], averages: Sequence[Average] = ()
+    pile: list[tuple[Step, Ready]], averages: Sequence[Average] = (), behind: int = 1
 ) -> tuple[npt.NDArray[Any], int, float]:
     """The mean update of the steps (weighted by samples), their samples, their mean loss.
 
     All steps began with the same statistics, so the mean moves them as one step would. Those of `averages` go as far
-    as the steps would have gone one after the other, or `MOST_AT_ONCE`.
+    as the steps would have gone one after the other. The servers divide what moves statistics by how many pushes came
+    in between (`behind`, as it was of the push before this one), for they do not know how far it goes; here that is
+    known, and made up for. Of both no more than `MOST_AT_ONCE` together.
     """
-    if len(pile) == 1:
-        step, ready = pile[0]
-        return step.update, ready.batch.samples, step.loss
     samples = sum(ready.batch.samples for _, ready in pile)
+    loss = sum(step.loss * ready.batch.samples for step, ready in pile) / samples
+    update = pile[0][0].update if len(pile) == 1 else _mean(pile, samples)
+    for average in averages:
+        factor = np.float32(_further(average, len(pile), behind))
+        if factor != 1:
+            if not update.flags.writeable:  # TensorFlow's own memory
+                update = update.copy()
+            part = update[average.low : average.high]
+            values = aligned(part.size)
+            kernels.decode(part, values)
+            values *= factor
+            kernels.encode(values, part)
+    return update, samples, loss
+
+
+def _mean(pile: list[tuple[Step, Ready]], samples: int) -> npt.NDArray[Any]:
     first = pile[0][0].update
     total = aligned(first.size)
     scratch = aligned(first.size, first.dtype)
     for step, ready in pile:
         scratch[:] = step.update
         kernels.add(total, scratch, np.float32(ready.batch.samples / samples))
-    for average in averages:
-        alone = 1 - average.momentum
-        together = min(1 - average.momentum ** len(pile), max(alone, MOST_AT_ONCE))
-        total[average.low : average.high] *= np.float32(together / alone)
     kernels.encode(total, scratch)
-    return scratch, samples, sum(step.loss * ready.batch.samples for step, ready in pile) / samples
+    return scratch
+
+
+def _further(average: Average, steps: int, behind: int) -> float:
+    """How many times as far as one step's difference a push is to move an average."""
+    alone = 1 - average.momentum
+    return min(behind * (1 - average.momentum**steps), max(alone, MOST_AT_ONCE)) / alone

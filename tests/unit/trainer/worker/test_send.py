@@ -1,0 +1,52 @@
+"""What a worker brings, as the servers take it: statistics, when several workers push at the same time."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_trainer.worker.glue import Step
+from shoal_trainer.worker.layout import Average
+from shoal_trainer.worker.send import combined
+
+BATCH = SimpleNamespace(batch=SimpleNamespace(samples=4))
+
+
+def moved(momentum, behind, steps, pushes, seen=0.0):
+    """A statistic that begins at 1, after so many pushes, each on what it was `behind` pushes before."""
+    average = Average(1, 2, momentum)
+    then = [1.0] * (behind + 1)
+    for _ in range(pushes):
+        update = np.array([7.0, (1 - momentum) * (seen - then[-1 - behind])], np.float32)
+        update.flags.writeable = False  # as TensorFlow's own memory is
+        sent, _, _ = combined([(Step(update, 0.5, True), BATCH)] * steps, (average,), behind)
+        assert sent[0] == pytest.approx(7)
+        then.append(then[-1] + float(sent[1]) / max(1, behind))  # as `ShardStore.push` does
+    return then
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_several_workers_move_a_moving_average_as_one_would(workers):
+    # With momentum 0.99 a push moves it by a hundredth, so many of them may be under way.
+    then = moved(0.99, workers - 1, 1, 400)
+    assert then[-1] == pytest.approx(0.99**400, abs=0.01)
+
+
+@given(
+    st.sampled_from([0.9, 0.99, 0.999]), st.integers(1, 64), st.integers(1, 50), st.floats(0, 0.5, width=32)
+)
+def test_a_variance_never_falls_below_what_was_seen(momentum, behind, steps, seen):
+    then = moved(momentum, behind, steps, 3 * behind + 20, seen)
+    assert min(then) > seen - 1e-5
+    assert all(a >= b - 1e-5 for a, b in pairwise(then))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_what_is_no_average_is_sent_as_it_is(dtype):
+    update = np.arange(6, dtype=np.float32) if dtype == np.float32 else np.full(6, 0x3F80, np.uint16)
+    sent, samples, loss = combined([(Step(update, 0.5, True), BATCH)], (), 9)
+    assert sent is update
+    assert (samples, loss) == (4, 0.5)
