@@ -264,7 +264,10 @@ class Coordinator(Record):
     def _lease(self, slot: int, incarnation: int) -> LeaseMessage | None:
         ledger = self.ledger
         assert ledger is not None
-        if self.stopping:
+        assert self.data is not None
+        # Callbacks judge passes (EarlyStopping's patience, the name of a checkpoint): training goes no further ahead of
+        # them than a pass. Without them an evaluation that comes late is left out.
+        if self.stopping or (self.data.callbacks and self.tasks.behind):
             return None
         limit = None
         if self.stop_after.steps:
@@ -273,7 +276,6 @@ class Coordinator(Record):
                 return None
             limit = left * self.batch_size
         lease = ledger.grant(slot, incarnation, self._term, limit)
-        assert self.data is not None
         return None if lease is None else self.data.told(lease)
 
     def _give_up(self, member: Member) -> None:

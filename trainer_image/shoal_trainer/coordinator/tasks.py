@@ -51,6 +51,11 @@ class Tasks:
         if not self.exported and not any(task.kind == "export" for task in self.queue):
             self.queue.append(Task("export", epoch))
 
+    @property
+    def behind(self) -> bool:
+        """Whether tasks of more than one pass are waiting or under way."""
+        return len({task.epoch for task in self.queue}) > 1
+
     def grant(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
         """The first task, unless it is in somebody's hands."""
         if not self.queue or self.queue[0].holder is not None:

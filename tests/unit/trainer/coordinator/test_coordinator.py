@@ -126,6 +126,26 @@ def test_a_metric_that_the_evaluation_does_not_give_is_the_users_error():
         )
 
 
+@pytest.mark.parametrize("callbacks", [True, False])
+def test_training_goes_no_further_ahead_of_the_callbacks_than_a_pass(callbacks):
+    bench = Bench(stop=StopAfter(epochs=4), validation=True, callbacks=callbacks)
+    for slot in (0, 1):
+        bench.join(slot)
+    held = bench.train(0)
+    assert (held.task, held.epoch) == ("evaluate", 0)
+    given = bench.train(1)  # while the evaluation takes its time
+    passes = bench.coordinator.ledger.completed
+    assert passes == (2 if callbacks else 4)
+    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token, metrics={"val_loss": 1.0}))
+    if callbacks:
+        assert given.kind == "idle"
+        held = bench.ask(1)
+        assert (held.task, held.epoch) == ("callbacks", 0)
+        bench.coordinator.task_done(TaskDone(slot=1, incarnation=0, token=held.token))
+        assert bench.ask(0).epoch == 1
+        assert bench.ask(1).kind == "data"
+
+
 def test_no_more_steps_are_given_out_than_were_asked_for():
     bench = Bench(stop=StopAfter(steps=6))
     bench.join(0)
