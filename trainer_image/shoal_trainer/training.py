@@ -5,6 +5,7 @@ Nothing here imports TensorFlow or Keras before it is used: a parameter server i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -90,11 +91,12 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
             f"{where} is a {type(found).__name__}. It must be a shoal_trainer.Training or return one."
         )
     try:
-        made = found(**args)
+        inspect.signature(found).bind(**args)
     except TypeError as error:
-        if args or "argument" in str(error):
-            raise UserError(f"{where} cannot be called with spec.training.args: {error}.") from error
-        raise
+        raise UserError(f"{where} cannot be called with spec.training.args: {error}.") from error
+    except ValueError:
+        pass  # it is not written in Python: the call itself will tell
+    made = found(**args)
     if not isinstance(made, Training):
         raise UserError(f"{where}() returned {type(made).__name__}. It must return a shoal_trainer.Training.")
     return made

@@ -40,6 +40,7 @@ class Indexed:
     def from_arrays(x: Any, y: Any = None, sample_weight: Any = None, *, seed: int = 0) -> Arrays:
         """Data that fits into memory: (nested structures of) NumPy arrays with the samples on axis 0.
 
+        What is no NumPy array (a table or column of pandas, a tensor, a data set of h5py) is made one, in memory.
         Single samples, not only ranges, are shuffled, in another seeded order in every epoch.
         """
         return Arrays(x, y, sample_weight, seed)
@@ -67,6 +68,9 @@ class Arrays:
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
+        require_one_weight(self.sample_weight)
+        for name in ("x", "y", "sample_weight"):
+            object.__setattr__(self, name, map_leaves(_array, getattr(self, name)))
         sizes = {len(leaf) for leaf in leaves((self.x, self.y, self.sample_weight))}
         if len(sizes) != 1:
             raise UserError(
@@ -88,6 +92,17 @@ class Arrays:
             rows = order[begin:end]
             element = map_leaves(lambda leaf: leaf[rows], (self.x, self.y, self.sample_weight))  # noqa: B023
             yield fill(_packed(*element), batch_size, end)
+
+
+def _array(leaf: Any) -> Any:
+    """`leaf` as an array that gives its rows by position, in any order: pandas goes by label, h5py in order only."""
+    array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    if not array.ndim:
+        raise UserError(
+            f"Indexed.from_arrays got a {type(leaf).__name__} in place of an array with the samples on axis 0: give "
+            "NumPy arrays (np.asarray(y)), a list is a structure of inputs."
+        )
+    return array
 
 
 def _packed(x: Any, y: Any, sample_weight: Any) -> Any:
@@ -128,6 +143,18 @@ def reached(dataset: Any, what: str) -> Iterator[Any]:
 
 
 def require_dataset(dataset: Any, where: str) -> None:
-    """Raise `UserError` for anything that is no `tf.data.Dataset`."""
+    """Raise `UserError` for anything that is no `tf.data.Dataset` of samples."""
     if not hasattr(dataset, "element_spec"):
         raise UserError(f"{where} must return a tf.data.Dataset; it returned {type(dataset).__name__}.")
+    sample = dataset.element_spec
+    if isinstance(sample, tuple) and len(sample) == 3:
+        require_one_weight(sample[2])
+
+
+def require_one_weight(sample_weight: Any) -> None:
+    """Raise `UserError` for weights that come one for each output."""
+    if isinstance(sample_weight, dict | list | tuple):
+        raise UserError(
+            f"sample_weight must be one number a sample, and an array of them; it is a {type(sample_weight).__name__}. "
+            "Weights of each output are not supported: weigh the outputs with loss_weights in compile()."
+        )

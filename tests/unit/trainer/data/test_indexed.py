@@ -1,4 +1,6 @@
+import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -83,6 +85,49 @@ def test_wrong_sizes_are_refused():
         Indexed(0, numbers)
     with pytest.raises(UserError, match=r"different numbers of samples: \[3, 4\]"):
         Indexed.from_arrays(np.ones(3), np.ones(4))
+
+
+def a_series(values):
+    shuffled = np.random.default_rng(0).permutation(len(values))
+    return pd.Series(values, index=shuffled)
+
+
+def in_a_file(values):
+    return h5py.File.in_memory().create_dataset("values", data=values)
+
+
+@pytest.mark.parametrize("made", [a_series, tf.constant, in_a_file, np.asarray])
+def test_what_is_no_array_gives_its_rows_by_position_all_the_same(made):
+    x = np.arange(40)
+    data = Indexed.from_arrays({"a": x, "b": made(-x)}, made(2 * x))
+    for batch in data.batches(1, 0, 40, 16):
+        assert np.array_equal(batch.x["b"], -batch.x["a"])
+        assert np.array_equal(batch.y, 2 * batch.x["a"])
+
+
+def test_a_table_is_an_array_of_its_columns_and_a_mapped_file_stays_one(tmp_path):
+    table = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]}, index=[7, 3])
+    assert np.array_equal(Indexed.from_arrays(table).x, [[1, 3], [2, 4]])
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(4, 2))
+    assert Indexed.from_arrays(mapped).x is mapped
+
+
+@pytest.mark.parametrize("given", [[1, 2, 3], [[0.5], [1.0], [2.0]], ["a", "b", "c"], 3.0])
+def test_a_list_of_numbers_is_told_to_be_an_array(given):
+    with pytest.raises(UserError, match=r"np\.asarray\(y\)"):
+        Indexed.from_arrays(np.ones(3), given)
+
+
+def test_a_weight_for_each_output_is_refused_in_words():
+    weights = {"a": np.ones(64), "b": np.ones(64)}
+    with pytest.raises(UserError, match="one number a sample"):
+        Indexed.from_arrays(np.ones(64), np.ones(64), weights)
+
+    def fn(start, stop):
+        return numbers(start, stop).map(lambda x, y: (x, y, {"a": x, "b": x}))
+
+    with pytest.raises(UserError, match="one number a sample"):
+        list(Indexed(64, fn).batches(0, 0, 64, 16))
 
 
 def failing(error):

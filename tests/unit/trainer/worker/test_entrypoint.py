@@ -20,6 +20,12 @@ def make(width=1):
 def nothing():
     pass
 
+def mistaken(width=1):
+    return len(width)
+
+def needs(width):
+    return mistaken(width)
+
 def leave():
     raise SystemExit(0)
 
@@ -55,6 +61,12 @@ def test_a_training_or_a_function_that_makes_one(folder):
         ("goodjob:nothing", {}, "returned NoneType. It must return a shoal_trainer.Training"),
         ("goodjob:job", {"a": 1}, "takes no args, but spec.training.args gives a"),
         ("goodjob:make", {"depth": 1}, "unexpected keyword argument 'depth'"),
+        ("goodjob:mistaken", {"width": 3}, "failed: TypeError: object of type 'int' has no len() ("),
+        (
+            "goodjob:needs",
+            {},
+            "cannot be called with spec.training.args: missing a required argument: 'width'",
+        ),
         ("goodjob:make", {"width": 0}, "must have at least one sample"),
         ("syntaxerror:job", {}, "cannot be imported: SyntaxError: invalid syntax"),
         ("importerror:job", {}, "importerror.py:3"),
