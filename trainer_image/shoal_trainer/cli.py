@@ -137,11 +137,13 @@ def _watch(job: Any) -> int:
         return EXIT_USER
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(outcome.metrics.items()))
     console.print(
-        f"[green]Succeeded[/green] in {time.monotonic() - started:.0f} s, {outcome.step:,} steps  {metrics}"
+        f"[green]Succeeded[/green] in {time.monotonic() - started:.0f} s, {outcome.step:,} steps  {metrics}",
+        soft_wrap=True,
     )
     counts = outcome.ranges
     console.print(
-        f"ranges: {counts.once} once, {counts.repeated} repeated, {counts.partial} partial, {counts.never} never"
+        f"ranges: {counts.once} once, {counts.repeated} repeated, {counts.partial} partial, {counts.never} never",
+        soft_wrap=True,
     )
     console.print(f"model: {outcome.model_uri}", highlight=False, soft_wrap=True)
     return 0

@@ -1,11 +1,23 @@
+import contextlib
 import io
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from shoal_trainer import cli
 from shoal_trainer.cli import main
-from shoal_trainer.contract import DataReport, Phase, ShardReport, StatusReport, WorkerReport, WorkerState
+from shoal_trainer.contract import (
+    DataReport,
+    Outcome,
+    Phase,
+    ShardReport,
+    StatusReport,
+    TerminationMessage,
+    WorkerReport,
+    WorkerState,
+)
 from shoal_trainer.table import duration, line, render
 
 STATUS = StatusReport(
@@ -87,3 +99,17 @@ def test_a_worker_without_a_configuration_says_how_to_train_here(tmp_path):
     assert done.returncode == 2
     assert "Use `shoal-trainer run`" in done.stderr
     assert "shoal-trainer run" in message.read_text()
+
+
+def test_the_last_lines_of_a_run_are_whole_where_nobody_looks_on(monkeypatch, capsys):
+    end = TerminationMessage(
+        outcome=Outcome.SUCCEEDED, reason="", message="", step=1234,
+        metrics={f"val_metric_of_a_long_name_{n}": 0.5 for n in range(9)},
+    )  # fmt: skip
+    run = SimpleNamespace(logs="/logs", poll=lambda: end)
+    monkeypatch.setattr("shoal_trainer.local.LocalRun", lambda _job: contextlib.nullcontext(run))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert cli._watch(SimpleNamespace(entrypoint="a:b")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line] == ["logs", "Succeeded", "ranges:", "model:"]
