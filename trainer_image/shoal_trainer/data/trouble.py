@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import builtins
 import errno
+import itertools
 import re
 
 NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 """Of a file system: it answers, and there is no such file."""
 TRACEBACK = "Traceback (most recent call last)"
+GRAPH = re.compile(r"Graph execution error|in user code:")
+"""How a message begins that tells the way through the graph, or through the user's code, before the cause."""
+WAY = re.compile(r'\s*(File "|Detected at node|<stack traces unavailable>)')
+ROOTS = re.compile(r"^\d+ root error\(s\) found\. \(0\) (\w+: )?")
 NODE = re.compile(r"^{{.*?}} | \[Op:\w+\] name: $")
 """What TensorFlow puts around a message: where in its graph that was."""
 PYTHON = re.compile(r"^(\w+): (?:\[[Ee]rrno (\d+)\])?")
@@ -53,11 +58,29 @@ def words(error: BaseException) -> str:
     """The error in one line, without what TensorFlow puts around it."""
     import tensorflow as tf
 
+    if GRAPH.match(str(error)):
+        return cause(str(error))[:300]
     lines = str(error).splitlines() or [""]
     text = NODE.sub("", lines[0])
     if isinstance(error, tf.errors.OpError) and TRACEBACK in str(error):
         text = re.sub(r"^\w+Error: ", "", text)
     return text[:300] or type(error).__name__
+
+
+def cause(text: str) -> str:
+    """Of a message that tells the way first what it says then, in one line: the cause is at its end."""
+    lines = text.split("[[{{node", 1)[0].splitlines()
+    way = [number for number, line in enumerate(lines) if WAY.match(line)]
+    if way:
+        deep = _indent(lines[way[-1]])  # below a line of the way there may be its code
+        lines = list(
+            itertools.dropwhile(lambda line: not line.strip() or _indent(line) > deep, lines[way[-1] + 1 :])
+        )
+    return ROOTS.sub("", " ".join(" ".join(lines).split())) or text.splitlines()[0]
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _raised(error: BaseException) -> tuple[type[BaseException], int | None] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.errors import Unreachable, UserError
@@ -25,7 +26,7 @@ from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.layout import averages_of
 from shoal_trainer.worker.leases import Leases
-from shoal_trainer.worker.loop import Loop, Policy
+from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.optimizers import accumulated, place
 from shoal_trainer.worker.tasks import Tasks
 from shoal_trainer.worker.work import Coordinator, TaskWork
@@ -35,13 +36,23 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Worker:
-    """Everything of one worker; `loop.run()` is its life."""
+    """Everything of one worker; `run` is its life."""
 
     loop: Loop
     glue: Glue
     spec: ModelSpec
     leases: Leases
     close: Callable[[], None]
+
+    def run(self) -> End:
+        """Blocks to the worker's end. Raises `UserError` for values with which the model cannot compute."""
+        try:
+            return self.loop.run()
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            raise UserError(
+                f"A training step failed: {where(error)}. Look at the data: labels out of the loss's range, indices "
+                "out of an Embedding's, text in place of numbers."
+            ) from error
 
 
 def build_glue(job: Training, config: RuntimeConfig) -> Glue:

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from shoal_trainer.data.trouble import GRAPH, words
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training, as_training
 
@@ -77,7 +78,8 @@ def where(error: BaseException) -> str:
         place = f" ({error.filename}:{error.lineno})"
     else:
         place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    text = " ".join(str(error).split())[:600]
+    tensorflow = type(error).__module__.startswith("tensorflow.")
+    text = words(error) if tensorflow or GRAPH.match(str(error)) else " ".join(str(error).split())[:600]
     return f"{type(error).__name__}: {text}{place}"
 
 

@@ -158,7 +158,7 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     worker = compose(job, config, glue, coordinator, credentials, drain.flag)
     drain.hold()
     try:
-        end = worker.loop.run()
+        end = worker.run()
     except UserError as error:
         try:
             coordinator.failed(error)

@@ -1,10 +1,16 @@
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.worker.compose import build_glue
-from tests.unit.trainer.worker.models import functional
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker.compose import Worker, build_glue
+from shoal_trainer.worker.glue import Glue
+from tests.unit.trainer.worker.models import DATA, functional
 
 CONFIG = RuntimeConfig(
     job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
@@ -40,3 +46,24 @@ def test_data_that_are_away_at_the_start_are_nobodys_mistake(error):
 def test_what_the_users_code_does_is_the_users_to_mend_also_where_it_ends_the_process(model, data, words):
     with pytest.raises(UserError, match=words):
         build_glue(Training(model=model, data=data), CONFIG)
+
+
+def stepped(y):
+    glue = Glue(functional(), DATA.example(16), "fp32")
+    batch = Indexed.from_arrays(DATA.x[:16], y).example(16)
+    return glue.step(glue.alias(aligned(glue.layout.size, np.float32)), batch)
+
+
+@pytest.mark.parametrize(
+    ("life", "words"),
+    [
+        (lambda: stepped(np.full(16, 7)), "A training step failed: InvalidArgumentError: Received a label value of 7"),
+        (raises(tf.errors.UnimplementedError(None, None, "Cast string to float")), "Cast string to float"),
+    ],
+)  # fmt: skip
+def test_values_with_which_the_model_cannot_compute_are_the_users_to_mend(life, words):
+    worker = Worker(SimpleNamespace(run=life), None, None, None, lambda: None)
+    with pytest.raises(UserError, match=words) as caught:
+        worker.run()
+    assert "node" not in str(caught.value)
+    assert len(str(caught.value)) < 600

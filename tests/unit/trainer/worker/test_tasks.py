@@ -163,6 +163,15 @@ def test_what_ends_the_reading_of_a_later_file_is_told_as_it_was_raised(error, r
     tasks.close()
 
 
+def test_labels_out_of_range_in_the_validation_data_are_told_without_the_way_to_them():
+    tasks, flat = made(validation=Indexed.from_arrays(DATA.x, DATA.y + 7))
+    with pytest.raises(
+        UserError, match=r"failed: InvalidArgumentError: Received a label value of \d+ which is"
+    ):
+        tasks.evaluate(flat)
+    tasks.close()
+
+
 def test_a_function_of_validation_data_whose_network_is_down_is_nobodys_mistake():
     def away():
         raise ConnectionResetError(104, "reset")

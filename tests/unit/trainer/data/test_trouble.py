@@ -1,0 +1,80 @@
+"""What is told of an error is its cause, wherever TensorFlow puts it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_trainer.data.trouble import cause, words
+
+WAY = """Graph execution error:
+
+Detected at node loss/Loss defined at (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+
+  File "/app/job.py", line 3, in call
+
+"""
+NODE = "\n\t [[{{node loss/Loss}}]] [Op:__inference_body_362]"
+
+
+@tf.function
+def looked_up(labels):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.zeros((2, 10)))
+
+
+def test_of_an_error_in_a_graph_the_cause_is_told_and_not_the_way():
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        looked_up(tf.constant([3, 10]))
+    assert words(caught.value).startswith(
+        "Received a label value of 10 which is outside the valid range of [0, 10)"
+    )
+    assert "node" not in words(caught.value)
+
+
+def test_of_an_error_in_the_users_code_as_tensorflow_rewrites_it_too():
+    def parse(_number):
+        return tf.ensure_shape(tf.constant("a"), [64])
+
+    with pytest.raises(ValueError, match="in user code") as caught:
+        tf.data.Dataset.range(3).map(parse)
+    assert words(caught.value).startswith("ValueError: Shape must be rank 1 but is rank 0")
+
+
+def test_of_a_python_error_in_a_data_set_within_a_graph():
+    text = (
+        WAY + "KeyError: 'label'\nTraceback (most recent call last):\n\n"
+        '  File "/app/job.py", line 9, in rows\n    yield row["label"]\n\nKeyError: \'label\'\n\n' + NODE
+    )
+    assert cause(text) == "KeyError: 'label'"
+
+
+def test_of_several_errors_the_first_one():
+    text = (
+        "2 root error(s) found.\n  (0) INVALID_ARGUMENT:  no such label"
+        + NODE
+        + "\n  (1) INVALID_ARGUMENT: x"
+    )
+    assert cause(WAY + text) == "no such label"
+    assert cause(WAY.replace("  File", "<stack traces unavailable>\n  File") + text) == "no such label"
+
+
+@given(said=st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1), node=st.booleans())
+def test_whatever_follows_the_way_is_the_cause(said, node):
+    if said.startswith(("File", "[[{{node")) or "[[{{node" in said:
+        return
+    assert cause(WAY + said + NODE * node) == said
+
+
+@pytest.mark.parametrize("text", ["Graph execution error:", WAY, WAY + NODE])
+def test_where_there_is_no_cause_the_first_words_are_told(text):
+    assert cause(text) in {"Graph execution error:"}
+
+
+def test_other_errors_are_told_as_they_are():
+    assert words(KeyError("label")) == "'label'"
+    assert words(ValueError("first\nsecond")) == "first"
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.reshape(np.zeros(3, np.float32), [2])
+    assert words(caught.value).startswith("Input to reshape is a tensor with 3 values")
