@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,7 +19,9 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.training import Training
+from shoal_trainer.worker import saving
 from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validation_batches
+from shoal_trainer.worker.callbacks import callbacks_of, remember
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.optimizers import take_average
@@ -49,10 +50,11 @@ class Tasks:
         self._job = job
         self._glue = glue
         self._batch_size = batch_size
-        self._callbacks = _callbacks_of(job)
+        self._callbacks = callbacks_of(job)
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
         self._begun = False
         self._replayed = 0
+        saving.warn(glue.model)
 
     def do(self, work: TaskWork, flat: npt.NDArray[np.float32]) -> Outcome:
         """One task, whatever its kind, at these parameters."""
@@ -109,17 +111,13 @@ class Tasks:
         return Outcome(stop=stop, files={f"logs/{path.relative_to(folder)}": path for path in _files(folder)})
 
     def export(self, flat: npt.NDArray[np.float32]) -> Outcome:
-        """The model as `model.keras` and as a SavedModel for serving; with `use_ema` the averaged one."""
+        """The model's files; with `use_ema` of the averaged one."""
         self._glue.load(flat)
         model = self._glue.model
         take_average(model)
         folder = Path(self._folder.name) / "model"
         folder.mkdir(exist_ok=True)
-        try:
-            model.save(folder / "model.keras")
-            model.export(str(folder / "saved_model"), verbose=False)
-        except (Exception, SystemExit) as error:
-            raise UserError(f"The model cannot be saved: {where(error)}") from error
+        saving.save(model, folder)
         return Outcome(files={str(path.relative_to(folder)): path for path in _files(folder)})
 
     def close(self) -> None:
@@ -146,48 +144,10 @@ class Tasks:
     def _epoch_end(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
         for callback in self._callbacks:
             if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
-                _remember(callback, logs)
+                remember(callback, logs)
                 continue
             callback.on_epoch_begin(epoch)
             callback.on_epoch_end(epoch, logs)
-
-
-def _callbacks_of(job: Training) -> Sequence[Any]:
-    """The job's callbacks. Raises `UserError`, when the worker starts, for one that would do nothing or harm."""
-    if job.callbacks is None:
-        return ()
-    try:
-        callbacks = list(job.callbacks())
-    except (Exception, SystemExit) as error:
-        raise UserError(f"Training(callbacks=…) failed: {where(error)}") from error
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise UserError(
-                f"Training(callbacks=…) gave a {type(callback).__name__}; give keras.callbacks.Callback objects."
-            )
-        if isinstance(callback, keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau):
-            raise UserError(
-                f"{type(callback).__name__} cannot change the learning rate of a parameter server. "
-                "Give the optimizer a keras.optimizers.schedules schedule."
-            )
-        if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
-            raise UserError(
-                "EarlyStopping(restore_best_weights=True) cannot bring back the parameters of an earlier epoch: the "
-                "model that is exported is the last one. Leave it out, and keep the best one beside it with "
-                'ModelCheckpoint("best.keras", monitor=…, save_best_only=True).'
-            )
-    return callbacks
-
-
-def _remember(callback: Any, logs: dict[str, float]) -> None:
-    """Let a ModelCheckpoint know the best value of an epoch that another worker saved."""
-    value = logs.get(callback.monitor)
-    if value is None:
-        return
-    if callback.monitor_op is None:
-        callback._set_monitor_op()
-    if callback._is_improvement(value, callback.best):
-        callback.best = value
 
 
 def _files(folder: Path) -> Iterator[Path]:

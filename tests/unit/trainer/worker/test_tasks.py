@@ -73,6 +73,48 @@ def test_callbacks_that_cannot_work_are_refused_when_the_worker_starts():
         made(lambda: callbacks.EarlyStopping(restore_best_weights=True))
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: callbacks.EarlyStopping("accuracy"),
+            r"EarlyStopping\(monitor='accuracy'\).*\"val_accuracy\"",
+        ),
+        (
+            lambda: callbacks.ModelCheckpoint("b.keras", "accuracy", save_best_only=True),
+            "would never see that",
+        ),
+        (
+            lambda: callbacks.ModelCheckpoint("{epoch:02d}-{accuracy:.3f}.keras"),
+            "cannot be named by 'accuracy'",
+        ),
+        (lambda: callbacks.ModelCheckpoint("{epoch.keras"), "is no name of a file"),
+    ],
+)
+def test_callbacks_that_wait_for_what_their_logs_do_not_hold_are_refused(make, words):
+    with pytest.raises(UserError, match=words):
+        made(make)
+
+
+def test_callbacks_that_take_what_their_logs_hold_are_not():
+    tasks, _ = made(
+        lambda: callbacks.ModelCheckpoint("{epoch:02d}-{loss:.1f}-{val_accuracy:.3f}.keras"),
+        lambda: callbacks.ModelCheckpoint("last.keras", monitor="accuracy"),  # looks at it for the best one only
+        lambda: callbacks.EarlyStopping("loss"),
+    )  # fmt: skip
+    tasks.close()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_tensorboard_needs_its_package(monkeypatch, there):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: there or None)
+    if there:
+        made(lambda: callbacks.TensorBoard("tb"))[0].close()
+        return
+    with pytest.raises(UserError, match="pip install tensorboard"):
+        made(lambda: callbacks.TensorBoard("tb"))
+
+
 def test_the_exported_model_predicts_what_the_parameters_say():
     tasks, flat = made()
     files = tasks.export(flat * 0.5).files
@@ -80,6 +122,67 @@ def test_the_exported_model_predicts_what_the_parameters_say():
     loaded = keras.models.load_model(files["model.keras"])
     mine = tasks._glue.model
     assert np.allclose(loaded.predict(DATA.x[:8], verbose=0), mine.predict(DATA.x[:8], verbose=0), atol=1e-6)
+    tasks.close()
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without `get_config`, as people write them."""
+
+    def __call__(self, step):
+        return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
+
+
+def told(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "shoal_trainer.worker.saving"]
+
+
+def test_a_model_that_keras_cannot_write_down_is_told_at_the_start_and_exported_as_far_as_it_can_be(caplog):
+    glue = Glue(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
+    tasks = Tasks(job(), glue, 16)
+    (early,) = told(caplog)
+    assert "no model.keras" in early
+    assert "Halving" in early
+    files = tasks.export(glue.initial() * 0.5).files
+    assert {"model.weights.h5", "saved_model/saved_model.pb"} <= set(files)
+    assert "model.keras" not in files
+    _, late = told(caplog)
+    assert "model/ holds model.weights.h5 and saved_model, and not" in late
+    other = functional(keras.optimizers.SGD(Halving()))
+    other.load_weights(files["model.weights.h5"])
+    assert np.array_equal(other.get_weights()[0], glue.model.get_weights()[0])
+    tasks.close()
+
+
+def test_a_model_of_which_nothing_can_be_written_is_the_users_to_mend(monkeypatch):
+    def cannot(*_, **__):
+        raise ValueError("two layers have one name")
+
+    tasks, flat = made()
+    monkeypatch.setattr(tasks._glue.model, "export", cannot)
+    assert set(tasks.export(flat).files) == {"model.keras"}
+    for way in ("save", "save_weights"):
+        monkeypatch.setattr(tasks._glue.model, way, cannot)
+    with pytest.raises(
+        UserError, match=r"cannot be saved: model\.keras: ValueError: two layers have one name"
+    ):
+        tasks.export(flat)
+    tasks.close()
+
+
+def test_a_disk_that_fails_at_the_export_leaves_no_half_of_a_model(monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    tasks, flat = made()
+    monkeypatch.setattr(tasks._glue.model, "export", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        tasks.export(flat)
+    tasks.close()
+
+
+def test_a_model_that_keras_can_write_down_is_not_spoken_of(caplog):
+    tasks, _ = made()
+    assert told(caplog) == []
     tasks.close()
 
 

@@ -1,0 +1,60 @@
+"""The model as files: `model.keras`, and a SavedModel for serving.
+
+What Keras cannot write (a schedule or a layer without `get_config`) it says only when it is asked to, and that is after
+the last pass. So it is asked once before the first, and what it refuses then does not cost the rest of a trained model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from shoal_trainer.errors import UserError
+from shoal_trainer.worker.entrypoint import where
+
+log = logging.getLogger(__name__)
+
+WHOLE, WEIGHTS, SERVING = "model.keras", "model.weights.h5", "saved_model"
+
+
+def warn(model: keras.Model) -> None:
+    """Say now what `save` will not be able to write, while somebody may still mend it."""
+    try:
+        json.dumps(keras.saving.serialize_keras_object(model))
+    except (Exception, SystemExit) as error:
+        log.warning(
+            "model/ will hold %s and %s, but no %s, for Keras cannot write this model down: %s",
+            WEIGHTS, SERVING, WHOLE, where(error),
+        )  # fmt: skip
+
+
+def save(model: keras.Model, folder: Path) -> None:
+    """Write into `folder` whatever can be written. Raises `UserError` where that is nothing, or the disk fails."""
+    missing: dict[str, str] = {}
+    _try(WHOLE, model.save, folder, missing)
+    if missing:
+        _try(WEIGHTS, model.save_weights, folder, missing)
+    _try(SERVING, lambda path: model.export(str(path), verbose=False), folder, missing)
+    if not missing:
+        return
+    there = " and ".join(name for name in (WHOLE, WEIGHTS, SERVING) if (folder / name).exists())
+    reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
+    if not there:
+        raise UserError(f"The model cannot be saved: {reasons}")
+    log.warning("model/ holds %s, and not what Keras cannot write: %s", there, reasons)
+
+
+def _try(name: str, write: Any, folder: Path, missing: dict[str, str]) -> None:
+    try:
+        write(folder / name)
+    except OSError as error:  # not the model's fault: nothing else will be written well
+        raise UserError(f"The model cannot be saved: {where(error)}") from error
+    except (Exception, SystemExit) as error:
+        missing[name] = where(error)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).unlink(missing_ok=True)
