@@ -17,7 +17,7 @@ from shoal_trainer.data.indexed import require_dataset
 from shoal_trainer.data.parquet import record_batches
 from shoal_trainer.data.store import Local, matching
 from shoal_trainer.data.trouble import away, words
-from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -44,9 +44,7 @@ class Files:
         def read(path: str) -> tf.data.Dataset:
             import tensorflow as tf
 
-            return tf.data.TFRecordDataset(path, compression_type=compression).map(
-                parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-            )
+            return _parsed(tf.data.TFRecordDataset(path, compression_type=compression), parse)
 
         return Files(pattern, read)
 
@@ -65,7 +63,7 @@ class Files:
 
             groups, signature = record_batches(path, columns)
             rows = tf.data.Dataset.from_generator(groups, output_signature=signature).unbatch()
-            return rows.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            return _parsed(rows, parse)
 
         return Files(pattern, read)
 
@@ -83,7 +81,7 @@ class Files:
             rows = tf.data.experimental.CsvDataset(
                 path, defaults, header=header and Path(path).stat().st_size > 0
             )
-            return rows.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            return _parsed(rows, parse)
 
         return Files(pattern, read)
 
@@ -115,7 +113,7 @@ class Files:
                 if away(error):
                     raise Unreachable(f"{name}: {error}") from error
                 raise UserError(
-                    f"The data function cannot open {name}: {error}. Mend or remove the file."
+                    f"The data function cannot open {name}: {words(error)}. Mend or remove the file."
                 ) from error
             require_dataset(dataset, "Files(fn=…)")
             dataset = dataset.skip(start)
@@ -123,6 +121,25 @@ class Files:
                 dataset = dataset.take(stop - start)
             rows = _guard(iter(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2)), name)
             yield from batches(rows, batch_size, start, stop, f"The data function, called with {name},")
+
+
+def _parsed(rows: Any, parse: Callable[..., Any]) -> tf.data.Dataset:
+    """`parse` over the rows. It is traced now, so what it raises is said of it and of no file."""
+    import tensorflow as tf
+
+    try:
+        return rows.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    except TrainerError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The parse function failed: {_once(error)}. Mend it: no file was read yet."
+        ) from error
+
+
+def _once(error: Exception) -> str:
+    kind, said = type(error).__name__, words(error)
+    return said if said.startswith(kind) else f"{kind}: {said}"
 
 
 def _guard(rows: Iterator[Any], name: str) -> Iterator[Any]:

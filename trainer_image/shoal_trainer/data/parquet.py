@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from shoal_trainer.errors import UserError
+
 
 def record_batches(
     path: str, columns: list[str] | None
 ) -> tuple[Callable[[], Iterator[Any]], dict[str, Any]]:
-    """A generator of record batches as dicts of arrays, and their tensor signature."""
+    """A generator of record batches as dicts of arrays, and their tensor signature.
+
+    Raises `UserError` for a column that no tensor can hold, `ValueError` for what is wrong with the file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     import tensorflow as tf
@@ -27,6 +32,11 @@ def record_batches(
         shape: tuple[int | None, ...] = (None,)
         if pa.types.is_fixed_size_list(kind):
             shape, kind = (None, kind.list_size), kind.value_type
+        if pa.types.is_nested(kind):  # TensorFlow would take it for text
+            raise UserError(
+                f"The Parquet column {name} is {schema.field(name).type}, and of such only lists of one fixed size of "
+                "numbers can be read: write it as pyarrow.list_(type, size), or leave it out with columns=[…]."
+            )
         text = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind)
         dtype = tf.string if text else tf.dtypes.as_dtype(kind.to_pandas_dtype())
         signature[name] = tf.TensorSpec(shape, dtype)

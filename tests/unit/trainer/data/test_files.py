@@ -138,6 +138,52 @@ def test_a_null_among_floating_point_numbers_is_nan(tmp_path, column, kind):
     assert np.array_equal(batch.x, np.array(column, np.float64), equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.float64()),
+        pa.large_list(pa.int32()),
+        pa.list_(pa.list_(pa.int8(), 2), 2),
+        pa.struct([("a", pa.int32())]),
+    ],
+)
+def test_a_parquet_column_that_no_tensor_can_hold_is_named_with_its_type_and_the_file_is_not_blamed(
+    tmp_path, kind
+):
+    pq.write_table(pa.table({"vx": pa.array([None], kind), "y": [1]}), tmp_path / "a.parquet")
+    files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["vx"])
+    told = str(kind).replace("item:", "element:")  # Parquet's name for it
+    with pytest.raises(
+        UserError, match=re.escape(f"The Parquet column vx is {told}, and of such only lists of one fixed")
+    ):
+        list(files.batches(files.list()[0], 0, None, 4))
+    others = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["y"], columns=["y"])
+    assert seen(others.batches(files.list()[0], 0, None, 4)) == [1]
+
+
+def wrong_shape(*_):
+    return tf.ensure_shape(tf.constant("a"), [64])
+
+
+def wrong_key(*_):
+    return {"a": 1}["label"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [(wrong_shape, "ValueError: Shape must be rank 1"), (wrong_key, "KeyError: 'label'")]
+)
+@pytest.mark.parametrize("kind", ["tfrecord", "parquet", "csv"])
+def test_what_a_parse_function_raises_is_said_of_it_and_of_no_file(tmp_path, kind, wrong, words):
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    write_records(tmp_path / "a.tfrecord", [1])
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    more = ([0],) if kind == "csv" else ()
+    files = getattr(Files, kind)(f"{tmp_path}/*.{kind}", wrong, *more)
+    with pytest.raises(UserError, match=f"The parse function failed: {words}") as caught:
+        files.example(4)
+    assert "remove" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "x,y\n"])
 def test_a_csv_file_without_a_row_is_a_file_of_no_samples(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
