@@ -129,11 +129,11 @@ def _parsed(rows: Any, parse: Callable[..., Any]) -> tf.data.Dataset:
 
     try:
         return rows.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    except TrainerError:
+    except (TrainerError, OSError):  # of a file that `parse` opens: it may be away
         raise
     except Exception as error:
         raise UserError(
-            f"The parse function failed: {_once(error)}. Mend it: no file was read yet."
+            f"The parse function failed: {_once(error)}. Mend it; the file is not at fault."
         ) from error
 
 

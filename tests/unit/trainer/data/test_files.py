@@ -184,6 +184,19 @@ def test_what_a_parse_function_raises_is_said_of_it_and_of_no_file(tmp_path, kin
     assert "remove" not in str(caught.value)
 
 
+def test_a_parse_function_that_finds_a_volume_away_is_nobodys_mistake(tmp_path):
+    write_records(tmp_path / "a.tfrecord", [1])
+
+    def looks_up(_record):
+        raise OSError(errno.EIO, "Input/output error")
+
+    as_it_is = tf.autograph.experimental.do_not_convert(
+        looks_up
+    )  # it would wrap the error beyond recognition
+    with pytest.raises(Unreachable, match="Input/output error"):
+        Files.tfrecord(f"{tmp_path}/*.tfrecord", as_it_is).example(4)
+
+
 @pytest.mark.parametrize("text", ["", "x,y\n"])
 def test_a_csv_file_without_a_row_is_a_file_of_no_samples(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
