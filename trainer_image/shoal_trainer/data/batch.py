@@ -3,7 +3,8 @@
 A worker traces its step function once; a batch of another size would trace it again (11 s for a ResNet-110). So the
 short batch at the end of a range is filled up by repeating its own samples, which carry weight 0. The weights of
 the true samples are scaled by `size / samples`, so that a loss which divides by the batch size is the mean over
-the true samples, and the parameter server can weight each push by its true number of samples.
+the true samples, and the parameter server can weight each push by its true number of samples. The losses of
+`compile()` are told which rows are true (`worker/weighing.py`); the weights are for a `compute_loss` of the user's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Training.fit`: the user's script alone in one process, with Keras' own `fit` and nothing of Shoal between."""
+"""`Training.fit`: the user's script alone in one process, with Keras' own `fit`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from shoal_trainer.data.files import Files
 from shoal_trainer.data.indexed import Arrays, Indexed, connected, reached, require_dataset
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
+from shoal_trainer.worker.weighing import weigh_samples
 
 
 def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> keras.Model:
     """The trained model. The data are visited as workers would visit them, in another order in every epoch."""
     keras.utils.set_random_seed(job.seed)
     model = job.model()
+    weigh_samples(model)
     example = job.data.example(batch_size)
     visit, epoch = visits(job, batch_size), itertools.count()
     ended: list[BaseException] = []

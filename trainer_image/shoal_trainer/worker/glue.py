@@ -33,6 +33,7 @@ from shoal_trainer.ps import kernels
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten, variables_of
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
+from shoal_trainer.worker.weighing import filled, weigh_samples
 
 Wire = Literal["bf16", "fp32"]
 
@@ -138,7 +139,9 @@ class Glue:
 
         A `train_step` of the user's own knows nothing of rows that are filled up, and unpacks what his data give.
         """
-        return batch.as_given() if self._own_step else (batch.x, batch.y, batch.weights)
+        return (
+            batch.as_given() if self._own_step else (batch.x, batch.y, batch.weights, np.int32(batch.samples))
+        )
 
     def _decode(self, flat: Any) -> list[Any]:
         if self.dtype == np.uint16:
@@ -168,23 +171,23 @@ class Glue:
         return update, finite
 
     def _gradient_body(self) -> Callable[..., Any]:
-        """(flat, (x, y, weights)) -> gradients of the trainable part, new - old of the statistics."""
+        """(flat, (x, y, weights, samples)) -> gradients of the trainable part, new - old of the statistics."""
         model, optimizer = self.model, unwrap(self.model.optimizer)
         trainable, statistics = variables_of(model)
         scaler = _Scaler(model.optimizer)
 
-        def compute(values: list[Any], x: Any, y: Any, weights: Any, scale: Any) -> Any:
+        def compute(values: list[Any], x: Any, y: Any, weights: Any, samples: Any, scale: Any) -> Any:
+            weights = filled(weights, samples)
             now, before = values[: len(trainable)], values[len(trainable) :]
             given = {id(v): value for v, value in zip(statistics, before, strict=True)}
             others = model.non_trainable_variables
             held = [given.get(id(v), v.value) for v in others]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(now)
-                loss, predicted, after = _forward(model, now, held, x, y, weights)
+                loss, after = _forward(model, now, held, x, y, weights)
                 scaled = loss * tf.cast(scale, loss.dtype)
             gradients = tape.gradient(scaled, now, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             gradients = [tf.convert_to_tensor(g) / tf.cast(scale, g.dtype) for g in gradients]
-            _update_metrics(model, loss, x, y, predicted, weights)
             moved = dict(zip((id(v) for v in others), after, strict=True))
             for variable, old, new in zip(others, held, after, strict=True):
                 if id(variable) not in given and new is not None and new is not old:
@@ -199,8 +202,7 @@ class Glue:
             compute = tf.function(compute, autograph=False, jit_compile=True)
 
         def body(flat: Any, data: Any) -> Any:
-            x, y, weights = data
-            gradients, differences, loss = compute(self._decode(flat), x, y, weights, scaler.scale())
+            gradients, differences, loss = compute(self._decode(flat), *data, scaler.scale())
             gradients, loss = scaler.settle(list(gradients), loss)
             return self._encode([*optimizer._clip_gradients(gradients), *differences], loss)
 
@@ -217,8 +219,7 @@ class Glue:
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
             model.reset_metrics()  # so that what it logs is the loss of this step, no mean over many
-            logs = model.train_step(data)
-            loss = _loss_of(logs)
+            loss = _loss_of(model.train_step(data) if self._own_step else _step(model, *data))
             after = [tf.convert_to_tensor(v.value) for v in variables]
             return self._encode([new - old for old, new in zip(before, after, strict=True)], loss)
 
@@ -257,8 +258,11 @@ class _Scaler:
 
 def _forward(
     model: Any, trainable: list[Any], held: list[Any], x: Any, y: Any, weights: Any
-) -> tuple[Any, Any, Any]:
-    """Loss, prediction and new values of the non-trainable variables, as Keras computes them, without its variables."""
+) -> tuple[Any, Any]:
+    """Loss and new values of the non-trainable variables, as Keras computes them, without its variables.
+
+    What `compile()` names as metrics nobody asks for while it trains: they are of the evaluation.
+    """
     kwargs = {"training": True} if model._call_has_training_arg else {}
     predicted, after, losses = model.stateless_call(trainable, held, x, return_losses=True, **kwargs)
     if losses:  # of regularizers and add_loss, made in the call: compute_loss must see these, not its own
@@ -270,12 +274,16 @@ def _forward(
         )  # fmt: skip
     finally:
         model._losses_override = []
-    return loss, predicted, new
+    return loss, new
 
 
-def _update_metrics(model: Any, loss: Any, x: Any, y: Any, predicted: Any, weights: Any) -> None:
-    model._loss_tracker.update_state(loss, sample_weight=tf.shape(weights)[0])
-    model.compute_metrics(x, y, predicted, sample_weight=weights)
+def _step(model: Any, x: Any, y: Any, weights: Any, samples: Any) -> Any:
+    """Keras' own `train_step`, without the metrics."""
+    model.compute_metrics = lambda *_, **__: {"loss": model._loss_tracker.result()}
+    try:
+        return model.train_step((x, y, filled(weights, samples)))
+    finally:
+        del model.compute_metrics
 
 
 def _loss_of(logs: Any) -> Any:
@@ -293,6 +301,7 @@ def _build(model: Any, example: Batch) -> None:
         raise UserError(
             "The model is not compiled. Call model.compile(optimizer=…, loss=…) before returning it from the function."
         )
+    weigh_samples(model)
     try:
         model._symbolic_build(data_batch=_data(example))
         model.reset_metrics()
@@ -301,8 +310,8 @@ def _build(model: Any, example: Batch) -> None:
 
 
 def _data(example: Batch) -> Any:
-    x, y = (map_leaves(tf.convert_to_tensor, part) for part in (example.x, example.y))
-    return (x, y, tf.convert_to_tensor(example.weights))
+    weights = example.weights if example.parts == 3 else None
+    return tuple(map_leaves(tf.convert_to_tensor, part) for part in (example.x, example.y, weights))
 
 
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:

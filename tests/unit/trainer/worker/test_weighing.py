@@ -1,0 +1,149 @@
+"""Losses with more than one value a sample, against plain Keras on the true rows."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker.alone import dataset_of, quiet_end
+from shoal_trainer.worker.glue import Glue
+
+L = keras.layers
+SPARSE = keras.losses.SparseCategoricalCrossentropy
+rng = np.random.default_rng(0)
+IMAGES = rng.uniform(size=(8, 6, 6, 1)).astype("float32")
+PIXELS = (IMAGES[..., 0] > 0.5).astype("int32")
+
+
+def tokens(length):
+    made = rng.integers(0, 5, (8, length + 1)).astype("int32")
+    return made[:, :-1], made[:, 1:] % 4
+
+
+def segmentation():
+    i = keras.Input((6, 6, 1))
+    return keras.Model(i, L.Conv2D(2, 3, padding="same", activation="softmax")(i))
+
+
+def autoencoder():
+    i = keras.Input((6, 6, 1))
+    return keras.Model(i, L.Conv2D(1, 3, padding="same")(L.Conv2D(3, 3, padding="same")(i)))
+
+
+def language(mask=False):
+    i = keras.Input((None,), dtype="int32")
+    h = L.GRU(6, return_sequences=True)(L.Embedding(5, 4, mask_zero=mask)(i))
+    return keras.Model(i, L.Dense(4)(h))
+
+
+def outputs():
+    i = keras.Input((6, 6, 1))
+    pixels = L.Conv2D(2, 3, padding="same", activation="softmax", name="pixels")(i)
+    whole = L.Dense(3, name="whole")(L.Flatten()(i))
+    return keras.Model(i, {"pixels": pixels, "whole": whole})
+
+
+def summed():
+    model = autoencoder()
+
+    class Summed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def call(self, x):
+            self.add_loss(0.01 * keras.ops.sum(keras.ops.square(self.inner.layers[1].kernel)))
+            return self.inner(x)
+
+    return Summed()
+
+
+LABELS = {"pixels": PIXELS, "whole": rng.integers(0, 3, 8)}
+LOSSES = {"pixels": "sparse_categorical_crossentropy", "whole": SPARSE(from_logits=True)}
+CASES = {
+    "segmentation": (segmentation, (IMAGES, PIXELS), "sparse_categorical_crossentropy"),
+    "autoencoder": (autoencoder, (IMAGES, IMAGES), "mse"),
+    "add_loss": (summed, (IMAGES, IMAGES), "mse"),
+    "T = B": (language, tokens(8), SPARSE(from_logits=True)),
+    "T != B": (language, tokens(5), SPARSE(from_logits=True)),
+    "masked": (lambda: language(mask=True), tokens(5), SPARSE(from_logits=True)),
+    "masked, T = B": (lambda: language(mask=True), tokens(8), SPARSE(from_logits=True)),
+    "ignored": (language, tokens(5), SPARSE(from_logits=True, ignore_class=0)),
+    "by weights": (language, tokens(5), SPARSE(from_logits=True, reduction="mean_with_sample_weight")),
+    "outputs": (outputs, (IMAGES, LABELS), LOSSES),
+}
+
+
+def make(build, loss, optimizer="sgd", **options):
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    model = build()
+    model.compile(
+        optimizer, loss, weighted_metrics=["accuracy"] if "outputs" not in build.__name__ else None, **options
+    )
+    return model
+
+
+def stepped(model, data, rows):
+    arrays = Indexed.from_arrays(*data)
+    glue = Glue(model, arrays.example(8), "fp32")
+    (batch,) = arrays.batches(0, 0, rows, 8)
+    buffer = aligned(glue.layout.size)
+    buffer[:] = glue.initial()
+    return glue, glue.step(glue.alias(buffer), batch), batch.as_given()
+
+
+def flat(tensors):
+    return np.concatenate([np.asarray(tf.convert_to_tensor(t)).ravel() for t in tensors])
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_is_that_of_keras_on_the_true_rows(name, rows):
+    build, data, loss = CASES[name]
+    glue, made, (x, y) = stepped(make(build, loss), data, rows)
+    model = make(build, loss)
+    with tf.GradientTape() as tape:
+        predicted = model(x, training=True)
+        expected = model.compute_loss(x, keras.tree.map_structure(tf.constant, y), predicted)
+    gradient = flat(tape.gradient(expected, model.trainable_variables))
+    assert made.loss == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(made.update[: glue.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+@pytest.mark.parametrize("name", ["segmentation", "masked, T = B", "outputs"])
+def test_so_is_the_step_that_a_worker_makes_itself(name, rows):
+    build, data, loss = CASES[name]
+    glue, made, (x, y) = stepped(make(build, loss, keras.optimizers.RMSprop(0.01)), data, rows)
+    model = make(build, loss, keras.optimizers.RMSprop(0.01))
+    before = flat(model.trainable_variables)
+    expected = model.train_on_batch(x, y, return_dict=True)["loss"]
+    assert made.loss == pytest.approx(float(expected), rel=1e-5)
+    moved = flat(model.trainable_variables) - before
+    np.testing.assert_allclose(made.update[: glue.layout.trainable], moved, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [8, 5])
+@pytest.mark.parametrize("jit", [False, True])
+def test_one_weight_a_sample_weighs_all_of_its_values(rows, jit):
+    build, data, loss = CASES["T = B"]
+    model = make(build, loss, jit_compile=jit)
+    weights = np.arange(8, dtype="float32")  # the first is 0, and yet a sample
+    glue, made, (x, y, weights) = stepped(model, (*data, weights), rows)
+    plain = make(build, loss)
+    spread = np.repeat(weights[:, None], 8, axis=1)
+    with tf.GradientTape() as tape:
+        expected = plain.compute_loss(x, tf.constant(y), plain(x), tf.constant(spread))
+    gradient = flat(tape.gradient(expected, plain.trainable_variables))
+    assert made.loss == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(made.update[: glue.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
+    batches = list(Indexed.from_arrays(x, y, weights).batches(0, 0, rows, 8))
+    with quiet_end():
+        judged = model.evaluate(
+            dataset_of(lambda: iter(batches), batches[0], []), return_dict=True, verbose=0
+        )
+    whole = plain.evaluate(x, y, sample_weight=spread, return_dict=True, verbose=0)
+    assert judged == pytest.approx(whole, rel=1e-5)

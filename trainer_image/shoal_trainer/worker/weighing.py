@@ -1,0 +1,95 @@
+"""A loss of any rank with one weight a sample, and as if the rows that fill up a batch were not there.
+
+Keras 3 multiplies a loss of shape (B, T) or (B, H, W) with weights of shape (B,) as they are: it fails, or where T is B
+it weighs the wrong axis. So the losses of `compile()` are wrapped: each gets weights of its own rank. Rows that only
+fill the batch up are told by a Keras mask on the weights; each loss gets it as a mask on the prediction, so that Keras
+divides by what is true, also where the prediction or the labels (`ignore_class`) have a mask of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def weigh_samples(model: Any) -> None:
+    """Have the losses of a compiled model take one weight a sample, whatever their rank."""
+    compiled = model._compile_loss
+    if compiled is None:
+        return
+
+    def wrap() -> None:
+        compiled._flat_losses = [
+            each if isinstance(each.loss, _Weighed) else each._replace(loss=_Weighed(each.loss))
+            for each in compiled._flat_losses
+        ]
+
+    def build(y_true: Any, y_pred: Any) -> None:
+        keras_build(y_true, y_pred)
+        wrap()
+
+    if compiled.built:
+        wrap()
+    else:
+        keras_build, compiled.build = compiled.build, build
+
+
+def filled(weights: Any, samples: Any) -> Any:
+    """Weights that know that rows from `samples` on only fill the batch up."""
+    weights = tf.identity(weights)
+    backend.set_keras_mask(weights, tf.range(tf.shape(weights)[0]) < samples)
+    return weights
+
+
+class _Weighed:
+    """One loss of `compile()`."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+
+    def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
+        loss = self._loss
+        if (
+            weights is None
+            or type(loss).__call__ is not keras.losses.Loss.__call__
+            or len(weights.shape) != 1
+        ):
+            return loss(y_true, y_pred, weights)
+        shape = self._shape(y_true, y_pred)
+        if not shape:  # one number for the whole batch
+            return loss(y_true, y_pred, weights)
+        true = backend.get_keras_mask(weights)
+        if true is not None and loss.reduction in MEANS:  # the mask makes up for the rows that are none
+            weights *= tf.reduce_mean(tf.cast(true, weights.dtype))
+        weights = _as_rank(weights, len(shape))
+        if loss.reduction == "mean_with_sample_weight":  # divides by the sum of the weights
+            sizes = [tf.shape(y_pred)[axis] if size is None else size for axis, size in enumerate(shape)]
+            weights = tf.broadcast_to(weights, sizes)
+        if true is not None and tf.is_tensor(y_pred):
+            own = backend.get_keras_mask(y_pred)
+            rows = _as_rank(true, len(shape) if own is None else len(own.shape))
+            y_pred = tf.identity(y_pred)
+            backend.set_keras_mask(
+                y_pred, rows if own is None else tf.logical_and(rows, tf.cast(own, "bool"))
+            )
+        return loss(y_true, y_pred, weights)
+
+    def _shape(self, y_true: Any, y_pred: Any) -> tuple[int | None, ...]:
+        """Of the values before Keras reduces them."""
+
+        def values(*given: Any) -> Any:
+            return self._loss.call(*keras.tree.map_structure(self._cast, given))
+
+        return tuple(backend.compute_output_spec(values, y_true, y_pred).shape)
+
+    def _cast(self, given: Any) -> Any:
+        return keras.ops.convert_to_tensor(given, dtype=self._loss.dtype)
+
+
+def _as_rank(rows: Any, rank: int) -> Any:
+    return tf.reshape(rows, [-1] + [1] * (rank - 1))
