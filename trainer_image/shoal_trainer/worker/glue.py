@@ -13,6 +13,7 @@ parameters come in as fp32 and each gradient is encoded by a kernel, in one pass
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import zlib
@@ -32,8 +33,10 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten, variables_of
-from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
+from shoal_trainer.worker.optimizers import has_own_step, takes_rows_apart, unwrap, why_worker
 from shoal_trainer.worker.weighing import filled, weigh_samples
+
+log = logging.getLogger(__name__)
 
 Wire = Literal["bf16", "fp32"]
 
@@ -187,6 +190,7 @@ class Glue:
                 loss, after = _forward(model, now, held, x, y, weights)
                 scaled = loss * tf.cast(scale, loss.dtype)
             gradients = tape.gradient(scaled, now, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            _warn_of_rows(model, gradients)
             gradients = [tf.convert_to_tensor(g) / tf.cast(scale, g.dtype) for g in gradients]
             moved = dict(zip((id(v) for v in others), after, strict=True))
             for variable, old, new in zip(others, held, after, strict=True):
@@ -284,6 +288,22 @@ def _step(model: Any, x: Any, y: Any, weights: Any, samples: Any) -> Any:
         return model.train_step((x, y, filled(weights, samples)))
     finally:
         del model.compute_metrics
+
+
+def _warn_of_rows(model: Any, gradients: list[Any]) -> None:
+    """Say, when the step is traced, what `why_worker` could not see in the model's layers."""
+    rows = [v.path for v, g in zip(model.trainable_variables, gradients, strict=True) if _is_rows(g)]
+    if rows and takes_rows_apart(model):
+        log.warning(
+            "%s will differ from plain Keras: it does not sum the gradients of rows that occur several times in a "
+            "batch before it squares or clips them; the parameter servers do. An optimizer that they do not have, or "
+            "a keras.layers.Embedding, runs on the workers as in Keras.",
+            ", ".join(rows),
+        )
+
+
+def _is_rows(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
 
 
 def _loss_of(logs: Any) -> Any:

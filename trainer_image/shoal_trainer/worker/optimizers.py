@@ -3,7 +3,8 @@
 The parameter server knows SGD (with momentum, Nesterov), Adam (AMSGrad not), AdamW and Adagrad exactly as Keras
 computes them, and Keras' learning-rate schedules, keyed on the samples that it has seen. Clipping happens on the
 worker before the push, as Keras clips before it updates. What the server cannot do exactly runs on the worker with
-Keras' own code, and what travels is the difference that its step made.
+Keras' own code, and what travels is the difference that its step made. So it is with the gradient of an Embedding, of
+which Keras squares (or clips) what each place of the batch adds to a row: on the wire only their sum would travel.
 """
 
 from __future__ import annotations
@@ -112,7 +113,22 @@ def why_worker(model: Any) -> str:
         return "a variable has a constraint"
     if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
         return "float8 variables are overwritten by their gradients"
+    if takes_rows_apart(model) and any(
+        isinstance(layer, keras.layers.Embedding) and layer.trainable_variables
+        for layer in model._flatten_layers()
+    ):
+        what = "clips" if NAMES[type(optimizer)] == "sgd" else "squares"
+        return f"Keras {what} the gradients of an Embedding's repeated rows one by one"
     return ""
+
+
+def takes_rows_apart(model: Any) -> bool:
+    """Whether it matters to this optimizer that Keras does not sum a gradient's repeated rows before it uses them.
+
+    Where it only adds gradients up it does not; nor where batches are accumulated, which Keras does in a dense array.
+    """
+    optimizer = unwrap(model.optimizer)
+    return accumulated(model) == 1 and (NAMES.get(type(optimizer)) != "sgd" or _clips(optimizer))
 
 
 def has_own_step(model: Any) -> bool:

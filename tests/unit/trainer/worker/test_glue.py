@@ -31,8 +31,8 @@ schedules = keras.optimizers.schedules
 class Server:
     """One shard and one worker without staleness, no network between."""
 
-    def __init__(self, model, wire="fp32", *, on_host=True):
-        self.glue = Glue(model, BATCHES[0], wire, on_host=on_host)
+    def __init__(self, model, wire="fp32", *, on_host=True, example=BATCHES[0]):
+        self.glue = Glue(model, example, wire, on_host=on_host)
         self.placement = place(model, self.glue.layout, 16)
         layout = self.glue.layout
         self.store = ShardStore(0, 1, 0)
