@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,10 +30,11 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_g
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
+from shoal_trainer.worker.build import BUILD_PARTS, brief, build
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten, variables_of
 from shoal_trainer.worker.optimizers import has_own_step, takes_rows_apart, unwrap, why_worker
-from shoal_trainer.worker.weighing import filled, weigh_samples
+from shoal_trainer.worker.weighing import filled
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Glue:
         self.model = model
         self.wire: Wire = wire
         self.example = example
-        _build(model, example)
+        build(model, example)
         _keep_drawing()
         _vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
@@ -97,10 +97,17 @@ class Glue:
 
         flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
         self._function = tf.function(flat_body, autograph=False)
+        failed: Exception | None = None
         try:
             self._traced = self._function.get_concrete_function(flat, *self._specs)
         except Exception as error:
-            raise UserError(f"The model's training step cannot be traced: {_brief(error)}") from error
+            failed = error
+        if layout_of(self.model) != self.layout:
+            raise UserError(
+                f"The model's train_step makes variables that nobody would train. {BUILD_PARTS}"
+            ) from failed
+        if failed is not None:
+            raise UserError(f"The model's training step cannot be traced: {brief(failed)}") from failed
 
     def step(self, parameters: Any, batch: Batch, updates: int = 0) -> Step:
         """One step at `parameters`, a tensor made by `alias` from the wire's buffer, to which `updates` have led."""
@@ -206,7 +213,8 @@ class Glue:
             compute = tf.function(compute, autograph=False, jit_compile=True)
 
         def body(flat: Any, data: Any) -> Any:
-            gradients, differences, loss = compute(self._decode(flat), *data, scaler.scale())
+            x, y, weights, samples = data
+            gradients, differences, loss = compute(self._decode(flat), x, y, weights, samples, scaler.scale())
             gradients, loss = scaler.settle(list(gradients), loss)
             return self._encode([*optimizer._clip_gradients(gradients), *differences], loss)
 
@@ -314,26 +322,6 @@ def _loss_of(logs: Any) -> Any:
     )
 
 
-def _build(model: Any, example: Batch) -> None:
-    if not isinstance(model, keras.Model):
-        raise UserError(f"Training(model=…) returned {type(model).__name__}; it must return a keras.Model.")
-    if not model.compiled or model.optimizer is None:
-        raise UserError(
-            "The model is not compiled. Call model.compile(optimizer=…, loss=…) before returning it from the function."
-        )
-    weigh_samples(model)
-    try:
-        model._symbolic_build(data_batch=_data(example))
-        model.reset_metrics()
-    except Exception as error:
-        raise UserError(f"The model cannot be built from the first batch: {_brief(error)}") from error
-
-
-def _data(example: Batch) -> Any:
-    weights = example.weights if example.parts == 3 else None
-    return tuple(map_leaves(tf.convert_to_tensor, part) for part in (example.x, example.y, weights))
-
-
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
     # Of an array `constant` makes a tensor with less Python than `convert_to_tensor`.
     array = isinstance(leaf, np.ndarray)
@@ -381,11 +369,3 @@ def _vary_seeds(model: Any, worker: tuple[int, int]) -> None:
         path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
         state = np.asarray(generator.state.numpy())
         generator.state.assign(np.array([zlib.crc32(path), zlib.adler32(path)]).astype(state.dtype))
-
-
-def _brief(error: BaseException) -> str:
-    """The sentence of an error that a person can act on."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    text = " ".join(lines)[:600] or repr(error)
-    return f"{type(error).__name__}: {text}"

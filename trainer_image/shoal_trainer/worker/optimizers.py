@@ -136,6 +136,11 @@ def has_own_step(model: Any) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
+def has_call(model: Any) -> bool:
+    """Whether the model can be called; one that only has a `train_step` (a VAE, a GAN) need not."""
+    return type(model).call is not keras.Model.call
+
+
 def accumulated(model: Any) -> int:
     """How many batches one update of the model's optimizer takes."""
     return int(unwrap(model.optimizer).gradient_accumulation_steps or 1)

@@ -16,6 +16,7 @@ import keras
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.entrypoint import where
+from shoal_trainer.worker.optimizers import has_call
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ def warn(model: keras.Model) -> None:
         json.dumps(keras.saving.serialize_keras_object(model))
     except (Exception, SystemExit) as error:
         log.warning(
-            "model/ will hold %s and %s, but no %s, for Keras cannot write this model down: %s",
-            WEIGHTS, SERVING, WHOLE, where(error),
+            "model/ will hold %s%s, but no %s, for Keras cannot write this model down: %s",
+            WEIGHTS, f" and {SERVING}" if has_call(model) else "", WHOLE, where(error),
         )  # fmt: skip
 
 
@@ -39,7 +40,8 @@ def save(model: keras.Model, folder: Path) -> None:
     _try(WHOLE, model.save, folder, missing)
     if missing:
         _try(WEIGHTS, model.save_weights, folder, missing)
-    _try(SERVING, lambda path: model.export(str(path), verbose=False), folder, missing)
+    if has_call(model):  # else there is nothing to serve
+        _try(SERVING, lambda path: model.export(str(path), verbose=False), folder, missing)
     if not missing:
         return
     there = " and ".join(name for name in (WHOLE, WEIGHTS, SERVING) if (folder / name).exists())

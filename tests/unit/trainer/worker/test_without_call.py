@@ -1,0 +1,108 @@
+"""Models that only their own `train_step` knows how to run, as Keras' guides write VAEs and GANs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed, Training
+from shoal_trainer.errors import UserError
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker import saving
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.layout import flatten
+from shoal_trainer.worker.tasks import Tasks
+
+L, ops = keras.layers, keras.ops
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)  # Keras' saving meets NumPy 2
+DATA = Indexed.from_arrays(np.random.default_rng(0).uniform(size=(40, 6)).astype("float32"))
+
+
+class Unsaved(keras.Model):
+    def __init__(self, encoder, decoder, **kwargs):
+        super().__init__(**kwargs)
+        self.encoder, self.decoder = encoder, decoder
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            mean, spread = ops.split(self.encoder(data), 2, axis=1)
+            made = self.decoder(mean + ops.exp(0.5 * spread) * 0.5)
+            divergence = ops.mean(ops.exp(spread) + ops.square(mean) - 1 - spread)
+            loss = ops.mean(ops.square(made - data)) + 0.1 * divergence
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+@keras.saving.register_keras_serializable()
+class VAE(Unsaved):
+    def get_config(self):
+        return {
+            part: keras.saving.serialize_keras_object(getattr(self, part)) for part in ("encoder", "decoder")
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**keras.saving.deserialize_keras_object(config))
+
+
+def vae(*, kind=VAE, encoder=True, decoder=True):
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    parts = [
+        keras.Sequential([*([keras.Input((size,))] if built else []), L.Dense(8, "relu"), L.Dense(out)])
+        for built, size, out in ((encoder, 6, 4), (decoder, 2, 6))
+    ]
+    model = kind(*parts)
+    model.compile(keras.optimizers.Adam(0.01))
+    return model
+
+
+def test_it_is_trained_as_keras_trains_it_and_can_be_exported():
+    batches = list(DATA.batches(0, 0, 37, 8))
+    glue, plain = Glue(vae(), batches[0], "fp32"), vae()
+    buffer = aligned(glue.layout.size)
+    buffer[:] = glue.initial()
+    assert np.array_equal(buffer, flatten(plain, glue.layout))
+    for batch in batches:
+        made = glue.step(glue.alias(buffer), batch)
+        plain.reset_metrics()
+        logs = plain.train_step(tf.constant(batch.x[: batch.samples]))
+        assert made.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
+        buffer += made.update
+    assert np.abs(buffer - flatten(plain, glue.layout)).max() < 2e-5
+    tasks = Tasks(Training(model=vae, data=DATA), glue, 8)
+    loaded = keras.models.load_model(tasks.export(buffer).files["model.keras"], compile=False)
+    assert np.array_equal(flatten(loaded, glue.layout), buffer)
+    tasks.close()
+
+
+def test_parts_that_are_not_built_are_refused():
+    example = DATA.example(8)
+    with pytest.raises(UserError, match=r"no call\(\) that would make its variables. Build its parts"):
+        Glue(vae(encoder=False, decoder=False), example, "fp32")
+    with pytest.raises(UserError, match=r"makes variables that nobody would train. Build its parts"):
+        Glue(vae(decoder=False), example, "fp32").trace()
+
+
+def test_of_a_model_that_keras_cannot_make_again_the_weights_are_exported(caplog):
+    """As Keras' guide writes it: parts are given to `__init__`, and there is no `get_config`."""
+    glue = Glue(vae(kind=Unsaved), DATA.example(8), "fp32")
+    saving.warn(glue.model)
+    assert "model/ will hold model.weights.h5, but no model.keras" in caplog.text
+    tasks = Tasks(Training(model=vae, data=DATA), glue, 8)
+    flat = glue.initial() + 1
+    files = tasks.export(flat).files
+    assert list(files) == ["model.weights.h5"]
+    other = vae(kind=Unsaved)
+    other.built = True
+    other.load_weights(files["model.weights.h5"])
+    assert np.array_equal(flatten(other, glue.layout), flat)
+    tasks.close()
