@@ -103,6 +103,7 @@ def test_of_a_model_that_keras_cannot_make_again_the_weights_are_exported(caplog
     assert list(files) == ["model.weights.h5"]
     other = vae(kind=Unsaved)
     other.built = True
+    other.optimizer.build(other.trainable_variables)
     other.load_weights(files["model.weights.h5"])
     assert np.array_equal(flatten(other, glue.layout), flat)
     tasks.close()
