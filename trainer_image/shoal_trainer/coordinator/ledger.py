@@ -29,6 +29,10 @@ RANGES_IN_A_PASS = 32
 """At least so many ranges where the data are large enough: the tail of a pass is short."""
 MAX_BATCHES = 64
 """At most so many batches in a range: what a vanished worker delays."""
+AHEAD_BATCHES = 2048
+"""So many batches beyond the pass that is being completed may be given out: what a vanished worker holds of it is free
+only when its silence is noticed, and nobody else is to stand still until then."""
+AHEAD_PASSES = 64
 MAX_RANGES = 1 << 14
 """But no more ranges in a pass than these, however large the data: every snapshot tells of all of them."""
 
@@ -70,10 +74,21 @@ class Pass:
 
 
 class Ledger:
-    """Passes over `size` samples, or over `files` files; `epochs` None: until somebody says stop."""
+    """Passes over `size` samples, or over `files` files; `epochs` None: until somebody says stop.
+
+    One pass ahead at most, so that a pass ends soon after the next one began; where they need not be in step
+    (`in_step`: something judges them), as many small ones as make `AHEAD_BATCHES`.
+    """
 
     def __init__(
-        self, *, size: int | None, files: int, batch_size: int, seed: str, epochs: int | None
+        self,
+        *,
+        size: int | None,
+        files: int,
+        batch_size: int,
+        seed: str,
+        epochs: int | None,
+        in_step: bool = True,
     ) -> None:
         self.size = size
         self.files = files
@@ -82,6 +97,7 @@ class Ledger:
         in_a_pass = 0 if size is None else size // batch_size
         batches = max(1, min(MAX_BATCHES, in_a_pass // RANGES_IN_A_PASS), -(-in_a_pass // MAX_RANGES))
         self.range_size = batch_size * batches
+        self.ahead = 1 if in_step or not in_a_pass else max(1, min(AHEAD_PASSES, AHEAD_BATCHES // in_a_pass))
         self.lengths: dict[int, int] = {}
         self.passes: dict[int, Pass] = {}
         self.leases: dict[Token, Lease] = {}
@@ -291,8 +307,9 @@ class Ledger:
                         of.free.extendleft(reversed(pieces[1:]))
                         return of, pieces[0]
             self._complete()
-            # One pass ahead at most, so that a pass ends soon after the next one began.
-            if self.opened > self.completed + 1 or (self.epochs is not None and self.opened >= self.epochs):
+            if self.opened > self.completed + self.ahead or (
+                self.epochs is not None and self.opened >= self.epochs
+            ):
                 return None
             self._open_next()
 

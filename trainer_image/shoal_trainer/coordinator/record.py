@@ -147,6 +147,7 @@ class Record:
             batch_size=self.batch_size,
             seed=self.job.uid,
             epochs=self.stop_after.epochs,
+            in_step=data.callbacks or self.stop_after.metric is not None,
         )
 
     # --- gathering ------------------------------------------------------------------------------------------------

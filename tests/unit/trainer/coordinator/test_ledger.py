@@ -137,6 +137,22 @@ def test_a_pass_begins_when_the_one_before_has_nothing_free_and_two_are_never_ah
     assert [lease.segment.epoch if lease else None for lease in leases] == [0, 0, 1, 1, None]
 
 
+@pytest.mark.parametrize(("size", "ahead"), [(8, 64), (4 * 2048, 1), (10**9, 1), (None, 1)])
+def test_small_passes_may_be_many_ahead_where_nothing_judges_them(size: int | None, ahead: int) -> None:
+    # What a vanished worker holds is free after some seconds; others could do many small passes in that time.
+    one = Ledger(size=size, files=0 if size else 3, batch_size=4, seed="s", epochs=None, in_step=False)
+    held = one.grant(0, 0, 1)
+    assert held is not None
+    if size == 8:
+        while (lease := one.grant(1, 0, 1)) is not None:
+            one.apply(lease.segment)
+        assert one.opened == 1 + ahead
+        assert one.completed == 0
+        one.apply(held.segment)
+        assert one.completed == 1 + ahead
+    assert one.ahead == ahead
+
+
 def test_a_limit_cuts_a_lease_and_leaves_the_rest() -> None:
     one = ledger(size=64, batch=16, epochs=1)
     cut = one.grant(0, 0, 1, limit=5)
