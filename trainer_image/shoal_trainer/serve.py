@@ -44,6 +44,7 @@ from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTION
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.patience import patiently
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.security import Credentials
@@ -228,17 +229,8 @@ class ParameterServer:
         log.info("begins with snapshot %d of %s", manifest.number, initial.uri)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Try until the storage answers, or we are told to stop."""
-        said = ""
-        while True:
-            try:
-                return call()
-            except Unreachable as error:
-                if str(error) != said:
-                    log.warning("waiting for the storage: %s", error)
-                said = str(error)
-            if self._stop.wait(RETRY_SECONDS):
-                sys.exit(EXIT_DRAINED)
+        """What the storage answers, as soon as it does: workers wait for this server."""
+        return patiently(call, self._stop, "the storage", longest=RETRY_SECONDS)
 
     def _tell_ready(self) -> bool:
         """The shard was lost and is back: tell the coordinator."""

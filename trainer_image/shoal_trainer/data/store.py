@@ -35,9 +35,8 @@ def matching(pattern: str) -> tuple[str, ...]:
     except FileNotFoundError:
         names = []
     except Exception as error:
-        if (
-            type(error) is ValueError
-        ):  # fsspec's own word about the pattern; stores' errors are of other kinds
+        # fsspec's own word about the pattern; the errors of stores are of kinds of their own.
+        if type(error) is ValueError:
             raise _refused(pattern, error) from error
         raise Unreachable(f"Files({pattern!r}): {error!r}") from error
     if folders:

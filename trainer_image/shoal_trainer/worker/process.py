@@ -16,9 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -33,15 +32,11 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.patience import patiently
 from shoal_trainer.termination import write_termination
 from shoal_trainer.worker.hardware import device_name, fitted, shared_by
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-RETRY_SECONDS = 0.25
-"""The first pause before another try; the pauses double, up to the longest."""
-LONGEST_PAUSE = 30.0
 
 
 class Drain:
@@ -112,24 +107,6 @@ def _no_garbage() -> Iterator[None]:
         gc.enable()
 
 
-def _patiently(call: Callable[[], T], stop: threading.Event) -> T:
-    """Try until the data are there. To end would be a failure of the job's, and be done again elsewhere.
-
-    Who is told to stop meanwhile ends at once (`Drain`).
-    """
-    said, pause = "", RETRY_SECONDS
-    while True:
-        try:
-            return call()
-        except Unreachable as error:
-            if str(error) != said:
-                log.warning("waiting for the data: cannot read %s; trying again until it works", error)
-            said = str(error)
-        gc.collect()  # nobody else searches for it now, and each try leaves something
-        stop.wait(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
-
-
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     os.environ.update(shared_by(1))  # TensorFlow reads it when it is imported
     with _no_garbage():  # each search through all that TensorFlow imports would take long
@@ -140,14 +117,23 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         from shoal_trainer.security import Credentials
         from shoal_trainer.worker.compose import build_glue, compose
         from shoal_trainer.worker.coordination import ControlPlane
+        from shoal_trainer.worker.glue import Glue
         from shoal_trainer.worker.loop import End
 
         imported = time.monotonic()
         device = device_name()
         config = fitted(config, device)
         credentials = Credentials.load(config.secret_dir)
-        glue = _patiently(lambda: build_glue(job, config), drain.flag)
-        coordinator = _patiently(lambda: ControlPlane(config, credentials, job), drain.flag)
+
+        def built() -> Glue:
+            try:
+                return build_glue(job, config)
+            except Unreachable:
+                gc.collect()  # nobody else searches for it now, and each try leaves a model
+                raise
+
+        glue = patiently(built, drain.flag, "the data")
+        coordinator = patiently(lambda: ControlPlane(config, credentials, job), drain.flag, "the data")
         coordinator.start()  # its heartbeat says "tracing" while we do, or the slot would be taken for silent
         glue.trace()
     traced = time.monotonic()

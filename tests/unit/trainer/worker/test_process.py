@@ -52,24 +52,6 @@ def test_the_workers_of_a_local_run_share_the_machine(monkeypatch):
     assert threads == ["2"] * 4
 
 
-def test_data_that_are_away_at_the_start_are_waited_for_and_told_once_for_each_reason(caplog):
-    answers = ["s3://bucket/*: no answer"] * 6 + ["s3://bucket/*: 503"] * 4
-    waited = []
-
-    def call():
-        if answers:
-            raise Unreachable(answers.pop())
-        return "the model"
-
-    assert process._patiently(call, SimpleNamespace(wait=waited.append)) == "the model"
-    assert waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    told = [record.message for record in caplog.records]
-    assert [("503" in text, "no answer" in text) for text in told] == [(True, False), (False, True)]
-    with pytest.raises(UserError):
-        process._patiently(lambda: answers.append(1) or _raise(UserError("mend it")), SimpleNamespace())
-    assert len(answers) == 1
-
-
 def _raise(error):
     raise error
 
@@ -79,7 +61,7 @@ def test_neither_the_first_batch_nor_the_list_of_files_ends_a_worker_where_the_s
     monkeypatch, what
 ):
     answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]
-    monkeypatch.setattr(process, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("shoal_trainer.patience.RETRY_SECONDS", 0.0)
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)

@@ -1,0 +1,58 @@
+"""What is away is waited for: how often it is asked, what is told, and how the waiting ends."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from shoal_trainer.contract import EXIT_DRAINED
+from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.patience import patiently
+
+
+class Away:
+    """Fails with these words, the last one first, then answers."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def __call__(self):
+        if self.answers:
+            raise Unreachable(self.answers.pop())
+        return "the answer"
+
+
+def test_it_is_asked_less_and_less_often_and_each_reason_is_told_once(caplog):
+    waited = []
+    call = Away(*["no answer"] * 6, *["503"] * 4)
+    assert patiently(call, SimpleNamespace(wait=waited.append), "the data") == "the answer"
+    assert waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    told = [record.message for record in caplog.records]
+    assert [("503" in text, "no answer" in text) for text in told] == [(True, False), (False, True)]
+    assert all(text.startswith("waiting for the data: ") for text in told)
+
+
+def test_who_is_waited_for_himself_asks_more_often():
+    waited = []
+    patiently(Away(*["no answer"] * 5), SimpleNamespace(wait=waited.append), "the storage", longest=1.0)
+    assert waited == [0.25, 0.5, 1, 1, 1]
+
+
+def test_what_time_does_not_mend_is_not_tried_again():
+    tries = []
+
+    def call():
+        tries.append(1)
+        raise UserError("mend it")
+
+    with pytest.raises(UserError):
+        patiently(call, threading.Event(), "the data")
+    assert len(tries) == 1
+
+
+def test_who_is_told_to_stop_ends():
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(SystemExit) as ended:
+        patiently(Away("no answer"), stop, "the storage")
+    assert ended.value.code == EXIT_DRAINED
