@@ -221,6 +221,15 @@ def exported(server):
     return token, TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
 
+def test_what_an_export_lacks_is_in_the_jobs_last_word(server):
+    token, done = exported(server)
+    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.desk.task_done(done.model_copy(update={"message": "model/ holds no SavedModel"}))
+    said = server.desk.coordinator.finished
+    assert said.message.endswith("; model/ holds no SavedModel")
+    assert server.desk.artefacts.published() == said
+
+
 def test_a_server_that_was_replaced_exports_nothing(server, tmp_path):
     token, done = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
@@ -255,7 +264,7 @@ def test_who_finds_the_model_there_ends_with_it_and_writes_nothing_over(server, 
     token, _ = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     successor = successor_of(tmp_path)
-    said = server.desk.artefacts.publish_model(token, server.desk.coordinator.succeeded("", ""))
+    said = server.desk.artefacts.publish_model(token, server.desk.coordinator.succeeded())
 
     successor.shard.hello(0, 0, MODEL)
     coordinator = successor.desk.coordinator

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from shoal_trainer.contract import Message, Shard
 from shoal_trainer.coordinator.http import CODES
 from shoal_trainer.coordinator.protocol import (
+    MAX_TEXT,
     PURPOSE,
     AskPushes,
     DataSpec,
@@ -220,9 +221,17 @@ class CoordinatorClient:
         files: tuple[str, ...],
         *,
         stop: bool = False,
+        message: str = "",
     ) -> None:
         """Give back a task, after its files were uploaded."""
-        request = TaskDone(**self._who, token=token, metrics=dict(metrics), files=files, stop=stop)
+        request = TaskDone(
+            **self._who,
+            token=token,
+            metrics=dict(metrics),
+            files=files,
+            stop=stop,
+            message=message[:MAX_TEXT],
+        )
         self._client.call("task-done", request, Done)
 
     def leave(self) -> None:
@@ -231,7 +240,7 @@ class CoordinatorClient:
 
     def failed(self, message: str) -> None:
         """Tell that the user's code is at fault."""
-        self._client.call("failed", Failed(**self._who, message=message[:4096]), Done)
+        self._client.call("failed", Failed(**self._who, message=message[:MAX_TEXT]), Done)
 
     def close(self) -> None:
         """Close the connections."""

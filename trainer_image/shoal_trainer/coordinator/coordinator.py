@@ -207,10 +207,10 @@ class Coordinator(Record):
         with self._lock:
             return report.status(self, self._clock())
 
-    def succeeded(self, model_uri: str, model_digest: str) -> TerminationMessage:
-        """The message that ends the job, for its model is in the storage."""
+    def succeeded(self, note: str = "") -> TerminationMessage:
+        """The message that ends the job, with a note on its model; where that lies is the caller's to add."""
         with self._lock:
-            return report.succeeded(self, self._clock(), model_uri, model_digest)
+            return report.succeeded(self, self._clock(), note)
 
     def end(self, message: TerminationMessage) -> None:
         """The job has ended: from now on every worker is told so."""

@@ -122,7 +122,7 @@ class Desk:
             self._reconciler.settle()
             with self._ours():
                 self._claim.check()
-                message = self.artefacts.publish_model(request.token, coordinator.succeeded("", ""))
+                message = self.artefacts.publish_model(request.token, coordinator.succeeded(request.message))
             coordinator.task_done(request)
             coordinator.end(message)
         else:

@@ -157,12 +157,16 @@ class FileEnded(Caller):
 
 
 class TaskDone(Caller):
-    """A task is done; its files were uploaded before. A metric that is not finite is None."""
+    """A task is done; its files were uploaded before. A metric that is not finite is None.
+
+    `message`: what the job's last word is to say of an export, where it lacks something.
+    """
 
     token: tuple[int, int]
     metrics: dict[str, float | None] = Field(default_factory=dict, max_length=1024)
     files: tuple[str, ...] = Field(default=(), max_length=65536)
     stop: bool = False
+    message: str = Field(default="", max_length=MAX_TEXT)
 
 
 class Leave(Caller):

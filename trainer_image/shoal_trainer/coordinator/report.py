@@ -67,15 +67,14 @@ def newest_first(members: Iterable[Member]) -> list[Member]:
     return [member for *_, member in sorted(ranked, key=lambda r: r[:2])]
 
 
-def succeeded(of: Coordinator, now: float, model_uri: str, model_digest: str) -> TerminationMessage:
-    """The message that ends the job, for its model is in the storage."""
+def succeeded(of: Coordinator, now: float, note: str) -> TerminationMessage:
+    """The message that ends the job: why it stopped, and a note on its model."""
     told = status(of, now)
+    why = of.stopping or "all passes over the data are complete"
     return TerminationMessage(
         outcome=Outcome.SUCCEEDED,
         reason="Succeeded",
-        message=of.stopping or "all passes over the data are complete",
-        model_uri=model_uri,
-        model_digest=model_digest,
+        message=f"{why}; {note}" if note else why,
         step=told.step,
         epoch=told.epoch,
         samples=told.samples,

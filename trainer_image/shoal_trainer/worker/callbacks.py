@@ -20,8 +20,11 @@ from shoal_trainer.worker.entrypoint import where
 LOGS = "The logs of callbacks hold loss, and of Training(validation=…) val_loss and val_… of each metric"
 
 
-def callbacks_of(job: Training) -> Sequence[Any]:
-    """The job's callbacks. Raises `UserError`, when the worker starts, for one that would do nothing or harm."""
+def callbacks_of(job: Training, unwritten: str | None = None) -> Sequence[Any]:
+    """The job's callbacks. Raises `UserError`, when the worker starts, for one that would do nothing or harm.
+
+    `unwritten`: why Keras cannot write the model down, where it cannot.
+    """
     if job.callbacks is None:
         return ()
     try:
@@ -30,6 +33,10 @@ def callbacks_of(job: Training) -> Sequence[Any]:
         raise UserError(f"Training(callbacks=…) failed: {where(error)}") from error
     for callback in callbacks:
         _check(callback)
+        if job.validation is None:
+            _check_without_validation(callback)
+        if unwritten and isinstance(callback, keras.callbacks.ModelCheckpoint):
+            _check_unwritten(callback, unwritten)
     return callbacks
 
 
@@ -73,6 +80,28 @@ def _check(callback: Any) -> None:
                 )
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
         raise UserError(f"{kind} needs a package: add it to your image, pip install tensorboard.")
+
+
+def _check_without_validation(callback: Any) -> None:
+    kind, wants = type(callback).__name__, []
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        wants = _fields(callback.filepath) + [callback.monitor] * callback.save_best_only
+    elif isinstance(callback, keras.callbacks.EarlyStopping):
+        wants = [callback.monitor]
+    for name in wants:
+        if name.startswith("val_"):
+            raise UserError(
+                f"{kind} would never see {name!r}: nothing is evaluated without Training(validation=…). "
+                'Give that, or take "loss".'
+            )
+
+
+def _check_unwritten(callback: Any, why: str) -> None:
+    if not callback.save_weights_only:
+        raise UserError(
+            f"ModelCheckpoint({callback.filepath!r}) cannot save this model: {why}. Mend that, or take "
+            'ModelCheckpoint("….weights.h5", save_weights_only=True).'
+        )
 
 
 def _known(name: str) -> bool:

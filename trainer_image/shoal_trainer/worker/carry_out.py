@@ -35,7 +35,7 @@ def carry_out(
                     coordinator.say("")
                 if odd := sorted(name for name, value in made.metrics.items() if not math.isfinite(value)):
                     log.warning("%s of pass %d is not finite: left out", ", ".join(odd), work.epoch + 1)
-            coordinator.task_done(work, made.metrics, made.files, stop=made.stop)
+            coordinator.task_done(work, made.metrics, made.files, stop=made.stop, message=made.message)
         except Unreachable as error:
             if not waiting:
                 log.warning("%s: %s; trying again until it answers", work.kind, error)

@@ -84,7 +84,13 @@ class ControlPlane:
         self._client.file_ended(token, length)
 
     def task_done(
-        self, work: TaskWork, metrics: Mapping[str, float], files: Mapping[str, Path], *, stop: bool
+        self,
+        work: TaskWork,
+        metrics: Mapping[str, float],
+        files: Mapping[str, Path],
+        *,
+        stop: bool,
+        message: str,
     ) -> None:
         """Stream what of the files is not in the storage as it is now, then give back the task.
 
@@ -98,7 +104,7 @@ class ControlPlane:
                 self._client.upload(work.token, name, path)
                 sent.append(name)
                 self._stored[name] = state
-        self._client.task_done(work.token, metrics, tuple(sent), stop=stop)
+        self._client.task_done(work.token, metrics, tuple(sent), stop=stop, message=message)
 
     def leave(self) -> None:
         """Say goodbye."""

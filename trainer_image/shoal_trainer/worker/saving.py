@@ -23,19 +23,28 @@ log = logging.getLogger(__name__)
 WHOLE, WEIGHTS, SERVING = "model.keras", "model.weights.h5", "saved_model"
 
 
-def warn(model: keras.Model) -> None:
-    """Say now what `save` will not be able to write, while somebody may still mend it."""
+def obstacle(model: keras.Model) -> str | None:
+    """Why Keras cannot write this model down; None where it can."""
     try:
         json.dumps(keras.saving.serialize_keras_object(model))
     except (Exception, SystemExit) as error:
-        log.warning(
-            "model/ will hold %s%s, but no %s, for Keras cannot write this model down: %s",
-            WEIGHTS, f" and {SERVING}" if has_call(model) else "", WHOLE, where(error),
-        )  # fmt: skip
+        return where(error)
+    return None
 
 
-def save(model: keras.Model, folder: Path) -> None:
-    """Write into `folder` whatever can be written. Raises `UserError` where that is nothing, or the disk fails."""
+def warn(model: keras.Model, why: str) -> None:
+    """Say now what `save` will not be able to write, while somebody may still mend it."""
+    log.warning(
+        "model/ will hold %s%s, but no %s, for Keras cannot write this model down: %s",
+        WEIGHTS, f" and {SERVING}" if has_call(model) else "", WHOLE, why,
+    )  # fmt: skip
+
+
+def save(model: keras.Model, folder: Path) -> str:
+    """Write into `folder` whatever can be written; what is to be said of the rest, "" where there is none.
+
+    Raises `UserError` where nothing can be written, or the disk fails.
+    """
     missing: dict[str, str] = {}
     _try(WHOLE, model.save, folder, missing)
     if missing:
@@ -43,12 +52,14 @@ def save(model: keras.Model, folder: Path) -> None:
     if has_call(model):  # else there is nothing to serve
         _try(SERVING, lambda path: model.export(str(path), verbose=False), folder, missing)
     if not missing:
-        return
+        return ""
     there = " and ".join(name for name in (WHOLE, WEIGHTS, SERVING) if (folder / name).exists())
     reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
     if not there:
         raise UserError(f"The model cannot be saved: {reasons}")
-    log.warning("model/ holds %s, and not what Keras cannot write: %s", there, reasons)
+    note = f"model/ holds {there}, and not what Keras cannot write: {reasons}"
+    log.warning(note)
+    return note
 
 
 def _try(name: str, write: Any, folder: Path, missing: dict[str, str]) -> None:

@@ -35,12 +35,14 @@ PATHS = ("filepath", "filename", "log_dir")
 class Outcome:
     """What a task made: metrics, whether training should stop, and files by their name under the run's folder.
 
-    Of callbacks: every file that is there, also those of earlier passes; the worker sends what is new.
+    Of callbacks: every file that is there, also those of earlier passes; the worker sends what is new. Of an export:
+    `message` says what it lacks.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     stop: bool = False
     files: dict[str, Path] = field(default_factory=dict)
+    message: str = ""
 
 
 class Tasks:
@@ -50,11 +52,13 @@ class Tasks:
         self._job = job
         self._glue = glue
         self._batch_size = batch_size
-        self._callbacks = callbacks_of(job)
+        unwritten = saving.obstacle(glue.model)
+        self._callbacks = callbacks_of(job, unwritten)
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
         self._begun = False
         self._replayed = 0
-        saving.warn(glue.model)
+        if unwritten:
+            saving.warn(glue.model, unwritten)
 
     def do(self, work: TaskWork, flat: npt.NDArray[np.float32]) -> Outcome:
         """One task, whatever its kind, at these parameters."""
@@ -117,8 +121,8 @@ class Tasks:
         take_average(model)
         folder = Path(self._folder.name) / "model"
         folder.mkdir(exist_ok=True)
-        saving.save(model, folder)
-        return Outcome(files={str(path.relative_to(folder)): path for path in _files(folder)})
+        note = saving.save(model, folder)
+        return Outcome(files={str(path.relative_to(folder)): path for path in _files(folder)}, message=note)
 
     def close(self) -> None:
         """Let the callbacks close their files, and delete what the tasks wrote here."""

@@ -84,9 +84,15 @@ class Coordinator(Protocol):
         """Tell that a leased file has `length` samples, all of them in pushes."""
 
     def task_done(
-        self, work: TaskWork, metrics: Mapping[str, float], files: Mapping[str, Path], *, stop: bool
+        self,
+        work: TaskWork,
+        metrics: Mapping[str, float],
+        files: Mapping[str, Path],
+        *,
+        stop: bool,
+        message: str,
     ) -> None:
-        """Give back what a task made; files that are not there as they are now are streamed."""
+        """Give back what a task made. Files that are not there as they are now are streamed."""
 
     def leave(self) -> None:
         """Say goodbye: what is left of the leases is given back, up to the last push that was applied."""

@@ -80,7 +80,7 @@ def test_a_worker_trains_the_passes_then_exports_then_hears_the_end():
     done = TaskDone(slot=0, incarnation=0, token=given.token)
     assert bench.coordinator.task_done(done) is not None
     assert bench.coordinator.task_done(done) is None
-    bench.coordinator.end(bench.coordinator.succeeded("file:///model", "abc"))
+    bench.coordinator.end(bench.coordinator.succeeded())
     assert bench.ask(0).kind == "finished"
     status = bench.coordinator.status()
     assert (status.phase, status.step, status.samples) == (Phase.SUCCEEDED, 4, 8)

@@ -602,7 +602,7 @@ class Worker:
                     server.fenced(error)
                     raise Unreachable(str(error)) from None
                 self.world.storage.create(MODEL, b"")
-                coordinator.end(coordinator.succeeded("memory://model", "0"))
+                coordinator.end(coordinator.succeeded())
                 self.world.final = server
             coordinator.task_done(request)
             return True

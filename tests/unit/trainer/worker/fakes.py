@@ -78,7 +78,7 @@ class FakeCoordinator:
     def file_ended(self, token, length):
         self.results.append(("file", token, length))
 
-    def task_done(self, work, metrics, files, *, stop):
+    def task_done(self, work, metrics, files, *, stop, message):
         self.results.append(
             (work.kind, dict(metrics), {name: path.read_bytes() for name, path in files.items()}, stop)
         )

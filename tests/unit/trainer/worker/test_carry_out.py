@@ -20,10 +20,10 @@ class Answers:
     def say(self, message):
         self.said.append(message)
 
-    def task_done(self, work, metrics, files, *, stop):
+    def task_done(self, work, metrics, files, *, stop, message):
         if self.errors:
             raise self.errors.pop(0)
-        self.taken.append((work, metrics, stop))
+        self.taken.append((work, metrics, stop, message))
 
 
 class Drain(threading.Event):
@@ -36,10 +36,10 @@ def test_it_is_done_once_and_given_back_until_somebody_takes_it():
 
     def make():
         made.append(1)
-        return Outcome({"val_loss": 0.5})
+        return Outcome({"val_loss": 0.5}, message="what it lacks")
 
     carry_out(WORK, make, answers, Drain())
-    assert (len(made), answers.taken) == (1, [(WORK, {"val_loss": 0.5}, False)])
+    assert (len(made), answers.taken) == (1, [(WORK, {"val_loss": 0.5}, False, "what it lacks")])
 
 
 def test_what_cannot_be_reached_to_make_it_is_told_until_it_can():
@@ -53,10 +53,10 @@ def test_what_cannot_be_reached_to_make_it_is_told_until_it_can():
     def make():
         if away:
             raise away.pop()
-        return Outcome({"val_loss": 0.5})
+        return Outcome({"val_loss": 0.5}, message="what it lacks")
 
     carry_out(WORK, make, answers, Waits())
-    assert answers.taken == [(WORK, {"val_loss": 0.5}, False)]
+    assert answers.taken == [(WORK, {"val_loss": 0.5}, False, "what it lacks")]
     assert answers.said == ["evaluate: s3://bucket/part-3: no answer"] * 7 + [""]
     assert waited == [0.25, 0.5, 1, 2, 4, 4, 4]
 

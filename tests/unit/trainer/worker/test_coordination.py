@@ -43,8 +43,8 @@ class Client:
         self.uploads.append(name)
         self._answer()
 
-    def task_done(self, token, metrics, files, *, stop):
-        del metrics, stop
+    def task_done(self, token, metrics, files, *, stop, message):
+        del metrics, stop, message
         self.artefacts.check(token, files)
         self._answer()
 
@@ -92,7 +92,7 @@ def give_back(plane, work, files):
     """As a worker does it: until it is answered."""
     while True:
         try:
-            return plane.task_done(work, {}, files, stop=False)
+            return plane.task_done(work, {}, files, stop=False, message="")
         except Unreachable:
             continue
 
@@ -104,7 +104,7 @@ def test_each_pass_sends_what_is_new_or_changed(bench):
         bench.write(f"{n}.h5", said[f"{n}.h5"])
         bench.write("log.csv", said["log.csv"])
         plane._client.uploads.clear()
-        plane.task_done(TaskWork((0, n), "callbacks", n), {}, bench.files(), stop=False)
+        plane.task_done(TaskWork((0, n), "callbacks", n), {}, bench.files(), stop=False, message="")
         assert plane._client.uploads == [f"logs/{n}.h5", "logs/log.csv"]
         assert bench.stored() == said
 
@@ -128,11 +128,11 @@ def test_another_worker_that_does_it_after_the_first_one_was_lost_sends_all_that
         bench.write(name, "of the first")
     first._client.lost = {2}
     with pytest.raises(Unreachable):
-        first.task_done(TaskWork((0, 1), "callbacks"), {}, bench.files(), stop=False)
+        first.task_done(TaskWork((0, 1), "callbacks"), {}, bench.files(), stop=False, message="")
     for name in ("b", "c", "d"):
         bench.write(name, "of the second")
     files = {name: path for name, path in bench.files().items() if name != "logs/a"}
-    second.task_done(TaskWork((0, 2), "callbacks"), {}, files, stop=False)
+    second.task_done(TaskWork((0, 2), "callbacks"), {}, files, stop=False, message="")
     assert bench.stored() == {"a": "of the first"} | dict.fromkeys("bcd", "of the second")
 
 
@@ -143,8 +143,8 @@ def test_a_model_goes_whole_with_each_token(bench):
     bench.write("model.keras", "a model")
     files = {path.name: path for path in bench.folder.iterdir()}
     with pytest.raises(Unreachable):
-        plane.task_done(TaskWork((0, 1), "export"), {}, files, stop=False)
-    plane.task_done(TaskWork((0, 2), "export"), {}, files, stop=False)
+        plane.task_done(TaskWork((0, 1), "export"), {}, files, stop=False, message="")
+    plane.task_done(TaskWork((0, 2), "export"), {}, files, stop=False, message="")
     bench.artefacts.publish_model((0, 2), TerminationMessage(outcome=Outcome.SUCCEEDED))
     manifest = ModelManifest.model_validate_json(bench.storage.read("model/manifest.json"))
     assert [file.name for file in manifest.files] == ["model.keras"]

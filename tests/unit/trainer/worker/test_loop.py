@@ -316,8 +316,8 @@ def test_what_is_piled_up_when_the_job_has_ended_is_not_pushed(start):
 class Forgetful(FakeCoordinator):
     """The answer to the first result is lost."""
 
-    def task_done(self, work, metrics, files, *, stop):
-        super().task_done(work, metrics, files, stop=stop)
+    def task_done(self, work, metrics, files, *, stop, message):
+        super().task_done(work, metrics, files, stop=stop, message=message)
         if len(self.results) == 1:
             raise Unreachable("the answer is lost")
 
@@ -345,8 +345,8 @@ class TaskFirst(FakeCoordinator):
         self.story.append("asked")
         return self.tasks.pop(0) if self.tasks else super().next_work(generation)
 
-    def task_done(self, work, metrics, files, *, stop):
-        super().task_done(work, metrics, files, stop=stop)
+    def task_done(self, work, metrics, files, *, stop, message):
+        super().task_done(work, metrics, files, stop=stop, message=message)
         self.story.append(work.kind)
         if self.story.count("evaluate") == 1:
             raise Unreachable("the answer is lost")

@@ -105,6 +105,30 @@ def test_callbacks_that_take_what_their_logs_hold_are_not():
     tasks.close()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        callbacks.EarlyStopping,  # monitors val_loss
+        lambda: best("best.weights.h5"),
+        lambda: callbacks.ModelCheckpoint("{epoch:02d}-{val_loss:.2f}.keras"),
+    ],
+)
+def test_callbacks_that_wait_for_an_evaluation_need_validation(make):
+    with pytest.raises(UserError, match=r"would never see 'val_loss'.*validation="):
+        made(make, validation=None)
+
+
+def test_callbacks_that_wait_for_no_evaluation_need_none():
+    tasks, _ = made(
+        lambda: callbacks.ModelCheckpoint(
+            "{epoch:02d}.keras"
+        ),  # its monitor, val_loss, is for the best one only
+        lambda: callbacks.EarlyStopping("loss"),
+        validation=None,
+    )
+    tasks.close()
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_tensorboard_needs_its_package(monkeypatch, there):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: there or None)
@@ -117,7 +141,9 @@ def test_tensorboard_needs_its_package(monkeypatch, there):
 
 def test_the_exported_model_predicts_what_the_parameters_say():
     tasks, flat = made()
-    files = tasks.export(flat * 0.5).files
+    exported = tasks.export(flat * 0.5)
+    files = exported.files
+    assert not exported.message
     assert {"model.keras", "saved_model/saved_model.pb"} <= set(files)
     loaded = keras.models.load_model(files["model.keras"])
     mine = tasks._glue.model
@@ -142,15 +168,27 @@ def test_a_model_that_keras_cannot_write_down_is_told_at_the_start_and_exported_
     (early,) = told(caplog)
     assert "no model.keras" in early
     assert "Halving" in early
-    files = tasks.export(glue.initial() * 0.5).files
+    exported = tasks.export(glue.initial() * 0.5)
+    files = exported.files
     assert {"model.weights.h5", "saved_model/saved_model.pb"} <= set(files)
     assert "model.keras" not in files
     _, late = told(caplog)
     assert "model/ holds model.weights.h5 and saved_model, and not" in late
+    assert exported.message == late
     other = functional(keras.optimizers.SGD(Halving()))
     other.load_weights(files["model.weights.h5"])
     assert np.array_equal(other.get_weights()[0], glue.model.get_weights()[0])
     tasks.close()
+
+
+def test_a_checkpoint_of_such_a_model_is_refused_unless_it_holds_weights_only():
+    def tasks(make):
+        glue = Glue(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
+        return Tasks(job(callbacks=lambda: [make()]), glue, 16)
+
+    with pytest.raises(UserError, match=r"cannot save this model.*Halving.*save_weights_only=True"):
+        tasks(lambda: callbacks.ModelCheckpoint("{epoch}.keras"))
+    tasks(lambda: callbacks.ModelCheckpoint("{epoch}.weights.h5", save_weights_only=True)).close()
 
 
 def test_a_model_of_which_nothing_can_be_written_is_the_users_to_mend(monkeypatch):
