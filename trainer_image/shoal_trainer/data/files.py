@@ -154,5 +154,5 @@ def _guard(rows: Iterator[Any], name: str) -> Iterator[Any]:
         except (tf.errors.OpError, *READ_ERRORS) as error:
             if away(error):
                 raise Unreachable(f"{name}: {words(error)}") from error
-            raise UserError(f"{name} cannot be read: {words(error)}. Mend or remove the file.") from error
+            raise UserError(f"{name} cannot be read: {words(error)}. Mend the file, or the function that reads it.") from error
         yield row
