@@ -119,7 +119,7 @@ class Files:
             dataset = dataset.skip(start)
             if stop is not None:
                 dataset = dataset.take(stop - start)
-            rows = _guard(iter(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2)), name)
+            rows = _guard(iter(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2)), name, path)
             yield from batches(rows, batch_size, start, stop, f"The data function, called with {name},")
 
 
@@ -142,8 +142,8 @@ def _once(error: Exception) -> str:
     return said if said.startswith(kind) else f"{kind}: {said}"
 
 
-def _guard(rows: Iterator[Any], name: str) -> Iterator[Any]:
-    """Name the file in what is said about it, and tell an outage from a damage."""
+def _guard(rows: Iterator[Any], name: str, path: str) -> Iterator[Any]:
+    """Name the file in errors about it, and distinguish an outage from damage. `path`: of the local copy."""
     import tensorflow as tf
 
     while True:
@@ -152,7 +152,9 @@ def _guard(rows: Iterator[Any], name: str) -> Iterator[Any]:
         except StopIteration:
             return
         except (tf.errors.OpError, *READ_ERRORS) as error:
-            if away(error):
+            if away(error, path):
                 raise Unreachable(f"{name}: {words(error)}") from error
-            raise UserError(f"{name} cannot be read: {words(error)}. Mend the file, or the function that reads it.") from error
+            raise UserError(
+                f"{name} cannot be read: {words(error)}. Fix the file, or the function that reads it."
+            ) from error
         yield row

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -70,7 +72,8 @@ class Arrays:
     def __post_init__(self) -> None:
         require_one_weight(self.sample_weight)
         for name in ("x", "y", "sample_weight"):
-            object.__setattr__(self, name, map_leaves(_array, getattr(self, name)))
+            convert = functools.partial(_array, column=name != "sample_weight")
+            object.__setattr__(self, name, map_leaves(convert, getattr(self, name)))
         sizes = {len(leaf) for leaf in leaves((self.x, self.y, self.sample_weight))}
         if len(sizes) != 1:
             raise UserError(
@@ -90,12 +93,25 @@ class Arrays:
         for begin in range(start, stop, batch_size):
             end = min(begin + batch_size, stop)
             rows = order[begin:end]
-            element = map_leaves(lambda leaf: leaf[rows], (self.x, self.y, self.sample_weight))  # noqa: B023
+            element = map_leaves(lambda leaf: _as_floatx(leaf[rows]), (self.x, self.y, self.sample_weight))  # noqa: B023
             yield fill(_packed(*element), batch_size, end)
 
 
-def _array(leaf: Any) -> Any:
-    """`leaf` as an array that gives its rows by position, in any order: pandas goes by label, h5py in order only."""
+def _array(leaf: Any, *, column: bool) -> Any:
+    """`leaf` as an array that gives its rows by position, in any order: pandas goes by label, h5py in order only.
+
+    `column`: a pandas Series becomes one column, shape (N, 1), as in Keras' `fit`.
+    """
+    if type(leaf).__name__ in {"RaggedTensor", "SparseTensor"}:
+        raise UserError(
+            f"Indexed.from_arrays got a {type(leaf).__name__}: give a dense array (x.to_tensor(), "
+            "tf.sparse.to_dense(x))."
+        )
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(leaf, pandas.Series) and column:
+        leaf = leaf.to_numpy()[:, None]
+    elif pandas is not None and isinstance(leaf, pandas.DataFrame):
+        leaf = _table(leaf)
     array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     if not array.ndim:
         raise UserError(
@@ -103,6 +119,24 @@ def _array(leaf: Any) -> Any:
             "NumPy arrays (np.asarray(y)), a list is a structure of inputs."
         )
     return array
+
+
+def _table(frame: Any) -> npt.NDArray[Any]:
+    """A DataFrame's values; columns of several numeric types (float and bool) become floats, as in Keras' `fit`."""
+    values: npt.NDArray[Any] = frame.to_numpy()
+    if values.dtype == object:
+        with contextlib.suppress(TypeError, ValueError):  # text stays text
+            values = frame.to_numpy(np.float32)
+    return values
+
+
+def _as_floatx(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Floats in the precision that Keras computes in, as in its `fit`."""
+    if rows.dtype.kind != "f":
+        return rows
+    import keras
+
+    return rows.astype(keras.config.floatx(), copy=False)
 
 
 def _packed(x: Any, y: Any, sample_weight: Any) -> Any:
@@ -147,6 +181,12 @@ def require_dataset(dataset: Any, where: str) -> None:
     if not hasattr(dataset, "element_spec"):
         raise UserError(f"{where} must return a tf.data.Dataset; it returned {type(dataset).__name__}.")
     sample = dataset.element_spec
+    for spec in leaves(sample):
+        if type(spec).__name__ in {"RaggedTensorSpec", "SparseTensorSpec"}:
+            raise UserError(
+                f"{where} yields a {type(spec).__name__.removesuffix('Spec')}: yield dense tensors (x.to_tensor(), "
+                "tf.sparse.to_dense(x)), padded to one length."
+            )
     if isinstance(sample, tuple) and len(sample) == 3:
         require_one_weight(sample[2])
 

@@ -37,7 +37,15 @@ def record_batches(
                 f"The Parquet column {name} is {schema.field(name).type}, and of such only lists of one fixed size of "
                 "numbers can be read: write it as pyarrow.list_(type, size), or leave it out with columns=[…]."
             )
+        if pa.types.is_dictionary(kind):  # a categorical of pandas
+            kind = kind.value_type
         text = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind)
+        number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        if not text and not number:
+            raise UserError(
+                f"The Parquet column {name} is {schema.field(name).type}, which no tensor can hold: write it as "
+                "numbers or text, or leave it out with columns=[…]."
+            )
         dtype = tf.string if text else tf.dtypes.as_dtype(kind.to_pandas_dtype())
         signature[name] = tf.TensorSpec(shape, dtype)
 
@@ -52,6 +60,8 @@ def record_batches(
 def _column(name: str, values: Any) -> Any:
     import pyarrow as pa
 
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
     vectors = pa.types.is_fixed_size_list(values.type)
     flat = values.flatten() if vectors else values
     missing = values.null_count if vectors else 0  # `flatten` leaves those rows out

@@ -22,10 +22,15 @@ ROOTS = re.compile(r"^\d+ root error\(s\) found\. \(0\) (\w+: )?")
 NODE = re.compile(r"^{{.*?}} | \[Op:\w+\] name: $")
 """What TensorFlow puts around a message: where in its graph that was."""
 PYTHON = re.compile(r"^(\w+): (?:\[[Ee]rrno (\d+)\])?")
+IN_MAP = re.compile(r"^Error in user-defined function passed to \w+:\d+ transformation with iterator: \S+: ")
+"""What TensorFlow puts before an error of a function that a data set maps."""
 
 
-def away(error: BaseException) -> bool:
-    """Of a file: whether it may be read in a while, as it is."""
+def away(error: BaseException, path: str | None = None) -> bool:
+    """Whether a file may become readable again as it is.
+
+    `path`: of that file. Where another one does not exist (an image that a parse function opens), waiting is no help.
+    """
     import tensorflow as tf
 
     raised = _raised(error)
@@ -40,7 +45,11 @@ def away(error: BaseException) -> bool:
         errors.OutOfRangeError,
         errors.FailedPreconditionError,
         errors.UnimplementedError,
+        errors.InternalError,
+        errors.ResourceExhaustedError,
     )
+    if path is not None and isinstance(error, errors.NotFoundError) and path not in str(error):
+        return False
     return isinstance(error, errors.OpError) and not isinstance(error, mine)
 
 
@@ -90,7 +99,10 @@ def _raised(error: BaseException) -> tuple[type[BaseException], int | None] | No
     if not isinstance(error, tf.errors.OpError):
         return type(error), error.errno if isinstance(error, OSError) else None
     text = str(error)
-    found = PYTHON.match(NODE.sub("", text.splitlines()[0])) if TRACEBACK in text else None
+    if TRACEBACK not in text:
+        return None
+    first = IN_MAP.sub("", NODE.sub("", text.splitlines()[0]))
+    found = PYTHON.match(NODE.sub("", first))
     if found is None:
         return None
     kind = getattr(builtins, found[1], Exception)

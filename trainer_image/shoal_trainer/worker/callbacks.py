@@ -60,6 +60,8 @@ def _check(callback: Any) -> None:
             f"{kind} cannot change the learning rate of a parameter server. "
             "Give the optimizer a keras.optimizers.schedules schedule."
         )
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise UserError(f"{kind} is not needed: the parameter servers' snapshots do its work. Leave it out.")
     if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
         raise UserError(
             "EarlyStopping(restore_best_weights=True) cannot bring back the parameters of an earlier epoch: the "

@@ -24,7 +24,7 @@ from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.glue import Glue
-from shoal_trainer.worker.layout import averages_of
+from shoal_trainer.worker.layout import averages_of, rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.optimizers import accumulated, place
@@ -48,6 +48,11 @@ class Worker:
         """Blocks to the worker's end. Raises `UserError` for values with which the model cannot compute."""
         try:
             return self.loop.run()
+        except tf.errors.ResourceExhaustedError as error:
+            raise UserError(
+                f"A training step ran out of memory: {where(error)}. Lower spec.training.batchSize, or set "
+                "spec.training.batchSizes for this accelerator."
+            ) from error
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             raise UserError(
                 f"A training step failed: {where(error)}. Look at the data: labels out of the loss's range, indices "
@@ -57,8 +62,10 @@ class Worker:
 
 def build_glue(job: Training, config: RuntimeConfig) -> Glue:
     """The user's model, built from the first batch of the data. `Unreachable`: the data are away, now."""
+    policy = keras.config.dtype_policy()  # set by the job's module when it was imported
+    keras.backend.clear_session()  # variable names must not depend on what was built before
+    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(job.seed)
-    keras.backend.clear_session()  # variables are named alike in every worker, whatever was built before
     try:
         model = job.model()
     except UserError:
@@ -67,7 +74,7 @@ def build_glue(job: Training, config: RuntimeConfig) -> Glue:
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
     try:
         example = job.data.example(config.batch_size)
-    except (UserError, Unreachable, StopIteration):  # a store that is away is nobody's mistake
+    except (UserError, Unreachable):  # an unreachable store is not an error of the job
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"The data function failed: {where(error)}") from error
@@ -92,6 +99,12 @@ def compose(
     if placement.reason:
         log.warning(
             "the optimizer runs on the workers: %s. Its state is each worker's own.", placement.reason
+        )
+    averages = averages_of(glue.model, glue.layout)
+    if job.wire == "bf16" and (paths := rounded(glue.model, averages, glue.layout)):
+        log.warning(
+            "%s: not trained, and rounded to bf16 on the wire: train with Training(wire='fp32') where that matters",
+            ", ".join(paths),
         )
     spec = ModelSpec(
         fingerprint=glue.layout.fingerprint,
@@ -133,7 +146,7 @@ def compose(
         sequential=config.staleness.max == 0,
         steps_per_push=steps_per_push(glue.model) if placement.on_server else 1,
         on_nan=job.on_nan,
-        averages=averages_of(glue.model, glue.layout),
+        averages=averages,
     )
     loop = Loop(glue, placement, exchange, feed, coordinator, leases, do_task, drain, policy)
 

@@ -43,11 +43,15 @@ Wire = Literal["bf16", "fp32"]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step made: `update` (wire dtype, shape (layout.size,)), the mean loss, whether both are finite."""
+    """What one step made: `update` (wire dtype, shape (layout.size,)), the mean loss, whether both are finite.
+
+    `skipped`: there is no gradient (an overflow of mixed_float16, a batch that is not finite), so no optimizer step.
+    """
 
     update: npt.NDArray[Any]
     loss: float
     finite: bool
+    skipped: bool = False
 
 
 class Glue:
@@ -76,6 +80,9 @@ class Glue:
         self.layout: Layout = layout_of(model)
         self.on_server = not why_worker(model)
         self._own_step = has_own_step(model)
+        self._may_overflow = self.on_server and isinstance(
+            model.optimizer, keras.optimizers.LossScaleOptimizer
+        )
         self._updates = None if self.on_server else _count_for(unwrap(model.optimizer))
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
         self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
@@ -96,7 +103,7 @@ class Glue:
             return body(flat, map_leaves(lambda _: next(rest), structure))
 
         flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
-        self._function = tf.function(flat_body, autograph=False)
+        self._function = tf.function(flat_body, autograph=False, reduce_retracing=True)
         failed: Exception | None = None
         try:
             self._traced = self._function.get_concrete_function(flat, *self._specs)
@@ -104,7 +111,7 @@ class Glue:
             failed = error
         if layout_of(self.model) != self.layout:
             raise UserError(
-                f"The model's train_step makes variables that nobody would train. {BUILD_PARTS}"
+                f"A training step creates variables that would not be trained. {BUILD_PARTS}"
             ) from failed
         if failed is not None:
             raise UserError(f"The model's training step cannot be traced: {brief(failed)}") from failed
@@ -123,7 +130,8 @@ class Glue:
         else:  # samples of another shape are traced anew
             pieces, loss = self._function(*tensors)
         (update, finite), mean = self._update(pieces), float(loss)
-        return Step(update, mean, finite and math.isfinite(mean))
+        skipped = self._may_overflow and not _any(update[: self.layout.trainable])
+        return Step(update, mean, finite and math.isfinite(mean), skipped)
 
     def reuse(self, update: npt.NDArray[Any]) -> None:
         """Nobody needs this update any more: a later step may overwrite it, which saves the kernel new pages."""
@@ -266,6 +274,11 @@ class _Scaler:
         self._good.assign(tf.where(tf.logical_and(finite, tf.logical_not(grow)), self._good + 1, 0))
         self._scale.assign(self._scale * factor)
         return [tf.where(finite, g, tf.zeros_like(g)) for g in gradients], loss
+
+
+def _any(values: npt.NDArray[Any]) -> bool:
+    """Whether a value is not 0; usually the first few tell."""
+    return bool(values[:4096].any() or values.any())
 
 
 def _forward(

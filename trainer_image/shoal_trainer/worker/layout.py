@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 
@@ -95,7 +96,7 @@ def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
     moved = {
         id(variable): float(layer.momentum)
         for layer in model._flatten_layers()
-        if type(layer).__name__ == "BatchNormalization"
+        if isinstance(layer, keras.layers.BatchNormalization)
         for variable in (layer.moving_mean, layer.moving_variance)
     }
     found: list[Average] = []
@@ -107,6 +108,20 @@ def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
             low = found.pop().low
         found.append(Average(low, high, momentum))
     return tuple(found)
+
+
+def rounded(model: Any, averages: tuple[Average, ...], layout: Layout) -> list[str]:
+    """Paths of statistics other than moving averages (constants, buffers) that bf16 does not hold exactly."""
+    moving = {offset for average in averages for offset in range(average.low, average.high)}
+    flat = flatten(model, layout)
+    inexact = (flat.view(np.uint32) & 0xFFFF) != 0
+    return [
+        entry.path
+        for entry in layout.entries
+        if entry.offset >= layout.trainable
+        and entry.offset not in moving
+        and inexact[entry.offset : entry.offset + entry.size].any()
+    ]
 
 
 def layout_of(model: Any) -> Layout:

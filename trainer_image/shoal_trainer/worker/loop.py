@@ -200,6 +200,7 @@ class Loop(Upstream):
         if not self._pile:
             return
         update, samples, loss = combined(self._pile, self._policy.averages, self._behind)
+        skipped = all(step.skipped for step, _ in self._pile)
         steps = len(self._pile)
         marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile]
         self._pile.clear()
@@ -223,8 +224,11 @@ class Loop(Upstream):
             steps=steps,
         )
         self._input_seconds, self._last_push = 0.0, now
-        future = self._exchange.push_pull(update, self._buffers.spare, push)
-        self._under_way = (future, Send(update, push))
+        if skipped:  # a difference passes by the optimizer: momentum and Adam's step stay, as in Keras
+            future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0, merge=False)
+        else:
+            future = self._exchange.push_pull(update, self._buffers.spare, push)
+        self._under_way = (future, Send(update, push, local=skipped))
 
     def _collect(self) -> None:
         """Wait for the exchange that is under way; its parameters become current. `Unreachable` begins an outage."""
@@ -265,7 +269,7 @@ class Loop(Upstream):
             return None
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: batch before position %d skipped", ready.batch.end)
-            return replace(step, update=np.zeros_like(step.update))
+            return replace(step, update=np.zeros_like(step.update), skipped=True)
         raise UserError(
             f"The loss or its gradient is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
             "learning rate, clip gradients (clipnorm=…), look for bad samples, or set Training(on_nan=…) to "

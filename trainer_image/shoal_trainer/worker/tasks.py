@@ -8,15 +8,18 @@ writes them to the storage: a worker needs no rights there.
 from __future__ import annotations
 
 import itertools
+import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
+from shoal_trainer.data.batch import Batch, leaves
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker import saving
@@ -24,9 +27,13 @@ from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validat
 from shoal_trainer.worker.callbacks import callbacks_of, remember
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.glue import Glue
-from shoal_trainer.worker.optimizers import take_average
+from shoal_trainer.worker.optimizers import has_call, take_average
 from shoal_trainer.worker.work import TaskWork
 
+log = logging.getLogger(__name__)
+
+MAX_VALUES = 100
+"""Of one metric: more are left out."""
 PATHS = ("filepath", "filename", "log_dir")
 """Attributes by which Keras' callbacks name what they write."""
 
@@ -54,6 +61,12 @@ class Tasks:
         self._batch_size = batch_size
         unwritten = saving.obstacle(glue.model)
         self._callbacks = callbacks_of(job, unwritten)
+        tests_itself = type(glue.model).test_step is not keras.Model.test_step
+        if job.validation is not None and not has_call(glue.model) and not tests_itself:
+            raise UserError(
+                "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one, "
+                "or leave validation out."
+            )
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
         self._begun = False
         self._replayed = 0
@@ -79,6 +92,7 @@ class Tasks:
         ended: list[BaseException] = []
         try:
             first = next(rows)
+            self._check_alike(first)
             dataset = dataset_of(lambda: itertools.chain([first], rows), first, ended)
             with quiet_end(), as_raised(ended):
                 results = model.evaluate(dataset, return_dict=True, verbose=0)
@@ -87,7 +101,16 @@ class Tasks:
         except (Exception, SystemExit) as error:
             raise UserError(f"The evaluation on Training(validation=…) failed: {where(error)}") from error
         model.reset_metrics()
-        return Outcome({f"val_{name}": float(value) for name, value in results.items()})
+        return Outcome(dict(_numbers(results)))
+
+    def _check_alike(self, first: Batch) -> None:
+        """Validation samples have the rank of training samples; batched ones have one axis more."""
+        ranks = [[np.ndim(leaf) for leaf in leaves(batch.x)] for batch in (first, self._glue.example)]
+        if all(len(rank) == 1 for rank in ranks) and ranks[0][0] == ranks[1][0] + 1:
+            raise UserError(
+                f"Training(validation=…) yields samples of {ranks[0][0] - 1} axes, the training data of "
+                f"{ranks[1][0] - 1}. Yield single samples: do not batch."
+            )
 
     def run_callbacks(self, flat: npt.NDArray[np.float32], history: Sequence[dict[str, float]]) -> Outcome:
         """`on_epoch_end` of every callback for the last epoch of `history` (the logs of each epoch so far).
@@ -152,6 +175,18 @@ class Tasks:
                 continue
             callback.on_epoch_begin(epoch)
             callback.on_epoch_end(epoch, logs)
+
+
+def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Metrics by the names of `fit`. One with several values (an F1Score per class) becomes `val_f1_score_0`, …"""
+    for name, value in results.items():
+        values = np.ravel(value)
+        if values.size == 1:
+            yield f"val_{name}", float(values[0])
+        elif values.size <= MAX_VALUES:
+            yield from ((f"val_{name}_{index}", float(each)) for index, each in enumerate(values))
+        else:
+            log.warning("the metric %s has %d values: left out", name, values.size)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -61,8 +61,10 @@ class _Weighed:
         ):
             return loss(y_true, y_pred, weights)
         shape = self._shape(y_true, y_pred)
-        if not shape:  # one number for the whole batch
-            return loss(y_true, y_pred, weights)
+        if (
+            not shape
+        ):  # one number for the whole batch: a mask of the prediction would not fit weights of rank 1
+            return loss(y_true, y_pred, tf.reduce_mean(weights))
         true = backend.get_keras_mask(weights)
         if true is not None and loss.reduction in MEANS:  # the mask makes up for the rows that are none
             weights *= tf.reduce_mean(tf.cast(true, weights.dtype))
@@ -70,14 +72,17 @@ class _Weighed:
         if loss.reduction == "mean_with_sample_weight":  # divides by the sum of the weights
             sizes = [tf.shape(y_pred)[axis] if size is None else size for axis, size in enumerate(shape)]
             weights = tf.broadcast_to(weights, sizes)
-        if true is not None and tf.is_tensor(y_pred):
-            own = backend.get_keras_mask(y_pred)
-            rows = _as_rank(true, len(shape) if own is None else len(own.shape))
-            y_pred = tf.identity(y_pred)
-            backend.set_keras_mask(
-                y_pred, rows if own is None else tf.logical_and(rows, tf.cast(own, "bool"))
-            )
-        return loss(y_true, y_pred, weights)
+        if true is None or not tf.is_tensor(y_pred):
+            return loss(y_true, y_pred, weights)
+        own = backend.get_keras_mask(y_pred)
+        rows = _as_rank(true, len(shape) if own is None else len(own.shape))
+        mask = rows if own is None else tf.logical_and(rows, tf.cast(own, "bool"))
+        # The prediction itself, not a copy: Keras finds the logits behind a softmax by this very tensor.
+        backend.set_keras_mask(y_pred, mask)
+        try:
+            return loss(y_true, y_pred, weights)
+        finally:
+            backend.set_keras_mask(y_pred, own)
 
     def _shape(self, y_true: Any, y_pred: Any) -> tuple[int | None, ...]:
         """Of the values before Keras reduces them."""

@@ -34,9 +34,16 @@ def body(dropout=0.0, norm=False, regularizer=None, constraint=None, momentum=0.
     return [*stack, layers.Dense(4, dtype="float32")]
 
 
-def functional(optimizer="sgd", *, options=None, **features):
-    keras.utils.set_random_seed(1)
+def begin():
+    """Seeds and names from the start; the dtype policy stays."""
+    policy = keras.config.dtype_policy()
     keras.backend.clear_session()
+    keras.config.set_dtype_policy(policy)
+    keras.utils.set_random_seed(1)
+
+
+def functional(optimizer="sgd", *, options=None, **features):
+    begin()
     inputs = x = keras.Input((6, 6, 1))
     for layer in body(**features):
         x = layer(x)
@@ -65,8 +72,7 @@ class OwnStep(Subclassed):
 
 
 def subclassed(kind=Subclassed, optimizer="sgd"):
-    keras.utils.set_random_seed(1)
-    keras.backend.clear_session()
+    begin()
     return compiled(kind(), optimizer)
 
 

@@ -1,0 +1,75 @@
+"""`Indexed.from_arrays` hands on what Keras' `fit` hands on; what neither can is refused in words."""
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed, UserError
+
+
+class Seen(keras.Model):
+    """Records the shapes and types that a `train_step` gets."""
+
+    def train_step(self, data):
+        self.seen = [(tuple(part.shape[1:]), part.dtype.name) for part in keras.tree.flatten(data)]
+        return {"loss": tf.constant(0.0)}
+
+
+def of_fit(*given):
+    model = Seen()
+    model.compile(run_eagerly=True)
+    model.fit(*given, batch_size=4, verbose=0)
+    return model.seen
+
+
+TABLE = pd.DataFrame({"a": np.arange(8.0), "b": [True, False] * 4})
+CASES = {
+    "float64": (np.zeros((8, 3)), np.zeros(8)),
+    "float16": (np.zeros((8, 3), np.float16), np.zeros(8, np.int32)),
+    "integers": (np.zeros((8, 3), np.int64), np.zeros(8, np.uint8)),
+    "table": (TABLE[["a"]], TABLE["a"]),
+    "table of floats and bools": (TABLE, TABLE["b"]),
+    "structure": ({"u": np.zeros((8, 2)), "v": TABLE["a"]}, np.zeros((8, 1), np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shapes_and_types_are_those_of_fit(name):
+    given = CASES[name]
+    batch = Indexed.from_arrays(*given).example(4)
+    ours = [(leaf.shape[1:], leaf.dtype.name) for leaf in keras.tree.flatten(batch.as_given())]
+    assert ours == of_fit(*given)
+
+
+def test_series_of_sample_weights_is_one_number_a_sample():
+    batch = Indexed.from_arrays(np.zeros((8, 3)), np.zeros(8), TABLE["a"]).example(8)
+    assert sorted(batch.weights) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (tf.ragged.constant([[1], [1, 2]]), "got a RaggedTensor: give a dense array"),
+        (tf.sparse.from_dense([[1, 0]]), "got a SparseTensor: give a dense array"),
+    ],
+)
+def test_tensors_that_are_not_dense_are_refused(x, words):
+    with pytest.raises(UserError, match=words):
+        Indexed.from_arrays(x, np.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (tf.ragged.constant([[1], [1, 2]]), "yields a RaggedTensor: yield dense tensors"),
+        (tf.sparse.from_dense([[1, 0], [0, 1]]), "yields a SparseTensor: yield dense tensors"),
+    ],
+)
+def test_datasets_that_are_not_dense_are_refused(x, words):
+    data = Indexed(
+        2, lambda start, stop: tf.data.Dataset.from_tensor_slices(x).skip(start).take(stop - start)
+    )
+    with pytest.raises(UserError, match=words):
+        data.example(2)

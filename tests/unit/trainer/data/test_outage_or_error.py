@@ -1,0 +1,112 @@
+"""Errors of functions that a data set maps: the user's own end the job, an outage is waited for."""
+
+import datetime
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Files, Indexed, UserError
+from shoal_trainer.errors import Unreachable
+
+
+@pytest.fixture
+def records(tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
+        for _ in range(4):
+            writer.write(b"1")
+    return str(tmp_path / "*.tfrecord")
+
+
+def mapped(function, dtype=tf.float32):
+    def parse(record):
+        value = tf.numpy_function(function, [record], dtype)
+        return tf.ensure_shape(value, [])
+
+    return parse
+
+
+def raising(error):
+    def function(_record):
+        raise error
+
+    return function
+
+
+def read(files):
+    (name,) = files.list()
+    return list(files.batches(name, 0, None, 2))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("label"), IndexError("3"), RuntimeError("odd"), AssertionError(), ZeroDivisionError("division by zero"),
+     ValueError("odd"), FileNotFoundError(2, "No such file", "b.png")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_error_in_a_mapped_python_function_is_the_users(records, error):
+    with pytest.raises(UserError, match=type(error).__name__):
+        read(Files.tfrecord(records, mapped(raising(error))))
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(104, "reset"), TimeoutError("late"), OSError(5, "I/O")]
+)
+def test_outage_in_a_mapped_python_function_is_waited_for(records, error):
+    with pytest.raises(Unreachable):
+        read(Files.tfrecord(records, mapped(raising(error))))
+
+
+def test_outage_in_the_data_set_of_indexed_is_waited_for():
+    def fn(start, stop):
+        return tf.data.Dataset.range(start, stop).map(
+            lambda n: tf.numpy_function(raising(ConnectionResetError(104, "reset")), [n], tf.float32)
+        )
+
+    with pytest.raises(Unreachable):
+        next(Indexed(4, fn).batches(0, 0, 4, 2))
+
+
+def test_missing_file_that_the_parse_function_opens_is_the_users(records, tmp_path):
+    image = str(tmp_path / "gone.png")
+    with pytest.raises(UserError, match=r"gone\.png"):
+        read(Files.tfrecord(records, lambda _record: tf.strings.length(tf.io.read_file(image))))
+
+
+def test_file_that_vanishes_while_it_is_read_is_waited_for(records):
+    files = Files(records, lambda path: tf.data.TextLineDataset(path + ".gone"))
+    with pytest.raises(Unreachable):
+        read(files)
+
+
+def test_tensor_that_is_too_large_is_the_users(records):
+    with pytest.raises(UserError):
+        read(Files.tfrecord(records, lambda _record: tf.zeros([1 << 20, 1 << 20, 1 << 10], tf.float64)))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([decimal.Decimal("1.5")], r"decimal128\(2, 1\)"),
+        ([datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)], "timestamp"),
+        ([datetime.date(2026, 1, 1)], "date32"),
+        ([datetime.timedelta(1)], "duration"),
+    ],
+)
+def test_parquet_column_that_no_tensor_holds_is_named(tmp_path, values, kind):
+    pq.write_table(pa.table({"x": [1.0], "odd": values}), tmp_path / "a.parquet")
+    files = Files.parquet(str(tmp_path / "*.parquet"), lambda row: row["x"])
+    with pytest.raises(UserError, match=rf"column odd is {kind}.*columns="):
+        read(files)
+    (batch,) = read(Files.parquet(str(tmp_path / "*.parquet"), lambda row: row["x"], columns=["x"]))
+    assert batch.x.tolist()[:1] == [1.0]
+
+
+def test_parquet_categories_are_read_as_their_values(tmp_path):
+    table = pa.table({"c": pa.array(["a", "b", "a", "b"]).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    batches = read(Files.parquet(str(tmp_path / "*.parquet"), lambda row: tf.strings.length(row["c"])))
+    assert np.concatenate([batch.x for batch in batches]).tolist() == [1, 1, 1, 1]

@@ -1,0 +1,81 @@
+"""Evaluations that end in words, and metrics that are not one number."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed, Training, UserError
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.tasks import Tasks
+
+X, LABELS = np.random.default_rng(0).normal(size=(8, 4)).astype("float32"), np.arange(8) % 3
+DATA = Indexed.from_arrays(X, np.eye(3)[LABELS])
+
+
+def model(*metrics):
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+    made.compile("sgd", "categorical_crossentropy", metrics=list(metrics))
+    return made
+
+
+def tasks(made, **options):
+    glue = Glue(made, DATA.example(4), "fp32")
+    return Tasks(Training(model=lambda: made, data=DATA, **options), glue, 4), glue.initial()
+
+
+def test_metric_with_a_value_per_class_is_a_number_each():
+    made, flat = tasks(model(keras.metrics.F1Score()), validation=DATA)
+    metrics = made.evaluate(flat).metrics
+    assert set(metrics) == {"val_loss", "val_f1_score_0", "val_f1_score_1", "val_f1_score_2"}
+    made.close()
+
+
+class Confusion(keras.metrics.Metric):
+    """A matrix that is too large for a status report."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        pass
+
+    def result(self):
+        return tf.zeros((20, 20))
+
+
+def test_metric_with_many_values_is_left_out(caplog):
+    made, flat = tasks(model(Confusion(name="confusion")), validation=DATA)
+    assert set(made.evaluate(flat).metrics) == {"val_loss"}
+    assert "confusion has 400 values" in caplog.text
+    made.close()
+
+
+def test_batched_validation_is_refused_with_what_to_change():
+    batched = tf.data.Dataset.from_tensor_slices((X, np.eye(3)[LABELS])).batch(4)
+    made, flat = tasks(model(), validation=lambda: batched)
+    with pytest.raises(UserError, match="Yield single samples: do not batch"):
+        made.evaluate(flat)
+    made.close()
+
+
+class Uncalled(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+    def train_step(self, data):
+        return {"loss": tf.reduce_sum(self.inner(data[0]))}
+
+
+class Evaluated(Uncalled):
+    def test_step(self, data):
+        return {"loss": tf.reduce_sum(self.inner(data[0]))}
+
+
+def test_validation_of_a_model_without_call_needs_a_test_step():
+    made = Uncalled()
+    made.compile("sgd")
+    with pytest.raises(UserError, match=r"neither call\(\) nor test_step\(\)"):
+        tasks(made, validation=DATA)
+    tested = Evaluated()
+    tested.compile("sgd")
+    tasks(tested, validation=DATA)[0].close()
+    tasks(made)[0].close()

@@ -1,0 +1,77 @@
+"""Steps without a gradient: an overflow of mixed_float16, a batch that is not finite under `on_nan="skip"`."""
+
+import keras
+import numpy as np
+import pytest
+
+from shoal_trainer import Indexed
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker.compose import build_glue
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.loop import End
+from tests.unit.trainer.worker.fakes import FakeCoordinator
+from tests.unit.trainer.worker.models import DATA, X, Y, functional, job
+from tests.unit.trainer.worker.test_compose import CONFIG
+from tests.unit.trainer.worker.test_loop import Running, start
+
+__all__ = ["start"]  # a fixture
+
+
+@pytest.fixture
+def mixed():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.usefixtures("mixed")
+def test_overflow_has_no_gradient_and_halves_the_scale():
+    batch = Indexed.from_arrays(X * 1000, Y).example(16)
+    glue = Glue(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
+    buffer = aligned(glue.layout.size)
+    buffer[:] = glue.initial()
+    skipped = [glue.step(glue.alias(buffer), batch).skipped for _ in range(40)]
+    assert skipped[0]
+    assert not skipped[-1]
+    assert skipped == sorted(skipped, reverse=True)  # until the scale fits
+
+
+@pytest.mark.usefixtures("mixed")
+def test_step_without_overflow_has_a_gradient():
+    batch = DATA.example(16)
+    glue = Glue(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
+    buffer = aligned(glue.layout.size)
+    buffer[:] = glue.initial()
+    assert not glue.step(glue.alias(buffer), batch).skipped
+
+
+@pytest.mark.usefixtures("mixed")
+def test_dtype_policy_of_the_jobs_module_is_the_models():
+    glue = build_glue(job(keras_model), CONFIG)
+    assert isinstance(glue.model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert glue.model.layers[-1].compute_dtype == "float16"
+
+
+def keras_model():
+    model = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_skipped_batches_leave_the_optimizer_as_it_is(start):
+    """Keras does not step for an overflow; with momentum, zeros pushed as a gradient would go on moving."""
+    coordinator = FakeCoordinator(DATA.size, tasks=())
+    servers = start(coordinator)
+    spoilt = Indexed.from_arrays(np.full_like(X, np.nan), Y)
+    training = job(lambda: functional("adam"), wire="fp32", on_nan="skip")
+    running = Running(
+        type(training)(model=training.model, data=spoilt, wire="fp32", on_nan="skip"), servers, coordinator
+    )
+    first = running.glue.initial()
+    assert running.start().join() is End.FINISHED
+    store = servers.stores[0]
+    assert store.version == DATA.size // 16
+    assert store.updates == 0
+    flat = np.zeros(running.glue.layout.size, np.float32)
+    store.pull(0, flat)
+    assert np.array_equal(flat, first)
