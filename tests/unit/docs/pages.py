@@ -1,0 +1,28 @@
+"""Reading the documentation: its pages and the tables in them."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "dev" / "README.md"])
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def section(page: str, heading: str) -> str:
+    """The text under a second-level heading."""
+    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert found, f"no section {heading!r}"
+    return found[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table row whose first cell begins with code."""
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:3] == "| `"]
+
+
+def code(cell: str) -> list[str]:
+    """The code spans of a cell."""
+    return re.findall(r"`([^`]*)`", cell)

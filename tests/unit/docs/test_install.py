@@ -1,0 +1,41 @@
+"""docs/install.md lists every value of the chart with its default, and the spot labels that the operator knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from shoal.policy.disruption import SPOT_LABELS
+from tests.unit.docs.pages import code, read, rows, section
+
+WHOLE = "resources"
+"""A value that is documented as one although its default has parts."""
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value and key != WHOLE:
+            found |= leaves(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def test_helm_values_and_defaults_match_the_chart() -> None:
+    table = rows(section(read("docs/install.md"), "Helm values"))
+    documented = {code(name)[0]: yaml.safe_load(code(default)[0]) for name, default, _ in table}
+    assert documented == leaves(yaml.safe_load(read("charts/shoal/values.yaml")))
+
+
+def test_spot_labels_are_documented() -> None:
+    text = section(read("docs/install.md"), "Spot signals by platform")
+    assert [label for label in SPOT_LABELS if label not in text] == []
+
+
+def test_pinned_versions_match_the_lock_file() -> None:
+    lock, page = read("lock/worker.txt"), read("docs/install.md")
+    for package, name in (("tensorflow", "TensorFlow"), ("keras", "Keras")):
+        version = next(line for line in lock.splitlines() if line.startswith(f"{package}==")).split("==")[1].split()[0]
+        assert f"{name} {version}" in page

@@ -1,0 +1,66 @@
+"""docs/metrics.md lists every series of the operator and of the coordinator, with its type and its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from shoal.telemetry.metrics import Metrics
+from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+from shoal_trainer.coordinator.metrics import StatusCollector
+from tests.unit.docs.pages import code, read, rows, section
+
+Series = dict[str, tuple[str, frozenset[str]]]
+"""Name -> (type, names of the labels)."""
+
+
+def documented(heading: str) -> Series:
+    return {
+        code(name)[0]: (kind, frozenset(code(labels)))
+        for name, kind, labels, *_ in rows(section(read("docs/metrics.md"), heading))
+    }
+
+
+def exported(families: Iterable[Metric]) -> Series:
+    """Families that have at least one sample for each label."""
+    return {
+        family.name + "_total" * (family.type == "counter"): (
+            family.type,
+            frozenset(label for sample in family.samples for label in sample.labels) - {"le"},
+        )
+        for family in families
+    }
+
+
+def test_operator_metrics_match_the_registry() -> None:
+    metrics = Metrics()
+    metrics.count_jobs(lambda: ["Running"], lambda: 1)
+    for metric in vars(metrics).values():
+        if isinstance(metric, MetricWrapperBase) and metric._labelnames:
+            metric.labels(*("x" for _ in metric._labelnames))
+    assert documented("Operator") == exported(metrics.registry.collect())
+
+
+def test_coordinator_metrics_match_the_collector() -> None:
+    worker = WorkerReport(slot=0, incarnation=0, state=WorkerState.ACTIVE, step_seconds=1.0)
+    status = StatusReport(
+        job_uid="u",
+        phase=Phase.TRAINING,
+        loss=1.0,
+        samples_per_second=1.0,
+        progress_percent=1.0,
+        goodput=1.0,
+        input_wait=0.0,
+        workers=(worker,),
+    )
+    collector: Collector = StatusCollector(lambda: status)
+    assert documented("Coordinator") == exported(collector.collect())
+
+
+def test_worker_states_are_documented() -> None:
+    table = rows(section(read("docs/metrics.md"), "Coordinator"))
+    descriptions = {code(name)[0]: text for name, _, _, text in table}
+    assert set(code(descriptions["shoal_workers"])) == {state.value for state in WorkerState}
