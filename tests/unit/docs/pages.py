@@ -20,7 +20,8 @@ def section(page: str, heading: str) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """The cells of every table row whose first cell begins with code."""
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:3] == "| `"]
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
 def code(cell: str) -> list[str]:

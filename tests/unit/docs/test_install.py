@@ -37,5 +37,9 @@ def test_spot_labels_are_documented() -> None:
 def test_pinned_versions_match_the_lock_file() -> None:
     lock, page = read("lock/worker.txt"), read("docs/install.md")
     for package, name in (("tensorflow", "TensorFlow"), ("keras", "Keras")):
-        version = next(line for line in lock.splitlines() if line.startswith(f"{package}==")).split("==")[1].split()[0]
+        version = (
+            next(line for line in lock.splitlines() if line.startswith(f"{package}=="))
+            .split("==")[1]
+            .split()[0]
+        )
         assert f"{name} {version}" in page

@@ -17,5 +17,7 @@ def test_readme_python_equals_the_example() -> None:
 
 def test_readme_manifest_is_an_excerpt_of_the_example() -> None:
     lines = iter(read("examples/digits.yaml").splitlines())
-    missing = [line for line in block("yaml").splitlines() if line not in lines]  # consumes `lines`: order counts
+    missing = [
+        line for line in block("yaml").splitlines() if line not in lines
+    ]  # consumes `lines`: order counts
     assert not missing
