@@ -1,0 +1,58 @@
+"""A small shard, a clock that tests move, and a shard that crashed with its successor."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import (
+    ModelSpec,
+    OptimizerConfig,
+    PushMeta,
+)
+
+N = 8
+SGD = OptimizerConfig(learning_rate=1.0, batch_size=1)
+MODEL = ModelSpec(fingerprint="f" * 64, parameters=N, optimizer=SGD)
+ONE = PushMeta(samples=1)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def grad(value: float = 1.0, n: int = N) -> np.ndarray:
+    return np.full(n, value, np.float32)
+
+
+def ready(model: ModelSpec = MODEL, **arguments) -> ShardStore:
+    shard = ShardStore(0, 1, 0, boot=1, **arguments)
+    shard.hello(0, 0, model)
+    shard.initialize(grad(0.0, model.size))
+    return shard
+
+
+def read(shard: ShardStore) -> np.ndarray:
+    out = grad(0.0, shard.size)
+    shard.pull(0, out)
+    return out
+
+
+DELTA = OptimizerConfig(name="delta", learning_rate=1.0, batch_size=4)
+
+
+def crashed(pushes: int, snapshot_at: int, clock: Clock) -> tuple[ShardStore, np.ndarray, ShardStore]:
+    """A shard that took `pushes` from worker 0, and the one that is started after it from an earlier snapshot."""
+    old, copy = ready(), None
+    for seq in range(1, pushes + 1):
+        io = grad(0.001 * seq)
+        old.push(0, 0, seq, seq - 1, ONE, io)
+        if seq == snapshot_at:
+            copy = old.copy()
+    new = ShardStore(0, 1, 1, clock=clock)
+    if copy is not None:
+        new.restore(copy)
+    return old, io, new

@@ -1,0 +1,81 @@
+"""The journal of pushes, and which worker copies it lets a recovering shard adopt."""
+
+from __future__ import annotations
+
+from shoal_trainer.ps.journal import Log
+from shoal_trainer.ps.shard import State
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    Entry,
+    Journal,
+    Progress,
+    PushMeta,
+)
+from tests.unit.trainer.ps.shards import Clock, crashed, grad, ready
+
+
+def test_an_answer_tells_the_pushes_that_its_worker_does_not_know_and_no_snapshot_holds() -> None:
+    shard = ready()
+
+    def push(slot: int, seq: int, base: int) -> Journal:
+        meta = PushMeta(samples=1, progress=(Progress(0, -1, shard.version, shard.version + 1),))
+        return shard.push(slot, 0, seq, base, meta, grad(0.0)).meta.journal
+
+    first = push(0, 1, 0)
+    assert first == Journal(0, (Entry(1, 0, 0, 1, 1, 0, -1, 0, 1),))
+    push(1, 1, 0)
+    second = push(0, 2, 1)
+    assert [entry.version for entry in second.entries] == [2, 3]
+    worker = Log()
+    for answer in (first, second):
+        worker.follow(answer)
+    assert [entry.version for entry in worker.since(-1).entries] == [1, 2, 3]
+    shard.journal.published(2)
+    third = push(0, 3, 3)
+    assert (third.floor, [entry.version for entry in third.entries]) == (2, [4])
+    whole = shard.pull(0, grad(0.0)).meta.journal
+    worker.follow(third)
+    assert worker.since(-1) == whole
+    assert [entry.version for entry in whole.entries] == [3, 4]
+
+
+def test_a_copy_whose_journal_begins_after_the_snapshot_is_not_adopted() -> None:
+    old, copy, new = crashed(10, 6, Clock())
+    new.offer(0, 0, old.version, AnswerMeta(old.samples, 1, dict(old.applied), Journal(7)), copy.copy())
+    assert new.version == 6
+
+
+def test_a_copy_that_went_another_way_from_an_earlier_snapshot_is_not_adopted() -> None:
+    """Its version 6 is another one than the snapshot's: not all that it has before is in the snapshot."""
+    old, copy, new = crashed(10, 6, Clock())
+    other = tuple(Entry(version, 3, 0, version, 1, 0, -1, 0, 1) for version in range(1, 11))
+    meta = AnswerMeta(old.samples, 1, dict(old.applied), Journal(0, other))
+    new.offer(0, 0, old.version, meta, copy.copy())
+    assert new.version == 6
+    assert new.contents.spans() == ((0, 0, 1, 7),)
+    meta = old.pull(0, copy).meta
+    new.offer(0, 0, old.version, meta, copy)
+    assert new.version == 10
+    assert new.contents.spans() == ((0, 0, 1, 11),)
+
+
+def test_a_late_copy_changes_nothing_in_a_shard_that_is_ready() -> None:
+    clock = Clock()
+    old, copy, new = crashed(10, 6, clock)
+    new.hello(1, 0, old.model)
+    clock.now += 10.0
+    assert new.state is State.READY
+    assert not new.hello(0, 0, old.model, old.version).wants_copy
+    new.offer(0, 0, old.version, old.pull(0, copy).meta, copy)
+    assert (new.version, new.contents.spans()) == (6, ((0, 0, 1, 7),))
+
+
+def test_a_late_copy_is_taken_by_a_shard_that_is_still_empty() -> None:
+    clock = Clock()
+    old, copy, new = crashed(10, 0, clock)
+    new.hello(1, 0, old.model)
+    clock.now += 10.0
+    assert new.state is State.EMPTY
+    assert new.hello(0, 0, old.model, old.version).wants_copy
+    new.offer(0, 0, old.version, old.pull(0, copy).meta, copy)
+    assert (new.state, new.version, new.contents.spans()) == (State.READY, 10, ((0, 0, 1, 11),))

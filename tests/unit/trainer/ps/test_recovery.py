@@ -1,0 +1,217 @@
+"""A shard that starts again: from a snapshot, a worker's copy, or another run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal_trainer.errors import UserError
+from shoal_trainer.ps.recovery import LONGEST
+from shoal_trainer.ps.shard import ShardStore, State
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    OptimizerConfig,
+)
+from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, N, crashed, grad, read, ready
+
+
+def offer(shard: ShardStore, old: ShardStore, slot: int, io: np.ndarray) -> None:
+    meta = AnswerMeta(old.samples, 1, dict(old.applied))
+    shard.offer(slot, 0, old.version, meta, io)
+
+
+def test_a_restored_shard_takes_a_newer_copy_of_a_worker() -> None:
+    old, copy, new = crashed(10, 6, Clock())
+    welcome = new.hello(0, 0, MODEL, copy_version=10)
+    assert (welcome.wants_copy, welcome.recovering, welcome.version) == (True, True, 6)
+    offer(new, old, 0, copy.copy())
+    assert new.state is State.READY  # everyone in the snapshot has been heard
+    assert (new.version, new.applied) == (10, {(0, 0): 10})
+    np.testing.assert_array_equal(read(new), read(old))
+
+
+def test_without_a_snapshot_a_worker_s_copy_is_all_there_is() -> None:
+    clock = Clock()
+    old, copy, new = crashed(3, 99, clock)
+    assert new.state is State.RECOVERING
+    assert new.hello(0, 0, MODEL, copy_version=3).wants_copy
+    offer(new, old, 0, copy.copy())
+    np.testing.assert_array_equal(read(new), read(old))
+
+
+def test_an_older_copy_is_not_wanted_and_nobody_is_waited_for_forever() -> None:
+    clock = Clock()
+    old, _, new = crashed(10, 8, clock)
+    old.push(1, 0, 1, 10, ONE, grad())
+    copy = old.copy()
+    assert copy is not None
+    new = ShardStore(0, 1, 1, clock=clock)
+    new.restore(copy)
+    assert not new.hello(0, 0, MODEL, copy_version=8).wants_copy
+    assert new.state is State.RECOVERING  # worker 1 was there and may have more
+    clock.now += 10
+    assert new.state is State.READY
+    assert not new.hello(1, 0, MODEL, copy_version=99).wants_copy  # too late: parameters move on
+
+
+def test_a_copy_that_was_asked_for_is_waited_for_however_large_it_is() -> None:
+    old, copy, new = crashed(10, 6, clock := Clock())
+    new.connect(0, 0)
+    new.connect(1, 0)
+    assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
+    assert new.hello(1, 0, MODEL, copy_version=9).wants_copy
+    clock.now += 5.0
+    assert new.state is State.RECOVERING
+    new.disconnect(1)  # it goes in the middle of it
+    offer(new, old, 0, copy.copy())
+    assert (new.state, new.version) == (State.READY, 10)
+
+
+def test_a_copy_that_does_not_come_is_not_waited_for_for_ever() -> None:
+    _, _, new = crashed(10, 6, clock := Clock())
+    new.hello(0, 0, MODEL, copy_version=10)
+    clock.now += LONGEST - 0.1
+    assert new.state is State.RECOVERING
+    clock.now += 0.1
+    assert (new.state, new.version) == (State.READY, 6)
+
+
+def test_a_worker_that_has_another_connection_has_not_gone() -> None:
+    _, _, new = crashed(10, 6, Clock())
+    for _ in range(2):
+        new.connect(0, 0)
+    new.hello(1, 0, MODEL)
+    new.disconnect(0)
+    assert new.state is State.RECOVERING
+    new.disconnect(0)
+    assert new.state is State.READY
+
+
+def test_a_restart_without_anything_begins_anew() -> None:
+    clock = Clock()
+    shard = ShardStore(0, 1, 2, clock=clock)
+    assert not shard.hello(0, 0, MODEL).initialized
+    clock.now += 10
+    assert shard.state is State.EMPTY
+    shard.initialize(grad(5.0))
+    np.testing.assert_array_equal(read(shard), 5)
+
+
+def test_on_ready_tells_what_is_in_the_parameters() -> None:
+    heard: list[tuple[int, dict[tuple[int, int], int]]] = []
+    _, _, new = crashed(5, 5, clock := Clock())
+    new.on_ready = lambda version, applied: heard.append((version, applied))
+    new.hello(0, 0, MODEL)
+    clock.now += 10
+    assert new.state is State.READY
+    assert heard == [(5, {(0, 0): 5})]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_after_its_loss_a_shard_that_began_with_another_run_takes_a_worker_s_copy(
+    epoch: int, weights_only: bool
+) -> None:
+    """No snapshot of its own was there yet. `epoch` 0: its container was started again in place."""
+    other = ready()
+    other.push(0, 0, 1, 0, ONE, grad())
+    begun = other.copy()
+    assert begun is not None
+    first = ShardStore(0, 1, 0, clock=(clock := Clock()))
+    first.restore(begun, other_run=True, weights_only=weights_only)
+    first.hello(0, 0, MODEL)
+    clock.now += 10.0
+    np.testing.assert_array_equal(read(first), -1)
+    first.push(0, 0, 1, 0, ONE, io := grad())
+    second = ShardStore(0, 1, epoch, clock=clock)
+    second.restore(begun, other_run=True, weights_only=weights_only)
+    welcome = second.hello(1, 0, MODEL)  # a new worker, which has no copy, is the first to come
+    assert (welcome.initialized, welcome.recovering) == (True, True)
+    assert second.hello(0, 0, MODEL, first.version).wants_copy
+    second.offer(0, 0, first.version, first.pull(0, io).meta, io)
+    assert (second.state, second.version, second.samples) == (State.READY, 1, first.samples)
+    assert second.contents.spans() == ((0, 0, 1, 2),)
+    np.testing.assert_array_equal(read(second), -2)
+
+
+def test_where_nobody_has_more_than_another_run_s_values_the_shard_goes_on_with_them() -> None:
+    begun = ready().copy()
+    assert begun is not None
+    shard = ShardStore(0, 1, 1, clock=(clock := Clock()))
+    shard.restore(begun, other_run=True)
+    assert not shard.hello(0, 0, MODEL, copy_version=0).wants_copy
+    assert shard.state is State.RECOVERING
+    clock.now += 10.0
+    assert shard.state is State.READY
+    np.testing.assert_array_equal(read(shard), 0)
+
+
+ADAM = OptimizerConfig(name="adam", learning_rate=0.001, batch_size=1)
+
+
+def adam_steps(shard: ShardStore, slot: int, count: int = 50) -> float:
+    """The mean absolute step of the next pushes, of gradients that are like those before."""
+    rng, steps, before = np.random.default_rng(7), [], read(shard)
+    done = shard.applied.get((slot, 0), 0)
+    for seq in range(done + 1, done + count + 1):
+        shard.push(slot, 0, seq, shard.version, ONE, io := rng.normal(1, 1, N).astype(np.float32))
+        steps.append(np.abs(io - before).mean())
+        before = io
+    return float(np.mean(steps))
+
+
+def test_adam_s_steps_are_of_the_same_size_after_a_worker_s_copy_was_adopted() -> None:
+    """Its moments begin at zero then, and so does what corrects them."""
+    old = ready(model := MODEL.model_copy(update={"optimizer": ADAM}))
+    fresh = adam_steps(old, 0)
+    adam_steps(old, 0, 500)
+    meta = old.pull(0, io := grad()).meta
+    new = ShardStore(0, 1, 1)
+    assert new.hello(0, 0, model, old.version).wants_copy
+    new.offer(0, 0, old.version, meta, io)
+    assert adam_steps(new, 0) < 1.2 * fresh
+
+
+def test_adam_s_steps_are_of_the_same_size_after_a_copy_beyond_a_snapshot_was_adopted() -> None:
+    old = ready(model := MODEL.model_copy(update={"optimizer": ADAM}))
+    fresh = adam_steps(old, 0)
+    snapshot = old.copy()
+    assert snapshot is not None
+    adam_steps(old, 0, 500)
+    meta = old.pull(0, io := grad()).meta
+    new = ShardStore(0, 1, 1)
+    new.restore(snapshot)
+    new.hello(0, 0, model, old.version)
+    new.offer(0, 0, old.version, meta, io)
+    assert new.updates == snapshot.updates  # which its moments have seen
+    assert adam_steps(new, 0) < 1.2 * fresh
+
+
+@pytest.mark.parametrize(("name", "kept"), [("sgd", 0), ("adamw", 50), ("adam", 50)])
+def test_an_optimizer_that_finds_no_moments_in_another_run_begins_at_its_first_step(
+    name: str, kept: int
+) -> None:
+    theirs = ADAM.model_copy(update={"name": name, "momentum": 0.9 if name == "sgd" else 0.0})
+    old = ready(MODEL.model_copy(update={"optimizer": theirs}))
+    adam_steps(old, 0)
+    begun = old.copy()
+    assert begun is not None
+    assert begun.updates == 50
+    model = MODEL.model_copy(update={"optimizer": ADAM})
+    shard = ShardStore(0, 1, 0, clock=(clock := Clock()))
+    shard.restore(begun, other_run=True)
+    shard.hello(0, 0, model)
+    clock.now += 10.0
+    assert shard.updates == kept
+    assert adam_steps(shard, 0) < 1.2 * adam_steps(ready(model), 0)
+
+
+def test_another_run_s_weights_with_another_optimizer() -> None:
+    copy = ready().copy()
+    assert copy is not None
+    shard = ShardStore(0, 1, 0)
+    shard.restore(copy, weights_only=True)
+    other = MODEL.model_copy(update={"optimizer": OptimizerConfig(name="adam")})
+    assert shard.hello(0, 0, other).initialized
+    with pytest.raises(UserError):
+        shard.hello(1, 0, MODEL)

@@ -1,0 +1,90 @@
+"""Any order of pushes, resends, replacements, crashes and restores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from shoal_trainer.errors import Fenced
+from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
+from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, grad, read
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """Pushes, resends, replaced workers, crashes and restores, against a list of what was applied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.log: list[tuple[int, int, int]] = []
+        self.newest = dict.fromkeys(range(3), 0)
+        self.seqs: dict[tuple[int, int], int] = {}
+        self.snapshot = None
+        self.shard = self.start(0)
+
+    def start(self, epoch: int) -> ShardStore:
+        def on_applied(push: AppliedPush) -> None:
+            self.log.append((push.slot, push.incarnation, push.seq))
+
+        return ShardStore(0, 1, epoch, clock=self.clock, on_applied=on_applied)
+
+    def hello(self, slot: int) -> None:
+        self.shard.connect(slot, self.newest[slot])
+        self.shard.hello(slot, self.newest[slot], MODEL)
+        self.clock.now += 10
+        self.shard.initialize(grad(0.0))
+
+    @rule(slot=st.integers(0, 2))
+    def push(self, slot: int) -> None:
+        self.hello(slot)
+        who = slot, self.newest[slot]
+        self.seqs[who] = self.seqs.get(who, 0) + 1
+        self.shard.push(*who, self.seqs[who], self.shard.version, ONE, grad(-1.0))
+
+    @rule(slot=st.integers(0, 2), back=st.integers(0, 3))
+    def resend(self, slot: int, back: int) -> None:
+        who = slot, self.newest[slot]
+        seq = self.seqs.get(who, 0) - back
+        if seq >= 1 and seq <= self.shard.applied.get(who, 0):
+            self.hello(slot)
+            before = self.shard.version
+            self.shard.push(*who, seq, self.shard.version, ONE, grad(-1.0))
+            assert self.shard.version == before
+
+    @rule(slot=st.integers(0, 2))
+    def replace(self, slot: int) -> None:
+        self.newest[slot] += 1
+        self.hello(slot)
+        with pytest.raises(Fenced):
+            self.shard.push(slot, self.newest[slot] - 1, 1_000_000, 0, ONE, grad(-1.0))
+
+    @rule()
+    def save(self) -> None:
+        copy = self.shard.copy()
+        self.snapshot = None if copy is None else (copy, list(self.log))
+
+    @rule()
+    def crash(self) -> None:
+        self.shard = self.start(self.shard.epoch + 1)
+        self.log.clear()
+        if self.snapshot is not None:
+            self.shard.restore(self.snapshot[0])
+            self.log.extend(self.snapshot[1])
+        for who in self.seqs:
+            self.seqs[who] = self.shard.applied.get(who, 0)
+
+    @invariant()
+    def every_push_is_in_the_parameters_exactly_once(self) -> None:
+        assert len(set(self.log)) == len(self.log)
+        if self.shard.state is State.READY:
+            np.testing.assert_array_equal(read(self.shard), len(self.log))
+            assert self.shard.version == len(self.log)
+            for (slot, incarnation), seq in self.shard.applied.items():
+                assert seq == max(s for a, b, s in self.log if (a, b) == (slot, incarnation))
+
+
+TestShardMachine = ShardMachine.TestCase
+TestShardMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -1,0 +1,88 @@
+"""Bounded staleness: which worker a push waits for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from shoal_trainer.contract import Staleness
+from shoal_trainer.errors import Fenced
+from tests.unit.trainer.ps.shards import ONE, grad, ready
+
+
+def test_a_fast_worker_waits_for_a_slow_one_but_not_for_a_dead_one() -> None:
+    shard = ready(staleness=Staleness(max=2))
+    for slot in (0, 1):
+        shard.connect(slot, 0)
+        shard.pull(slot, grad(0.0))
+    for seq in (1, 2):
+        shard.wait_admitted(0, seq - 1, 0.0)
+        shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
+    passed = threading.Event()
+
+    def third() -> None:
+        shard.wait_admitted(0, 2, 30)
+        passed.set()
+
+    thread = threading.Thread(target=third)
+    thread.start()
+    assert not passed.wait(0.05)
+    shard.wait_admitted(1, 0, 0.0)  # the oldest never waits
+    shard.disconnect(1)  # it dies with its gradient
+    assert passed.wait(30)
+    thread.join()
+
+
+def test_a_fenced_worker_is_waited_for_by_nobody() -> None:
+    # Its process is stopped: the kernel keeps its connection, and it computes nothing any more.
+    shard = ready(staleness=Staleness(max=0))
+    for slot in (0, 1):
+        shard.connect(slot, 0)
+        shard.pull(slot, grad(0.0))
+    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+    shard.fence(1, 0)  # its own hello fences those before it, not itself
+    assert not shard._permits.admits(0, 1, shard.version, 0)
+    shard.fence(1, 1)
+    assert shard._permits.admits(0, 1, shard.version, 0)
+
+
+def test_who_has_held_up_a_push_to_the_end_holds_up_no_other() -> None:
+    shard = ready(staleness=Staleness(max=0))
+    for slot in (0, 1, 2):
+        shard.connect(slot, 0)
+        shard.pull(slot, grad(0.0))
+    shard.wait_admitted(0, 0, 0.0)
+    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+    shard.wait_admitted(0, 1, 0.0)  # as long as anybody waits
+    assert shard._permits.admits(0, 1, shard.version, 0)
+    shard.pull(1, grad(0.0))  # from now on it is one of them again
+    shard.push(0, 0, 2, 1, ONE, grad(0.0))
+    assert not shard._permits.admits(0, 2, shard.version, 0)
+
+
+def test_a_push_that_comes_after_its_worker_has_said_goodbye_is_refused() -> None:
+    # It waited behind another worker's gradient, longer than its worker: its positions are somebody else's by now.
+    shard = ready(staleness=Staleness(max=0))
+    shard.connect(0, 0)
+    shard.leave(0, 0)
+    with pytest.raises(Fenced, match="goodbye"):
+        shard.push(0, 0, 1, 0, ONE, grad())
+    assert shard.version == 0
+    shard.connect(0, 0)  # the same process, which stays after all
+    shard.push(0, 0, 1, 0, ONE, grad())
+    assert shard.version == 1
+
+
+def test_nobody_waits_for_a_worker_that_computes_nothing() -> None:
+    shard = ready(staleness=Staleness(max=0))
+    for slot in (0, 1):
+        shard.connect(slot, 0)
+        shard.pull(slot, grad(0.0))
+    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+    assert not shard._permits.admits(0, 1, shard.version, 0)
+    shard.pull(1, grad(0.0), idle=True)  # it evaluates, or has nothing to do
+    for seq in (2, 3):
+        assert shard._permits.admits(0, seq - 1, shard.version, 0)
+        shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
+    assert shard.version == 3
