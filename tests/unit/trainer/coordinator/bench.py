@@ -1,0 +1,65 @@
+"""A coordinator with a real shard, in virtual time."""
+
+from shoal_trainer.contract import JobIdentity, StopAfter
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.protocol import DataSpec, Join
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
+
+
+class Bench:
+    """A job of 8 samples in batches of 2, whose workers are called by hand."""
+
+    def __init__(self, *, stop=None, validation=False, callbacks=False, boot=1, epoch=0):
+        self.now = 0.0
+        self.shard = ShardStore(0, 1, epoch, boot=boot, clock=lambda: self.now)
+        job = JobIdentity(namespace="n", name="j", uid="u")
+        self.coordinator = Coordinator(
+            job,
+            stop or StopAfter(epochs=1),
+            2,
+            self.shard,
+            clock=lambda: self.now,
+            wall=lambda: 1000 + self.now,
+        )
+        self.data = DataSpec(size=8, validation=validation, callbacks=callbacks)
+        self.seq = {}
+        self.version = 0
+
+    def join(self, slot, incarnation=0, data=None, **told):
+        self.shard.connect(slot, incarnation)
+        if not self.shard.hello(slot, incarnation, MODEL).initialized:
+            self.shard.initialize(aligned(4))
+        return self.coordinator.join(
+            Join(
+                slot=slot,
+                incarnation=incarnation,
+                data=data or self.data,
+                batch_size=2,
+                node=f"node-{slot}",
+                **told,
+            )
+        )
+
+    def ask(self, slot, incarnation=0, number=None):
+        return self.coordinator.next_work(slot, incarnation, number=number)
+
+    def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5):
+        self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
+        mark = Progress(lease.epoch, lease.number, end - samples, end)
+        meta = PushMeta(samples=samples, loss=loss, progress=(mark,))
+        self.shard.delta(slot, incarnation, seq, self.shard.version, meta, aligned(4))
+
+    def train(self, slot, incarnation=0):
+        """Everything that there is to train."""
+        while (given := self.ask(slot, incarnation)).kind == "data":
+            self.finish(slot, given.lease, incarnation)
+        return given
+
+    def finish(self, slot, lease, incarnation=0):
+        """Everything of a lease."""
+        for end in range(lease.start + 2, lease.stop + 1, 2):
+            self.push(slot, lease, end, incarnation)

@@ -1,0 +1,89 @@
+"""A control server on loopback with handlers that tests control."""
+
+import http.client
+import socket
+import threading
+import time
+
+from shoal_trainer.contract import Phase, Shard, StatusReport
+from shoal_trainer.coordinator.client import ControlClient
+from shoal_trainer.coordinator.http import ControlServer
+from shoal_trainer.coordinator.protocol import PURPOSE, Done, Given, Next
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.security import create_secret_dir
+
+SECONDS = 20
+
+
+class Served:
+    """A control server with a handler for `next` that does as it is told, and one that takes files."""
+
+    def __init__(self, folder, **options):
+        self.credentials = create_secret_dir(folder)
+        self.error = None
+        self.files = {}
+        self.cut = threading.Event()
+        self.server = ControlServer(
+            self.credentials,
+            {"next": self.next, "heartbeat": self.heartbeat},
+            host="127.0.0.1",
+            status=lambda: StatusReport(job_uid="u", phase=Phase.TRAINING, step=7),
+            upload=self.upload,
+            **options,
+        )
+        self.server.start()
+        self.address = Shard(host="127.0.0.1", control_port=self.server.port)
+
+    def next(self, request):
+        if self.error is not None:
+            raise self.error
+        return Given(kind="idle", seconds=request.slot)
+
+    def heartbeat(self, request):
+        return Done()
+
+    def upload(self, slot, incarnation, token, name, chunks):
+        if self.error is not None:
+            raise self.error
+        try:
+            content = b"".join(chunks)
+        except Unreachable:
+            self.cut.set()
+            raise
+        self.files[slot, incarnation, token, name] = content
+
+    def connect(self):
+        plain = socket.create_connection(("127.0.0.1", self.server.port), SECONDS)
+        return self.credentials.client_context().wrap_socket(plain, server_hostname="127.0.0.1")
+
+    def ask(self, method, path, body=None, *, token=None, length=None):
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", self.server.port, timeout=SECONDS, context=self.credentials.client_context()
+        )
+        headers = {"Authorization": f"Bearer {token or self.credentials.token(PURPOSE)}"}
+        if length is not None:
+            headers["Content-Length"] = str(length)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def works(self):
+        client = ControlClient(self.address, self.credentials, timeout=SECONDS)
+        try:
+            return self.answer(client, 3) == 3
+        finally:
+            client.close()
+
+    @staticmethod
+    def answer(client, slot):
+        """What the server answers. Where this machine is slower than `proof_seconds` allows, it is asked again."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                return client.call("next", Next(slot=slot, incarnation=0, number=1), Given).seconds
+            except Unreachable:
+                if time.monotonic() > deadline:
+                    raise

@@ -1,0 +1,170 @@
+"""Connections to the control plane: unauthenticated, slow, too many, or closed."""
+
+import contextlib
+import http.client
+import socket
+import ssl
+
+import pytest
+
+from shoal_trainer.coordinator import http as http_server
+from shoal_trainer.coordinator.client import ControlClient
+from shoal_trainer.coordinator.protocol import (
+    PURPOSE,
+    Done,
+    Given,
+    Heartbeat,
+    Next,
+)
+from shoal_trainer.errors import Unauthorized, Unreachable
+from shoal_trainer.security import create_secret_dir
+from shoal_trainer.wire.channel import DEAD_SECONDS
+from tests.unit.trainer.coordinator.served import SECONDS
+
+
+def test_another_jobs_key_is_refused_by_both_sides(start_server, tmp_path):
+    served, other = start_server(), create_secret_dir(tmp_path / "other")
+    client = ControlClient(served.address, other, timeout=SECONDS)
+    with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+        client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it looks away
+    plain = socket.create_connection(("127.0.0.1", served.server.port), SECONDS)
+    with context.wrap_socket(plain) as connection:
+        token = other.token(PURPOSE)
+        connection.sendall(
+            f"POST /v1/heartbeat HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 0\r\n\r\n".encode()
+        )
+        assert b" 401 " in connection.recv(4096).splitlines()[0]
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    client._headers = {"Authorization": f"Bearer {token}"}  # it has the certificate, and not the key
+    with pytest.raises(Unauthorized):
+        client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
+    client.close()
+
+
+def test_a_plain_client_holds_up_nobody(start_server):
+    served = start_server()
+    with socket.create_connection(("127.0.0.1", served.server.port), SECONDS) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert served.works()
+        with contextlib.suppress(ConnectionResetError):
+            while plain.recv(4096):
+                pass  # told in TLS that it is wrong, and closed
+    assert served.works()
+
+
+@pytest.mark.parametrize("part", [b"", b"POST /v1/next HT", b"POST /v1/next HTTP/1.1\r\nAuthorization: Bea"])
+def test_who_proves_nothing_in_time_is_closed_however_slow(start_server, part):
+    served = start_server(proof_seconds=0.2)
+    with served.connect() as connection:
+        connection.sendall(part)
+        assert served.works()
+        assert connection.recv(4096) == b""
+    assert served.works()
+
+
+def test_who_has_proven_itself_may_be_slow(start_server):
+    served = start_server(proof_seconds=0.2)
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    served.answer(client, 0)
+    kept = client._connection
+    with served.connect() as silent:
+        assert silent.recv(1) == b""  # another one's time is up
+    client.call("next", Next(slot=0, incarnation=0, number=1), Given)
+    assert client._connection is kept
+    client.close()
+
+
+def test_who_proves_nothing_takes_no_place_of_those_who_did(start_server, monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_UNPROVEN", 1)
+    served = start_server()
+    clients = [ControlClient(served.address, served.credentials, timeout=SECONDS) for _ in range(4)]
+    for client in clients[:3]:
+        assert served.answer(client, 3) == 3  # each keeps its connection
+    late = clients[3]
+    with served.connect():
+        with pytest.raises(Unreachable):
+            late.call("next", Next(slot=0, incarnation=0, number=1), Given)
+        assert served.answer(clients[0], 5) == 5
+    assert served.answer(late, 3) == 3  # the silent one has gone
+    for client in clients:
+        client.close()
+
+
+def test_no_more_connections_than_there_are_places(start_server, monkeypatch):
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
+    served = start_server()
+    clients = [ControlClient(served.address, served.credentials, timeout=SECONDS) for _ in range(3)]
+    for client in clients[:2]:
+        assert served.answer(client, 3) == 3
+    with pytest.raises(Unreachable):
+        clients[2].call("next", Next(slot=0, incarnation=0, number=1), Given)
+    clients[0].close()
+    assert served.answer(clients[2], 3) == 3
+    for client in clients:
+        client.close()
+
+
+def test_the_kernel_watches_for_the_death_of_the_coordinators_machine(start_server):
+    served = start_server()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
+    sock = client._connection.sock
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == DEAD_SECONDS * 1000
+    client.close()
+
+
+def test_an_idle_connection_that_was_closed_is_opened_again(start_server):
+    served = start_server()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    client.call("next", Next(slot=0, incarnation=0, number=1), Given)
+    served.server._server.end_connections()
+    while served.server._server._open:
+        pass
+    assert client.call("next", Next(slot=5, incarnation=0, number=1), Given).seconds == 5
+    client.close()
+
+
+def test_closed_from_another_thread_while_it_connects_it_leaves_no_socket(start_server, monkeypatch):
+    served = start_server()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    connect, opened = http.client.HTTPSConnection.connect, []
+
+    def closed_meanwhile(connection):
+        client.close()
+        connect(connection)
+        opened.append(connection.sock)
+
+    monkeypatch.setattr(http.client.HTTPSConnection, "connect", closed_meanwhile)
+    with pytest.raises(Unreachable):
+        client.call("next", Next(slot=5, incarnation=0, number=1), Given)
+    assert [sock.fileno() for sock in opened] == [-1]
+
+
+def test_closed_from_another_thread_while_it_waits_it_opens_no_other(start_server, monkeypatch):
+    served = start_server()
+    client = ControlClient(served.address, served.credentials, timeout=SECONDS)
+    assert served.answer(client, 3) == 3
+
+    def closed_meanwhile(_connection):
+        client.close()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(http.client.HTTPSConnection, "getresponse", closed_meanwhile)
+    with pytest.raises(Unreachable):
+        client.call("next", Next(slot=3, incarnation=0, number=2), Given)
+    assert client._connection is None
+
+
+def test_close_ends_the_connections(start_server):
+    served = start_server()
+    connection = served.connect()
+    connection.sendall(b"POST /v1/next HTTP/1.1\r\n")
+    served.works()
+    served.server.close()
+    assert connection.recv(1) == b""
+    connection.close()
+    with pytest.raises(OSError):
+        served.connect()

@@ -1,0 +1,42 @@
+"""The training data that a job accepts from its workers."""
+
+import pytest
+
+from shoal_trainer.coordinator.protocol import DataSpec
+from shoal_trainer.errors import UserError
+from tests.unit.trainer.coordinator.bench import Bench
+
+
+def test_another_data_set_is_the_users_error():
+    bench = Bench()
+    bench.join(0)
+    with pytest.raises(UserError, match="Every worker must see the same data"):
+        bench.join(1, data=DataSpec(size=9))
+    with pytest.raises(UserError, match="2 files here, 8 samples there"):
+        bench.join(1, data=DataSpec(files=("a", "b")))
+
+
+@pytest.mark.parametrize("seen", [("a", "b", "c", "d"), ("a",), ("b", "c")])
+@pytest.mark.parametrize("later", ["joins", "resumes", "begins from it"])
+def test_the_job_keeps_its_first_list_of_files_whatever_others_see(caplog, seen, later):
+    data = DataSpec(files=("a", "b", "c"), validation=True)
+    bench = Bench()
+    bench.join(0, data=data)
+    first = bench.ask(0).lease
+    bench.push(0, first, 2)
+    if later != "joins":
+        saved, copy = bench.coordinator.dump(), bench.shard.copy()
+        bench = Bench(boot=2, epoch=1)
+        bench.shard.restore(copy, other_run=later != "resumes")
+        bench.coordinator.load(saved, other_run=later != "resumes")
+        bench.now = 100.0
+    bench.join(1, data=DataSpec(files=seen, callbacks=True))
+    bench.join(2, data=DataSpec(files=seen, callbacks=True))
+    bench.now += 100.0
+    assert bench.coordinator.data == DataSpec(files=data.files, callbacks=True)
+    given = {bench.ask(1).lease.file, bench.ask(1).lease.file}
+    assert given <= set(data.files)
+    told = [record.message for record in caplog.records if "files of training data" in record.message]
+    new, missing = len(set(seen) - set(data.files)), len(set(data.files) - set(seen))
+    assert len(told) == 1
+    assert f"{new} of them are new, and {missing} of the job's 3 are missing" in told[0]

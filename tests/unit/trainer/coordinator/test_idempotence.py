@@ -1,0 +1,66 @@
+"""Requests that arrive again, and work that moved to another worker."""
+
+from shoal_trainer.coordinator.protocol import TaskDone
+from tests.unit.trainer.coordinator.bench import Bench
+
+
+def test_a_task_whose_worker_is_lost_goes_to_another():
+    bench = Bench()
+    for slot in (0, 1):
+        bench.join(slot)
+    first = bench.train(0)
+    assert bench.ask(1).kind == "idle"
+    bench.coordinator.leave(0, 0)
+    second = bench.ask(1)
+    assert (second.task, second.token == first.token) == ("export", False)
+    assert bench.coordinator.task_done(TaskDone(slot=1, incarnation=0, token=first.token)) is None
+
+
+def test_who_got_no_answer_is_given_the_same_again():
+    bench = Bench()
+    bench.join(0)
+    first = bench.ask(0, number=1)
+    assert bench.ask(0, number=1) == first
+    assert len(bench.coordinator.ledger.leases) == 1
+    second = bench.ask(0, number=2)
+    assert second.lease.token != first.lease.token
+    bench.finish(0, first.lease)
+    bench.finish(0, second.lease)
+    number = 3
+    while (given := bench.ask(0, number=number)).kind == "data":
+        bench.finish(0, given.lease)
+        number += 1
+    assert given.task == "export"
+    assert bench.ask(0, number=number) == given
+    assert bench.ask(0, number=number + 1).kind == "idle"
+
+
+def test_what_is_somebody_elses_by_now_is_not_given_again():
+    bench = Bench()
+    bench.join(0)
+    bench.join(1)
+    given = bench.ask(0, number=1)
+    bench.coordinator.leave(0, 0)
+    assert bench.ask(1, number=1).lease.start == given.lease.start
+    bench.join(0)
+    assert bench.ask(0, number=1).lease.start != given.lease.start
+
+
+def test_who_has_said_goodbye_is_given_nothing():
+    bench = Bench()
+    bench.join(0)
+    bench.coordinator.leave(0, 0)
+    assert bench.ask(0).kind == "idle"
+    bench.join(0)
+    assert bench.ask(0).kind == "data"
+
+
+def test_a_position_that_is_pushed_twice_is_counted_in_its_range():
+    bench = Bench()
+    bench.join(0)
+    lease = bench.ask(0).lease
+    bench.push(0, lease, lease.stop)
+    bench.push(0, lease, lease.stop)
+    counters = bench.coordinator.counters
+    assert (counters.repeated, counters.steps) == (2, 2)
+    assert counters.repeated_ranges == {(0, lease.start // 2)}

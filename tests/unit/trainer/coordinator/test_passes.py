@@ -1,0 +1,106 @@
+"""The order of passes and tasks, and when training stops."""
+
+import math
+
+import pytest
+
+from shoal_trainer.contract import Phase, StopAfter
+from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator.protocol import TaskDone
+from shoal_trainer.errors import UserError
+from tests.unit.trainer.coordinator.bench import Bench
+
+
+def test_a_worker_trains_the_passes_then_exports_then_hears_the_end():
+    bench = Bench()
+    bench.join(0)
+    given = bench.train(0)
+    assert (given.kind, given.task) == ("task", "export")
+    done = TaskDone(slot=0, incarnation=0, token=given.token)
+    assert bench.coordinator.task_done(done) is not None
+    assert bench.coordinator.task_done(done) is None
+    bench.coordinator.end(bench.coordinator.succeeded())
+    assert bench.ask(0).kind == "finished"
+    status = bench.coordinator.status()
+    assert (status.phase, status.step, status.samples) == (Phase.SUCCEEDED, 4, 8)
+    assert report.ranges(bench.coordinator).once == 4
+
+
+def test_evaluation_and_callbacks_of_a_pass_come_in_order_and_see_its_logs():
+    bench = Bench(validation=True, callbacks=True)
+    bench.join(0)
+    kinds, given = [], bench.train(0)
+    while given.kind == "task":
+        kinds.append(given.task)
+        if given.task == "callbacks":
+            assert given.history[0]["val_accuracy"] == 0.75
+            assert given.history[0]["loss"] == 0.5
+        metrics = {"val_accuracy": 0.75} if given.task == "evaluate" else {}
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=given.token, metrics=metrics))
+        given = bench.ask(0)
+    assert kinds == ["evaluate", "callbacks", "export"]
+    assert report.metrics(bench.coordinator) == {"val_accuracy": 0.75}
+
+
+def test_training_stops_at_a_metrics_value():
+    bench = Bench(stop=StopAfter(epochs=50, metric="accuracy", value=0.9), validation=True)
+    bench.join(0)
+    while (given := bench.ask(0)).kind == "data":
+        bench.push(0, given.lease, given.lease.stop)
+    assert given.task == "evaluate"
+    metrics = {"val_accuracy": 0.95, "val_loss": 0.1}
+    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=given.token, metrics=metrics))
+    kinds = [bench.ask(0).task for _ in range(1)]
+    assert kinds in (["evaluate"], ["export"])
+    assert "accuracy reached 0.95" in bench.coordinator.status().message
+
+
+def test_a_metric_that_the_evaluation_does_not_give_is_the_users_error():
+    bench = Bench(stop=StopAfter(epochs=1, metric="f1", value=0.9), validation=True)
+    bench.join(0)
+    given = bench.train(0)
+    with pytest.raises(UserError, match=r"stopAfter\.metric is 'f1'"):
+        bench.coordinator.task_done(
+            TaskDone(slot=0, incarnation=0, token=given.token, metrics={"val_loss": 1.0})
+        )
+
+
+@pytest.mark.parametrize("callbacks", [True, False])
+def test_training_goes_no_further_ahead_of_the_callbacks_than_a_pass(callbacks):
+    bench = Bench(stop=StopAfter(epochs=4), validation=True, callbacks=callbacks)
+    for slot in (0, 1):
+        bench.join(slot)
+    held = bench.train(0)
+    assert (held.task, held.epoch) == ("evaluate", 0)
+    given = bench.train(1)  # while the evaluation takes its time
+    passes = bench.coordinator.ledger.completed
+    assert passes == (2 if callbacks else 4)
+    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token, metrics={"val_loss": 1.0}))
+    if callbacks:
+        assert given.kind == "idle"
+        held = bench.ask(1)
+        assert (held.task, held.epoch) == ("callbacks", 0)
+        bench.coordinator.task_done(TaskDone(slot=1, incarnation=0, token=held.token))
+        assert bench.ask(0).epoch == 1
+        assert bench.ask(1).kind == "data"
+
+
+def test_no_more_steps_are_given_out_than_were_asked_for():
+    bench = Bench(stop=StopAfter(steps=6))
+    bench.join(0)
+    bench.train(0)
+    assert bench.coordinator.counters.steps == 6
+
+
+def test_a_metric_that_is_not_finite_is_left_out_and_reaches_no_target():
+    bench = Bench(stop=StopAfter(epochs=1, metric="loss", value=0.9), validation=True)
+    bench.join(0)
+    given = bench.train(0)
+    done = TaskDone(
+        slot=0, incarnation=0, token=given.token, metrics={"val_loss": math.nan, "val_accuracy": 0.5}
+    )
+    bench.coordinator.task_done(TaskDone.model_validate_json(done.to_json()))  # JSON has no NaN
+    assert bench.coordinator.tasks.history[0]["val_accuracy"] == 0.5
+    assert "val_loss" not in bench.coordinator.tasks.history[0]
+    assert bench.ask(0).task == "export"
+    assert bench.coordinator.status().message == ""

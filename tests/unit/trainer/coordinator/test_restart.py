@@ -1,0 +1,112 @@
+"""A coordinator that starts again from a snapshot or from another run."""
+
+from shoal_trainer.contract import StopAfter
+from shoal_trainer.ps.buffers import aligned
+from tests.unit.trainer.coordinator.bench import MODEL, Bench
+
+
+def test_a_snapshot_holds_everything():
+    bench = Bench(validation=True)
+    bench.join(0)
+    lease = bench.ask(0).lease
+    bench.push(0, lease, lease.stop)
+    saved = bench.coordinator.dump()
+    other = Bench(validation=True)
+    other.coordinator.load(saved)
+    assert other.coordinator.dump() == saved
+    assert other.coordinator.counters.steps == 1
+
+
+def test_a_journal_brings_the_snapshots_ledger_to_the_moment_of_the_copy():
+    old = Bench()
+    old.join(0)
+    lease = old.ask(0).lease
+    old.push(0, lease, lease.stop)
+    saved, copy = old.coordinator.dump(), old.shard.copy()
+    lease = old.ask(0).lease
+    old.push(0, lease, lease.stop)
+    old.push(0, lease, lease.stop)
+    newest = old.shard.pull(0, aligned(4))
+
+    new = Bench()
+    new.shard.restore(copy)
+    new.coordinator.load(saved)
+    assert new.shard.hello(0, 0, MODEL, newest.version).wants_copy
+    new.shard.offer(0, 0, newest.version, newest.meta, aligned(4))
+    assert new.coordinator.ledger.done_samples == 4
+    counters = new.coordinator.counters
+    assert (counters.steps, counters.repeated) == (3, 2)
+    assert new.shard.journal.since(-1).entries == old.shard.journal.since(1).entries
+
+
+def test_a_coordinator_that_is_started_again_in_place_gives_no_token_twice():
+    """A container that ended is started again under the same epoch; a worker that survived has its leases still."""
+    old, new = Bench(), Bench(boot=2)
+    old.join(0)
+    saved = old.coordinator.dump()
+    held = [old.ask(0).lease for _ in range(2)]
+    new.coordinator.load(saved)
+    answer = new.join(0, held=tuple(held))
+    assert [one.old for one in answer.renamed] == [lease.token for lease in held]
+    new.now += 60.0
+    others = []
+    while (given := new.ask(0)).kind == "data":
+        others.append(given.lease)
+    tokens = [one.new for one in answer.renamed] + [lease.token for lease in others]
+    assert len(set(tokens) | {lease.token for lease in held}) == len(tokens) + len(held)
+    assert sorted(lease.start for lease in [*held, *others]) == [0, 2, 4, 6]
+
+
+def test_what_nobody_claims_after_a_restart_in_place_is_free_again():
+    old, new = Bench(), Bench(boot=2)
+    old.join(0)
+    old.ask(0)
+    new.coordinator.load(old.coordinator.dump())
+    new.join(1)
+    new.now += 60.0
+    new.coordinator.tick()
+    assert new.train(1).task == "export"
+
+
+def test_another_run_begins_without_what_the_first_ones_workers_held_or_why_it_ended():
+    first, second = Bench(stop=StopAfter(steps=1)), Bench(boot=2, stop=StopAfter(epochs=2))
+    for slot in (0, 1):
+        first.join(slot)
+    lease = first.ask(0).lease
+    first.coordinator.stopping = "1 steps are done"
+    second.coordinator.load(first.coordinator.dump(), other_run=True)
+    assert lease.token in first.coordinator.ledger.leases
+    assert not second.coordinator.gathering
+    second.join(0)
+    assert second.train(0).task == "export"
+    assert second.coordinator.ledger.completed == 2
+
+
+def test_one_that_follows_another_before_the_first_snapshot_of_a_run_that_began_with_another_one():
+    """What the workers' copies bring is counted, and what they hold is theirs before anybody asks."""
+    first, lost, new = Bench(), Bench(boot=2), Bench(boot=3, epoch=1)
+    first.join(0)
+    for bench in (lost, new):
+        bench.shard.restore(first.shard.copy(), other_run=True)
+        bench.coordinator.load(first.coordinator.dump(), other_run=True)
+    assert not lost.coordinator.gathering
+    lost.join(0)
+    lost.now += 10.0
+    lease, held = lost.ask(0).lease, lost.ask(0).lease
+    lost.finish(0, lease)
+    meta = lost.shard.pull(0, copy := aligned(4)).meta
+    assert new.coordinator.gathering
+    assert new.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
+    new.shard.offer(0, 0, 1, meta, copy)
+    answer = new.join(0, held=(held,))
+    new.join(1)
+    assert [one.old for one in answer.renamed] == [held.token]
+    assert new.coordinator.ledger.counts() == (2, 2)
+    assert new.ask(1).kind == "idle"
+    new.now += 60.0
+    new.coordinator.heartbeat(0, 0)
+    starts = []
+    while (given := new.ask(1)).kind == "data":
+        starts.append(given.lease.start)
+    assert sorted([lease.start, held.start, *starts]) == [0, 2, 4, 6]
+    assert new.coordinator.counters.repeated == 0
