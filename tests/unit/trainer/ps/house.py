@@ -1,0 +1,87 @@
+"""Parameter servers of one job on loopback, with clients."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from shoal_trainer.contract import Shard
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.server import DataServer
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.security import Credentials
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, WorkerIdentity
+
+N = 100_000
+MODEL = ModelSpec(
+    fingerprint="f" * 64,
+    parameters=N - 100,
+    statistics=100,
+    optimizer=OptimizerConfig(learning_rate=1.0, batch_size=1),
+)
+RECOVERY = 10
+"""Seconds. A shard waits so long only where somebody it expects does not come."""
+
+
+class House:
+    """Parameter servers of one job in this process."""
+
+    def __init__(self, credentials: Credentials, *, tls: bool = False) -> None:
+        self.credentials, self.tls = credentials, tls
+        self.stores: list[ShardStore] = []
+        self.servers: list[DataServer] = []
+        self._stack = ExitStack()
+
+    def serve(
+        self, shards: int = 1, *, epoch: int = 0, ports: list[int] | None = None, **arguments: Any
+    ) -> House:
+        self.stop()
+        self.stores = [ShardStore(i, shards, epoch, recovery_seconds=RECOVERY) for i in range(shards)]
+        for index, store in enumerate(self.stores):
+            port = 0 if ports is None else ports[index]
+            server = DataServer(
+                store, "uid", self.credentials, host="127.0.0.1", port=port, tls=self.tls, **arguments
+            )
+            server.start()
+            self.servers.append(server)
+        return self
+
+    def client(self, slot: int = 0, incarnation: int = 0, **arguments: Any) -> PSClient:
+        addresses = [Shard(host="127.0.0.1", data_port=server.port) for server in self.servers]
+        identity = WorkerIdentity("uid", slot, incarnation)
+        client = PSClient(
+            addresses, identity, self.credentials, tls=self.tls, **({"timeout": 20} | arguments)
+        )
+        self._stack.callback(client.close)
+        return client
+
+    def stop(self) -> list[int]:
+        ports = [server.port for server in self.servers]
+        for server in self.servers:
+            server.close()
+        self.servers.clear()
+        return ports
+
+    def close(self) -> None:
+        self._stack.close()
+        self.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does; 30 s at most."""
+    event, left = threading.Event(), 3000
+    while not condition():
+        event.wait(0.01)
+        left -= 1
+        assert left, "it never happened"
+
+
+def flat(value: float) -> np.ndarray:
+    out = aligned(N)
+    out[:] = value
+    return out

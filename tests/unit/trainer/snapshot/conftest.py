@@ -1,0 +1,38 @@
+"""Storages: a folder, or a real S3 server on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage, open_storage
+from shoal_trainer.snapshot.store import SnapshotStore
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A real S3 server on loopback; yields its endpoint."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["file", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "file":
+        return open_storage(tmp_path.as_uri(), "ns/job/uid")
+    options = {"endpoint_url": request.getfixturevalue("s3"), "key": "k", "secret": "s"}
+    bucket = f"bucket-{abs(hash(request.node.name)) % 10**9}"
+    storage = RemoteStorage(f"s3://{bucket}/ns/job/uid", **options)
+    storage._fs.mkdir(bucket)
+    return storage
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> SnapshotStore:
+    return SnapshotStore(LocalStorage(tmp_path))

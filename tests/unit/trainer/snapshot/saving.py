@@ -1,0 +1,46 @@
+"""Shards of a small model, and how to save them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shoal_trainer.ps.layout import bounds
+from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+
+N, STATISTICS = 70_000, 500
+MODEL = ModelSpec(
+    fingerprint="f" * 64,
+    parameters=N - STATISTICS,
+    statistics=STATISTICS,
+    optimizer=OptimizerConfig(name="adam", batch_size=1),
+)
+
+
+def shards(count: int, pushes: int = 3) -> list[ShardStore]:
+    stores = []
+    for index, (low, high) in enumerate(bounds(N, count)):
+        shard = ShardStore(index, count, 0)
+        shard.hello(0, 0, MODEL)
+        shard.initialize(np.linspace(-1, 1, N, dtype=np.float32)[low:high])
+        for seq in range(1, pushes + 1):
+            gradient = np.cos(np.arange(N, dtype=np.float32) * seq)[low:high]
+            shard.push(0, 0, seq, seq - 1, PushMeta(samples=1), gradient)
+        stores.append(shard)
+    return stores
+
+
+def save(store: SnapshotStore, stores: list[ShardStore], epoch: int = 0, **fields: Any) -> Manifest:
+    number = store.next_number()
+    files = [store.write_shard(number, epoch, copy) for shard in stores if (copy := shard.copy())]
+    return store.publish(
+        Manifest(number=number, epoch=epoch, job_uid="uid", shards=tuple(files), model=MODEL, **fields)
+    )
+
+
+def whole(copies: list[ShardCopy], name: str) -> np.ndarray:
+    return np.concatenate([copy.arrays[name] for copy in copies])

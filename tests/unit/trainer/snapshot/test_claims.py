@@ -1,0 +1,106 @@
+"""Which incarnation may write: the newest epoch wins."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_trainer.errors import Fenced, TrainerError, Unreachable
+from shoal_trainer.snapshot import claims
+from shoal_trainer.snapshot.claims import Claim
+from shoal_trainer.snapshot.manifest import Manifest
+from shoal_trainer.snapshot.storage import LocalStorage, Storage
+from shoal_trainer.snapshot.store import SnapshotStore
+from tests.unit.trainer.snapshot.saving import MODEL, save, shards
+
+
+def test_an_old_epoch_never_covers_a_newer_one(storage: Storage) -> None:
+    old, new, (shard,) = SnapshotStore(storage), SnapshotStore(storage), shards(1)
+    save(old, [shard], epoch=1)
+    save(new, [shard], epoch=2)
+    with pytest.raises(Fenced, match="epoch 2, this is 1"):
+        save(old, [shard], epoch=1)
+    latest = new.latest()
+    assert latest is not None
+    assert (latest.epoch, latest.number) == (2, 2)
+
+
+def test_two_incarnations_fight_for_the_manifest(storage: Storage) -> None:
+    """Both publish as fast as they can: numbers never repeat, and once the newer one is seen it stays."""
+    (shard,) = shards(1)
+    outcome: dict[int, Any] = {1: None, 2: None}
+    copy = shard.copy()
+    assert copy is not None
+    part = SnapshotStore(storage).write_shard(1, 1, copy)
+
+    def publish(epoch: int) -> None:
+        store = SnapshotStore(storage)
+        try:
+            for _ in range(8):
+                store.publish(Manifest(number=1, epoch=epoch, job_uid="uid", shards=(part,), model=MODEL))
+        except TrainerError as error:
+            outcome[epoch] = error
+
+    threads = [threading.Thread(target=publish, args=(epoch,)) for epoch in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcome[2] is None
+    assert outcome[1] is None or isinstance(outcome[1], Fenced)
+    epochs = [manifest.epoch for manifest in SnapshotStore(storage).manifests()][::-1]
+    assert epochs == sorted(epochs)
+    assert epochs.count(2) == 8
+
+
+def test_who_is_claimed_by_a_higher_incarnation_publishes_nothing(storage: Storage) -> None:
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    save(store, [shard])
+    Claim(storage, 0, 0).make()
+    assert [name for name in storage.names("snapshots") if name.startswith("epoch")] == []
+    Claim(storage, 0, 2).make()
+    Claim(storage, 0, 2).make()  # started again in place
+    Claim(storage, 1, 7).make()  # another shard
+    Claim(storage, 0, 3).check()
+    for lower in (0, 1):
+        with pytest.raises(Fenced, match=f"incarnation 2 of shard 0 is there, this is incarnation {lower}"):
+            Claim(storage, 0, lower).check()
+    with pytest.raises(Fenced, match="this is incarnation 1"):
+        Claim(storage, 0, 1).make()
+    with pytest.raises(Fenced, match="incarnation 2 has claimed the storage, this is 0"):
+        save(store, [shard])
+    assert save(store, [shard], epoch=2).number == 2
+    store.prune(3)
+    assert [name for name in storage.names("snapshots") if name.startswith("epoch")] == [
+        "epoch-0-2",
+        "epoch-1-7",
+    ]
+
+
+def test_a_part_of_a_shard_that_was_replaced_is_in_no_snapshot(local: SnapshotStore, tmp_path: Path) -> None:
+    stores = shards(2)
+    files = [local.write_shard(1, 0, copy) for shard in stores if (copy := shard.copy())]
+    local.check(files)
+    Claim(LocalStorage(tmp_path), 1, 1).make()
+    with pytest.raises(Unreachable, match="shard 1 was replaced"):
+        local.check(files)
+
+
+claimed = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=12)
+
+
+@given(claimed, st.lists(st.text(max_size=12)))
+def test_of_each_shard_the_highest_claim_counts_and_is_kept(
+    made: list[tuple[int, int]], others: list[str]
+) -> None:
+    names = [*others, *(f"epoch-{index}-{epoch}" for index, epoch in made), "manifest-0000000001.json"]
+    newest = {index: max(e for i, e in made if i == index) for index, _ in made}
+    assert claims.highest(names) == newest
+    kept = set(names) - set(claims.outdated(names))
+    assert claims.highest(kept) == newest
+    assert kept - set(others) - {"manifest-0000000001.json"} == {f"epoch-{i}-{e}" for i, e in newest.items()}

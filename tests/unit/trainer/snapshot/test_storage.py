@@ -1,0 +1,92 @@
+"""The storages themselves: files, errors, and atomic writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage, open_storage
+from shoal_trainer.snapshot.store import SnapshotStore
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(local: SnapshotStore, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+
+    def chunks() -> Iterator[bytes]:
+        yield b"x" * 100
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(Unreachable, match="No space left on device"):
+        storage.write("snapshots/file", chunks())
+    assert storage.names("snapshots") == []
+
+
+def test_storage_that_is_away_is_unreachable() -> None:
+    away = RemoteStorage(
+        "s3://bucket/run",
+        endpoint_url="http://127.0.0.1:9",
+        key="k",
+        secret="s",
+        config_kwargs={"retries": {"max_attempts": 0}, "connect_timeout": 1},
+    )
+    with pytest.raises(Unreachable, match="cannot list"):
+        SnapshotStore(away).latest()
+
+
+def test_an_unknown_scheme_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="storage nothing://x"):
+        open_storage("nothing://x")
+
+
+def test_a_path_is_a_storage_too(tmp_path: Path) -> None:
+    for uri in (str(tmp_path), tmp_path.as_uri()):
+        storage = open_storage(uri, "a/b")
+        storage.write("model/file", [b"1", b"2"])
+        assert (tmp_path / "a" / "b" / "model" / "file").read_bytes() == b"12"
+        assert storage.uri == (tmp_path / "a" / "b").as_uri()
+
+
+def test_storage_basics(storage: Storage) -> None:
+    assert storage.names("x") == []
+    storage.write("x/one", [b"abc", memoryview(b"def")])
+    storage.write("x/one", [b"abcdef", b"g"])
+    assert storage.read("x/one") == b"abcdefg"
+    assert storage.size("x/one") == 7
+    assert storage.create("x/two", b"1")
+    assert not storage.create("x/two", b"2")
+    assert storage.read("x/two") == b"1"
+    assert storage.names("x") == ["one", "two"]
+    with storage.open("x/one") as handle:
+        assert handle.read(3) == b"abc"
+    storage.remove("x/one")
+    storage.remove("x/never")
+    assert storage.names("x") == ["two"]
+    for missing in (storage.read, storage.size):
+        with pytest.raises(FileNotFoundError):
+            missing("x/one")
+
+
+def test_a_volume_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    storage = LocalStorage(tmp_path)
+    assert storage.create("manifest", b"1")
+    assert not storage.create("manifest", b"2")
+    assert storage.read("manifest") == b"1"
+    assert storage.names("") == ["manifest"]
+
+
+def test_writes_leave_no_parts_behind(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("a", [b"1"])
+    storage.create("b", b"1")
+    storage.create("b", b"2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
