@@ -9,7 +9,7 @@ from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import why_worker
 from tests.unit.trainer.worker.models import compiled
-from tests.unit.trainer.worker.test_glue import Server, pushed
+from tests.unit.trainer.worker.trained import Server, pushed
 
 rng = np.random.default_rng(0)
 DATA = Indexed.from_arrays(rng.integers(0, 5, (80, 7)).astype("int32"), rng.integers(0, 4, 80))

@@ -14,7 +14,7 @@ from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.optimizers import place
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, functional, job
-from tests.unit.trainer.worker.test_loop import Running
+from tests.unit.trainer.worker.running import Running
 
 RATE, REFERENCE = 0.5, 8
 

@@ -20,7 +20,7 @@ from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, job
-from tests.unit.trainer.worker.test_loop import SECONDS, Running
+from tests.unit.trainer.worker.running import SECONDS, Running
 
 STEP = 0.1
 

@@ -1,0 +1,40 @@
+"""A real worker in a thread."""
+
+import threading
+
+from shoal_trainer.worker.compose import build_glue, compose
+
+SECONDS = 40
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(self, training, servers, coordinator, **config):
+        config = servers.config(**config)
+        self.drain = threading.Event()
+        self.glue = build_glue(training, config)
+        self.worker = compose(training, config, self.glue, coordinator, servers.credentials, self.drain)
+        self.end = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        try:
+            self.end = self.worker.loop.run()
+        except Exception as error:
+            self.end = error
+
+    def start(self):
+        self.thread.start()
+        return self
+
+    def join(self):
+        self.thread.join(SECONDS)
+        assert not self.thread.is_alive(), "the worker did not end"
+        self.worker.close()
+        return self.end
+
+
+def wait(coordinator, condition):
+    with coordinator.pushed:
+        assert coordinator.pushed.wait_for(condition, SECONDS)

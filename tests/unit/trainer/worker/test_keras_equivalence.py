@@ -1,0 +1,199 @@
+"""Training against plain Keras: the same numbers, bit for bit where the order of operations allows it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker.compose import steps_per_push
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.layout import flatten
+from shoal_trainer.worker.optimizers import why_worker
+from tests.unit.trainer.worker.models import OwnStep, X, Y, body, functional, subclassed
+from tests.unit.trainer.worker.trained import ADAM, BATCHES, SGD, Server, pushed, schedules
+
+
+def compare(make, **how):
+    """(largest difference of parameters after 10 steps from plain Keras, losses of both)."""
+    server = Server(make(), **how)
+    losses = [server.step(batch) for batch in BATCHES]
+    plain = make()
+    expected = []
+    for batch in BATCHES:
+        plain.reset_metrics()
+        expected.append(float(plain.train_on_batch(batch.x, batch.y, return_dict=True)["loss"]))
+    return np.abs(flatten(plain, server.glue.layout) - server.flat()).max(), losses, expected
+
+
+class Falling(schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1 / (1 + keras.ops.cast(step, "float32"))
+
+    def get_config(self):
+        return {}
+
+
+EXACT = {
+    "sgd": lambda: functional(SGD(0.1)),
+    "momentum": lambda: functional(SGD(0.1, momentum=0.9)),
+    "nesterov": lambda: functional(SGD(0.1, momentum=0.9, nesterov=True)),
+    "dropout": lambda: functional(SGD(0.1), dropout=0.3),
+    "regularizer": lambda: functional(SGD(0.1), regularizer="l2"),
+    "clipnorm": lambda: functional(SGD(0.1, clipnorm=0.1)),
+    "clipvalue": lambda: functional(SGD(0.1, clipvalue=0.01)),
+    "weight_decay": lambda: functional(SGD(0.1, momentum=0.9, weight_decay=0.01)),
+    "PiecewiseConstantDecay": lambda: functional(
+        SGD(schedules.PiecewiseConstantDecay([3, 6], [0.1, 0.05, 0.01]))
+    ),
+    "loss_scale_factor": lambda: functional(SGD(0.1, loss_scale_factor=1024.0)),
+}
+CLOSE = {
+    "own schedule": lambda: functional(SGD(Falling())),
+    "adagrad": lambda: functional(keras.optimizers.Adagrad(0.05)),
+    "global_clipnorm": lambda: functional(SGD(0.1, global_clipnorm=0.1)),
+    "adam": lambda: functional(ADAM(0.01)),
+    "adamw": lambda: functional(keras.optimizers.AdamW(0.01, weight_decay=0.01)),
+    "cosine": lambda: functional(SGD(schedules.CosineDecay(0.1, 8, warmup_target=0.2, warmup_steps=3))),
+    "exponential": lambda: functional(SGD(schedules.ExponentialDecay(0.1, 3, 0.5))),
+    "batch_normalization": lambda: functional(SGD(0.1, momentum=0.9), norm=True),
+    "subclassed": lambda: subclassed(optimizer=SGD(0.1)),
+    "xla": lambda: functional(SGD(0.1), options={"jit_compile": True}),
+    "rmsprop (worker)": lambda: functional(keras.optimizers.RMSprop(0.001)),
+    "amsgrad (worker)": lambda: functional(ADAM(0.01, amsgrad=True)),
+    "use_ema (worker)": lambda: functional(SGD(0.1, use_ema=True)),
+    "constraint (worker)": lambda: functional(SGD(0.1), constraint=keras.constraints.MaxNorm(0.5)),
+    "train_step (worker)": lambda: subclassed(OwnStep, SGD(0.1)),
+}
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("name", EXACT)
+def test_bit_for_bit(name, on_host):
+    difference, losses, expected = compare(EXACT[name], on_host=on_host)
+    assert losses == expected
+    assert difference == 0
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_within_rounding(name):
+    difference, losses, expected = compare(CLOSE[name])
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert difference < 2e-5
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "batch_normalization"])
+def test_bf16_on_the_wire_stays_near(name):
+    difference, losses, expected = compare((EXACT | CLOSE)[name], wire="bf16")
+    assert losses == pytest.approx(expected, rel=0.05)
+    assert difference < 0.2
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "name", ["momentum", "adam", "batch_normalization", "clipnorm", "rmsprop (worker)", "train_step (worker)"]
+)
+def test_a_worker_without_accelerator_makes_the_updates_of_one_with(name, wire):
+    def steps(on_host):
+        server = Server((EXACT | CLOSE)[name](), wire, on_host=on_host)
+        return [server.step(batch) for batch in BATCHES], server.flat()
+
+    (losses, flat), (others, other) = steps(on_host=True), steps(on_host=False)
+    assert losses == others
+    assert np.array_equal(flat, other)
+
+
+def test_where_each_optimizer_runs():
+    reasons = {name: why_worker(make()) for name, make in (EXACT | CLOSE).items()}
+    assert {name for name, reason in reasons.items() if reason} == {
+        name for name in CLOSE if "worker" in name
+    }
+    assert reasons["rmsprop (worker)"] == "the parameter server has no RMSprop"
+    assert why_worker(functional(SGD(0.1, use_ema=True))) == "SGD(use_ema=True)"
+
+
+class Unpacks(keras.Model):
+    """As Keras' guide writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = body()
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+class Rebuilds(keras.Model):
+    """Its data are x alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.middle, self.out = keras.layers.Dense(3), keras.layers.Dense(36)
+
+    def call(self, x):
+        return self.out(self.middle(keras.ops.reshape(x, (-1, 36))))
+
+    def train_step(self, images):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(images) - keras.ops.reshape(images, (-1, 36))))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "plain"),
+    [
+        (Unpacks, (X, Y), lambda x, y: (x, y)),
+        (Rebuilds, (X,), lambda x, _: x),
+    ],
+)
+def test_a_train_step_of_ones_own_gets_what_the_data_give_and_no_row_twice(kind, given, plain):
+    data = Indexed.from_arrays(*given)
+    (whole,), (short,) = data.batches(0, 0, 16, 16), data.batches(0, 16, 21, 16)
+
+    def make():
+        made = kind()
+        made.compile(SGD(0.1), loss="sparse_categorical_crossentropy" if kind is Unpacks else None)
+        return made
+
+    glue = Glue(make(), whole, "fp32")
+    buffer = aligned(glue.layout.size)
+    buffer[:] = glue.initial()
+    model = make()
+    glue.load(buffer)
+    model(whole.x)
+    for own, other in zip(model.variables, glue.model.variables, strict=True):
+        own.assign(other)
+    for batch in (whole, short):
+        made = glue.step(glue.alias(buffer), batch)
+        n = batch.samples
+        logs = model.train_step(plain(batch.x[:n], None if batch.y is None else batch.y[:n]))
+        assert made.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
+        buffer += made.update
+        assert np.abs(buffer - flatten(model, glue.layout)).max() < 1e-6
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+def test_accumulated_gradients_are_one_push_of_weight_one(optimizer):
+    def make():
+        rate = schedules.ExponentialDecay(0.1, 5, 0.5)  # of batches
+        return functional(optimizer(rate, gradient_accumulation_steps=5))
+
+    server, plain = Server(make()), make()
+    assert server.placement.on_server
+    assert steps_per_push(server.glue.model) == 5
+    for begin in (0, 5):
+        pushed(server, BATCHES[begin : begin + 5])
+    for batch in BATCHES:
+        plain.train_on_batch(batch.x, batch.y)
+    assert np.abs(server.flat() - flatten(plain, server.glue.layout)).max() < 2e-5

@@ -1,0 +1,113 @@
+"""The real worker and its training data: files of unknown length, short reads, an unreachable store."""
+
+import fsspec
+import numpy as np
+import pytest
+
+from shoal_trainer import Files, Indexed, Training, UserError
+from shoal_trainer.data.batch import Batch
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps.positions import Positions
+from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.work import DataWork, Finished, Idle
+from tests.unit.trainer.worker.fakes import FakeCoordinator
+from tests.unit.trainer.worker.models import X, Y, functional
+from tests.unit.trainer.worker.running import Running
+
+
+def test_a_data_function_that_gives_too_few_samples_ends_the_worker(start_servers):
+    import tensorflow as tf
+
+    def short(begin, stop):
+        return tf.data.Dataset.from_tensor_slices((X[begin : stop - 1], Y[begin : stop - 1]))
+
+    def enough_for_the_example(begin, stop):
+        return short(begin, stop + 1) if begin == 0 and stop == 16 else short(begin, stop)
+
+    coordinator = FakeCoordinator(512)
+    servers = start_servers(coordinator)
+    training = Training(model=functional, data=Indexed(512, enough_for_the_example))
+    end = Running(training, servers, coordinator).start().join()
+    assert isinstance(end, UserError)
+    assert "63 samples, but 64 were promised" in str(end)
+
+
+class FileCoordinator(FakeCoordinator):
+    """Leases whole files of unknown length."""
+
+    def __init__(self, names):
+        super().__init__(0, tasks=())
+        self.names = list(names)
+        self.lengths = {}
+
+    def next_work(self, generation=0):
+        with self.lock:
+            if self.names:
+                self.counter += 1
+                work = DataWork((0, self.counter), 0, 0, None, self.names.pop(0), self.counter - 1)
+                self.leased[work.token] = work
+                return work
+            return Finished() if len(self.lengths) == len(self.leased) else Idle(0.01)
+
+    def file_ended(self, token, length):
+        with self.lock:
+            done = self.applied.get((0, self.leased[token].number), Positions())
+            assert done.total == length, "told before its samples were in the parameters"
+            self.lengths[self.leased[token].file] = length
+
+
+@pytest.mark.parametrize(("steps_per_execution", "store"), [(1, False), (4, False), (1, True)])
+def test_files_of_unknown_length_one_of_them_empty(start_servers, tmp_path, steps_per_execution, store):
+    import tensorflow as tf
+
+    sizes = [40, 0, 17, 64, 80]
+    for number, size in enumerate(sizes):
+        with tf.io.TFRecordWriter(str(tmp_path / f"{number}.tfrecord")) as writer:
+            for row in range(size):
+                writer.write(tf.io.serialize_tensor(X[row]).numpy())
+
+    def parse(record):
+        return tf.ensure_shape(tf.io.parse_tensor(record, tf.float32), (6, 6, 1)), tf.constant(1, tf.int64)
+
+    if store:
+        fsspec.filesystem("memory").put(f"{tmp_path}/*.tfrecord", "/unknown-length/")
+    files = Files.tfrecord(f"{'memory://unknown-length' if store else tmp_path}/*.tfrecord", parse)
+    coordinator = FileCoordinator(files.list())
+    servers = start_servers(coordinator)
+    options = {"steps_per_execution": steps_per_execution}
+    training = Training(model=lambda: functional(options=options), data=files)
+    assert Running(training, servers, coordinator).start().join() is End.FINISHED
+    assert [coordinator.lengths[name] for name in files.list()] == sizes
+    assert servers.stores[0].samples == sum(sizes)
+
+
+class Away(Files):
+    """One file of 32 samples, in a store that is away when a worker reads it first."""
+
+    def list(self):
+        return ("s3://bucket/part-3",)
+
+    def example(self, batch_size):
+        return next(self.of(0, batch_size))
+
+    def batches(self, name, start, stop, batch_size, here=None):
+        if not (tried := self.__dict__.setdefault("tried", [])):
+            tried.append(name)
+            raise Unreachable(f"{name}: no answer")
+        return self.of(start, batch_size)
+
+    @staticmethod
+    def of(start, batch_size):
+        for begin in range(start, 32, batch_size):
+            end = min(begin + batch_size, 32)
+            yield Batch(X[begin:end], Y[begin:end], np.ones(end - begin, np.float32), end - begin, end)
+
+
+def test_what_cannot_be_read_is_told_until_it_can(start_servers):
+    files = Away("s3://bucket/*", lambda _path: None)
+    coordinator = FileCoordinator(files.list())
+    servers = start_servers(coordinator)
+    training = Training(model=functional, data=files)
+    assert Running(training, servers, coordinator).start().join() is End.FINISHED
+    assert servers.stores[0].samples == 32
+    assert coordinator.said == ["cannot read s3://bucket/part-3: no answer", ""]

@@ -1,0 +1,112 @@
+"""The real worker when a server is lost, an answer is lost, or the coordinator is unreachable."""
+
+import threading
+import time
+
+import keras
+import pytest
+
+from shoal_trainer import Training
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.work import TaskWork
+from tests.unit.trainer.worker.fakes import FakeCoordinator
+from tests.unit.trainer.worker.models import DATA, functional, job
+from tests.unit.trainer.worker.running import SECONDS, Running, wait
+
+
+def test_a_server_that_comes_back_with_its_snapshot_gets_the_newer_copy_and_loses_nothing(start_servers):
+    coordinator = FakeCoordinator(DATA.size, epochs=8, tasks=("evaluate",))
+    servers = start_servers(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    wait(coordinator, lambda: coordinator.pushes >= 10)
+    saved = servers.stores[0].copy()
+    wait(coordinator, lambda: coordinator.pushes >= 20)
+    servers.stop(0)
+    version = servers.stores[0].version
+    loop = running.worker.loop
+    deadline = time.monotonic() + SECONDS
+    while loop.steps < version + 3:  # it trains on alone
+        assert time.monotonic() < deadline
+        assert running.end is None
+        threading.Event().wait(0.01)
+    servers.start(0, epoch=1, restore=saved)
+    assert running.join() is End.FINISHED
+    assert len(coordinator.joins) == 1
+    # the copy was at most one push behind; that push is sent again
+    assert servers.stores[0].samples >= 8 * DATA.size - 2 * 16
+    assert [coordinator.applied[epoch, -1].total for epoch in range(8)] == [DATA.size] * 8
+
+
+def test_a_server_that_is_lost_while_nothing_is_to_do_is_noticed(start_servers):
+    coordinator = FakeCoordinator(64, tasks=())
+    coordinator.hold = True
+    servers = start_servers(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    wait(coordinator, lambda: coordinator.pushes >= 4)
+    saved = servers.stores[0].copy()
+    servers.stop(0)
+    servers.start(0, epoch=1, restore=saved)
+    deadline = time.monotonic() + SECONDS
+    while not coordinator.joins:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+    coordinator.hold = False
+    assert running.join() is End.FINISHED
+
+
+def test_steps_in_vain_are_told_until_it_is_answered(start_servers):
+    coordinator = FakeCoordinator(DATA.size)
+    running = Running(job(), start_servers(coordinator), coordinator)
+    loop, answered, told = running.worker.loop, coordinator.join, []
+
+    def lost(_held, wasted):
+        told.append(wasted)
+        raise Unreachable("the answer was lost")
+
+    coordinator.join = lost
+    loop._wasted = 3
+    with pytest.raises(Unreachable):
+        loop._join_coordinator({})
+    coordinator.join = answered
+    for more in (2, 1):
+        loop._wasted += more
+        loop._join_coordinator({})
+    assert told + [wasted for _, wasted in coordinator.joins] == [(3, 0), (5, 0), (6, 5)]
+    running.worker.close()
+
+
+def test_a_push_whose_answer_was_lost_is_not_applied_twice(start_servers):
+    coordinator = FakeCoordinator(DATA.size, epochs=4, tasks=())
+    servers = start_servers(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    for pushes in (5, 15, 25):
+        wait(coordinator, lambda pushes=pushes: coordinator.pushes >= pushes)
+        servers.stop(0)  # cuts every connection, the shard itself lives on
+        store = servers.stores[0]
+        servers.start(0)
+        servers.servers[0]._shard = servers.stores[0] = store
+    assert running.join() is End.FINISHED
+    assert servers.stores[0].samples == 4 * DATA.size
+    assert coordinator.samples == 4 * DATA.size
+
+
+class Forgetful(FakeCoordinator):
+    """The answer to the first result is lost."""
+
+    def task_done(self, work, metrics, files, *, stop, message):
+        super().task_done(work, metrics, files, stop=stop, message=message)
+        if len(self.results) == 1:
+            raise Unreachable("the answer is lost")
+
+
+def test_a_result_whose_answer_was_lost_is_told_again_and_not_made_again(start_servers):
+    coordinator = Forgetful(64, tasks=("callbacks",))
+    servers = start_servers(coordinator)
+    seen = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _logs: seen.append(epoch))
+    training = Training(model=functional, data=DATA, callbacks=lambda: [callback])
+    coordinator.tasks = [TaskWork((0, 1), "callbacks", 0, ({"loss": 1.0},))]
+    assert Running(training, servers, coordinator).start().join() is End.FINISHED
+    assert seen == [0]
+    assert [kind for kind, *_ in coordinator.results] == ["callbacks", "callbacks"]

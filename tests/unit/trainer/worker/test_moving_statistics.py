@@ -1,0 +1,41 @@
+"""Moving means and variances of a push that holds several steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shoal_trainer.worker.feed import Ready
+from shoal_trainer.worker.layout import flatten
+from tests.unit.trainer.worker.models import functional
+from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, push, pushed
+
+
+def test_statistics_move_as_far_as_the_steps_of_a_push_would_have_moved_them():
+    """Batches that are all alike: in the order in which they come nothing is to be seen."""
+
+    def make():
+        return functional(SGD(0.0), norm=True, momentum=0.99)
+
+    server, plain = Server(make()), make()
+    for _ in range(4):
+        pushed(server, BATCHES[:1] * 8)
+        for _ in range(8):
+            plain.train_on_batch(BATCHES[0].x, BATCHES[0].y)
+    low = server.glue.layout.trainable
+    assert np.abs(server.flat()[low:] - flatten(plain, server.glue.layout)[low:]).max() < 1e-5
+
+
+@pytest.mark.parametrize("momentum", [0.999, 0.99, 0.9])
+def test_a_moving_variance_never_falls_below_zero_however_many_steps_a_push_has(momentum):
+    """Each push is made while the one before is under way, and the data vary much less than the layer thinks."""
+    server = Server(functional(SGD(0.0), norm=True, momentum=momentum))
+    low, still = server.glue.layout.trainable, replace(BATCHES[0], x=BATCHES[0].x * 1e-3)
+    before = server.flat()
+    for _ in range(60):
+        now = server.flat()
+        server.buffer[:] = before
+        push(server, [(server.glue.step(server.tensor, still), Ready(None, still))] * 200)
+        before = now
+        assert (server.flat()[low:] >= -1e-4).all()  # means and variances of data that are next to nothing
+    assert server.flat()[low:].max() < 0.01

@@ -1,0 +1,57 @@
+"""Random layers: which draws differ between workers and steps."""
+
+import keras
+import numpy as np
+import pytest
+
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker.glue import Glue
+from tests.unit.trainer.worker.models import compiled, functional
+from tests.unit.trainer.worker.trained import BATCHES, SGD
+
+
+def test_another_worker_drops_other_units():
+    updates = []
+    for worker in [(0, 0), (1, 0), (1, 1), (0, 0)]:
+        glue = Glue(functional(dropout=0.5), BATCHES[0], "fp32", worker)
+        buffer = aligned(glue.layout.size)
+        buffer[:] = glue.initial()
+        updates.append(glue.step(glue.alias(buffer), BATCHES[0]).update.copy())
+    assert np.array_equal(updates[0], updates[3])
+    assert not np.array_equal(updates[0], updates[1])
+    assert not np.array_equal(updates[1], updates[2])
+
+
+def noisy():
+    """A layer that draws from Keras' global generator."""
+
+    class Noisy(keras.layers.Layer):
+        def call(self, x):
+            return keras.random.dropout(x, 0.5) + keras.random.normal((4,))
+
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    parts = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4), Noisy()]
+    return compiled(keras.Sequential(parts), SGD(0.1))
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
+def test_what_is_drawn_without_a_generator_of_ones_own_differs_from_step_to_step(options):
+    def losses(worker):
+        model = noisy()
+        model.compile(SGD(0.1), model.loss, **options)
+        glue = Glue(model, BATCHES[0], "fp32", worker)
+        buffer = aligned(glue.layout.size)
+        buffer[:] = glue.initial()
+        return [glue.step(glue.alias(buffer), BATCHES[0]).loss for _ in range(4)]
+
+    first = losses((0, 0))
+    assert len(set(first)) == 4
+    assert first == losses((0, 0))
+    assert not set(first) & set(losses((1, 0)))
+    plain = noisy()
+    plain.compile(SGD(0.0), plain.loss, **options)
+    for loss in first:
+        plain.reset_metrics()
+        expected = plain.train_on_batch(BATCHES[0].x, BATCHES[0].y, return_dict=True)["loss"]
+        assert loss == pytest.approx(float(expected), rel=1e-5)

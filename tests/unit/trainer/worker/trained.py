@@ -1,0 +1,76 @@
+"""One worker and one shard in this thread, so that a trained model can be compared with plain Keras."""
+
+import keras
+import numpy as np
+
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from shoal_trainer.worker.feed import Ready
+from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.layout import averages_of
+from shoal_trainer.worker.optimizers import place
+from shoal_trainer.worker.send import combined
+from tests.unit.trainer.worker.models import DATA
+
+BATCHES = list(DATA.batches(0, 0, 160, 16))
+SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
+schedules = keras.optimizers.schedules
+
+
+class Server:
+    """One shard and one worker without staleness, no network between."""
+
+    def __init__(self, model, wire="fp32", *, on_host=True, example=BATCHES[0]):
+        self.glue = Glue(model, example, wire, on_host=on_host)
+        self.placement = place(model, self.glue.layout, 16)
+        layout = self.glue.layout
+        self.store = ShardStore(0, 1, 0)
+        self.store.hello(0, 0, ModelSpec(
+            fingerprint=layout.fingerprint, parameters=layout.trainable,
+            statistics=layout.size - layout.trainable, optimizer=self.placement.config,
+        ))  # fmt: skip
+        self.store.initialize(self.glue.initial())
+        self.io = aligned(layout.size, np.uint16 if wire == "bf16" else np.float32)
+        self.buffer = aligned(layout.size, self.glue.dtype)
+        self.tensor = self.glue.alias(self.buffer)
+        self.version = self.store.pull(0, self.io).version
+        self.seq = self.samples = 0
+
+    def take(self):
+        """The parameters, as a worker has them."""
+        if self.buffer.dtype == self.io.dtype:
+            self.buffer[:] = self.io
+        else:
+            kernels.decode(self.io, self.buffer)
+
+    def step(self, batch):
+        self.take()
+        made = self.glue.step(self.tensor, batch, self.samples // 16)
+        self.seq += 1
+        self.io[:] = made.update
+        rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
+        meta = PushMeta(batch.samples, learning_rate=rate)
+        self.version = self.store.push(0, 0, self.seq, self.version, meta, self.io).version
+        self.samples += batch.samples
+        return made.loss
+
+    def flat(self):
+        out = aligned(self.glue.layout.size)
+        self.store.pull(0, out)
+        return out
+
+
+def pushed(server, batches):
+    """Several steps as one push."""
+    server.take()
+    push(server, [(server.glue.step(server.tensor, batch), Ready(None, batch)) for batch in batches])
+
+
+def push(server, pile):
+    server.io[:], samples, _ = combined(pile, averages_of(server.glue.model, server.glue.layout))
+    server.seq += 1
+    server.samples += samples
+    meta = PushMeta(samples)
+    server.version = server.store.push(0, 0, server.seq, server.version, meta, server.io).version
