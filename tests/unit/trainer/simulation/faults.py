@@ -1,0 +1,176 @@
+"""What happens to a job at random: snapshots, and faults of workers, of the storage and of parameter servers.
+
+The order of the random draws is part of what a seed means: a change of it turns every seed into another run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+from shoal_trainer.coordinator.rollback import IN_A_ROW
+from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps.shard import State
+from shoal_trainer.snapshot.claims import LOOK_SECONDS
+from tests.unit.trainer.simulation.server import Server
+
+
+class Faults:
+    """`rate` and `ps_rate` scale how often faults occur, in general and of parameter servers.
+
+    `safe`: no worker is lost, and a server at most once. `survival`: how often a replaced server lives on, reachable
+    over the connections that it had.
+    """
+
+    def __init__(self, world, rate, ps_rate, *, safe, survival):
+        self.world, self.random = world, world.random
+        self.rate, self.ps_rate = rate, ps_rate
+        self.safe, self.survival = safe, survival
+        self.ps_losses = self.kills = 0
+        self.had_parameters = [False] * world.shards
+        self.restarts_at = [math.inf] * world.shards
+        self.diverged_after = None
+        """The snapshot that the last diverged step followed."""
+        self.events = (
+            (0.004, self.take_snapshot),
+            (0.001, self.kill_worker),
+            (0.001, self.drain_worker),
+            (0.002, self.cut_off_worker),
+            (0.001, self.replace_worker),
+            (0.001, self.toggle_storage),
+            (0.001 * ps_rate, self.lose_servers),
+        )
+        """With the probability of each in one turn at `rate` 1. An event returns whether it was possible."""
+
+    def stop(self):
+        """From now on nothing fails."""
+        self.rate = self.ps_rate = self.world.loss = 0.0
+        self.world.storage.away = False
+
+    def turn(self):
+        """Restart a server that is due, or let at most one event happen."""
+        roll = self.random.random() / max(1e-9, self.rate)
+        if self.restart_server():
+            return
+        limit = 0.0
+        for probability, event in self.events:
+            limit += probability
+            if roll < limit and event():
+                return
+
+    # --- snapshots and workers
+
+    def take_snapshot(self):
+        world = self.world
+        if world.server is None:
+            return False
+        with contextlib.suppress(Unreachable):
+            world.server.snapshotter.take()
+        for server in [server for server in world.cut_off if server.index == 0]:
+            try:
+                server.snapshotter.take()
+            except Unreachable:
+                pass
+            except Fenced as error:
+                server.fenced(error)
+        return True
+
+    def live_workers(self):
+        return [worker for worker in self.world.slots.values() if worker.end is None and not self.safe]
+
+    def kill_worker(self):
+        if workers := self.live_workers():
+            self.kills += 1
+            worker = self.random.choice(workers)
+            worker.killed = True
+            self.world.resume(worker)
+        return bool(workers)
+
+    def drain_worker(self):
+        if workers := self.live_workers():
+            self.random.choice(workers).drain.set()
+        return bool(workers)
+
+    def cut_off_worker(self):
+        if workers := self.live_workers():
+            until = self.world.now + self.random.expovariate(1 / 4)
+            self.random.choice(workers).exchange.cut_until = until
+        return bool(workers)
+
+    def replace_worker(self):
+        """Start a successor while the worker lives on behind a half-open connection."""
+        if workers := self.live_workers():
+            worker = self.random.choice(workers)
+            self.world.start(worker.slot, worker.incarnation + 1)
+        return bool(workers)
+
+    def makes_step_diverge(self):
+        """Whether a step becomes non-finite; the limit of rollbacks in a row is never reached."""
+        world = self.world
+        if world.server is None or self.random.random() > 0.003 * self.rate or world.interleaving:
+            return False
+        found = None if world.storage.away else world.server.store.load_newest(0, world.shards)
+        if found is None or found[0].number == self.diverged_after:
+            return False
+        if not found[0].ledger or found[0].ledger.get(IN_A_ROW):
+            return False
+        self.diverged_after = found[0].number
+        return True
+
+    # --- storage and parameter servers
+
+    def toggle_storage(self):
+        self.world.storage.away = not self.world.storage.away
+        return True
+
+    def restart_server(self):
+        """Restart one server that is due: in place, or in another pod under the next epoch."""
+        world = self.world
+        due = [
+            i for i, server in enumerate(world.servers) if server is None and world.now >= self.restarts_at[i]
+        ]
+        if not due:
+            return False
+        index = due[0]
+        world.storage.away = False
+        survived = any(server.index == index for server in world.cut_off)
+        in_place = self.random.random() < 0.4 and not survived
+        world.epochs[index] += not in_place
+        follows = self.had_parameters[index] or world.epochs[index] > 0
+        world.servers[index] = Server(world, index, world.epochs[index], follows=follows)
+        return True
+
+    def lose_servers(self):
+        shards = self.world.shards
+        if not self.may_lose():
+            return False
+        if shards == 1:
+            self.lose(0)
+        elif self.random.random() < 0.25:
+            for index in self.random.sample(range(shards), self.random.randint(2, shards)):
+                self.lose(index)
+        else:
+            self.lose(self.random.randrange(shards))
+        return True
+
+    def lose_during_call(self):
+        """Perhaps lose a shard other than 0 while shard 0 calls it."""
+        if self.may_lose() and self.random.random() < 0.01 * self.ps_rate:
+            self.lose(self.random.randrange(1, self.world.shards))
+
+    def may_lose(self):
+        world = self.world
+        return world.server is not None and world.final is None and not (self.safe and self.ps_losses)
+
+    def lose(self, index):
+        world, server = self.world, self.world.servers[index]
+        if server is None:
+            return
+        self.ps_losses += 1
+        world.storage.away = False
+        self.had_parameters[index] |= server.shard.state is State.READY
+        if self.survival and self.random.random() < self.survival:
+            world.cut_off.append(server)
+            server.looks_at = world.now + self.random.uniform(0.0, LOOK_SECONDS)
+        world.servers[index] = None
+        self.restarts_at[index] = world.now + self.random.uniform(0.1, 6.0)

@@ -1,0 +1,190 @@
+"""A worker's calls over a simulated network: a request may be lost, or its answer, or it may arrive twice."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.wire.messages import AnswerMeta, Pulled, PushMeta, Welcome, decode_answer, encode_answer
+
+
+class Answer:
+    """A future that makes its call when its result is read."""
+
+    def __init__(self, call):
+        self._call = call
+        self._value = None
+
+    def result(self, timeout=None):
+        while self._value is None:
+            self._value = self._call()
+            if self._value is None and timeout is not None:
+                raise FutureTimeout
+        return self._value
+
+    def done(self):
+        with contextlib.suppress(FutureTimeout):
+            self.result(0)
+        return self._value is not None
+
+
+class Drain:
+    """The event that stops a worker; `wait` passes virtual time."""
+
+    def __init__(self, worker):
+        self._worker = worker
+        self._event = threading.Event()
+        self.is_set, self.set = self._event.is_set, self._event.set
+
+    def wait(self, timeout):
+        self._worker.world.sleep(self._worker, timeout)
+        return self.is_set()
+
+
+class Exchange:
+    """A worker's connections to all shards, in place of the real `Exchange`."""
+
+    def __init__(self, worker):
+        self.worker, self.world = worker, worker.world
+        self.identity = worker.slot, worker.incarnation
+        shards = self.world.shards
+        self.servers = [None] * shards
+        self.connected = [False] * shards
+        self.boots = [0] * shards
+        self.cut_until = 0.0
+
+    def call(self, request, *, index=0, expected=None, anew=False):
+        """Send a request to server `index`.
+
+        `expected`: the server that the connection was opened to. `anew`: over a new connection.
+        """
+        world = self.world
+        self.worker.pause()
+        connected = self.connected[index] and self.servers[index] in world.cut_off and not anew
+        server = self.servers[index] if connected else world.servers[index]
+        if server is None or world.clock() < self.cut_until or world.random.random() < world.loss:
+            raise Unreachable("lost")
+        if expected is not None and expected is not server:
+            raise Unreachable("the connection ended with its server")
+        answer = request(server)
+        if world.random.random() < world.loss:
+            with contextlib.suppress(Unreachable):
+                request(server)  # it arrives twice
+        if world.random.random() < world.loss:
+            raise Unreachable("the answer is lost")
+        return answer
+
+    def disconnect(self, index=None):
+        for at in range(self.world.shards) if index is None else (index,):
+            if self.connected[at] and self.servers[at] is not None:
+                self.servers[at].shard.disconnect(self.worker.slot)
+            self.connected[at] = False
+
+    def connect(self, copy):
+        def connect_all():
+            welcomes = []
+            for index in range(self.world.shards):  # a shard gets the copy although another is unreachable
+                with contextlib.suppress(Unreachable):
+                    welcomes.append(
+                        self.call(lambda server: self._hello(server, copy), index=index, anew=True)
+                    )
+            if len(welcomes) < self.world.shards:
+                self.disconnect()
+                return None
+            welcome = Welcome(tuple(welcomes))
+            return welcome if welcome.alike and not any(one.recovering for one in welcomes) else None
+
+        return Answer(connect_all)
+
+    def _hello(self, server, copy):
+        index, shard = server.shard.index, server.shard
+        self.disconnect(index)
+        shard.connect(*self.identity)
+        self.servers[index], self.connected[index], self.boots[index] = server, True, shard.boot
+        offered = copy()
+        version = None if offered is None else offered.pulled.versions[index]
+        generation = 0 if offered is None else offered.generation
+        welcome = shard.hello(*self.identity, self.world.model, version, generation)
+        if welcome.wants_copy:
+            pulled, (low, high) = offered.pulled, self.world.bounds[index]
+            counts = pulled.shard_samples[index], pulled.live_workers
+            meta = AnswerMeta(*counts, pulled.applied[index], pulled.journals[index])
+            meta, part = decode_answer(encode_answer(meta)), offered.flat[low:high].copy()
+            welcome = shard.offer(*self.identity, version, meta, part, generation=generation)
+        return welcome
+
+    def close(self):
+        self.disconnect()
+
+    def initialize(self, flat):
+        return Answer(lambda: self._on_all(lambda server, part: server.shard.initialize(flat[part]) or True))
+
+    def pull(self, out, idle=False):
+        def pull_part(server, part):
+            boot = self.boots[server.shard.index]
+            return server.shard.pull(self.worker.slot, out[part], boot=boot, idle=idle)
+
+        return Answer(lambda: self._pulled(self._on_all(pull_part)))
+
+    def push_pull(self, update, out, push):
+        future = Answer(lambda: self._push(update, out, push))
+        if self.world.random.random() < 0.5:
+            error = None
+            try:
+                future.result()
+            except Unreachable as unreachable:
+                error = unreachable
+
+            def finished():
+                if error is not None:
+                    raise error
+                return future.result()
+
+            return Answer(finished)
+        return future
+
+    def push_delta(self, delta, out, push, *, scale, merge):
+        del scale, merge  # a local step counts as a whole one here
+        return Answer(lambda: self._push(delta, out, push))
+
+    def _push(self, update, out, push):
+        meta = PushMeta(samples=push.samples, steps=push.steps, progress=push.progress)
+
+        def apply(server, part):
+            out[part] = update[part]
+            base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
+            return server.shard.delta(*self.identity, push.seq, base, meta, out[part], boot=boot)
+
+        return self._pulled(self._on_all(apply))
+
+    def _on_all(self, request):
+        """Send the same request to every shard. After a failure it may or may not reach the shards that follow."""
+        world, answers, failed = self.world, [], None
+        for index, (low, high) in enumerate(world.bounds):
+            part = slice(low, high)
+            try:
+                answers.append(
+                    self.call(lambda s: request(s, part), index=index, expected=self.servers[index])  # noqa: B023
+                )
+            except (Unreachable, Fenced) as error:
+                failed = failed or error
+                if index + 1 == world.shards or world.random.random() < 0.5:
+                    break
+        if failed is None:
+            return answers
+        self.disconnect()
+        raise failed
+
+    @staticmethod
+    def _pulled(answers):
+        metas = [answer.meta for answer in answers]
+        return Pulled(
+            tuple(answer.version for answer in answers),
+            tuple(dict(meta.applied) for meta in metas),
+            metas[0].samples,
+            metas[0].live_workers,
+            tuple(meta.samples for meta in metas),
+            journals=tuple(meta.journal for meta in metas),
+        )

@@ -1,0 +1,134 @@
+"""A simulated parameter server: the real shard, coordinator, reconciler, snapshotter and rollback."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.protocol import AskPushes, DataSpec, Join, Pushes, SnapshotShard
+from shoal_trainer.coordinator.reconciler import Reconciler, tell
+from shoal_trainer.coordinator.rollback import RollBack
+from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
+from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
+from shoal_trainer.snapshot.store import SnapshotStore
+from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, PASSES, SAMPLES, model
+from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
+
+
+class RemoteShard:
+    """Another shard, as the coordinator calls it."""
+
+    def __init__(self, world, index):
+        self.world, self.index = world, index
+        self.connected = None
+
+    def pushes(self, of):
+        self.world.interleave()
+        request = AskPushes.model_validate_json(AskPushes(of=of).to_json())
+        pushes = tell(self._server().shard, request.of)
+        return Pushes.model_validate_json(pushes.to_json())
+
+    def snapshot(self, number, epoch, published, generation):
+        self.world.interleave()
+        server = self._server()
+        request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
+        return write_part(server.shard, server.store, request)
+
+    def _server(self):
+        """A connection outlives the server's replacement for as long as the old server lives."""
+        if self.connected not in self.world.cut_off:
+            self.connected = self.world.servers[self.index]
+        if self.connected is None:
+            raise Unreachable("it is away")
+        return self.connected
+
+
+class Server:
+    """One incarnation of a parameter server. Number 0 also runs the coordinator."""
+
+    def __init__(self, world, index, epoch, *, follows=None):
+        world.boots += 1
+        self.shard = ShardStore(
+            index, world.shards, epoch, boot=world.boots, follows=follows, clock=world.clock
+        )
+        self.world, self.index, self.looks_at = world, index, 0.0
+        self.store = SnapshotStore(world.storage)
+        self.claim = Claim(world.storage, index, epoch)
+        self.claim.make()
+        found = self.store.load_settled(index, world.shards)
+        begun = None if found or not world.begins_with else world.begins_with.load_newest(index, world.shards)
+        if found is not None:
+            self.shard.restore(found[1])
+        if begun is not None:
+            self.shard.restore(begun[1], other_run=True)
+        self.reported = not self.shard.follows and found is None
+        """Whether the coordinator has reconciled this incarnation."""
+        if index == 0:
+            self._coordinate(found, begun)
+
+    def _coordinate(self, found, begun):
+        world = self.world
+        self.coordinator = Coordinator(
+            JobIdentity(namespace="n", name="j", uid="u"), StopAfter(epochs=PASSES), BATCH, self.shard,
+            clock=world.clock, wall=world.clock,
+        )  # fmt: skip
+        others = [RemoteShard(world, other) for other in range(1, world.shards)]
+        self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
+        self.snapshotter = Snapshotter(
+            self.shard, others, self.coordinator, self.reconciler, self.store,
+            SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,
+        )  # fmt: skip
+        self.rollback = RollBack(
+            self.shard, {}, self.coordinator, self.store, self.snapshotter,
+            fenced=self.fenced, wall=world.clock,
+        )  # fmt: skip
+        if found is not None:
+            self.coordinator.load(found[0].ledger)
+        if begun is not None:
+            self.coordinator.load(begun[0].ledger, other_run=True)
+        if MODEL_FILE in world.storage.files:
+            self.coordinator.end(world.final.coordinator.finished)
+
+    def fenced(self, error):
+        """The storage holds the claim of a newer incarnation."""
+        if self not in self.world.cut_off:
+            raise AssertionError(f"the newest server {self.index} was fenced: {error}")
+        self.world.cut_off.remove(self)
+
+    def look(self):
+        """Check for a newer incarnation, as `Watch` does."""
+        self.looks_at = self.world.now + LOOK_SECONDS
+        try:
+            self.claim.check()
+        except Unreachable:
+            return
+        except Fenced as error:
+            self.fenced(error)
+
+    def roll_back(self, generation):
+        """Follow the rollback of the job to `generation`; for shards other than 0."""
+        found = self.store.load_newest(self.index, self.shard.shards)
+        if found is None or found[0].generation < generation:
+            raise Unreachable("the storage does not show that snapshot yet")
+        self.shard.roll_back(found[1])
+
+
+def another_run(shards):
+    """The store of a run that trained nothing, so that a run that begins with it counts only its own samples."""
+    world = SimpleNamespace(
+        boots=0, shards=shards, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None, servers=[],
+        cut_off=(), interleave=lambda: None,
+    )  # fmt: skip
+    world.servers += [Server(world, index, 0) for index in range(shards)]
+    for server in world.servers:
+        server.shard.hello(0, 0, model(shards))
+        server.shard.initialize(aligned(server.shard.size))
+    world.servers[0].coordinator.join(
+        Join(slot=0, incarnation=0, data=DataSpec(size=SAMPLES), batch_size=BATCH)
+    )
+    assert world.servers[0].snapshotter.take() is not None
+    return world.servers[0].store

@@ -1,0 +1,69 @@
+"""A storage in memory that can be unreachable, and an executor that writes to it in the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from concurrent.futures import Executor, Future
+
+from shoal_trainer.errors import Unreachable
+
+
+class MemoryStorage:
+    """A storage in memory. While `away` is set, every call raises Unreachable."""
+
+    uri = "memory://run"
+
+    def __init__(self):
+        self.files = {}
+        self.away = False
+
+    def _check(self):
+        if self.away:
+            raise Unreachable("the storage is away")
+
+    def write(self, name, chunks):
+        self._check()
+        self.files[name] = b"".join(bytes(chunk) for chunk in chunks)
+
+    def create(self, name, data):
+        self._check()
+        return self.files.setdefault(name, data) is data
+
+    @contextlib.contextmanager
+    def open(self, name):
+        yield io.BytesIO(self.read(name))
+
+    def read(self, name):
+        self._check()
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name]
+
+    def size(self, name):
+        return len(self.read(name))
+
+    def names(self, folder):
+        self._check()
+        return sorted(
+            {name[len(folder) + 1 :].split("/")[0] for name in self.files if name.startswith(folder + "/")}
+        )
+
+    def remove(self, name):
+        self._check()
+        self.files = {n: d for n, d in self.files.items() if n != name and not n.startswith(name + "/")}
+
+
+class AtOnce(Executor):
+    """Runs each call immediately, in the caller's thread."""
+
+    def __init__(self, workers):
+        del workers
+
+    def submit(self, call, *arguments):
+        future = Future()
+        try:
+            future.set_result(call(*arguments))
+        except Unreachable as error:
+            future.set_exception(error)
+        return future

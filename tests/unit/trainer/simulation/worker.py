@@ -1,0 +1,237 @@
+"""A simulated worker: the real loop in a thread that runs only when the scheduler resumes it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+
+from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, Lease, TaskDone
+from shoal_trainer.data.batch import Batch
+from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker.feed import Ready
+from shoal_trainer.worker.glue import Step
+from shoal_trainer.worker.leases import Leases
+from shoal_trainer.worker.loop import Loop, Policy
+from shoal_trainer.worker.optimizers import Placement
+from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
+from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, SAMPLES, STEPS_AT
+from tests.unit.trainer.simulation.network import Drain, Exchange
+
+
+class Killed(BaseException):
+    """The worker's machine is gone."""
+
+
+class Worker:
+    """One incarnation of one slot; it is also the loop's feed and coordinator."""
+
+    def __init__(self, world, slot, incarnation):
+        self.world, self.slot, self.incarnation = world, slot, incarnation
+        self.killed = False
+        self.end = None
+        self.joined = False
+        self.requests = 0
+        self.exchange = Exchange(self)
+        self.drain = Drain(self)
+        self.leases = Leases()
+        self.queue = []
+        self.in_task = False
+        self.resumed = threading.Semaphore(0)
+        glue = SimpleNamespace(
+            layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
+            dtype=np.float32,
+            alias=lambda array: array,
+            initial=lambda: aligned(world.model.size),
+            step=self.step,
+            reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
+        )
+        self.loop = Loop(
+            glue, Placement(world.model.optimizer), self.exchange, self, self, self.leases, self.task, self.drain,
+            Policy(on_nan="rollback"), clock=world.clock,
+        )  # fmt: skip
+        self._record_epochs()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def _record_epochs(self):
+        """Keep in `epoch` the pass of the item that the loop works on: a batch does not say it."""
+        train, alone, take = self.loop._train, self.loop._step_alone, self.loop._take
+
+        def recording(function):
+            def recorded(*arguments):
+                self.epoch = next(item for item in arguments if isinstance(item, Ready)).work.epoch
+                return function(*arguments)
+
+            return recorded
+
+        def taken(timeout):
+            item = take(timeout)
+            if isinstance(item, Ready):
+                self.epoch = item.work.epoch
+            return item
+
+        self.loop._train, self.loop._step_alone, self.loop._take = recording(train), recording(alone), taken
+
+    # --- scheduling
+
+    def run(self):
+        try:
+            self.resumed.acquire()
+            if self.killed:
+                raise Killed
+            self.end = self.loop.run()
+        except Killed:
+            self.end = Killed
+        except Fenced:
+            self.end = Fenced
+        except BaseException as error:
+            self.end = error
+        finally:
+            try:
+                self.exchange.disconnect()
+            finally:
+                self.world.yielded.release()
+
+    def pause(self):
+        self.world.yielded.release()
+        self.resumed.acquire()
+        if self.killed:
+            raise Killed
+
+    # --- as `Feed`
+
+    def start(self):
+        """Nothing to start: one lease at most is read ahead."""
+
+    def stop(self):
+        self.queue.clear()
+
+    def go_on(self):
+        self.in_task = False
+
+    def get(self, timeout):
+        del timeout
+        if not self.queue:
+            try:
+                self.queue += self.items()
+            except Unreachable:
+                return None
+        return self.queue.pop(0) if self.queue else None
+
+    def items(self):
+        if self.in_task:
+            return []
+        if not self.joined:
+            self.join({}, Wasted())
+            self.joined = True
+        number, generation = self.requests + 1, self.leases.generation
+        given = self.exchange.call(
+            lambda server: server.coordinator.next_work(self.slot, self.incarnation, generation, number)
+        )
+        self.requests = number
+        if given.kind == "idle":
+            self.world.sleep(self, given.seconds)
+            return []
+        if given.kind == "finished":
+            return [Finished()]
+        if given.kind == "task":
+            self.in_task = True
+            return [TaskWork(given.token, given.task, given.epoch)]
+        lease = given.lease
+        work = DataWork(lease.token, lease.epoch, lease.start, lease.stop, generation=generation)
+        self.leases.grant(work)
+        ranges = [(at, min(at + BATCH, lease.stop)) for at in range(lease.start, lease.stop, BATCH)]
+        return [Ready(work, Batch(np.arange(a, b), None, np.ones(b - a), b - a, b)) for a, b in ranges]
+
+    def read_ahead(self):
+        """The real feed's thread may ask for work while the loop is busy."""
+        if self.joined and self.world.random.random() < 0.5:
+            with contextlib.suppress(Unreachable):
+                self.queue += self.items()
+
+    # --- as `Glue`
+
+    def step(self, parameters, batch, updates):
+        del parameters, updates
+        self.pause()
+        world, epoch = self.world, self.epoch
+        if world.faults.makes_step_diverge():
+            return Step(aligned(world.model.size), math.nan, False)
+        update = aligned(world.model.size)
+        for low, _ in world.bounds:
+            update[low + epoch * SAMPLES + batch.x] = 1.0
+            if world.shards > 1:
+                update[low + STEPS_AT + world.steps] = 1.0
+        world.steps += 1
+        world.covers.append([(epoch, int(at)) for at in batch.x])
+        return Step(update, 0.5, True)
+
+    # --- as `Coordinator`
+
+    def join(self, held, wasted):
+        def lease(work, token):
+            return Lease(term=token[0], counter=token[1], epoch=work.epoch, start=work.start, stop=work.stop)
+
+        request = Join(
+            slot=self.slot,
+            incarnation=self.incarnation,
+            data=DataSpec(size=SAMPLES, validation=True),
+            batch_size=BATCH,
+            held=tuple(lease(work, token) for token, work in held.items()),
+            generation=max((work.generation for work in held.values()), default=0),
+            wasted_steps=wasted.steps,
+            wasted_told=wasted.told,
+        )
+        joined = self.exchange.call(lambda server: server.coordinator.join(request))
+        self.read_ahead()
+        return {renamed.old: renamed.new for renamed in joined.renamed}
+
+    def diverged(self, generation, batch, what):
+        place = {"epoch": batch.epoch, "start": batch.start, "stop": batch.stop}
+        report = Diverged(
+            slot=self.slot, incarnation=self.incarnation, generation=generation, what=what, **place
+        )
+
+        def send(server):
+            if self.world.interleaving:  # threads would wait here until the snapshot is taken
+                raise Unreachable("it will be tried again")
+            server.rollback.diverged(report)
+            return True
+
+        self.exchange.call(send)
+
+    def task(self, work):
+        metrics = {"val_accuracy": 0.5} if work.kind == "evaluate" else {}
+        request = TaskDone(slot=self.slot, incarnation=self.incarnation, token=work.token, metrics=metrics)
+
+        def send(server):
+            if self.world.interleaving:  # threads would wait here for the reconciler
+                raise Unreachable("it will be tried again")
+            task = server.coordinator.held_task(self.slot, self.incarnation, work.token)
+            if task is not None and task.kind == "export":
+                self._publish(server)
+            server.coordinator.task_done(request)
+            return True
+
+        self.exchange.call(send)
+
+    def _publish(self, server):
+        with contextlib.suppress(Unreachable):
+            server.reconciler.look(at_end=True)
+        try:
+            server.claim.check()
+        except Fenced as error:
+            server.fenced(error)
+            raise Unreachable(str(error)) from None
+        self.world.storage.create(MODEL_FILE, b"")
+        server.coordinator.end(server.coordinator.succeeded())
+        self.world.final = server
+
+    def leave(self):
+        self.exchange.call(lambda server: server.coordinator.leave(self.slot, self.incarnation))
+        self.read_ahead()
