@@ -39,27 +39,27 @@ def cifar_resnet(depth: int) -> "keras.Model":
     ("depth", "multiply_adds", "parameters"),
     [(20, 40.8e6, 0.27e6), (32, 69.1e6, 0.46e6), (110, 253e6, 1.73e6)],
 )
-def test_resnets_for_cifar(depth: int, multiply_adds: float, parameters: float) -> None:
+def test_cifar_resnets_match_the_paper(depth: int, multiply_adds: float, parameters: float) -> None:
     found = model_features(cifar_resnet(depth))
     assert found.flops_per_sample == pytest.approx(2 * multiply_adds, rel=0.02)
     assert found.parameters == pytest.approx(parameters, rel=0.02)
 
 
-def test_resnet_50() -> None:
+def test_resnet_50_matches_the_paper() -> None:
     found = model_features(keras.applications.ResNet50(weights=None))
     # 3.86 G multiply-adds for Keras' variant (stride in the first 1x1 convolution, as in the paper: "3.8 x 10^9").
     assert found.flops_per_sample == pytest.approx(2 * 3.86e9, rel=0.02)
     assert found.parameters == pytest.approx(25.58e6, rel=0.01)
 
 
-def test_an_mlp_is_exact() -> None:
+def test_mlp_flops_are_exact() -> None:
     model = keras.Sequential([keras.Input((784,)), layers.Dense(512, "relu"), layers.Dense(10)])
     found = model_features(model)
     assert found.flops_per_sample == 2 * (784 * 512 + 512 * 10)
     assert (found.parameters, found.tensors) == (784 * 512 + 512 + 512 * 10 + 10, 4)
 
 
-def test_a_small_transformer_is_exact() -> None:
+def test_transformer_flops_are_exact() -> None:
     length, width, heads, vocabulary = 32, 64, 4, 100
     inputs = keras.Input((length,), dtype="int32")
     x = layers.Embedding(vocabulary, width)(inputs)
@@ -74,13 +74,13 @@ def test_a_small_transformer_is_exact() -> None:
     assert model_features(model).flops_per_sample == pytest.approx(2 * multiply_adds, rel=1e-6)
 
 
-def test_a_recurrent_layer_counts_every_time_step() -> None:
+def test_recurrent_layer_counts_every_time_step() -> None:
     inputs = keras.Input((20, 8))
     model = keras.Model(inputs, layers.SimpleRNN(16)(inputs))
     assert model_features(model).flops_per_sample == 2 * 20 * (8 * 16 + 16 * 16)
 
 
-def test_depthwise_grouped_and_transposed_convolutions() -> None:
+def test_depthwise_grouped_and_transposed_convolutions_are_exact() -> None:
     inputs = keras.Input((8, 8, 4))
     depthwise = keras.Model(inputs, layers.DepthwiseConv2D(3, padding="same", use_bias=False)(inputs))
     assert model_features(depthwise).flops_per_sample == 2 * 8 * 8 * 4 * 9
@@ -90,7 +90,7 @@ def test_depthwise_grouped_and_transposed_convolutions() -> None:
     assert model_features(transposed).flops_per_sample == 2 * 8 * 8 * 4 * 9 * 6
 
 
-def test_an_open_dimension_is_asked_for() -> None:
+def test_unknown_dimension_needs_input_shape() -> None:
     inputs = keras.Input((None, 8))
     model = keras.Model(inputs, layers.Dense(4)(inputs))
     with pytest.raises(UserError, match="input_shape"):
@@ -98,7 +98,7 @@ def test_an_open_dimension_is_asked_for() -> None:
     assert model_features(model, (10, 8)).flops_per_sample == 2 * 10 * 8 * 4
 
 
-def test_the_fingerprint_names_the_shape() -> None:
+def test_fingerprint_depends_on_the_shape() -> None:
     def mlp(width: int) -> "keras.Model":
         return keras.Sequential([keras.Input((4,)), layers.Dense(width)])
 
@@ -107,7 +107,7 @@ def test_the_fingerprint_names_the_shape() -> None:
     assert not math.isnan(model_features(mlp(3)).flops_per_sample)
 
 
-def test_several_inputs_as_a_dict() -> None:
+def test_inputs_may_be_a_dict() -> None:
     inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((6,), name="b")}
     model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([inputs["a"], inputs["b"]])))
     assert model_features(model).flops_per_sample == 2 * 10 * 2

@@ -33,19 +33,19 @@ def workers(spec):
     return int(most * (1 + Fraction(of["maxSurge"]["default"].removesuffix("%")) / 100))
 
 
-def test_every_worker_of_the_largest_job_finds_a_place(workers):
+def test_connection_limits_fit_the_largest_job(workers):
     assert workers >= 1000
     assert workers + SPARE <= server.MAX_CONNECTIONS
     assert CONTROL_CONNECTIONS * workers + SPARE <= http.MAX_CONNECTIONS
     assert server.MAX_CONNECTIONS + http.MAX_CONNECTIONS <= OPEN_FILES
 
 
-def test_every_slot_of_the_largest_job_is_told_of(spec, workers):
+def test_report_limits_fit_the_largest_job(spec, workers):
     assert spec["workers"]["properties"]["replicas"]["maximum"] <= report.MAX_WORKERS
     assert workers <= MAX_APPLIED
 
 
-def test_as_many_files_may_be_open_as_the_system_allows():
+def test_open_file_limit_is_raised_up_to_the_hard_limit():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     hard = before[1]
     most = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)

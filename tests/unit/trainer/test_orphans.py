@@ -27,7 +27,7 @@ def parent(pid: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
-def test_a_child_is_gone_when_its_parent_is_killed() -> None:
+def test_child_exits_when_its_parent_is_killed() -> None:
     with parent("os.getpid()") as process:
         assert process.stdout is not None
         pid, word = process.stdout.readline().split()
@@ -39,7 +39,7 @@ def test_a_child_is_gone_when_its_parent_is_killed() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
-def test_a_child_that_comes_too_late_does_not_begin() -> None:
+def test_child_of_a_dead_parent_does_not_start() -> None:
     with parent("1") as process:
         assert process.stdout is not None
         assert len(process.stdout.readline().split()) == 1  # not a word of the child

@@ -22,7 +22,7 @@ class Away:
         return "the answer"
 
 
-def test_it_is_asked_less_and_less_often_and_each_reason_is_told_once(caplog):
+def test_retries_back_off_and_log_each_reason_once(caplog):
     waited = []
     call = Away(*["no answer"] * 6, *["503"] * 4)
     assert patiently(call, SimpleNamespace(wait=waited.append), "the data") == "the answer"
@@ -32,13 +32,13 @@ def test_it_is_asked_less_and_less_often_and_each_reason_is_told_once(caplog):
     assert all(text.startswith("waiting for the data: ") for text in told)
 
 
-def test_who_is_waited_for_himself_asks_more_often():
+def test_longest_pause_is_configurable():
     waited = []
     patiently(Away(*["no answer"] * 5), SimpleNamespace(wait=waited.append), "the storage", longest=1.0)
     assert waited == [0.25, 0.5, 1, 1, 1]
 
 
-def test_what_time_does_not_mend_is_not_tried_again():
+def test_user_error_is_not_retried():
     tries = []
 
     def call():
@@ -50,7 +50,7 @@ def test_what_time_does_not_mend_is_not_tried_again():
     assert len(tries) == 1
 
 
-def test_who_is_told_to_stop_ends():
+def test_stop_ends_the_retries():
     stop = threading.Event()
     stop.set()
     with pytest.raises(SystemExit) as ended:

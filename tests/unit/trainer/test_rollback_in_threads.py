@@ -191,7 +191,7 @@ def exact(job, message):
 
 
 @pytest.mark.parametrize(("shards", "steps_per_push"), [(1, 1), (1, 3), (2, 1)])
-def test_one_bad_batch_takes_everybody_back_once_and_is_lost(start, shards, steps_per_push):
+def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push):
     job = start(shards=shards, steps_per_push=steps_per_push)
     job.snapshot()
     job.doses = 1
@@ -204,7 +204,7 @@ def test_one_bad_batch_takes_everybody_back_once_and_is_lost(start, shards, step
     exact(job, message)
 
 
-def test_a_job_that_diverges_again_and_again_fails_and_says_so(start):
+def test_repeated_divergence_fails_the_job(start):
     job = start(workers=1)
     job.snapshot()
     job.doses = 1 << 30
@@ -215,7 +215,7 @@ def test_a_job_that_diverges_again_and_again_fails_and_says_so(start):
     assert job.servers[0].desk.coordinator.status().rollbacks == 3
 
 
-def test_without_a_snapshot_there_is_nothing_to_go_back_to(start):
+def test_divergence_before_the_first_snapshot_fails_the_job(start):
     job = start(workers=1)
     job.doses = 1
     job.wait(lambda: job.errors)
@@ -223,7 +223,7 @@ def test_without_a_snapshot_there_is_nothing_to_go_back_to(start):
     assert "no snapshot yet" in str(job.errors[0])
 
 
-def test_it_may_diverge_while_the_parameter_server_is_away(start):
+def test_divergence_during_a_server_outage_rolls_back(start):
     job = start()
     job.snapshot()
     job.kill_server(0, lambda: setattr(job, "doses", 1))
@@ -234,7 +234,7 @@ def test_it_may_diverge_while_the_parameter_server_is_away(start):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_server_that_is_lost_after_a_roll_back_begins_with_its_generation(start, index):
+def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job = start(shards=2)
     job.snapshot()
     job.doses = 1

@@ -65,7 +65,7 @@ def server(tmp_path):
     return server
 
 
-def test_the_job_ends_though_the_storage_was_away_when_the_model_was_to_be_published(server, monkeypatch):
+def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
     token = server.desk.coordinator.next_work(0, 0).token
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     done = TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
@@ -88,7 +88,7 @@ def test_the_job_ends_though_the_storage_was_away_when_the_model_was_to_be_publi
         server.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
 
 
-def test_an_upload_of_one_that_was_given_up_meanwhile_replaces_nothing(server):
+def test_upload_of_a_replaced_worker_overwrites_nothing(server):
     token = server.desk.coordinator.next_work(0, 0).token
 
     def slow():
@@ -106,9 +106,7 @@ def test_an_upload_of_one_that_was_given_up_meanwhile_replaces_nothing(server):
 
 @pytest.mark.parametrize("incarnation", [0, 1])
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_a_server_that_begins_with_another_run_asks_the_workers_first(
-    server, tmp_path, incarnation, weights_only
-):
+def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, incarnation, weights_only):
     """It may not be the first one of its run: no snapshot of its own says so yet."""
     assert server.desk.snapshotter.take() is not None
     other = InitialFrom(uri=(tmp_path / "storage" / "n" / "j" / "u").as_uri(), weights_only=weights_only)
@@ -120,9 +118,7 @@ def test_a_server_that_begins_with_another_run_asks_the_workers_first(
     assert (begun.desk.coordinator.ledger is None) == weights_only
 
 
-def test_a_server_that_is_started_again_in_place_before_the_first_snapshot_asks_the_workers_first(
-    server, tmp_path
-):
+def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_path):
     # Killed for its memory: a new worker's first values must not win over a copy of what was trained.
     copy = aligned(4)
     answer = server.shard.pull(0, copy)
@@ -143,7 +139,7 @@ def test_a_server_that_is_started_again_in_place_before_the_first_snapshot_asks_
     assert again.desk.coordinator.ledger.finished
 
 
-def test_the_first_server_of_a_run_waits_for_nobody(server, tmp_path):
+def test_first_server_of_a_run_does_not_wait_for_workers(server, tmp_path):
     assert not ParameterServer(config(tmp_path, uid="another")).shard.follows
     server._leave_trace()
     assert ParameterServer(config(tmp_path)).shard.follows
@@ -162,7 +158,7 @@ def successor_of(tmp_path, **options):
     return successor
 
 
-def test_a_server_that_was_replaced_ends_and_nothing_of_what_it_trained_is_lost(server, tmp_path):
+def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_path):
     assert server.desk.snapshotter.take().number == 1
     successor = successor_of(tmp_path)
     copy = aligned(4)
@@ -186,14 +182,14 @@ def test_a_server_that_was_replaced_ends_and_nothing_of_what_it_trained_is_lost(
     assert successor.desk.snapshotter.take().epoch == 1
 
 
-def test_a_server_that_was_replaced_does_not_begin_again_in_place(server, tmp_path):
+def test_replaced_server_does_not_restart_in_place(server, tmp_path):
     successor_of(tmp_path)
     with pytest.raises(Fenced, match="incarnation 1 of shard 0 is there, this is incarnation 0"):
         ParameterServer(config(tmp_path))._restore()
     assert successor_of(tmp_path)._watch.look()  # the newest one does
 
 
-def test_any_shard_ends_when_it_is_replaced(tmp_path):
+def test_any_replaced_shard_exits(tmp_path):
     older = [ParameterServer(config(tmp_path, index=index, shards=2)) for index in (0, 1)]
     for one in older:
         one._restore()
@@ -202,7 +198,7 @@ def test_any_shard_ends_when_it_is_replaced(tmp_path):
     assert older[1]._serve() == EXIT_FENCED
 
 
-def test_a_storage_that_is_away_ends_nobody(server, tmp_path, monkeypatch):
+def test_unreachable_storage_fences_no_server(server, tmp_path, monkeypatch):
     successor_of(tmp_path)
 
     def away(*_):
@@ -221,7 +217,7 @@ def exported(server):
     return token, TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
 
-def test_what_an_export_lacks_is_in_the_jobs_last_word(server):
+def test_missing_export_format_is_in_the_termination_message(server):
     token, done = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     server.desk.task_done(done.model_copy(update={"message": "model/ holds no SavedModel"}))
@@ -230,7 +226,7 @@ def test_what_an_export_lacks_is_in_the_jobs_last_word(server):
     assert server.desk.artefacts.published() == said
 
 
-def test_a_server_that_was_replaced_exports_nothing(server, tmp_path):
+def test_replaced_server_exports_nothing(server, tmp_path):
     token, done = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     successor = successor_of(tmp_path)
@@ -245,7 +241,7 @@ def test_a_server_that_was_replaced_exports_nothing(server, tmp_path):
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
 
 
-def test_a_server_that_is_replaced_during_an_upload_writes_nothing_over(server, tmp_path):
+def test_server_replaced_during_an_upload_overwrites_nothing(server, tmp_path):
     token, _ = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
 
@@ -258,7 +254,7 @@ def test_a_server_that_is_replaced_during_an_upload_writes_nothing_over(server, 
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
 
 
-def test_who_finds_the_model_there_ends_with_it_and_writes_nothing_over(server, tmp_path):
+def test_successor_that_finds_the_model_ends_with_it(server, tmp_path):
     """Its predecessor had looked for it just before it came, and published just after."""
     assert server.desk.snapshotter.take() is not None
     token, _ = exported(server)

@@ -34,7 +34,7 @@ def files_in(storage):
     return sorted(str(path.relative_to(storage.root)) for path in storage.root.rglob("*") if path.is_file())
 
 
-def test_the_model_is_visible_when_its_manifest_is(artefacts, storage):
+def test_model_is_published_with_its_manifest(artefacts, storage):
     artefacts.receive(TOKEN, "export", "model.keras", iter([b"ker", b"as"]))
     artefacts.receive(TOKEN, "export", "saved_model/saved_model.pb", iter([]))
     assert artefacts.published() is None
@@ -54,7 +54,7 @@ def test_the_model_is_visible_when_its_manifest_is(artefacts, storage):
     )  # a server that starts later ends with the same words
 
 
-def test_the_digest_changes_with_any_byte_and_any_name(tmp_path):
+def test_digest_depends_on_contents_and_names(tmp_path):
     def digest(folder, name, content):
         artefacts = Artefacts(LocalStorage(tmp_path / folder), "uid")
         artefacts.receive(TOKEN, "export", name, iter([content]))
@@ -65,7 +65,7 @@ def test_the_digest_changes_with_any_byte_and_any_name(tmp_path):
     assert len({one, digest("c", "model.keras", b"y"), digest("d", "model.h5", b"x")}) == 3
 
 
-def test_only_one_export_is_published(artefacts, storage):
+def test_second_export_returns_the_published_outcome(artefacts, storage):
     first = Artefacts(storage, "uid")
     artefacts.receive(TOKEN, "export", "model.keras", iter([b"one"]))
     outcome = artefacts.publish_model(TOKEN, SAID)
@@ -73,7 +73,7 @@ def test_only_one_export_is_published(artefacts, storage):
     assert first.publish_model(OTHER, SAID.model_copy(update={"step": 8})) == outcome
 
 
-def test_a_model_of_another_run_in_the_folder_is_never_called_ours(artefacts, storage):
+def test_model_of_another_run_is_fenced(artefacts, storage):
     other = Artefacts(storage, "another uid")
     other.receive(TOKEN, "export", "model.keras", iter([b"one"]))
     other.publish_model(TOKEN, SAID)
@@ -82,7 +82,7 @@ def test_a_model_of_another_run_in_the_folder_is_never_called_ours(artefacts, st
         artefacts.publish_model(TOKEN, SAID)
 
 
-def test_a_manifest_that_cannot_be_read_is_never_covered(artefacts, storage):
+def test_unreadable_manifest_is_not_overwritten(artefacts, storage):
     storage.write(MANIFEST, [b"{"])
     with pytest.raises(Fenced, match=r"model/manifest\.json cannot be read"):
         artefacts.published()
@@ -92,19 +92,19 @@ def test_a_manifest_that_cannot_be_read_is_never_covered(artefacts, storage):
     ("kind", "name"),
     [("export", "manifest.json"), ("callbacks", "model/model.keras"), ("evaluate", "snapshots/x")],
 )
-def test_a_task_writes_only_where_it_may(artefacts, storage, kind, name):
+def test_task_output_outside_its_folder_is_refused(artefacts, storage, kind, name):
     with pytest.raises(ProtocolError):
         artefacts.receive(TOKEN, kind, name, iter([b"x"]))
     assert not storage.root.exists()
 
 
-def test_callbacks_write_logs(artefacts, storage):
+def test_callbacks_overwrite_their_logs(artefacts, storage):
     artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a"]))
     artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a", b"b"]))  # after the next pass
     assert storage.read("logs/history.csv") == b"ab"
 
 
-def test_an_upload_that_is_cut_off_leaves_nothing_and_counts_for_nothing(artefacts, storage):
+def test_truncated_upload_leaves_no_file_and_is_not_counted(artefacts, storage):
     with pytest.raises(Unreachable, match="broke off"):
         artefacts.receive(TOKEN, "export", "model.keras", cut_off())
     assert files_in(storage) == []
@@ -118,7 +118,7 @@ def names_in_manifest(storage):
     return [file["name"] for file in json.loads(storage.read(MANIFEST))["files"]]
 
 
-def test_files_of_another_token_are_no_files_of_this_task(artefacts, storage):
+def test_files_of_another_token_do_not_count(artefacts, storage):
     artefacts.receive(TOKEN, "export", "model.keras", iter([b"x"]))
     with pytest.raises(ProtocolError, match="was not uploaded"):
         artefacts.check(OTHER, ("model.keras",))
@@ -127,7 +127,7 @@ def test_files_of_another_token_are_no_files_of_this_task(artefacts, storage):
     assert names_in_manifest(storage) == ["new.keras"]
 
 
-def test_a_late_file_of_one_who_was_given_up_changes_nothing_for_its_successor(artefacts, storage):
+def test_late_upload_of_a_replaced_worker_is_not_published(artefacts, storage):
     def slow():
         yield b"begun before, "
         artefacts.receive(OTHER, "export", "model.keras", iter([b"the successor's"]))
@@ -139,7 +139,7 @@ def test_a_late_file_of_one_who_was_given_up_changes_nothing_for_its_successor(a
     assert names_in_manifest(storage) == ["model.keras"]
 
 
-def test_what_is_remembered_does_not_grow_with_the_tasks(artefacts, storage):
+def test_upload_records_do_not_grow_with_tasks(artefacts, storage):
     for n in range(9):
         artefacts.receive((0, n), "callbacks", f"logs/{n}.h5", iter([b"x"]))
         artefacts.check((0, n), (f"logs/{n}.h5",))
@@ -148,7 +148,7 @@ def test_what_is_remembered_does_not_grow_with_the_tasks(artefacts, storage):
     assert files_in(storage) == [f"logs/{n}.h5" for n in range(9)]
 
 
-def test_a_full_disk_refuses_the_file_and_takes_the_next(artefacts, storage, monkeypatch):
+def test_upload_after_a_full_disk_succeeds(artefacts, storage, monkeypatch):
     real = storage._write_beside
 
     def full(path, chunks):

@@ -22,7 +22,7 @@ from shoal_trainer.wire.channel import DEAD_SECONDS
 from tests.unit.trainer.coordinator.served import SECONDS
 
 
-def test_another_jobs_key_is_refused_by_both_sides(start_server, tmp_path):
+def test_key_of_another_job_is_refused_by_both_sides(start_server, tmp_path):
     served, other = start_server(), create_secret_dir(tmp_path / "other")
     client = ControlClient(served.address, other, timeout=SECONDS)
     with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
@@ -43,7 +43,7 @@ def test_another_jobs_key_is_refused_by_both_sides(start_server, tmp_path):
     client.close()
 
 
-def test_a_plain_client_holds_up_nobody(start_server):
+def test_plain_client_does_not_block_others(start_server):
     served = start_server()
     with socket.create_connection(("127.0.0.1", served.server.port), SECONDS) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -55,7 +55,7 @@ def test_a_plain_client_holds_up_nobody(start_server):
 
 
 @pytest.mark.parametrize("part", [b"", b"POST /v1/next HT", b"POST /v1/next HTTP/1.1\r\nAuthorization: Bea"])
-def test_who_proves_nothing_in_time_is_closed_however_slow(start_server, part):
+def test_unauthenticated_connection_is_closed_at_the_deadline(start_server, part):
     served = start_server(proof_seconds=0.2)
     with served.connect() as connection:
         connection.sendall(part)
@@ -64,7 +64,7 @@ def test_who_proves_nothing_in_time_is_closed_however_slow(start_server, part):
     assert served.works()
 
 
-def test_who_has_proven_itself_may_be_slow(start_server):
+def test_authenticated_connection_may_be_slow(start_server):
     served = start_server(proof_seconds=0.2)
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     served.answer(client, 0)
@@ -76,7 +76,7 @@ def test_who_has_proven_itself_may_be_slow(start_server):
     client.close()
 
 
-def test_who_proves_nothing_takes_no_place_of_those_who_did(start_server, monkeypatch):
+def test_unauthenticated_connections_take_no_authenticated_slot(start_server, monkeypatch):
     monkeypatch.setattr(http_server, "MAX_UNPROVEN", 1)
     served = start_server()
     clients = [ControlClient(served.address, served.credentials, timeout=SECONDS) for _ in range(4)]
@@ -92,7 +92,7 @@ def test_who_proves_nothing_takes_no_place_of_those_who_did(start_server, monkey
         client.close()
 
 
-def test_no_more_connections_than_there_are_places(start_server, monkeypatch):
+def test_connections_are_limited(start_server, monkeypatch):
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
     served = start_server()
     clients = [ControlClient(served.address, served.credentials, timeout=SECONDS) for _ in range(3)]
@@ -106,7 +106,7 @@ def test_no_more_connections_than_there_are_places(start_server, monkeypatch):
         client.close()
 
 
-def test_the_kernel_watches_for_the_death_of_the_coordinators_machine(start_server):
+def test_keepalive_detects_a_dead_coordinator_node(start_server):
     served = start_server()
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
@@ -116,7 +116,7 @@ def test_the_kernel_watches_for_the_death_of_the_coordinators_machine(start_serv
     client.close()
 
 
-def test_an_idle_connection_that_was_closed_is_opened_again(start_server):
+def test_closed_idle_connection_is_reopened(start_server):
     served = start_server()
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     client.call("next", Next(slot=0, incarnation=0, number=1), Given)
@@ -127,7 +127,7 @@ def test_an_idle_connection_that_was_closed_is_opened_again(start_server):
     client.close()
 
 
-def test_closed_from_another_thread_while_it_connects_it_leaves_no_socket(start_server, monkeypatch):
+def test_close_during_connect_leaves_no_socket(start_server, monkeypatch):
     served = start_server()
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     connect, opened = http.client.HTTPSConnection.connect, []
@@ -143,7 +143,7 @@ def test_closed_from_another_thread_while_it_connects_it_leaves_no_socket(start_
     assert [sock.fileno() for sock in opened] == [-1]
 
 
-def test_closed_from_another_thread_while_it_waits_it_opens_no_other(start_server, monkeypatch):
+def test_close_during_a_request_opens_no_new_connection(start_server, monkeypatch):
     served = start_server()
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     assert served.answer(client, 3) == 3
@@ -158,7 +158,7 @@ def test_closed_from_another_thread_while_it_waits_it_opens_no_other(start_serve
     assert client._connection is None
 
 
-def test_close_ends_the_connections(start_server):
+def test_server_close_ends_its_connections(start_server):
     served = start_server()
     connection = served.connect()
     connection.sendall(b"POST /v1/next HTTP/1.1\r\n")

@@ -7,7 +7,7 @@ from shoal_trainer.errors import UserError
 from tests.unit.trainer.coordinator.bench import Bench
 
 
-def test_another_data_set_is_the_users_error():
+def test_different_data_set_is_a_user_error():
     bench = Bench()
     bench.join(0)
     with pytest.raises(UserError, match="Every worker must see the same data"):
@@ -18,7 +18,7 @@ def test_another_data_set_is_the_users_error():
 
 @pytest.mark.parametrize("seen", [("a", "b", "c", "d"), ("a",), ("b", "c")])
 @pytest.mark.parametrize("later", ["joins", "resumes", "begins from it"])
-def test_the_job_keeps_its_first_list_of_files_whatever_others_see(caplog, seen, later):
+def test_job_keeps_its_first_file_list(caplog, seen, later):
     data = DataSpec(files=("a", "b", "c"), validation=True)
     bench = Bench()
     bench.join(0, data=data)

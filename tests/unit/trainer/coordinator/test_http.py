@@ -26,7 +26,7 @@ from shoal_trainer.security import create_secret_dir
 from tests.unit.trainer.coordinator.served import SECONDS
 
 
-def test_an_answer_is_one_record(start_server):
+def test_response_is_sent_as_one_tls_record(start_server):
     # As two, the second waits until the client's kernel acknowledges the first: up to 40 ms for each lease.
     served = start_server()
     body = json.dumps({"slot": 3, "incarnation": 0, "number": 1, "generation": 0}).encode()
@@ -41,7 +41,7 @@ def test_an_answer_is_one_record(start_server):
             assert Given.model_validate_json(answer.partition(b"\r\n\r\n")[2]).seconds == 3
 
 
-def test_the_status_has_a_token_of_its_own(start_server):
+def test_status_needs_its_own_token(start_server):
     served = start_server()
     status = served.credentials.token("status")
     code, body = served.ask("GET", STATUS_PATH, token=status)
@@ -53,7 +53,7 @@ def test_the_status_has_a_token_of_its_own(start_server):
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer wrong", "Basic {token}", "bearer {token}", "{token}"]
 )
-def test_without_the_token_nothing_is_answered(start_server, header):
+def test_request_without_valid_token_is_unauthorized(start_server, header):
     served = start_server()
     value = header.format(token=served.credentials.token(PURPOSE))
     with served.connect() as connection:
@@ -66,7 +66,7 @@ def test_without_the_token_nothing_is_answered(start_server, header):
     assert served.works()
 
 
-def test_refusals_are_said_once_and_show_no_token(start_server, caplog):
+def test_refusals_are_logged_once_without_the_token(start_server, caplog):
     served = start_server()
     with caplog.at_level(logging.DEBUG):
         for _ in range(5):
@@ -92,7 +92,7 @@ def test_refusals_are_said_once_and_show_no_token(start_server, caplog):
         ("PUT", "/v1/files/0/0/0/1/a%00b"),
     ],
 )
-def test_a_wrong_path_is_refused(start_server, method, path):
+def test_invalid_path_is_refused(start_server, method, path):
     served = start_server()
     code, body = served.ask(method, path, b"{}")
     assert code == 400
@@ -101,12 +101,12 @@ def test_a_wrong_path_is_refused(start_server, method, path):
 
 
 @pytest.mark.parametrize("name", ["a", "saved_model/variables/variables.index", "logs/ü.csv", "..a", "a..b"])
-def test_names_of_files_that_are_good(name):
+def test_safe_names_are_accepted(name):
     assert safe_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/../b", "./a", "a//b", "a/", "a\\b", "a\0b", "x" * 513, ".."])
-def test_names_of_files_that_are_not(name):
+def test_unsafe_names_are_refused(name):
     with pytest.raises(ProtocolError):
         safe_name(name)
 
@@ -114,7 +114,7 @@ def test_names_of_files_that_are_not(name):
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'{"slot": -1, "incarnation": 0}', b'{"slot": 1}', b"\xff\xfe"]
 )
-def test_a_body_that_is_no_request_is_refused(start_server, body):
+def test_invalid_body_is_refused(start_server, body):
     served = start_server()
     code, said = served.ask("POST", "/v1/next", body)
     assert code == 400
@@ -122,7 +122,7 @@ def test_a_body_that_is_no_request_is_refused(start_server, body):
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "x", str(MAX_BODY + 1), "9" * 40])
-def test_a_body_of_impossible_length_is_refused_before_it_is_read(start_server, length):
+def test_invalid_content_length_is_refused_before_reading(start_server, length):
     served = start_server()
     code, said = served.ask("POST", "/v1/next", b"", length=length)
     assert (code, "at most" in said) == (400, True)
@@ -130,7 +130,7 @@ def test_a_body_of_impossible_length_is_refused_before_it_is_read(start_server, 
     assert (code, "at most" in said) == (400, True)
 
 
-def test_a_hello_may_tell_of_more_files_than_another_request_may_hold(start_server):
+def test_join_may_exceed_the_body_limit_of_other_requests(start_server):
     served, told = start_server(), []
 
     def join(request):
@@ -153,7 +153,7 @@ def test_a_hello_may_tell_of_more_files_than_another_request_may_hold(start_serv
 @pytest.mark.parametrize(
     "error", [Fenced("newer"), UserError("mend it"), ProtocolError("no"), Unreachable("later")]
 )
-def test_errors_arrive_as_they_were_raised(start_server, error):
+def test_errors_keep_their_type_over_http(start_server, error):
     served = start_server()
     served.error = error
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
@@ -163,7 +163,7 @@ def test_errors_arrive_as_they_were_raised(start_server, error):
     client.close()
 
 
-def test_what_breaks_inside_is_logged_and_worth_another_try(start_server, caplog):
+def test_internal_error_is_logged_and_retryable(start_server, caplog):
     served = start_server()
     served.error = RuntimeError("a bug")
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
@@ -176,7 +176,7 @@ def test_what_breaks_inside_is_logged_and_worth_another_try(start_server, caplog
 
 
 @pytest.mark.parametrize("said", [b"", b'{"kind": "id'])
-def test_an_answer_that_is_cut_off_is_no_answer(tmp_path, said):
+def test_truncated_response_is_unreachable(tmp_path, said):
     credentials = create_secret_dir(tmp_path)
     context = credentials.server_context()
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -4,7 +4,7 @@ from shoal_trainer.coordinator.protocol import TaskDone
 from tests.unit.trainer.coordinator.bench import Bench
 
 
-def test_a_task_whose_worker_is_lost_goes_to_another():
+def test_task_of_a_lost_worker_moves_to_another():
     bench = Bench()
     for slot in (0, 1):
         bench.join(slot)
@@ -16,7 +16,7 @@ def test_a_task_whose_worker_is_lost_goes_to_another():
     assert bench.coordinator.task_done(TaskDone(slot=1, incarnation=0, token=first.token)) is None
 
 
-def test_who_got_no_answer_is_given_the_same_again():
+def test_repeated_request_gets_the_same_work():
     bench = Bench()
     bench.join(0)
     first = bench.ask(0, number=1)
@@ -35,7 +35,7 @@ def test_who_got_no_answer_is_given_the_same_again():
     assert bench.ask(0, number=number + 1).kind == "idle"
 
 
-def test_what_is_somebody_elses_by_now_is_not_given_again():
+def test_repeated_request_does_not_return_reassigned_work():
     bench = Bench()
     bench.join(0)
     bench.join(1)
@@ -46,7 +46,7 @@ def test_what_is_somebody_elses_by_now_is_not_given_again():
     assert bench.ask(0, number=1).lease.start != given.lease.start
 
 
-def test_who_has_said_goodbye_is_given_nothing():
+def test_worker_that_left_gets_no_work():
     bench = Bench()
     bench.join(0)
     bench.coordinator.leave(0, 0)
@@ -55,7 +55,7 @@ def test_who_has_said_goodbye_is_given_nothing():
     assert bench.ask(0).kind == "data"
 
 
-def test_a_position_that_is_pushed_twice_is_counted_in_its_range():
+def test_repeated_position_is_counted_in_its_range():
     bench = Bench()
     bench.join(0)
     lease = bench.ask(0).lease

@@ -115,7 +115,7 @@ TestAnyWorkers = AnyWorkers.TestCase
 TestAnyWorkers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_passes_are_visited_in_other_orders_and_the_same_for_the_same_seed() -> None:
+def test_each_pass_has_its_own_order_fixed_by_the_seed() -> None:
     def order(seed: str) -> list[int]:
         one = Ledger(size=64, files=0, batch_size=1, seed=seed, epochs=2)
         starts = []
@@ -131,14 +131,14 @@ def test_passes_are_visited_in_other_orders_and_the_same_for_the_same_seed() -> 
     assert first[:32] != first[32:]
 
 
-def test_a_pass_begins_when_the_one_before_has_nothing_free_and_two_are_never_ahead() -> None:
+def test_next_pass_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:
     one = ledger(size=8, batch=4, epochs=None)
     leases = [one.grant(0, 0, 1) for _ in range(5)]
     assert [lease.segment.epoch if lease else None for lease in leases] == [0, 0, 1, 1, None]
 
 
 @pytest.mark.parametrize(("size", "ahead"), [(8, 64), (4 * 2048, 1), (10**9, 1), (None, 1)])
-def test_small_passes_may_be_many_ahead_where_nothing_judges_them(size: int | None, ahead: int) -> None:
+def test_small_passes_without_evaluation_may_run_far_ahead(size: int | None, ahead: int) -> None:
     # What a vanished worker holds is free after some seconds; others could do many small passes in that time.
     one = Ledger(size=size, files=0 if size else 3, batch_size=4, seed="s", epochs=None, in_step=False)
     held = one.grant(0, 0, 1)
@@ -153,7 +153,7 @@ def test_small_passes_may_be_many_ahead_where_nothing_judges_them(size: int | No
     assert one.ahead == ahead
 
 
-def test_a_limit_cuts_a_lease_and_leaves_the_rest() -> None:
+def test_limit_splits_a_lease() -> None:
     one = ledger(size=64, batch=16, epochs=1)
     cut = one.grant(0, 0, 1, limit=5)
     assert cut is not None
@@ -162,7 +162,7 @@ def test_a_limit_cuts_a_lease_and_leaves_the_rest() -> None:
     assert (cut.segment.start, cut.segment.stop) == (rest.segment.start - 5, rest.segment.start)
 
 
-def test_files_of_unknown_length_are_learned_in_the_first_pass() -> None:
+def test_file_lengths_are_learned_in_the_first_pass() -> None:
     one = ledger(size=None, files=3, epochs=2)
     lengths = {0: 7, 1: 0, 2: 4}
     for _ in range(3):
@@ -186,7 +186,7 @@ def test_files_of_unknown_length_are_learned_in_the_first_pass() -> None:
     assert one.done_samples == 22
 
 
-def test_a_file_that_is_given_back_goes_on_where_it_was() -> None:
+def test_returned_file_resumes_at_its_position() -> None:
     one = ledger(size=None, files=1, epochs=1)
     lease = one.grant(0, 0, 1)
     assert lease is not None
@@ -197,12 +197,12 @@ def test_a_file_that_is_given_back_goes_on_where_it_was() -> None:
     assert (again.segment.start, again.segment.stop) == (30, None)
 
 
-def test_a_ledger_of_other_data_is_refused() -> None:
+def test_ledger_of_other_data_is_refused() -> None:
     with pytest.raises(ValueError, match="other data"):
         ledger(size=99).load(ledger().dump())
 
 
-def test_a_push_opens_a_pass_that_the_snapshot_did_not_know() -> None:
+def test_push_opens_a_pass_unknown_to_the_snapshot() -> None:
     one = ledger(size=8, batch=4, epochs=3)
     assert one.apply(Segment(1, -1, 0, 4)) == []
     assert one.done_samples == 4
@@ -213,7 +213,7 @@ def test_a_push_opens_a_pass_that_the_snapshot_did_not_know() -> None:
     assert sorted(left) == [(0, 0), (0, 4), (1, 4), (2, 0), (2, 4)]
 
 
-def test_a_push_of_what_nobody_leased_costs_no_walk_over_all_that_is_free(monkeypatch) -> None:
+def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
     # After a loss thousands of them are replayed, inside the lock, on a ledger with thousands of ranges.
     one = ledger(size=4 * MAX_RANGES, batch=4, epochs=1)
     one.grant(0, 0, 1)
@@ -232,14 +232,14 @@ def test_a_push_of_what_nobody_leased_costs_no_walk_over_all_that_is_free(monkey
 
 
 @pytest.mark.parametrize("size", [1, 100, 10**6, 10**9])
-def test_however_large_the_data_a_pass_has_few_ranges(size: int) -> None:
+def test_ranges_per_pass_are_bounded(size: int) -> None:
     one = Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1)
     assert one.ranges_in_a_pass() <= MAX_RANGES
     assert one.range_size % 32 == 0
 
 
 @pytest.mark.parametrize("segment", [Segment(7, -1, 0, 4), Segment(0, 0, 0, 4), Segment(0, -1, 0, 2**63)])
-def test_positions_that_the_data_do_not_have_are_nobodys(segment: Segment) -> None:
+def test_positions_outside_the_data_are_ignored(segment: Segment) -> None:
     one = ledger(size=8, batch=4, epochs=3)
     assert one.apply(segment) == []
     assert one.reclaim(0, 0, 1, segment) is None

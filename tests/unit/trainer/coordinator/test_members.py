@@ -9,7 +9,7 @@ from shoal_trainer.errors import Fenced
 from tests.unit.trainer.coordinator.bench import Bench
 
 
-def test_a_silent_worker_is_told_of_and_active_again_when_it_speaks():
+def test_silent_worker_is_reported_and_becomes_active_again():
     bench = Bench()
     bench.join(0)
     bench.now = 4.9
@@ -22,7 +22,7 @@ def test_a_silent_worker_is_told_of_and_active_again_when_it_speaks():
     assert bench.coordinator.status().workers[0].state is WorkerState.ACTIVE
 
 
-def test_nobody_waits_for_a_silent_worker():
+def test_silent_workers_lease_goes_to_another_worker():
     bench = Bench()
     for slot in (0, 1):
         bench.join(slot)
@@ -41,7 +41,7 @@ def test_nobody_waits_for_a_silent_worker():
     assert bench.coordinator.counters.wasted_steps == 1
 
 
-def test_nobody_waits_for_a_silent_workers_task_though_training_was_stopped():
+def test_silent_workers_task_moves_after_training_stopped():
     bench = Bench(stop=StopAfter(steps=2))
     for slot in (0, 1):
         bench.join(slot)
@@ -53,7 +53,7 @@ def test_nobody_waits_for_a_silent_workers_task_though_training_was_stopped():
 
 
 @pytest.mark.parametrize("away", [5.5, 70.0, 3600.0])
-def test_that_the_coordinator_was_away_itself_is_nobodys_silence(away):
+def test_coordinator_pause_does_not_count_as_worker_silence(away):
     # Its node was off the network, or its process was stopped: it heard nobody, and nobody is lost.
     bench = Bench()
     for slot in (0, 1, 2):
@@ -76,7 +76,7 @@ def test_that_the_coordinator_was_away_itself_is_nobodys_silence(away):
     assert states == [WorkerState.ACTIVE, WorkerState.ACTIVE, WorkerState.FENCED]
 
 
-def test_of_an_incarnation_that_was_forgotten_it_is_known_that_older_ones_are_refused():
+def test_forgotten_incarnation_still_fences_older_ones():
     bench = Bench()
     bench.join(0, 1)
     bench.coordinator.leave(0, 1)
@@ -88,7 +88,7 @@ def test_of_an_incarnation_that_was_forgotten_it_is_known_that_older_ones_are_re
 
 
 @pytest.mark.parametrize("goodbye", ["leave", "failed"])
-def test_a_push_after_goodbye_is_refused_for_its_range_is_somebody_elses(goodbye):
+def test_push_after_leaving_is_fenced(goodbye):
     bench = Bench()
     for slot in (0, 1):
         bench.join(slot)
@@ -101,7 +101,7 @@ def test_a_push_after_goodbye_is_refused_for_its_range_is_somebody_elses(goodbye
     assert bench.coordinator.counters.repeated == 0
 
 
-def test_steps_in_vain_count_once_though_they_are_told_again():
+def test_repeated_reports_of_wasted_steps_count_once():
     first, second = Bench(), Bench()  # the coordinator, and the one after the loss of parameter server 0
 
     def told(bench, steps, before):
@@ -117,7 +117,7 @@ def test_steps_in_vain_count_once_though_they_are_told_again():
     assert told(second, 8, 6) == 2
 
 
-def test_a_successor_takes_over_and_the_old_one_is_fenced():
+def test_successor_takes_over_and_fences_its_predecessor():
     bench = Bench()
     bench.join(0)
     held = bench.ask(0).lease
@@ -130,7 +130,7 @@ def test_a_successor_takes_over_and_the_old_one_is_fenced():
     assert bench.shard.samples == 8
 
 
-def test_a_worker_that_leaves_gives_the_exact_rest_back():
+def test_leaving_worker_returns_the_rest_of_its_lease():
     bench = Bench()
     bench.join(0)
     held = bench.ask(0).lease
@@ -139,7 +139,7 @@ def test_a_worker_that_leaves_gives_the_exact_rest_back():
     assert (bench.ask(1).lease.start, bench.coordinator.counters.wasted_steps) == (held.start, 0)
 
 
-def test_what_a_worker_says_with_its_heartbeats_is_in_the_status_until_it_says_it_no_more():
+def test_heartbeat_message_is_in_the_status_until_cleared():
     bench = Bench()
     bench.join(0)
     for message in ("cannot read s3://bucket/part-3: no answer", ""):
@@ -147,7 +147,7 @@ def test_what_a_worker_says_with_its_heartbeats_is_in_the_status_until_it_says_i
         assert [worker.message for worker in bench.coordinator.status().workers] == [message]
 
 
-def test_the_newest_of_every_slot_are_told_first():
+def test_newest_incarnations_are_reported_first():
     members = [Member(slot, incarnation) for slot in range(3) for incarnation in range(slot + 1)]
     told = [(m.slot, m.incarnation) for m in report.newest_first(members)]
     assert told == [(0, 0), (1, 1), (2, 2), (1, 0), (2, 1), (2, 0)]

@@ -1,7 +1,7 @@
 from shoal_trainer.coordinator.pace import RATE_SECONDS, Pace
 
 
-def test_what_nobody_asks_for_is_forgotten_too():
+def test_pace_discards_old_pushes_without_being_read():
     pace = Pace()
     for second in range(10_000):
         pace.pushed(float(second), 32, 0.5)

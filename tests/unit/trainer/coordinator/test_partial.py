@@ -30,7 +30,7 @@ def contents(held):
 
 
 @given(shards)
-def test_uneven_is_the_union_without_what_all_have(held):
+def test_uneven_is_the_union_minus_the_intersection(held):
     found = [contents(one) for one in held]
     assert set(uneven(found)) == set.union(*held) - set.intersection(*held)
     assert [Contents(one.spans()).spans() for one in found] == [one.spans() for one in found]
@@ -40,7 +40,7 @@ def test_uneven_is_the_union_without_what_all_have(held):
         assert arriving(found, push) == all(push[2] > max(have, default=0) for have in seqs)
 
 
-def test_incarnations_of_long_ago_are_left_out_and_what_was_partial_of_them_stays():
+def test_partial_pushes_of_forgotten_incarnations_stay_counted():
     one, other, partial = contents([(0, 0, 1)]), contents([]), Partial()
     partial.learn([Entry(1, 0, 0, 1, 1, 0, -1, 4, 6)])
     for shard in (one, other):
@@ -55,7 +55,7 @@ def test_incarnations_of_long_ago_are_left_out_and_what_was_partial_of_them_stay
 
 
 @given(shards)
-def test_what_another_run_left_stays_partial(held):
+def test_partial_samples_of_another_run_stay_partial(held):
     found = [contents(one) for one in held]
     partial, begun = Partial(), Partial()
     partial.learn(Entry(1, *push, 1, 0, -1, push[2], push[2] + 1) for push in uneven(found))
@@ -65,7 +65,7 @@ def test_what_another_run_left_stays_partial(held):
 
 
 @given(shards, st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_what_is_partial_stays_so_however_often_the_parameters_are_cut_anew(held, cuts):
+def test_partial_samples_survive_resharding(held, cuts):
     found = [contents(one) for one in held]
     partial = Partial()
     partial.learn(Entry(1, *push, 1, 0, -1, push[2], push[2] + 1) for push in uneven(found))
@@ -128,7 +128,7 @@ class Bench:
         return self.coordinator.counters.partial, self.coordinator.counters.partial_ranges
 
 
-def test_what_may_yet_come_counts_at_the_end_only():
+def test_pushes_in_flight_count_as_partial_at_the_end_only():
     bench = Bench()
     bench.push(1, 0, 1)
     bench.push(2, 1)
@@ -145,7 +145,7 @@ def test_what_may_yet_come_counts_at_the_end_only():
     assert bench.counted == (2, {(0, 3)})
 
 
-def test_a_worker_that_is_gone_sends_nothing_any_more():
+def test_pushes_of_a_worker_that_left_count_as_partial():
     bench = Bench()
     bench.push(1, 1)
     bench.coordinator.leave(0, 0)
@@ -153,7 +153,7 @@ def test_a_worker_that_is_gone_sends_nothing_any_more():
     assert bench.counted == (2, {(0, 1)})
 
 
-def test_a_manifest_remembers_what_the_journals_forget():
+def test_manifest_keeps_partial_pushes_after_journal_truncation():
     bench = Bench()
     bench.push(1, 1)
     bench.push(2, 0, 1)
@@ -170,7 +170,7 @@ def test_a_manifest_remembers_what_the_journals_forget():
     assert bench.counted == (2, {(0, 1)})
 
 
-def test_a_snapshot_waits_once_for_what_a_lost_shard_cannot_tell():
+def test_snapshot_is_delayed_once_for_unknown_pushes_of_a_lost_shard():
     bench = Bench()
     bench.push(1, 1)
     parts = [shard.contents.spans() for shard in bench.shards]
@@ -180,7 +180,7 @@ def test_a_snapshot_waits_once_for_what_a_lost_shard_cannot_tell():
     assert bench.reconciler.beside(parts)["pushes"] == []
 
 
-def test_a_shard_that_is_away_leaves_the_figure_as_it_was():
+def test_unreachable_shard_leaves_the_count_unchanged():
     bench = Bench()
     bench.push(1, 1)
     bench.reconciler.look(at_end=True)
@@ -190,7 +190,7 @@ def test_a_shard_that_is_away_leaves_the_figure_as_it_was():
     assert bench.counted == (2, {(0, 1)})
 
 
-def test_what_is_partial_stays_counted_when_there_are_more_or_fewer_shards():
+def test_partial_count_is_kept_when_the_shard_count_changes():
     first = Bench()
     first.push(1, 0)
     first.coordinator.leave(0, 0)

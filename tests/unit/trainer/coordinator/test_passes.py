@@ -11,7 +11,7 @@ from shoal_trainer.errors import UserError
 from tests.unit.trainer.coordinator.bench import Bench
 
 
-def test_a_worker_trains_the_passes_then_exports_then_hears_the_end():
+def test_worker_trains_exports_and_finishes():
     bench = Bench()
     bench.join(0)
     given = bench.train(0)
@@ -26,7 +26,7 @@ def test_a_worker_trains_the_passes_then_exports_then_hears_the_end():
     assert report.ranges(bench.coordinator).once == 4
 
 
-def test_evaluation_and_callbacks_of_a_pass_come_in_order_and_see_its_logs():
+def test_tasks_of_a_pass_run_in_order_and_see_its_logs():
     bench = Bench(validation=True, callbacks=True)
     bench.join(0)
     kinds, given = [], bench.train(0)
@@ -42,7 +42,7 @@ def test_evaluation_and_callbacks_of_a_pass_come_in_order_and_see_its_logs():
     assert report.metrics(bench.coordinator) == {"val_accuracy": 0.75}
 
 
-def test_training_stops_at_a_metrics_value():
+def test_training_stops_at_the_target_metric():
     bench = Bench(stop=StopAfter(epochs=50, metric="accuracy", value=0.9), validation=True)
     bench.join(0)
     while (given := bench.ask(0)).kind == "data":
@@ -55,7 +55,7 @@ def test_training_stops_at_a_metrics_value():
     assert "accuracy reached 0.95" in bench.coordinator.status().message
 
 
-def test_a_metric_that_the_evaluation_does_not_give_is_the_users_error():
+def test_missing_target_metric_is_a_user_error():
     bench = Bench(stop=StopAfter(epochs=1, metric="f1", value=0.9), validation=True)
     bench.join(0)
     given = bench.train(0)
@@ -66,7 +66,7 @@ def test_a_metric_that_the_evaluation_does_not_give_is_the_users_error():
 
 
 @pytest.mark.parametrize("callbacks", [True, False])
-def test_training_goes_no_further_ahead_of_the_callbacks_than_a_pass(callbacks):
+def test_training_runs_at_most_one_pass_ahead_of_callbacks(callbacks):
     bench = Bench(stop=StopAfter(epochs=4), validation=True, callbacks=callbacks)
     for slot in (0, 1):
         bench.join(slot)
@@ -85,14 +85,14 @@ def test_training_goes_no_further_ahead_of_the_callbacks_than_a_pass(callbacks):
         assert bench.ask(1).kind == "data"
 
 
-def test_no_more_steps_are_given_out_than_were_asked_for():
+def test_step_limit_is_exact():
     bench = Bench(stop=StopAfter(steps=6))
     bench.join(0)
     bench.train(0)
     assert bench.coordinator.counters.steps == 6
 
 
-def test_a_metric_that_is_not_finite_is_left_out_and_reaches_no_target():
+def test_non_finite_metric_is_dropped_and_reaches_no_target():
     bench = Bench(stop=StopAfter(epochs=1, metric="loss", value=0.9), validation=True)
     bench.join(0)
     given = bench.train(0)

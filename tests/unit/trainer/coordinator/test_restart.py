@@ -5,7 +5,7 @@ from shoal_trainer.ps.buffers import aligned
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 
 
-def test_a_snapshot_holds_everything():
+def test_dump_and_load_keep_the_whole_state():
     bench = Bench(validation=True)
     bench.join(0)
     lease = bench.ask(0).lease
@@ -17,7 +17,7 @@ def test_a_snapshot_holds_everything():
     assert other.coordinator.counters.steps == 1
 
 
-def test_a_journal_brings_the_snapshots_ledger_to_the_moment_of_the_copy():
+def test_journal_advances_the_restored_ledger_to_the_copy():
     old = Bench()
     old.join(0)
     lease = old.ask(0).lease
@@ -39,7 +39,7 @@ def test_a_journal_brings_the_snapshots_ledger_to_the_moment_of_the_copy():
     assert new.shard.journal.since(-1).entries == old.shard.journal.since(1).entries
 
 
-def test_a_coordinator_that_is_started_again_in_place_gives_no_token_twice():
+def test_restart_in_place_reuses_no_token():
     """A container that ended is started again under the same epoch; a worker that survived has its leases still."""
     old, new = Bench(), Bench(boot=2)
     old.join(0)
@@ -57,7 +57,7 @@ def test_a_coordinator_that_is_started_again_in_place_gives_no_token_twice():
     assert sorted(lease.start for lease in [*held, *others]) == [0, 2, 4, 6]
 
 
-def test_what_nobody_claims_after_a_restart_in_place_is_free_again():
+def test_unclaimed_leases_are_free_after_a_restart_in_place():
     old, new = Bench(), Bench(boot=2)
     old.join(0)
     old.ask(0)
@@ -68,7 +68,7 @@ def test_what_nobody_claims_after_a_restart_in_place_is_free_again():
     assert new.train(1).task == "export"
 
 
-def test_another_run_begins_without_what_the_first_ones_workers_held_or_why_it_ended():
+def test_new_run_drops_leases_and_stop_reason_of_the_old_run():
     first, second = Bench(stop=StopAfter(steps=1)), Bench(boot=2, stop=StopAfter(epochs=2))
     for slot in (0, 1):
         first.join(slot)
@@ -82,7 +82,7 @@ def test_another_run_begins_without_what_the_first_ones_workers_held_or_why_it_e
     assert second.coordinator.ledger.completed == 2
 
 
-def test_one_that_follows_another_before_the_first_snapshot_of_a_run_that_began_with_another_one():
+def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     """What the workers' copies bring is counted, and what they hold is theirs before anybody asks."""
     first, lost, new = Bench(), Bench(boot=2), Bench(boot=3, epoch=1)
     first.join(0)

@@ -83,7 +83,7 @@ def bench(tmp_path):
     return Bench(tmp_path).begin()
 
 
-def test_parameters_ledger_and_counters_are_those_of_the_snapshot_but_for_the_batch(bench):
+def test_rollback_restores_the_snapshot_and_skips_the_batch(bench):
     bench.train(2)
     bench.snapshotter.take()
     bench.train(3)
@@ -101,7 +101,7 @@ def test_parameters_ledger_and_counters_are_those_of_the_snapshot_but_for_the_ba
     assert bad.start not in seen
 
 
-def test_it_happens_once_for_all_who_report_it(bench):
+def test_repeated_report_rolls_back_once(bench):
     bench.train()
     bench.snapshotter.take()
     bench.train()
@@ -115,7 +115,7 @@ def test_it_happens_once_for_all_who_report_it(bench):
     assert (bench.shard.generation, bench.coordinator.counters.rollbacks) == (1, 1)
 
 
-def test_what_was_under_way_and_what_was_leased_is_taken_by_nobody(bench):
+def test_requests_and_leases_from_before_a_rollback_are_refused(bench):
     bench.train()
     bench.snapshotter.take()
     boot, held = bench.shard.boot, bench.lease()
@@ -128,7 +128,7 @@ def test_what_was_under_way_and_what_was_leased_is_taken_by_nobody(bench):
     assert bench.lease().token > held.token
 
 
-def test_what_was_held_before_is_not_claimed_afterwards(bench):
+def test_leases_held_before_a_rollback_cannot_be_claimed(bench):
     bench.train()
     bench.snapshotter.take()
     held = bench.lease()
@@ -140,7 +140,7 @@ def test_what_was_held_before_is_not_claimed_afterwards(bench):
     assert not bench.coordinator.ledger.leases
 
 
-def test_whoever_starts_afterwards_begins_with_the_roll_back(bench, tmp_path):
+def test_restart_after_a_rollback_starts_from_it(bench, tmp_path):
     bench.train(2)
     bench.snapshotter.take()
     bench.train()
@@ -155,7 +155,7 @@ def test_whoever_starts_afterwards_begins_with_the_roll_back(bench, tmp_path):
     assert not new.shard.hello(0, 0, MODEL, 3, 0).wants_copy  # of what was given up
 
 
-def test_a_roll_back_that_was_cut_off_after_its_manifest_is_finished_by_the_next_report(bench):
+def test_interrupted_rollback_is_completed_by_the_next_report(bench):
     bench.train()
     bench.snapshotter.take()
     bench.train()
@@ -165,7 +165,7 @@ def test_a_roll_back_that_was_cut_off_after_its_manifest_is_finished_by_the_next
     assert (bench.shard.generation, bench.store.latest().number) == (1, 2)
 
 
-def test_after_so_many_in_a_row_the_job_fails(bench):
+def test_job_fails_after_too_many_rollbacks_in_a_row(bench):
     bench.train()
     bench.snapshotter.take()
     for _ in range(MAX_IN_A_ROW):
@@ -176,7 +176,7 @@ def test_after_so_many_in_a_row_the_job_fails(bench):
         bench.diverge()
 
 
-def test_a_newer_snapshot_ends_the_row(bench):
+def test_newer_snapshot_resets_the_rollback_limit(bench):
     bench.train()
     bench.snapshotter.take()
     for _ in range(MAX_IN_A_ROW + 1):
@@ -186,13 +186,13 @@ def test_a_newer_snapshot_ends_the_row(bench):
     assert bench.coordinator.counters.rollbacks == MAX_IN_A_ROW + 1
 
 
-def test_without_a_snapshot_it_fails_at_once(bench):
+def test_divergence_without_a_snapshot_fails_the_job(bench):
     bench.train()
     with pytest.raises(UserError, match="no snapshot yet"):
         bench.diverge()
 
 
-def test_a_server_that_is_fenced_rolls_nothing_back_and_does_not_fence_the_worker(bench):
+def test_fenced_server_neither_rolls_back_nor_fences_the_worker(bench):
     bench.train()
     bench.snapshotter.take()
     bench.store.publish(bench.store.latest().model_copy(update={"epoch": 7}))
@@ -201,7 +201,7 @@ def test_a_server_that_is_fenced_rolls_nothing_back_and_does_not_fence_the_worke
     assert len(bench.fenced) == 1
 
 
-def test_a_manifest_of_before_has_generation_0(bench):
+def test_manifest_without_generation_has_generation_zero(bench):
     bench.train()
     manifest = bench.snapshotter.take()
     old = manifest.model_dump(mode="json", exclude={"generation"})
@@ -215,7 +215,7 @@ def test_a_manifest_of_before_has_generation_0(bench):
     held=st.tuples(st.integers(0, 3), st.integers(0, 20)),
     offers=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=6),
 )
-def test_a_copy_of_an_older_generation_is_never_adopted(held, offers):
+def test_copy_of_an_older_generation_is_not_adopted(held, offers):
     first = ShardStore(0, 1, 0)
     first.connect(0, 0)
     first.hello(0, 0, MODEL)

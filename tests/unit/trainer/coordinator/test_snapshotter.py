@@ -127,7 +127,7 @@ def warnings(caplog):
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_a_snapshot_holds_parameters_and_ledger_of_one_moment(bench):
+def test_snapshot_has_parameters_and_ledger_of_the_same_version(bench):
     bench.push()
     manifest = bench.snapshotter.take()
     assert manifest is not None
@@ -137,7 +137,7 @@ def test_a_snapshot_holds_parameters_and_ledger_of_one_moment(bench):
     assert bench.store.latest() == manifest
 
 
-def test_nothing_new_is_not_saved_again(tmp_path):
+def test_snapshot_without_changes_is_skipped(tmp_path):
     bench = Bench(tmp_path / "run")
     assert bench.snapshotter.take() is None  # no parameters yet
     bench.begin().push()
@@ -148,7 +148,7 @@ def test_nothing_new_is_not_saved_again(tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_disk_that_is_full_stops_no_training_is_told_once_and_the_next_one_works(bench, caplog, code):
+def test_full_disk_is_logged_once_and_snapshots_resume(bench, caplog, code):
     bench.push()
     good = bench.snapshotter.take()
     bench.disk.error = OSError(code, "the disk cannot", "a name that differs each time")
@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_stops_no_training_is_told_once_and_the_next_one_wor
     assert sum("snapshots can be taken again" in said for said in warnings(caplog)) == 1
 
 
-def test_a_real_full_disk(bench):
+def test_write_refused_by_the_kernel_leaves_no_file(bench):
     """Files of more than the limit are refused by the kernel in the middle of a write, as on a full disk."""
     import resource
     import signal
@@ -193,7 +193,7 @@ def test_a_real_full_disk(bench):
     assert bench.snapshotter.take() is not None
 
 
-def test_another_shard_that_is_away_stops_no_training(tmp_path, caplog):
+def test_unreachable_shard_does_not_stop_training(tmp_path, caplog):
     bench = Bench(tmp_path / "run", shards=2)
 
     class Away:
@@ -212,7 +212,7 @@ def test_another_shard_that_is_away_stops_no_training(tmp_path, caplog):
     assert sum("shard 1 does not answer" in said for said in warnings(caplog)) == 1
 
 
-def test_a_part_of_a_shard_that_was_replaced_meanwhile_is_in_no_snapshot(tmp_path):
+def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
     """The older one is still reached over a connection that was there before; the newer one began without its part."""
     bench = Bench(tmp_path / "run", shards=2)
     older = ShardStore(1, 2, 0)
@@ -233,7 +233,7 @@ def test_a_part_of_a_shard_that_was_replaced_meanwhile_is_in_no_snapshot(tmp_pat
     assert bench.store.latest() is None
 
 
-def test_writing_holds_up_no_push(bench):
+def test_push_is_applied_while_a_snapshot_is_written(bench):
     bench.push()
     begun, go = threading.Event(), threading.Event()
 
@@ -252,7 +252,7 @@ def test_writing_holds_up_no_push(bench):
     assert taken[0].shards[0].version == 1
 
 
-def test_a_newer_server_in_the_storage_ends_this_one(bench):
+def test_newer_epoch_in_the_storage_fences_the_server(bench):
     bench.push()
     bench.store.publish(
         Manifest(number=1, epoch=1, job_uid="uid", shards=bench.snapshotter.take().shards, model=MODEL)
@@ -263,7 +263,7 @@ def test_a_newer_server_in_the_storage_ends_this_one(bench):
     assert bench.store.latest().epoch == 1
 
 
-def test_no_more_are_kept_than_the_policy_says(bench):
+def test_snapshots_beyond_retain_are_removed(bench):
     for _ in range(5):
         bench.push()
         bench.snapshotter.take()

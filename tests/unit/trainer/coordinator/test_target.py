@@ -19,13 +19,13 @@ from shoal_trainer.errors import UserError
         '{"value": 0.9}',
     ],
 )
-def test_a_target_that_could_never_be_reached_is_refused(said):
+def test_unreachable_target_is_refused(said):
     with pytest.raises(ValidationError, match=r"go together|finite"):
         StopAfter.model_validate_json(said)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_a_value_is_finite(value):
+def test_non_finite_target_value_is_refused(value):
     with pytest.raises(ValidationError, match="finite"):
         StopAfter(metric="accuracy", value=value)
 
@@ -42,7 +42,7 @@ RISES = """accuracy acc val_acc val_accuracy binary_accuracy categorical_accurac
 
 
 @pytest.mark.parametrize(("names", "first", "reached"), [(FALLS, 9.0, 0.1), (RISES, 0.1, 9.0)])
-def test_of_keras_own_names_the_direction_is_known(names, first, reached):
+def test_direction_of_keras_metric_names_is_known(names, first, reached):
     for name in names.split():
         stop = StopAfter(metric=name, value=1.0)
         assert target_reached(stop, {name: first}) == "", name
@@ -62,12 +62,12 @@ def test_of_keras_own_names_the_direction_is_known(names, first, reached):
         "inaccuracy",
     ],
 )
-def test_of_other_names_the_job_says_it(name):
+def test_other_metric_names_need_a_mode(name):
     with pytest.raises(UserError, match="set its mode to Min or Max"):
         target_reached(StopAfter(metric=name, value=1.0), {name: 0.5})
     assert target_reached(StopAfter(metric=name, value=1.0, mode="Min"), {name: 0.5})
     assert not target_reached(StopAfter(metric=name, value=1.0, mode="Max"), {name: 0.5})
 
 
-def test_the_mode_outweighs_the_name():
+def test_mode_overrides_the_metric_name():
     assert not target_reached(StopAfter(metric="loss", value=-1.0, mode="Max"), {"loss": -2.0})

@@ -10,7 +10,7 @@ from shoal_trainer.errors import Fenced
 from tests.unit.trainer.coordinator.served import SECONDS
 
 
-def test_a_file_arrives_whole_under_its_token(start_server, tmp_path):
+def test_uploaded_file_arrives_whole_under_its_token(start_server, tmp_path):
     served = start_server()
     content = bytes(range(256)) * 20_000
     (tmp_path / "file").write_bytes(content)
@@ -20,7 +20,7 @@ def test_a_file_arrives_whole_under_its_token(start_server, tmp_path):
     assert served.files == {(2, 1, (4, 9), "logs/ü 1.csv"): content}
 
 
-def test_a_file_under_a_token_of_somebody_else_is_refused(start_server, tmp_path):
+def test_upload_under_a_reassigned_token_is_fenced(start_server, tmp_path):
     served = start_server()
     served.error = Fenced("the task is somebody else's")
     (tmp_path / "file").write_bytes(b"x")
@@ -31,7 +31,7 @@ def test_a_file_under_a_token_of_somebody_else_is_refused(start_server, tmp_path
     assert served.files == {}
 
 
-def test_an_upload_that_is_cut_off_is_no_file(start_server):
+def test_truncated_upload_stores_no_file(start_server):
     served = start_server()
     token = served.credentials.token(PURPOSE)
     connection = served.connect()

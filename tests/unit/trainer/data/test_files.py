@@ -15,7 +15,7 @@ from shoal_trainer.errors import Unreachable
 from tests.unit.trainer.data.records import parse, seen, write_records
 
 
-def test_a_record_file_of_unknown_length_is_read_from_any_offset(tmp_path):
+def test_record_file_is_read_from_any_offset(tmp_path):
     write_records(tmp_path / "a.tfrecord", range(50))
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
     (name,) = files.list()
@@ -46,13 +46,13 @@ def test_parquet_rows_keep_their_order_and_types(tmp_path):
         )
 
 
-def test_csv(tmp_path):
+def test_csv_file_is_read_from_an_offset(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,0\n2,1\n3,0\n")
     files = Files.csv(f"{tmp_path}/*.csv", lambda x, y: (x, y), [tf.float32, 0])
     assert seen(files.batches(files.list()[0], 1, None, 2)) == [2, 3]
 
 
-def test_an_empty_file_has_no_batch_and_the_example_comes_from_the_next(tmp_path):
+def test_empty_file_has_no_batch_and_example_uses_the_next_file(tmp_path):
     write_records(tmp_path / "a.tfrecord", [])
     write_records(tmp_path / "b.tfrecord", [7])
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
@@ -60,7 +60,7 @@ def test_an_empty_file_has_no_batch_and_the_example_comes_from_the_next(tmp_path
     assert seen([files.example(4)]) == [7]
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_unreadable_file_is_named(tmp_path):
     (tmp_path / "bad.tfrecord").write_bytes(b"this is no record file at all, but text")
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
     with pytest.raises(UserError, match=r"bad\.tfrecord cannot be read"):
@@ -71,14 +71,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         list(parquet.batches(parquet.list()[0], 0, None, 4))
 
 
-def test_no_file_and_no_such_store():
+def test_unmatched_pattern_and_unknown_store_are_user_errors():
     with pytest.raises(UserError, match="No file matches"):
         Files.tfrecord("/nowhere/*.tfrecord", parse).list()
     with pytest.raises(UserError, match="nope"):
         Files.tfrecord("nope://bucket/*.tfrecord", parse).list()
 
 
-def test_files_of_an_object_store_are_fetched(tmp_path):
+def test_object_store_files_are_fetched(tmp_path):
     write_records(tmp_path / "a.tfrecord", range(10))
     store = fsspec.filesystem("memory")
     store.pipe_file("/bucket/a.tfrecord", (tmp_path / "a.tfrecord").read_bytes())
@@ -101,7 +101,7 @@ def test_files_of_an_object_store_are_fetched(tmp_path):
         ([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2)),
     ],
 )
-def test_a_null_that_would_become_a_value_is_refused_and_its_column_named(tmp_path, column, kind):
+def test_null_in_a_non_float_column_is_refused(tmp_path, column, kind):
     pq.write_table(pa.table({"age": pa.array(column, kind), "y": [1, 2, 3]}), tmp_path / "a.parquet")
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["age"])
     message = r"a\.parquet cannot be read: column age has nulls.* fill them in, or .*columns=\[…\]"
@@ -115,7 +115,7 @@ def test_a_null_that_would_become_a_value_is_refused_and_its_column_named(tmp_pa
     ("column", "kind"),
     [([1, None, 3], pa.float32()), ([[1.0, 2.0], [None, 3.0]], pa.list_(pa.float64(), 2))],
 )
-def test_a_null_among_floating_point_numbers_is_nan(tmp_path, column, kind):
+def test_null_in_a_float_column_becomes_nan(tmp_path, column, kind):
     pq.write_table(pa.table({"x": pa.array(column, kind)}), tmp_path / "a.parquet")
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["x"])
     (batch,) = files.batches(files.list()[0], 0, None, len(column))
@@ -131,9 +131,7 @@ def test_a_null_among_floating_point_numbers_is_nan(tmp_path, column, kind):
         pa.struct([("a", pa.int32())]),
     ],
 )
-def test_a_parquet_column_that_no_tensor_can_hold_is_named_with_its_type_and_the_file_is_not_blamed(
-    tmp_path, kind
-):
+def test_unsupported_parquet_column_is_named_with_its_type(tmp_path, kind):
     pq.write_table(pa.table({"vx": pa.array([None], kind), "y": [1]}), tmp_path / "a.parquet")
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["vx"])
     told = str(kind).replace("item:", "element:")  # Parquet's name for it
@@ -157,7 +155,7 @@ def wrong_key(*_):
     ("wrong", "words"), [(wrong_shape, "ValueError: Shape must be rank 1"), (wrong_key, "KeyError: 'label'")]
 )
 @pytest.mark.parametrize("kind", ["tfrecord", "parquet", "csv"])
-def test_what_a_parse_function_raises_is_said_of_it_and_of_no_file(tmp_path, kind, wrong, words):
+def test_parse_function_error_does_not_blame_the_file(tmp_path, kind, wrong, words):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
     write_records(tmp_path / "a.tfrecord", [1])
     (tmp_path / "a.csv").write_text("x\n1\n")
@@ -168,7 +166,7 @@ def test_what_a_parse_function_raises_is_said_of_it_and_of_no_file(tmp_path, kin
     assert "remove" not in str(caught.value)
 
 
-def test_a_parse_function_that_finds_a_volume_away_is_nobodys_mistake(tmp_path):
+def test_io_error_in_a_parse_function_is_unreachable(tmp_path):
     write_records(tmp_path / "a.tfrecord", [1])
 
     def looks_up(_record):
@@ -182,7 +180,7 @@ def test_a_parse_function_that_finds_a_volume_away_is_nobodys_mistake(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "x,y\n"])
-def test_a_csv_file_without_a_row_is_a_file_of_no_samples(tmp_path, text):
+def test_csv_file_without_rows_has_no_samples(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
     files = Files.csv(f"{tmp_path}/*.csv", lambda x, y: (x, y), [tf.float32, 0])
     assert list(files.batches(files.list()[0], 0, None, 2)) == []

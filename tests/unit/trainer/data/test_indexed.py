@@ -21,7 +21,7 @@ def seen(batches):
 
 @given(size=st.integers(1, 300), cut=st.integers(0, 300), batch=st.integers(1, 64), epoch=st.integers(0, 3))
 @settings(max_examples=50, deadline=None)
-def test_a_range_left_in_the_middle_is_finished_elsewhere_exactly(size, cut, batch, epoch):
+def test_interrupted_range_is_continued_exactly(size, cut, batch, epoch):
     cut = min(cut, size)
     data = Indexed.from_arrays(np.arange(size))
     first = seen(data.batches(epoch, 0, cut, batch))
@@ -30,7 +30,7 @@ def test_a_range_left_in_the_middle_is_finished_elsewhere_exactly(size, cut, bat
     assert first + rest == seen(data.batches(epoch, 0, size, batch))
 
 
-def test_every_epoch_has_another_order_and_every_process_the_same():
+def test_order_differs_by_epoch_and_is_the_same_in_all_processes():
     data, other = Indexed.from_arrays(np.arange(100)), Indexed.from_arrays(np.arange(100))
     orders = [seen(data.batches(epoch, 0, 100, 32)) for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
@@ -38,7 +38,7 @@ def test_every_epoch_has_another_order_and_every_process_the_same():
 
 
 @given(samples=st.integers(1, 16), size=st.integers(16, 20))
-def test_a_short_batch_keeps_its_shape_and_its_mean(samples, size):
+def test_short_batch_keeps_its_shape_and_mean(samples, size):
     x = np.arange(1, samples + 1, dtype=np.float32)
     batch = fill((x, {"a": x}), size, 7)
     assert batch.x.shape == batch.y["a"].shape == batch.weights.shape == (size,)
@@ -46,19 +46,19 @@ def test_a_short_batch_keeps_its_shape_and_its_mean(samples, size):
     assert np.sum(batch.x * batch.weights) / size == pytest.approx(x.mean(), rel=1e-5)
 
 
-def test_a_full_batch_has_weights_of_exactly_one_and_is_not_copied():
+def test_full_batch_has_unit_weights_and_is_not_copied():
     x = np.arange(8)
     batch = fill(x, 8, 8)
     assert batch.x is x
     assert np.all(batch.weights == 1)
 
 
-def test_the_users_weights_are_kept():
+def test_user_weights_are_kept():
     batch = fill((np.ones(2), np.ones(2), np.array([1.0, 3.0])), 4, 2)
     assert list(batch.weights) == [2, 6, 0, 0]
 
 
-def test_a_range_of_a_function_comes_in_batches():
+def test_function_range_is_batched():
     batches = list(Indexed(100, numbers).batches(0, 30, 95, 32))
     assert [b.samples for b in batches] == [32, 32, 1]
     assert [b.end for b in batches] == [62, 94, 95]
@@ -75,12 +75,12 @@ def test_a_range_of_a_function_comes_in_batches():
         (lambda a, b: numbers(a, b).map(lambda x, y: (x, y, x, y)), "tuples of 4 parts"),
     ],
 )
-def test_a_wrong_data_function_is_told_what_to_change(fn, words):
+def test_invalid_data_function_is_a_user_error(fn, words):
     with pytest.raises(UserError, match=words):
         list(Indexed(64, fn).batches(0, 0, 64, 16))
 
 
-def test_wrong_sizes_are_refused():
+def test_invalid_sizes_are_refused():
     with pytest.raises(UserError, match="at least one sample"):
         Indexed(0, numbers)
     with pytest.raises(UserError, match=r"different numbers of samples: \[3, 4\]"):
@@ -97,7 +97,7 @@ def in_a_file(values):
 
 
 @pytest.mark.parametrize("made", [a_series, tf.constant, in_a_file, np.asarray])
-def test_what_is_no_array_gives_its_rows_by_position_all_the_same(made):
+def test_array_likes_give_rows_by_position(made):
     x = np.arange(40)
     data = Indexed.from_arrays({"a": x, "b": made(-x)}, made(2 * x))
     for batch in data.batches(1, 0, 40, 16):
@@ -105,7 +105,7 @@ def test_what_is_no_array_gives_its_rows_by_position_all_the_same(made):
         assert np.array_equal(batch.y, 2 * batch.x["a"])
 
 
-def test_a_table_is_an_array_of_its_columns_and_a_mapped_file_stays_one(tmp_path):
+def test_table_becomes_an_array_and_memmap_stays_mapped(tmp_path):
     table = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]}, index=[7, 3])
     assert np.array_equal(Indexed.from_arrays(table).x, [[1, 3], [2, 4]])
     mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(4, 2))
@@ -113,12 +113,12 @@ def test_a_table_is_an_array_of_its_columns_and_a_mapped_file_stays_one(tmp_path
 
 
 @pytest.mark.parametrize("given", [[1, 2, 3], [[0.5], [1.0], [2.0]], ["a", "b", "c"], 3.0])
-def test_a_list_of_numbers_is_told_to_be_an_array(given):
+def test_list_of_numbers_is_refused(given):
     with pytest.raises(UserError, match=r"np\.asarray\(y\)"):
         Indexed.from_arrays(np.ones(3), given)
 
 
-def test_a_weight_for_each_output_is_refused_in_words():
+def test_weights_per_output_are_refused():
     weights = {"a": np.ones(64), "b": np.ones(64)}
     with pytest.raises(UserError, match="one number a sample"):
         Indexed.from_arrays(np.ones(64), np.ones(64), weights)
@@ -149,19 +149,19 @@ def raising(error):
 @pytest.mark.parametrize(
     "error", [ConnectionResetError(104, "reset"), TimeoutError("late"), ConnectionError("x")]
 )
-def test_a_network_that_is_down_is_nobodys_mistake(made, error):
+def test_network_error_in_a_data_function_is_unreachable(made, error):
     with pytest.raises(Unreachable, match="samples 16-64: "):
         list(Indexed(64, made(error)).batches(0, 16, 64, 1))
 
 
 @pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.DeadlineExceededError])
-def test_nor_is_what_tensorflow_cannot_reach(kind):
+def test_tensorflow_outage_in_a_data_function_is_unreachable(kind):
     with pytest.raises(Unreachable, match="samples 0-64: Socket closed"):
         list(Indexed(64, raising(kind(None, None, "Socket closed"))).batches(0, 0, 64, 1))
 
 
 @pytest.mark.parametrize("made", [failing, raising])
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("label"), ValueError("x")])
-def test_of_other_errors_of_a_function_nobody_knows_what_they_mean(made, error):
+def test_other_data_function_errors_are_raised_unchanged(made, error):
     with pytest.raises((type(error), tf.errors.OpError)):
         list(Indexed(64, made(error)).batches(0, 0, 64, 1))

@@ -22,7 +22,7 @@ def full(number):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
-def test_a_file_for_which_the_worker_s_disk_has_no_room_is_the_user_s_to_mend(monkeypatch, number):
+def test_file_too_large_for_the_worker_disk_is_a_user_error(monkeypatch, number):
     store = fsspec.filesystem("memory")
     store.pipe_file("/bucket/part-3", bytes(3_500_000))
     files = Files.tfrecord("memory://bucket/part-*", parse)
@@ -42,7 +42,7 @@ def test_a_file_for_which_the_worker_s_disk_has_no_room_is_the_user_s_to_mend(mo
         list(files.batches("memory:///bucket/part-3", 0, None, 4))
 
 
-def test_a_worker_s_disk_on_which_not_even_a_folder_can_be_made_is_full(monkeypatch):
+def test_missing_temporary_directory_is_a_user_error(monkeypatch):
     fsspec.filesystem("memory").pipe_file("/bucket/part-3", b"1")
 
     def no_folder(**_):
@@ -69,7 +69,7 @@ OUTAGES = [
 
 
 @pytest.mark.parametrize("error", OUTAGES)
-def test_a_volume_that_does_not_answer_is_away(monkeypatch, tmp_path, error):
+def test_volume_that_does_not_answer_is_unreachable(monkeypatch, tmp_path, error):
     (tmp_path / "a.txt").write_text("1")
     name = f"file://{tmp_path}/a.txt"
     text = Files(f"{tmp_path}/*", tf.data.TextLineDataset)
@@ -104,7 +104,7 @@ def test_a_volume_that_does_not_answer_is_away(monkeypatch, tmp_path, error):
         FileNotFoundError(errno.ENOENT, "No such file or directory"),
     ],
 )
-def test_a_damaged_file_and_the_users_own_errors_are_no_outage(tmp_path, error):
+def test_damaged_file_and_user_code_errors_are_user_errors(tmp_path, error):
     (tmp_path / "a.txt").write_text("1")
 
     def rows():
@@ -122,7 +122,7 @@ def test_a_damaged_file_and_the_users_own_errors_are_no_outage(tmp_path, error):
     number=st.sampled_from(sorted(errno.errorcode)),
     where=st.sampled_from(["raised", "in a data set"]),
 )
-def test_a_file_system_that_speaks_is_away_unless_it_says_that_there_is_no_such_file(number, where):
+def test_os_errors_are_outages_except_missing_files(number, where):
     error = OSError(number, "words")
     if where != "raised":
         text = (
@@ -144,11 +144,11 @@ def test_a_file_system_that_speaks_is_away_unless_it_says_that_there_is_no_such_
         (tf.errors.NotFoundError, True),  # whether the file is there is looked at before it is tried again
     ],
 )
-def test_tensorflow_s_own_words_for_an_outage(kind, expected):
+def test_tensorflow_error_types_are_classified(kind, expected):
     assert away(kind(None, None, "/data/a; Input/output error")) is expected
 
 
-def test_a_folder_is_no_file_of_data(tmp_path):
+def test_folders_are_not_data_files(tmp_path):
     (tmp_path / "train" / "old").mkdir(parents=True)
     (tmp_path / "train" / "a.csv").write_text("1")
     (tmp_path / "train" / "b.csv").symlink_to(tmp_path / "train" / "a.csv")
@@ -174,7 +174,7 @@ def test_a_folder_is_no_file_of_data(tmp_path):
     [RuntimeError("EndpointConnectionError"), TimeoutError(), PermissionError(errno.EACCES, "rotated")],
 )
 @pytest.mark.parametrize("pattern", ["memory://bucket/*.tfrecord", "memory://bucket/a.tfrecord"])
-def test_a_store_that_does_not_answer_when_the_files_are_listed_is_away(monkeypatch, error, pattern):
+def test_store_outage_while_listing_is_unreachable(monkeypatch, error, pattern):
     store = fsspec.filesystem("memory")
     files = Files.tfrecord(pattern, parse)
     for name in ("glob", "info"):
@@ -188,7 +188,7 @@ def test_a_store_that_does_not_answer_when_the_files_are_listed_is_away(monkeypa
         list(files.batches("memory:///bucket/a.tfrecord", 0, None, 4))
 
 
-def test_a_pattern_that_is_none_is_the_users_to_mend(tmp_path):
+def test_invalid_pattern_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="entire path component"):
         Files(f"{tmp_path}/**.csv", tf.data.TextLineDataset).list()
     with pytest.raises(UserError, match="No file matches"):
@@ -203,7 +203,7 @@ def test_a_pattern_that_is_none_is_the_users_to_mend(tmp_path):
         PermissionError(errno.EACCES, "the credential was rotated"),
     ],
 )
-def test_a_store_that_does_not_answer_is_unreachable_whatever_it_raises(monkeypatch, error):
+def test_store_outage_while_fetching_is_unreachable(monkeypatch, error):
     store = fsspec.filesystem("memory")
 
     def away(path, target):

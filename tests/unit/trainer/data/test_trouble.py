@@ -24,7 +24,7 @@ def looked_up(labels):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.zeros((2, 10)))
 
 
-def test_of_an_error_in_a_graph_the_cause_is_told_and_not_the_way():
+def test_graph_error_is_reduced_to_its_cause():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         looked_up(tf.constant([3, 10]))
     assert words(caught.value).startswith(
@@ -33,7 +33,7 @@ def test_of_an_error_in_a_graph_the_cause_is_told_and_not_the_way():
     assert "node" not in words(caught.value)
 
 
-def test_of_an_error_in_the_users_code_as_tensorflow_rewrites_it_too():
+def test_autograph_error_is_reduced_to_its_cause():
     def parse(_number):
         return tf.ensure_shape(tf.constant("a"), [64])
 
@@ -42,7 +42,7 @@ def test_of_an_error_in_the_users_code_as_tensorflow_rewrites_it_too():
     assert words(caught.value).startswith("ValueError: Shape must be rank 1 but is rank 0")
 
 
-def test_of_a_python_error_in_a_data_set_within_a_graph():
+def test_python_error_in_a_dataset_is_reduced_to_its_cause():
     text = (
         WAY + "KeyError: 'label'\nTraceback (most recent call last):\n\n"
         '  File "/app/job.py", line 9, in rows\n    yield row["label"]\n\nKeyError: \'label\'\n\n' + NODE
@@ -50,7 +50,7 @@ def test_of_a_python_error_in_a_data_set_within_a_graph():
     assert cause(text) == "KeyError: 'label'"
 
 
-def test_of_several_errors_the_first_one():
+def test_first_of_several_errors_is_the_cause():
     text = (
         "2 root error(s) found.\n  (0) INVALID_ARGUMENT:  no such label"
         + NODE
@@ -61,18 +61,18 @@ def test_of_several_errors_the_first_one():
 
 
 @given(said=st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1), node=st.booleans())
-def test_whatever_follows_the_way_is_the_cause(said, node):
+def test_text_after_the_traceback_is_the_cause(said, node):
     if said.startswith(("File", "[[{{node")) or "[[{{node" in said:
         return
     assert cause(WAY + said + NODE * node) == said
 
 
 @pytest.mark.parametrize("text", ["Graph execution error:", WAY, WAY + NODE])
-def test_where_there_is_no_cause_the_first_words_are_told(text):
+def test_error_without_cause_keeps_its_first_line(text):
     assert cause(text) in {"Graph execution error:"}
 
 
-def test_other_errors_are_told_as_they_are():
+def test_other_errors_keep_their_text():
     assert words(KeyError("label")) == "'label'"
     assert words(ValueError("first\nsecond")) == "first"
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:

@@ -22,7 +22,9 @@ from tests.unit.trainer.ps.house import MODEL, House, N, flat, until
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_worker_trains(credentials: Credentials, shards: int, dtype: Any, tls: bool) -> None:
+def test_worker_trains_over_every_encoding(
+    credentials: Credentials, shards: int, dtype: Any, tls: bool
+) -> None:
     house = House(credentials, tls=tls).serve(shards)
     client, out = house.client(dtype=dtype), aligned(N)
     welcome = client.hello(MODEL)
@@ -43,7 +45,7 @@ def test_a_worker_trains(credentials: Credentials, shards: int, dtype: Any, tls:
     house.close()
 
 
-def test_a_worker_that_pulls_idly_is_waited_for_by_nobody(house: House) -> None:
+def test_idle_pull_blocks_no_push(house: House) -> None:
     house.serve()
     store = house.stores[0]
     store.staleness = Staleness(max=0)
@@ -58,7 +60,7 @@ def test_a_worker_that_pulls_idly_is_waited_for_by_nobody(house: House) -> None:
     assert store._permits.admits(0, 1, 1, 0)
 
 
-def test_buffers_may_hold_bf16_themselves(house: House) -> None:
+def test_bf16_buffers_are_exchanged_directly(house: House) -> None:
     client = house.serve(2).client()
     client.hello(MODEL)
     client.initialize(flat(1.5))
@@ -69,7 +71,7 @@ def test_buffers_may_hold_bf16_themselves(house: House) -> None:
     np.testing.assert_array_equal(out[: MODEL.parameters], 0)
 
 
-def test_workers_come_and_go(house: House) -> None:
+def test_live_workers_follow_joins_and_leaves(house: House) -> None:
     house.serve(2)
     first, out = house.client(0), aligned(N)
     first.hello(MODEL)
@@ -85,7 +87,7 @@ def test_workers_come_and_go(house: House) -> None:
     np.testing.assert_array_equal(out[:10], -2)
 
 
-def test_a_replaced_worker_is_fenced_at_once(house: House) -> None:
+def test_replaced_worker_is_fenced(house: House) -> None:
     house.serve(1)
     old, new, out = house.client(0, 0), house.client(0, 1), aligned(N)
     old.hello(MODEL)
@@ -99,7 +101,7 @@ def test_a_replaced_worker_is_fenced_at_once(house: House) -> None:
     np.testing.assert_array_equal(out, 0)
 
 
-def test_a_resend_over_a_new_connection_is_not_applied_twice(house: House) -> None:
+def test_resend_over_a_new_connection_is_applied_once(house: House) -> None:
     house.serve(2)
     client, out = house.client(), aligned(N)
     client.hello(MODEL)
@@ -113,7 +115,7 @@ def test_a_resend_over_a_new_connection_is_not_applied_twice(house: House) -> No
     np.testing.assert_array_equal(out[:10], -1)
 
 
-def test_another_model_is_a_user_error(house: House) -> None:
+def test_different_model_over_the_wire_is_a_user_error(house: House) -> None:
     house.serve(1)
     house.client(0).hello(MODEL)
     other = MODEL.model_copy(update={"fingerprint": "0" * 64})
@@ -121,7 +123,7 @@ def test_another_model_is_a_user_error(house: House) -> None:
         house.client(1).hello(other)
 
 
-def test_a_worker_rides_through_the_loss_of_all_parameter_servers(house: House, tmp_path: Path) -> None:
+def test_worker_survives_the_loss_of_all_parameter_servers(house: House, tmp_path: Path) -> None:
     """Version counters: at most the push in flight is lost, though the snapshot is old."""
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
     house.serve(2)
@@ -155,9 +157,7 @@ def test_a_worker_rides_through_the_loss_of_all_parameter_servers(house: House, 
 
 
 @pytest.mark.parametrize("away", [0, 1])
-def test_a_shard_gets_the_copy_though_another_one_is_still_away(
-    house: House, tmp_path: Path, away: int
-) -> None:
+def test_shard_gets_the_copy_while_another_is_unreachable(house: House, tmp_path: Path, away: int) -> None:
     # Both were lost with their node: the one that is back first waits for copies only for a moment.
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
     house.serve(2)
@@ -179,7 +179,7 @@ def test_a_shard_gets_the_copy_though_another_one_is_still_away(
     assert [shard.version for shard in house.stores] == ([1, 2] if away == 0 else [2, 1])
 
 
-def test_a_client_never_goes_back_to_an_older_server(house: House) -> None:
+def test_client_rejects_an_older_server(house: House) -> None:
     house.serve(1, epoch=3)
     client = house.client()
     client.hello(MODEL)

@@ -52,7 +52,7 @@ def serving(house: House) -> None:
     client.close()
 
 
-def test_a_wrong_key_is_refused_and_said_once(
+def test_wrong_key_is_refused_and_logged_once(
     house: House, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     house.serve(1)
@@ -77,7 +77,7 @@ def test_junk_is_refused(house: House, junk: bytes) -> None:
     serving(house)
 
 
-def test_a_slow_loris_is_ended_by_one_deadline(house: House) -> None:
+def test_slow_loris_hits_the_handshake_deadline(house: House) -> None:
     house.serve(1, handshake_seconds=0.3)
     with raw(house) as sock:
         ended = threading.Event()
@@ -93,7 +93,7 @@ def test_a_slow_loris_is_ended_by_one_deadline(house: House) -> None:
     until(lambda: _try(lambda: serving(house)))  # this machine may be slower than the deadline, too
 
 
-def test_many_who_say_nothing_do_not_shut_others_out(house: House) -> None:
+def test_silent_connections_do_not_block_workers(house: House) -> None:
     house.serve(1, handshake_seconds=0.5)
     with ExitStack() as stack:
         for _ in range(80):
@@ -109,7 +109,7 @@ def _try(function: Callable[[], None]) -> bool:
     return True
 
 
-def test_a_plain_client_at_a_tls_port_and_the_other_way_round(credentials: Credentials) -> None:
+def test_plain_and_tls_endpoints_refuse_each_other(credentials: Credentials) -> None:
     secure, plain = House(credentials, tls=True).serve(1), House(credentials).serve(1)
     wrong = secure.client()
     address = Shard(host="127.0.0.1", data_port=secure.servers[0].port)
@@ -125,7 +125,7 @@ def test_a_plain_client_at_a_tls_port_and_the_other_way_round(credentials: Crede
     plain.close()
 
 
-def test_a_false_parameter_server_learns_nothing(credentials: Credentials, tmp_path: Path) -> None:
+def test_impostor_server_receives_no_values(credentials: Credentials, tmp_path: Path) -> None:
     """It has another certificate, or the same address without the key: the client stops before it sends a number."""
     false = House(create_secret_dir(tmp_path / "false"), tls=True).serve(1)
     address = Shard(host="127.0.0.1", data_port=false.servers[0].port)
@@ -181,7 +181,7 @@ def proven(house: House) -> Iterator[Channel]:
         "an answer",
     ],
 )
-def test_a_proven_peer_that_misbehaves_is_ended(house: House, request_header: Header) -> None:
+def test_authenticated_peer_with_a_bad_request_is_disconnected(house: House, request_header: Header) -> None:
     house.serve(1)
     serving(house)
     before = sum(b.nbytes for b in house.servers[0]._pool._free)
@@ -193,7 +193,7 @@ def test_a_proven_peer_that_misbehaves_is_ended(house: House, request_header: He
     serving(house)
 
 
-def test_random_bytes_after_the_handshake(house: House) -> None:
+def test_random_bytes_after_the_handshake_are_refused(house: House) -> None:
     house.serve(1)
     serving(house)
     rng = np.random.default_rng(0)
@@ -209,7 +209,7 @@ def test_random_bytes_after_the_handshake(house: House) -> None:
     serving(house)
 
 
-def test_a_connection_that_breaks_in_the_middle_of_a_push_leaves_no_trace(house: House) -> None:
+def test_push_cut_off_in_the_middle_is_not_applied(house: House) -> None:
     house.serve(1)
     serving(house)
     with proven(house) as channel:
@@ -220,7 +220,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_push_leaves_no_trace(house:
     serving(house)
 
 
-def test_a_closed_server_wakes_those_who_wait(house: House) -> None:
+def test_closed_server_wakes_waiting_clients(house: House) -> None:
     client = house.serve(1).client()
     client.hello(MODEL)
     house.stop()
@@ -228,7 +228,7 @@ def test_a_closed_server_wakes_those_who_wait(house: House) -> None:
         client.pull(aligned(N))
 
 
-def test_the_certificate_is_the_only_one_that_is_trusted(credentials: Credentials) -> None:
+def test_only_the_jobs_certificate_is_trusted(credentials: Credentials) -> None:
     context = credentials.client_context()
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert len(context.get_ca_certs()) == 1

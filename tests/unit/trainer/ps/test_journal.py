@@ -14,7 +14,7 @@ from shoal_trainer.wire.messages import (
 from tests.unit.trainer.ps.shards import Clock, crashed, grad, ready
 
 
-def test_an_answer_tells_the_pushes_that_its_worker_does_not_know_and_no_snapshot_holds() -> None:
+def test_answer_lists_pushes_unknown_to_worker_and_snapshots() -> None:
     shard = ready()
 
     def push(slot: int, seq: int, base: int) -> Journal:
@@ -39,13 +39,13 @@ def test_an_answer_tells_the_pushes_that_its_worker_does_not_know_and_no_snapsho
     assert [entry.version for entry in whole.entries] == [3, 4]
 
 
-def test_a_copy_whose_journal_begins_after_the_snapshot_is_not_adopted() -> None:
+def test_copy_with_journal_starting_after_snapshot_is_not_adopted() -> None:
     old, copy, new = crashed(10, 6, Clock())
     new.offer(0, 0, old.version, AnswerMeta(old.samples, 1, dict(old.applied), Journal(7)), copy.copy())
     assert new.version == 6
 
 
-def test_a_copy_that_went_another_way_from_an_earlier_snapshot_is_not_adopted() -> None:
+def test_copy_that_diverged_before_the_snapshot_is_not_adopted() -> None:
     """Its version 6 is another one than the snapshot's: not all that it has before is in the snapshot."""
     old, copy, new = crashed(10, 6, Clock())
     other = tuple(Entry(version, 3, 0, version, 1, 0, -1, 0, 1) for version in range(1, 11))
@@ -59,7 +59,7 @@ def test_a_copy_that_went_another_way_from_an_earlier_snapshot_is_not_adopted() 
     assert new.contents.spans() == ((0, 0, 1, 11),)
 
 
-def test_a_late_copy_changes_nothing_in_a_shard_that_is_ready() -> None:
+def test_late_copy_is_ignored_by_a_ready_shard() -> None:
     clock = Clock()
     old, copy, new = crashed(10, 6, clock)
     new.hello(1, 0, old.model)
@@ -70,7 +70,7 @@ def test_a_late_copy_changes_nothing_in_a_shard_that_is_ready() -> None:
     assert (new.version, new.contents.spans()) == (6, ((0, 0, 1, 7),))
 
 
-def test_a_late_copy_is_taken_by_a_shard_that_is_still_empty() -> None:
+def test_late_copy_is_adopted_by_an_empty_shard() -> None:
     clock = Clock()
     old, copy, new = crashed(10, 0, clock)
     new.hello(1, 0, old.model)

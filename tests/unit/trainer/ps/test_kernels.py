@@ -52,7 +52,7 @@ def test_bf16_rounds_to_nearest_even(values: list[float]) -> None:
     np.testing.assert_array_equal(back, wide(out))
 
 
-def test_bf16_keeps_what_is_not_finite() -> None:
+def test_bf16_keeps_non_finite_values() -> None:
     special = np.array([np.inf, -np.inf, np.nan, np.uint32(0x7FFFFFFF).view(np.float32)], np.float32)
     out = aligned(4, np.uint16)
     kernels.encode(special, out)
@@ -75,7 +75,7 @@ def nesterov(w, m, g, lr, decay, mu):
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("n", [1, 7, 1000])
-def test_updates(n: int, bf16: bool) -> None:
+def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:
     w, m, v, g = vector(n, 1), vector(n, 2), vector(n, 3) ** 2, vector(n, 4, 0.1)
 
     def exchange() -> NDArray[np.generic]:
@@ -126,7 +126,9 @@ def test_updates(n: int, bf16: bool) -> None:
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["add", "sgd", "momentum", "nesterov", "adam", "adagrad", "merge"])
 @pytest.mark.parametrize("place", [0, 7, 30])
-def test_what_is_not_finite_is_taken_as_0_and_told(name: str, bad: float, dtype: Any, place: int) -> None:
+def test_non_finite_gradient_is_taken_as_zero_and_reported(
+    name: str, bad: float, dtype: Any, place: int
+) -> None:
     calls: dict[str, Callable[..., Any]] = {
         "add": lambda w, _a, _b, io: kernels.add(w, io, F(0.5)),
         "sgd": lambda w, _a, _b, io: kernels.sgd(w, io, F(0.1), F(0)),
@@ -155,7 +157,7 @@ def test_what_is_not_finite_is_taken_as_0_and_told(name: str, bad: float, dtype:
 
 
 @pytest.mark.parametrize("value", [3.4028235e38, -3.4028235e38, 1e-45, -0.0])
-def test_every_finite_value_is_taken_as_it_is(value: float) -> None:
+def test_finite_extremes_are_applied_unchanged(value: float) -> None:
     w, io = np.zeros(20, np.float32), np.full(20, value, np.float32)
     assert not kernels.add(w, io, F(1))
     np.testing.assert_array_equal(w.view(np.uint32), (np.zeros(20, np.float32) + F(value)).view(np.uint32))
@@ -164,7 +166,7 @@ def test_every_finite_value_is_taken_as_it_is(value: float) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 7, 30])
-def test_one_value_that_is_not_finite_is_seen(bad: float, dtype: Any, place: int) -> None:
+def test_single_non_finite_value_is_detected(bad: float, dtype: Any, place: int) -> None:
     values = np.full(31, 3.3895314e38, np.float32)  # the largest of bf16
     values[::2] = 1e-45
     io = values if dtype is np.float32 else bits_of(values)
@@ -179,13 +181,13 @@ def test_one_value_that_is_not_finite_is_seen(bad: float, dtype: Any, place: int
     np.testing.assert_array_equal(out, io)
 
 
-def test_what_is_too_large_for_bf16_is_told() -> None:
+def test_overflow_of_bf16_is_reported() -> None:
     values = np.array([1.0, np.finfo(np.float32).max], np.float32)
     assert kernels.encode(values, np.empty_like(values))
     assert not kernels.encode(values, np.empty(2, np.uint16))
 
 
-def test_adopt_keeps_fp32_where_the_copy_is_its_bf16() -> None:
+def test_adopt_keeps_fp32_where_the_bf16_copy_agrees() -> None:
     w = vector(100, 1)
     copy = bits_of(w)
     copy[::10] += 1
@@ -197,7 +199,7 @@ def test_adopt_keeps_fp32_where_the_copy_is_its_bf16() -> None:
     np.testing.assert_array_equal(w[changed], wide(copy)[changed])
 
 
-def test_adasum_of_equal_differences_is_one_of_them_and_of_orthogonal_ones_their_sum() -> None:
+def test_adasum_keeps_equal_deltas_and_adds_orthogonal_ones() -> None:
     for second, expected in (([2.0, 0.0], [2.0, 0.0]), ([0.0, 3.0], [2.0, 3.0])):
         w, merged = np.zeros(2, np.float32), np.array([2.0, 0.0], np.float32)
         w += merged
@@ -217,7 +219,7 @@ def test_buffers_are_aligned(n: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_compiling_ahead_fills_a_cache_that_the_next_process_hits(tmp_path: Path) -> None:
+def test_ahead_of_time_compilation_fills_the_cache(tmp_path: Path) -> None:
     """As the image build does: a fixed CPU name, then a start with that cache compiles nothing."""
     environment = os.environ | {
         "NUMBA_CACHE_DIR": str(tmp_path),

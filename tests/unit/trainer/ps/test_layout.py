@@ -12,7 +12,7 @@ from shoal_trainer.ps.layout import GRAIN, bounds
 
 @settings(deadline=None)
 @given(st.integers(1, 10 * GRAIN), st.integers(1, 12))
-def test_ranges_cover_everything_once(size: int, count: int) -> None:
+def test_bounds_cover_the_vector_once(size: int, count: int) -> None:
     parts = bounds(size, count)
     assert len(parts) == count
     assert parts[0][0] == 0

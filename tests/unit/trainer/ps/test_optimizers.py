@@ -56,7 +56,7 @@ def numbers() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "arguments", "exact"), CASES, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(CASES)]
 )
-def test_like_keras(
+def test_optimizer_matches_keras(
     numbers: tuple[np.ndarray, np.ndarray], name: str, arguments: dict[str, Any], exact: bool
 ) -> None:
     """Bit for bit where Keras' formula has no scalar that TensorFlow and numpy may round apart."""
@@ -85,7 +85,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{type(s).__name__}-{SCHEDULES.index(s)}")
-def test_schedules_like_keras(schedule: Any) -> None:
+def test_schedule_matches_keras(schedule: Any) -> None:
     config = {k: v for k, v in schedule.get_config().items() if k != "name"}
     mine = Schedule(name=type(schedule).__name__, config=config)
     for step in (0, 1, 4, 5, 6, 9, 10, 11, 15, 16, 19, 22, 30, 60):
@@ -93,7 +93,7 @@ def test_schedules_like_keras(schedule: Any) -> None:
         assert value == pytest.approx(float(schedule(step)), rel=1e-4, abs=1e-8), step
 
 
-def test_a_schedule_follows_the_samples_of_all_workers() -> None:
+def test_schedule_follows_the_samples_of_all_workers() -> None:
     rate = Schedule(name="PiecewiseConstantDecay", config={"boundaries": [1], "values": [1.0, 0.5]})
     shard = ShardStore(0, 1, 0)
     config = OptimizerConfig(learning_rate=rate, batch_size=BATCH)
@@ -107,7 +107,7 @@ def test_a_schedule_follows_the_samples_of_all_workers() -> None:
     assert steps == [(0, -1.0), (1, -2.0), (2, -2.5), (3, -3.0)]
 
 
-def test_a_rate_that_comes_with_the_push() -> None:
+def test_push_may_carry_its_learning_rate() -> None:
     shard = ShardStore(0, 1, 0)
     config = OptimizerConfig(learning_rate=Schedule(name="MySchedule"), batch_size=1)
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))
@@ -120,6 +120,6 @@ def test_a_rate_that_comes_with_the_push() -> None:
 
 
 @pytest.mark.parametrize(("live", "mu"), [(1, 0.9), (2, 0.4), (10, 0.0), (100, 0.0)])
-def test_what_asynchrony_leaves_of_momentum(live: int, mu: float) -> None:
+def test_explicit_momentum_shrinks_with_live_workers(live: int, mu: float) -> None:
     assert explicit_momentum(OptimizerConfig(momentum=0.9), live) == pytest.approx(mu)
     assert explicit_momentum(OptimizerConfig(momentum=0.9, momentum_correction=False), live) == 0.9

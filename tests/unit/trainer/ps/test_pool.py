@@ -9,7 +9,7 @@ from shoal_trainer.ps.pool import KEEP_SECONDS, MOST, SLOW_SECONDS, BufferPool
 from shoal_trainer.wire.header import Codec
 
 
-def test_the_pool_bounds_what_is_in_flight() -> None:
+def test_pool_bounds_buffers_in_flight() -> None:
     pool, taken = BufferPool(limit=0), []
     with ExitStack() as stack:
         taken.extend(stack.enter_context(pool.lend(10, Codec.BF16, 40)) for _ in range(2))
@@ -27,7 +27,7 @@ def test_the_pool_bounds_what_is_in_flight() -> None:
     assert [buffer.dtype for buffer in taken] == [np.uint16, np.uint16]
 
 
-def test_who_waits_for_a_buffer_gets_one_of_the_right_size() -> None:
+def test_waiter_gets_a_buffer_of_the_right_size() -> None:
     pool, got = BufferPool(limit=0), []
 
     def wait() -> None:
@@ -47,7 +47,7 @@ def test_who_waits_for_a_buffer_gets_one_of_the_right_size() -> None:
     assert got == [8]
 
 
-def test_who_waits_behind_slow_links_gets_a_buffer_and_later_it_is_given_up() -> None:
+def test_slow_links_grow_the_pool_until_they_end() -> None:
     now = 0.0
     pool = BufferPool(limit=0, clock=lambda: now)
 
@@ -69,7 +69,7 @@ def test_who_waits_behind_slow_links_gets_a_buffer_and_later_it_is_given_up() ->
     assert pool._made == 2
 
 
-def test_there_is_an_end_to_it() -> None:
+def test_pool_does_not_grow_beyond_its_maximum() -> None:
     now = 0.0
     pool = BufferPool(limit=0, clock=lambda: now)
     got = threading.Event()

@@ -20,7 +20,7 @@ def offer(shard: ShardStore, old: ShardStore, slot: int, io: np.ndarray) -> None
     shard.offer(slot, 0, old.version, meta, io)
 
 
-def test_a_restored_shard_takes_a_newer_copy_of_a_worker() -> None:
+def test_restored_shard_adopts_a_newer_worker_copy() -> None:
     old, copy, new = crashed(10, 6, Clock())
     welcome = new.hello(0, 0, MODEL, copy_version=10)
     assert (welcome.wants_copy, welcome.recovering, welcome.version) == (True, True, 6)
@@ -30,7 +30,7 @@ def test_a_restored_shard_takes_a_newer_copy_of_a_worker() -> None:
     np.testing.assert_array_equal(read(new), read(old))
 
 
-def test_without_a_snapshot_a_worker_s_copy_is_all_there_is() -> None:
+def test_replacement_before_first_snapshot_adopts_worker_copy() -> None:
     clock = Clock()
     old, copy, new = crashed(3, 99, clock)
     assert new.state is State.RECOVERING
@@ -39,7 +39,7 @@ def test_without_a_snapshot_a_worker_s_copy_is_all_there_is() -> None:
     np.testing.assert_array_equal(read(new), read(old))
 
 
-def test_an_older_copy_is_not_wanted_and_nobody_is_waited_for_forever() -> None:
+def test_older_copy_is_not_requested_and_recovery_times_out() -> None:
     clock = Clock()
     old, _, new = crashed(10, 8, clock)
     old.push(1, 0, 1, 10, ONE, grad())
@@ -54,7 +54,7 @@ def test_an_older_copy_is_not_wanted_and_nobody_is_waited_for_forever() -> None:
     assert not new.hello(1, 0, MODEL, copy_version=99).wants_copy  # too late: parameters move on
 
 
-def test_a_copy_that_was_asked_for_is_waited_for_however_large_it_is() -> None:
+def test_recovery_waits_for_a_requested_copy() -> None:
     old, copy, new = crashed(10, 6, clock := Clock())
     new.connect(0, 0)
     new.connect(1, 0)
@@ -67,7 +67,7 @@ def test_a_copy_that_was_asked_for_is_waited_for_however_large_it_is() -> None:
     assert (new.state, new.version) == (State.READY, 10)
 
 
-def test_a_copy_that_does_not_come_is_not_waited_for_for_ever() -> None:
+def test_recovery_gives_up_on_a_missing_copy() -> None:
     _, _, new = crashed(10, 6, clock := Clock())
     new.hello(0, 0, MODEL, copy_version=10)
     clock.now += LONGEST - 0.1
@@ -76,7 +76,7 @@ def test_a_copy_that_does_not_come_is_not_waited_for_for_ever() -> None:
     assert (new.state, new.version) == (State.READY, 6)
 
 
-def test_a_worker_that_has_another_connection_has_not_gone() -> None:
+def test_worker_with_another_connection_has_not_left() -> None:
     _, _, new = crashed(10, 6, Clock())
     for _ in range(2):
         new.connect(0, 0)
@@ -87,7 +87,7 @@ def test_a_worker_that_has_another_connection_has_not_gone() -> None:
     assert new.state is State.READY
 
 
-def test_a_restart_without_anything_begins_anew() -> None:
+def test_restart_without_snapshot_or_copy_starts_empty() -> None:
     clock = Clock()
     shard = ShardStore(0, 1, 2, clock=clock)
     assert not shard.hello(0, 0, MODEL).initialized
@@ -97,7 +97,7 @@ def test_a_restart_without_anything_begins_anew() -> None:
     np.testing.assert_array_equal(read(shard), 5)
 
 
-def test_on_ready_tells_what_is_in_the_parameters() -> None:
+def test_on_ready_reports_version_and_applied_pushes() -> None:
     heard: list[tuple[int, dict[tuple[int, int], int]]] = []
     _, _, new = crashed(5, 5, clock := Clock())
     new.on_ready = lambda version, applied: heard.append((version, applied))
@@ -109,7 +109,7 @@ def test_on_ready_tells_what_is_in_the_parameters() -> None:
 
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_after_its_loss_a_shard_that_began_with_another_run_takes_a_worker_s_copy(
+def test_shard_lost_after_starting_from_another_run_adopts_worker_copy(
     epoch: int, weights_only: bool
 ) -> None:
     """No snapshot of its own was there yet. `epoch` 0: its container was started again in place."""
@@ -134,7 +134,7 @@ def test_after_its_loss_a_shard_that_began_with_another_run_takes_a_worker_s_cop
     np.testing.assert_array_equal(read(second), -2)
 
 
-def test_where_nobody_has_more_than_another_run_s_values_the_shard_goes_on_with_them() -> None:
+def test_shard_without_newer_copies_keeps_values_of_another_run() -> None:
     begun = ready().copy()
     assert begun is not None
     shard = ShardStore(0, 1, 1, clock=(clock := Clock()))
@@ -160,7 +160,7 @@ def adam_steps(shard: ShardStore, slot: int, count: int = 50) -> float:
     return float(np.mean(steps))
 
 
-def test_adam_s_steps_are_of_the_same_size_after_a_worker_s_copy_was_adopted() -> None:
+def test_adam_step_size_is_kept_after_adopting_a_worker_copy() -> None:
     """Its moments begin at zero then, and so does what corrects them."""
     old = ready(model := MODEL.model_copy(update={"optimizer": ADAM}))
     fresh = adam_steps(old, 0)
@@ -172,7 +172,7 @@ def test_adam_s_steps_are_of_the_same_size_after_a_worker_s_copy_was_adopted() -
     assert adam_steps(new, 0) < 1.2 * fresh
 
 
-def test_adam_s_steps_are_of_the_same_size_after_a_copy_beyond_a_snapshot_was_adopted() -> None:
+def test_adam_step_size_is_kept_after_adopting_a_copy_over_a_snapshot() -> None:
     old = ready(model := MODEL.model_copy(update={"optimizer": ADAM}))
     fresh = adam_steps(old, 0)
     snapshot = old.copy()
@@ -188,9 +188,7 @@ def test_adam_s_steps_are_of_the_same_size_after_a_copy_beyond_a_snapshot_was_ad
 
 
 @pytest.mark.parametrize(("name", "kept"), [("sgd", 0), ("adamw", 50), ("adam", 50)])
-def test_an_optimizer_that_finds_no_moments_in_another_run_begins_at_its_first_step(
-    name: str, kept: int
-) -> None:
+def test_optimizer_without_moments_of_another_run_starts_at_step_zero(name: str, kept: int) -> None:
     theirs = ADAM.model_copy(update={"name": name, "momentum": 0.9 if name == "sgd" else 0.0})
     old = ready(MODEL.model_copy(update={"optimizer": theirs}))
     adam_steps(old, 0)
@@ -206,7 +204,7 @@ def test_an_optimizer_that_finds_no_moments_in_another_run_begins_at_its_first_s
     assert adam_steps(shard, 0) < 1.2 * adam_steps(ready(model), 0)
 
 
-def test_another_run_s_weights_with_another_optimizer() -> None:
+def test_weights_of_another_run_accept_another_optimizer() -> None:
     copy = ready().copy()
     assert copy is not None
     shard = ShardStore(0, 1, 0)

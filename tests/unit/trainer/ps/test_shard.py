@@ -17,20 +17,20 @@ from shoal_trainer.wire.messages import (
 from tests.unit.trainer.ps.shards import DELTA, MODEL, ONE, SGD, Clock, N, grad, read, ready
 
 
-def test_first_writer_wins() -> None:
+def test_second_initialization_is_ignored() -> None:
     shard = ready()
     shard.initialize(grad(7.0))
     np.testing.assert_array_equal(read(shard), 0)
 
 
-def test_a_push_answers_with_the_parameters_after_it() -> None:
+def test_push_returns_updated_parameters() -> None:
     shard, io = ready(), grad()
     answer = shard.push(0, 0, 1, 0, ONE, io)
     np.testing.assert_array_equal(io, -1)
     assert (answer.version, answer.meta.samples, answer.meta.applied) == (1, 1, {(0, 0): 1})
 
 
-def test_a_resend_is_answered_and_not_applied_twice() -> None:
+def test_resent_push_is_answered_but_applied_once() -> None:
     applied: list[AppliedPush] = []
     shard = ready(on_applied=applied.append)
     for _ in range(3):
@@ -40,14 +40,14 @@ def test_a_resend_is_answered_and_not_applied_twice() -> None:
     assert [push.seq for push in applied] == [1]
 
 
-def test_a_push_meant_for_another_boot_is_not_applied() -> None:
+def test_push_for_another_boot_is_rejected() -> None:
     shard = ready()
     with pytest.raises(Unreachable, match="before its restart"):
         shard.push(0, 0, 1, 0, ONE, grad(), boot=2)
     assert shard.version == 0
 
 
-def test_an_older_incarnation_never_writes() -> None:
+def test_older_incarnation_is_fenced() -> None:
     shard = ready()
     shard.connect(3, 1)
     shard.push(3, 1, 1, 0, ONE, grad())
@@ -62,7 +62,7 @@ def test_an_older_incarnation_never_writes() -> None:
     assert shard.version == 1
 
 
-def test_what_no_shard_takes() -> None:
+def test_malformed_requests_are_rejected() -> None:
     shard = ready()
     with pytest.raises(ProtocolError, match="holds 8 values, the message 9"):
         shard.push(0, 0, 1, 0, ONE, grad(1.0, 9))
@@ -80,7 +80,7 @@ def test_what_no_shard_takes() -> None:
         (MODEL.model_copy(update={"optimizer": OptimizerConfig()}), "optimizer is configured otherwise"),
     ],
 )
-def test_another_model_is_refused_in_words(other: ModelSpec, says: str) -> None:
+def test_different_model_is_a_user_error(other: ModelSpec, says: str) -> None:
     shard = ready()
     with pytest.raises(UserError, match=says):
         shard.hello(1, 0, other)
@@ -89,7 +89,7 @@ def test_another_model_is_refused_in_words(other: ModelSpec, says: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "weight"), [("Constant", 1.0), ("InverseSquareRoot", 0.5), ("Inverse", 0.25)]
 )
-def test_a_stale_gradient_counts_less(policy: str, weight: float) -> None:
+def test_stale_gradient_is_weighted_by_policy(policy: str, weight: float) -> None:
     applied: list[AppliedPush] = []
     shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)  # type: ignore[arg-type]
     for seq in range(1, 5):
@@ -101,13 +101,13 @@ def test_a_stale_gradient_counts_less(policy: str, weight: float) -> None:
     assert applied[-1].weight == pytest.approx(weight)
 
 
-def test_pushes_weigh_by_their_samples() -> None:
+def test_push_is_weighted_by_its_samples() -> None:
     shard, io = ready(), grad()
     shard.push(0, 0, 1, 0, PushMeta(samples=3), io)
     np.testing.assert_array_equal(io, -3)
 
 
-def test_statistics_are_merged_and_not_optimized() -> None:
+def test_statistics_are_averaged_not_optimized() -> None:
     model = ModelSpec(fingerprint="f" * 64, parameters=N, statistics=2, optimizer=SGD)
     shard = ready(model)
     io = grad(1.0, N + 2)
@@ -119,7 +119,7 @@ def test_statistics_are_merged_and_not_optimized() -> None:
     np.testing.assert_array_equal(io[N:], 1.5)  # two versions old: half of it
 
 
-def test_weight_decay_leaves_alone_what_is_excluded() -> None:
+def test_weight_decay_skips_excluded_ranges() -> None:
     config = OptimizerConfig(
         name="adamw", learning_rate=0.1, weight_decay=0.5, batch_size=1, no_decay=((2, 4), (6, 100))
     )
@@ -134,7 +134,7 @@ def test_weight_decay_leaves_alone_what_is_excluded() -> None:
 @pytest.mark.parametrize(
     ("policy", "weight"), [("Constant", 1), ("InverseSquareRoot", 0.5), ("Inverse", 0.25)]
 )
-def test_what_a_worker_side_optimizer_made_counts_as_gradients_do(policy: str, weight: float) -> None:
+def test_worker_side_updates_are_weighted_like_gradients(policy: str, weight: float) -> None:
     model = MODEL.model_copy(update={"optimizer": DELTA, "parameters": N - 2, "statistics": 2})
     shard = ready(model, staleness=Staleness(policy=policy))
     io = grad()
@@ -150,14 +150,14 @@ def test_what_a_worker_side_optimizer_made_counts_as_gradients_do(policy: str, w
     np.testing.assert_allclose(io[: N - 2], 1.5 + weight)
 
 
-def test_a_difference_of_an_outage_counts_as_its_scale_says() -> None:
+def test_outage_delta_is_multiplied_by_its_scale() -> None:
     shard, io = ready(MODEL.model_copy(update={"optimizer": DELTA})), grad()
     shard.delta(0, 0, 1, 0, PushMeta(samples=4, scale=0.5), io)
     np.testing.assert_array_equal(io, 0.5)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, SGD.model_copy(update={"momentum": 0.9}), DELTA])
-def test_what_is_not_finite_never_reaches_the_parameters_and_is_told_once(
+def test_non_finite_values_become_zero_and_are_logged_once(
     optimizer: OptimizerConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = MODEL.model_copy(update={"optimizer": optimizer, "parameters": N - 2, "statistics": 2})
@@ -177,7 +177,7 @@ def test_what_is_not_finite_never_reaches_the_parameters_and_is_told_once(
     ]
 
 
-def test_differences_after_an_outage_are_merged_by_adasum() -> None:
+def test_outage_deltas_are_merged_by_adasum() -> None:
     shard = ready(clock=(clock := Clock()))
     same = grad(2.0)
     for slot in range(3):  # three workers went the same way: one of them counts
@@ -190,7 +190,7 @@ def test_differences_after_an_outage_are_merged_by_adasum() -> None:
     np.testing.assert_allclose(io, 4.0)
 
 
-def test_the_vector_is_bounded() -> None:
+def test_applied_vector_is_bounded() -> None:
     shard = ready()
     for incarnation in range(20):
         for slot in range(3):
@@ -201,7 +201,7 @@ def test_the_vector_is_bounded() -> None:
     }
 
 
-def test_momentum_is_corrected_for_the_live_workers() -> None:
+def test_momentum_is_corrected_for_live_workers() -> None:
     config = OptimizerConfig(learning_rate=1.0, momentum=0.9, batch_size=1)
     shard = ready(MODEL.model_copy(update={"optimizer": config}))
     shard.push(0, 0, 1, 0, ONE, grad())  # m = -1

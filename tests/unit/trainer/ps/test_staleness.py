@@ -11,7 +11,7 @@ from shoal_trainer.errors import Fenced
 from tests.unit.trainer.ps.shards import ONE, grad, ready
 
 
-def test_a_fast_worker_waits_for_a_slow_one_but_not_for_a_dead_one() -> None:
+def test_fast_worker_waits_for_a_slow_but_not_a_dead_worker() -> None:
     shard = ready(staleness=Staleness(max=2))
     for slot in (0, 1):
         shard.connect(slot, 0)
@@ -34,7 +34,7 @@ def test_a_fast_worker_waits_for_a_slow_one_but_not_for_a_dead_one() -> None:
     thread.join()
 
 
-def test_a_fenced_worker_is_waited_for_by_nobody() -> None:
+def test_fenced_worker_blocks_no_push() -> None:
     # Its process is stopped: the kernel keeps its connection, and it computes nothing any more.
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
@@ -47,7 +47,7 @@ def test_a_fenced_worker_is_waited_for_by_nobody() -> None:
     assert shard._permits.admits(0, 1, shard.version, 0)
 
 
-def test_who_has_held_up_a_push_to_the_end_holds_up_no_other() -> None:
+def test_worker_that_blocked_one_push_until_timeout_blocks_no_other() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1, 2):
         shard.connect(slot, 0)
@@ -61,7 +61,7 @@ def test_who_has_held_up_a_push_to_the_end_holds_up_no_other() -> None:
     assert not shard._permits.admits(0, 2, shard.version, 0)
 
 
-def test_a_push_that_comes_after_its_worker_has_said_goodbye_is_refused() -> None:
+def test_push_after_its_worker_left_is_fenced() -> None:
     # It waited behind another worker's gradient, longer than its worker: its positions are somebody else's by now.
     shard = ready(staleness=Staleness(max=0))
     shard.connect(0, 0)
@@ -74,7 +74,7 @@ def test_a_push_that_comes_after_its_worker_has_said_goodbye_is_refused() -> Non
     assert shard.version == 1
 
 
-def test_nobody_waits_for_a_worker_that_computes_nothing() -> None:
+def test_idle_worker_blocks_no_push() -> None:
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
         shard.connect(slot, 0)

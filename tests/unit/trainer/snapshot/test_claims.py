@@ -19,7 +19,7 @@ from shoal_trainer.snapshot.store import SnapshotStore
 from tests.unit.trainer.snapshot.saving import MODEL, save, shards
 
 
-def test_an_old_epoch_never_covers_a_newer_one(storage: Storage) -> None:
+def test_older_epoch_cannot_publish_over_a_newer_one(storage: Storage) -> None:
     old, new, (shard,) = SnapshotStore(storage), SnapshotStore(storage), shards(1)
     save(old, [shard], epoch=1)
     save(new, [shard], epoch=2)
@@ -30,7 +30,7 @@ def test_an_old_epoch_never_covers_a_newer_one(storage: Storage) -> None:
     assert (latest.epoch, latest.number) == (2, 2)
 
 
-def test_two_incarnations_fight_for_the_manifest(storage: Storage) -> None:
+def test_concurrent_publishers_keep_the_newer_epoch(storage: Storage) -> None:
     """Both publish as fast as they can: numbers never repeat, and once the newer one is seen it stays."""
     (shard,) = shards(1)
     outcome: dict[int, Any] = {1: None, 2: None}
@@ -58,7 +58,7 @@ def test_two_incarnations_fight_for_the_manifest(storage: Storage) -> None:
     assert epochs.count(2) == 8
 
 
-def test_who_is_claimed_by_a_higher_incarnation_publishes_nothing(storage: Storage) -> None:
+def test_server_below_the_highest_claim_is_fenced(storage: Storage) -> None:
     store, (shard,) = SnapshotStore(storage), shards(1)
     save(store, [shard])
     Claim(storage, 0, 0).make()
@@ -82,7 +82,7 @@ def test_who_is_claimed_by_a_higher_incarnation_publishes_nothing(storage: Stora
     ]
 
 
-def test_a_part_of_a_shard_that_was_replaced_is_in_no_snapshot(local: SnapshotStore, tmp_path: Path) -> None:
+def test_part_of_a_replaced_shard_is_refused(local: SnapshotStore, tmp_path: Path) -> None:
     stores = shards(2)
     files = [local.write_shard(1, 0, copy) for shard in stores if (copy := shard.copy())]
     local.check(files)
@@ -95,9 +95,7 @@ claimed = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=12
 
 
 @given(claimed, st.lists(st.text(max_size=12)))
-def test_of_each_shard_the_highest_claim_counts_and_is_kept(
-    made: list[tuple[int, int]], others: list[str]
-) -> None:
+def test_highest_claim_of_each_shard_is_kept(made: list[tuple[int, int]], others: list[str]) -> None:
     names = [*others, *(f"epoch-{index}-{epoch}" for index, epoch in made), "manifest-0000000001.json"]
     newest = {index: max(e for i, e in made if i == index) for index, _ in made}
     assert claims.highest(names) == newest

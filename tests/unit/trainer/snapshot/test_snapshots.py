@@ -24,7 +24,7 @@ from tests.unit.trainer.snapshot.saving import MODEL, N, save, shards, whole
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 3), (1, 4), (4, 1), (3, 2), (2, 5)])
-def test_it_restores_into_any_number_of_shards(local: SnapshotStore, before: int, after: int) -> None:
+def test_snapshot_restores_into_any_number_of_shards(local: SnapshotStore, before: int, after: int) -> None:
     stores = shards(before)
     save(local, stores)
     originals = [copy for shard in stores if (copy := shard.copy())]
@@ -40,7 +40,7 @@ def test_it_restores_into_any_number_of_shards(local: SnapshotStore, before: int
         assert shard.hello(0, 0, MODEL).last_seq == 3
 
 
-def test_a_restored_shard_goes_on_bit_for_bit(local: SnapshotStore) -> None:
+def test_restored_shard_continues_bit_for_bit(local: SnapshotStore) -> None:
     (shard,) = shards(1)
     save(local, [shard])
     found = local.load_newest(0, 1)
@@ -56,7 +56,7 @@ def test_a_restored_shard_goes_on_bit_for_bit(local: SnapshotStore) -> None:
     np.testing.assert_array_equal(*results)
 
 
-def test_a_snapshot_is_seen_only_when_published(storage: Storage) -> None:
+def test_unpublished_snapshot_is_invisible(storage: Storage) -> None:
     store, (shard,) = SnapshotStore(storage), shards(1)
     assert store.latest() is None
     assert store.load_newest(0, 1) is None
@@ -73,7 +73,7 @@ def test_a_snapshot_is_seen_only_when_published(storage: Storage) -> None:
     np.testing.assert_array_equal(found[1].arrays["m"], copy.arrays["m"])
 
 
-def test_a_snapshot_that_comes_while_an_older_one_is_loaded_is_taken(
+def test_snapshot_published_during_a_load_is_used(
     local: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shard,) = shards(1)
@@ -92,7 +92,7 @@ def test_a_snapshot_that_comes_while_an_older_one_is_loaded_is_taken(
     assert (found[0].number, found[1].version) == (2, 4)
 
 
-def test_only_so_many_are_kept(storage: Storage) -> None:
+def test_prune_keeps_the_newest_snapshots(storage: Storage) -> None:
     store, (shard,) = SnapshotStore(storage), shards(1, pushes=1)
     for _ in range(5):
         save(store, [shard])
@@ -103,7 +103,7 @@ def test_only_so_many_are_kept(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("damage", ["bit", "short", "long", "absent", "manifest", "half manifest", "empty"])
-def test_a_damaged_snapshot_is_skipped_with_a_message(
+def test_damaged_snapshot_is_skipped_and_logged(
     local: SnapshotStore, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (shard,) = shards(1)
@@ -143,7 +143,7 @@ def test_a_damaged_snapshot_is_skipped_with_a_message(
         max_size=3,
     )
 )
-def test_no_damage_at_all_is_taken_for_a_snapshot(damage: list[tuple[int, int]]) -> None:
+def test_any_damage_to_a_shard_file_is_detected(damage: list[tuple[int, int]]) -> None:
     """The fuzzer of the file's decoder: refused in words, never a crash, never wrong numbers."""
     original = fuzzed_file()
     content = bytearray(original)

@@ -15,7 +15,7 @@ from shoal_trainer.snapshot.storage import LocalStorage, RemoteStorage, Storage,
 from shoal_trainer.snapshot.store import SnapshotStore
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(local: SnapshotStore, tmp_path: Path) -> None:
+def test_write_to_a_full_disk_leaves_no_file(local: SnapshotStore, tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
 
     def chunks() -> Iterator[bytes]:
@@ -27,7 +27,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(local: SnapshotStore, tmp_path: 
     assert storage.names("snapshots") == []
 
 
-def test_storage_that_is_away_is_unreachable() -> None:
+def test_storage_outage_is_unreachable() -> None:
     away = RemoteStorage(
         "s3://bucket/run",
         endpoint_url="http://127.0.0.1:9",
@@ -39,12 +39,12 @@ def test_storage_that_is_away_is_unreachable() -> None:
         SnapshotStore(away).latest()
 
 
-def test_an_unknown_scheme_is_a_user_error() -> None:
+def test_unknown_scheme_is_a_user_error() -> None:
     with pytest.raises(UserError, match="storage nothing://x"):
         open_storage("nothing://x")
 
 
-def test_a_path_is_a_storage_too(tmp_path: Path) -> None:
+def test_path_and_file_uri_are_equivalent(tmp_path: Path) -> None:
     for uri in (str(tmp_path), tmp_path.as_uri()):
         storage = open_storage(uri, "a/b")
         storage.write("model/file", [b"1", b"2"])
@@ -52,7 +52,7 @@ def test_a_path_is_a_storage_too(tmp_path: Path) -> None:
         assert storage.uri == (tmp_path / "a" / "b").as_uri()
 
 
-def test_storage_basics(storage: Storage) -> None:
+def test_storage_reads_writes_lists_and_removes(storage: Storage) -> None:
     assert storage.names("x") == []
     storage.write("x/one", [b"abc", memoryview(b"def")])
     storage.write("x/one", [b"abcdef", b"g"])
@@ -72,7 +72,7 @@ def test_storage_basics(storage: Storage) -> None:
             missing("x/one")
 
 
-def test_a_volume_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_works_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -84,7 +84,7 @@ def test_a_volume_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert storage.names("") == ["manifest"]
 
 
-def test_writes_leave_no_parts_behind(tmp_path: Path) -> None:
+def test_writes_leave_no_temporary_files(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.write("a", [b"1"])
     storage.create("b", b"1")

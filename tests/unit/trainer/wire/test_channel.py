@@ -52,7 +52,7 @@ def peer():
         server.stdin.close()
 
 
-def test_an_answer_is_not_waited_for_from_a_machine_that_is_gone(peer, monkeypatch):
+def test_dead_machine_is_detected_before_the_timeout(peer, monkeypatch):
     monkeypatch.setattr(channel, "DEAD_SECONDS", 1.0)
     address, vanish = peer
     asking = Channel(socket.create_connection(address, timeout=5), timeout=30)
@@ -65,7 +65,7 @@ def test_an_answer_is_not_waited_for_from_a_machine_that_is_gone(peer, monkeypat
     asking.close()
 
 
-def test_one_that_only_takes_its_time_is_waited_for(peer, monkeypatch):
+def test_slow_peer_is_waited_for_until_the_timeout(peer, monkeypatch):
     monkeypatch.setattr(channel, "DEAD_SECONDS", 1.0)
     asking = Channel(socket.create_connection(peer[0], timeout=5), timeout=4)
     asking.send(b"a question")

@@ -87,11 +87,13 @@ def or_leave(channel: Channel, function: Callable[[], Any]) -> Any:
         raise
 
 
-def test_both_sides_learn_who_the_other_is(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
+def test_both_sides_learn_the_others_identity(
+    pair: tuple[Channel, Channel], credentials: Credentials
+) -> None:
     assert meet(pair, credentials, credentials) == (SERVER, WORKER)
 
 
-def test_another_key_under_the_same_id(
+def test_wrong_key_with_the_same_id_is_refused(
     pair: tuple[Channel, Channel], credentials: Credentials, tmp_path: Path
 ) -> None:
     client, server = meet(pair, create_secret_dir(tmp_path / "other"), credentials)
@@ -100,7 +102,9 @@ def test_another_key_under_the_same_id(
     assert isinstance(server, TrainerError)
 
 
-def test_an_unknown_key_id(pair: tuple[Channel, Channel], credentials: Credentials, tmp_path: Path) -> None:
+def test_unknown_key_id_is_refused(
+    pair: tuple[Channel, Channel], credentials: Credentials, tmp_path: Path
+) -> None:
     client, server = meet(pair, create_secret_dir(tmp_path / "other", key_id="9"), credentials)
     assert isinstance(client, Unauthorized)
     assert isinstance(server, Unauthorized)
@@ -111,21 +115,19 @@ def test_an_unknown_key_id(pair: tuple[Channel, Channel], credentials: Credentia
     [{"job": "another"}, {"peer": Peer(Role.WORKER, 1, 3, 1)}, {"binding": (b"a", b"b")}],
     ids=["another job", "another shard", "another TLS connection"],
 )
-def test_what_is_not_for_this_place(
+def test_handshake_for_another_target_is_refused(
     pair: tuple[Channel, Channel], credentials: Credentials, arguments: dict[str, Any]
 ) -> None:
     client, _ = meet(pair, credentials, credentials, **arguments)
     assert isinstance(client, Unauthorized)
 
 
-def test_a_replaced_worker_is_told_so(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
+def test_replaced_worker_gets_fenced_verdict(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
     client, _ = meet(pair, credentials, credentials, verdict=Verdict.FENCED)
     assert isinstance(client, Fenced)
 
 
-def test_an_older_parameter_server_is_not_used(
-    pair: tuple[Channel, Channel], credentials: Credentials
-) -> None:
+def test_older_parameter_server_is_rejected(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
     client, _ = meet(pair, credentials, credentials, peer=Peer(Role.WORKER, 0, 3, 1, minimum_epoch=3))
     assert isinstance(client, Unreachable)
     assert "older parameter server" in str(client)
@@ -143,7 +145,7 @@ def test_both_keys_are_valid_during_a_rotation(pair: tuple[Channel, Channel], tm
     assert not old.token_matches("status", new.token("status"))
 
 
-def test_a_replayed_handshake_is_refused(credentials: Credentials) -> None:
+def test_replayed_handshake_is_refused(credentials: Credentials) -> None:
     """All that a worker once sent, sent again byte for byte by someone who listened."""
 
     class Recorder(Channel):
@@ -172,7 +174,7 @@ def test_a_replayed_handshake_is_refused(credentials: Credentials) -> None:
         channel.close()
 
 
-def test_a_reflected_proof_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
+def test_reflected_proof_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
     """A peer that only sends back what it gets: the server's own proof is none of a client."""
     left, right = pair
 
@@ -196,7 +198,7 @@ def test_a_reflected_proof_is_refused(pair: tuple[Channel, Channel], credentials
     assert isinstance(server, Unauthorized)
 
 
-def test_an_echo_is_no_parameter_server(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
+def test_echo_server_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
     left, right = pair
 
     def echo() -> None:
@@ -206,13 +208,13 @@ def test_an_echo_is_no_parameter_server(pair: tuple[Channel, Channel], credentia
     assert isinstance(client, Unauthorized)
 
 
-def test_no_key_is_ever_shown(credentials: Credentials) -> None:
+def test_key_is_not_in_repr(credentials: Credentials) -> None:
     for text in (repr(credentials), str(credentials)):
         assert credentials.key.hex() not in text
         assert repr(credentials.key) not in text
 
 
-def test_a_missing_or_short_key_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_or_short_key_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mount the job's Secret"):
         Credentials.load(tmp_path)
     create_secret_dir(tmp_path)
@@ -221,7 +223,7 @@ def test_a_missing_or_short_key_says_what_to_do(tmp_path: Path) -> None:
         Credentials.load(tmp_path)
 
 
-def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+def test_secret_files_are_owner_readable_only(tmp_path: Path) -> None:
     create_secret_dir(tmp_path / "secret")
     assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "secret").iterdir())

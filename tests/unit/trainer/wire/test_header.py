@@ -72,7 +72,7 @@ answers = st.builds(AnswerMeta, u64, u32, applied, journals)
 
 @settings(deadline=None)
 @given(headers)
-def test_a_header_comes_back(value: Header) -> None:
+def test_header_round_trip(value: Header) -> None:
     data = header.encode(value)
     assert len(data) == header.SIZE == 64
     assert header.decode(data) == value
@@ -80,30 +80,30 @@ def test_a_header_comes_back(value: Header) -> None:
 
 @settings(deadline=None)
 @given(pushes)
-def test_a_push_comes_back(value: PushMeta) -> None:
+def test_push_round_trip(value: PushMeta) -> None:
     assert decode_push(encode_push(value)) == value
 
 
 @settings(deadline=None)
 @given(answers)
-def test_an_answer_comes_back(value: AnswerMeta) -> None:
+def test_answer_round_trip(value: AnswerMeta) -> None:
     assert decode_answer(encode_answer(value)) == value
 
 
 @settings(deadline=None)
 @given(applied)
-def test_a_vector_comes_back_from_json(value: dict[tuple[int, int], int]) -> None:
+def test_applied_vector_json_round_trip(value: dict[tuple[int, int], int]) -> None:
     assert applied_from_list(applied_to_list(value)) == value
 
 
-def test_what_a_push_covers_is_never_cut_short() -> None:
+def test_push_with_too_many_marks_is_refused_not_truncated() -> None:
     marks = tuple(Progress(0, number, 0, 1) for number in range(MAX_MARKS + 1))
     assert decode_push(encode_push(PushMeta(1, progress=marks[1:]))).progress == marks[1:]
     with pytest.raises(ProtocolError, match="covers 257 stretches of the data, 256 at most"):
         encode_push(PushMeta(1, progress=marks))
 
 
-def test_a_push_without_a_loss_says_so() -> None:
+def test_push_without_loss_has_nan_loss() -> None:
     assert math.isnan(decode_push(encode_push(PushMeta(1))).loss)
 
 
@@ -148,7 +148,7 @@ def test_damaged_messages_are_refused_or_decoded(
             continue
 
 
-def test_a_giant_count_costs_nothing() -> None:
+def test_oversized_count_is_refused_without_allocation() -> None:
     meta = bytearray(encode_push(PushMeta(1)))
     struct.pack_into("<H", meta, len(meta) - 2, 0xFFFF)
     with pytest.raises(ProtocolError, match="length that it states"):
@@ -166,7 +166,7 @@ def test_a_giant_count_costs_nothing() -> None:
         ({52: b"\x03"}, "bytes of payload"),
     ],
 )
-def test_a_wrong_header_is_refused_in_words(change: dict[int, bytes], says: str) -> None:
+def test_invalid_header_is_refused(change: dict[int, bytes], says: str) -> None:
     data = bytearray(header.encode(Header(Op.PUSH_PULL, Codec.BF16)))
     for place, value in change.items():
         data[place : place + len(value)] = value
@@ -174,11 +174,11 @@ def test_a_wrong_header_is_refused_in_words(change: dict[int, bytes], says: str)
         header.decode(data)
 
 
-def test_a_model_without_parameters_is_refused_in_words() -> None:
+def test_model_without_parameters_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"Hello: model\.parameters"):
         decode_json(Hello, b'{"model": {"fingerprint": "0123456789", "parameters": 0}}')
 
 
-def test_a_model_spec_survives_json() -> None:
+def test_model_spec_json_round_trip() -> None:
     hello = Hello(model=ModelSpec(fingerprint="f" * 64, parameters=10, statistics=2), copy_version=3)
     assert decode_json(Hello, hello.to_json().encode()) == hello

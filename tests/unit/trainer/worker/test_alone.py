@@ -24,7 +24,7 @@ def as_leased(*, size=None, files=0, batch_size, seed):
 
 @given(size=st.integers(1, 3000), batch_size=st.integers(1, 16), seed=st.integers(0, 3))
 @settings(max_examples=10, deadline=None)
-def test_ranges_are_visited_as_the_ledger_leases_them(size, batch_size, seed):
+def test_ranges_are_visited_in_ledger_order(size, batch_size, seed):
     data = Indexed(size, tf.data.Dataset.range)
     visit = visits(Training(model=lambda: None, data=data, seed=seed), batch_size)
     leased = as_leased(size=size, batch_size=batch_size, seed=str(seed))
@@ -32,7 +32,7 @@ def test_ranges_are_visited_as_the_ledger_leases_them(size, batch_size, seed):
     assert sorted(seen(visit(1))) == list(range(size))
 
 
-def test_files_are_visited_as_the_ledger_leases_them_in_another_order_in_every_epoch(tmp_path):
+def test_files_are_visited_in_ledger_order_that_differs_by_epoch(tmp_path):
     for number in range(12):
         (tmp_path / f"{number:02}.txt").write_text(f"{number}\n")
     files = Files(f"{tmp_path}/*", lambda path: tf.data.TextLineDataset(path).map(tf.strings.to_number))
@@ -44,7 +44,7 @@ def test_files_are_visited_as_the_ledger_leases_them_in_another_order_in_every_e
     assert seen(visit(0)) == orders[0]
 
 
-def test_fit_shuffles_what_it_trains_on_and_not_what_it_judges_by():
+def test_fit_shuffles_training_but_not_validation_data():
     calls = []
 
     def fn(start, stop):

@@ -31,7 +31,7 @@ class Drain(threading.Event):
         return self.is_set()
 
 
-def test_it_is_done_once_and_given_back_until_somebody_takes_it():
+def test_task_runs_once_and_its_result_is_sent_until_accepted():
     made, answers = [], Answers(Unreachable("away"), Unreachable("away"))
 
     def make():
@@ -42,7 +42,7 @@ def test_it_is_done_once_and_given_back_until_somebody_takes_it():
     assert (len(made), answers.taken) == (1, [(WORK, {"val_loss": 0.5}, False, "what it lacks")])
 
 
-def test_what_cannot_be_reached_to_make_it_is_told_until_it_can():
+def test_task_is_retried_and_reported_while_its_data_is_unreachable():
     answers, waited = Answers(), []
     away = [Unreachable("s3://bucket/part-3: no answer")] * 7
 
@@ -61,25 +61,25 @@ def test_what_cannot_be_reached_to_make_it_is_told_until_it_can():
     assert waited == [0.25, 0.5, 1, 2, 4, 4, 4]
 
 
-def test_what_is_somebody_elses_by_now_is_left():
+def test_result_of_a_reassigned_task_is_dropped():
     answers = Answers(Overtaken("this worker does not hold this task"))
     carry_out(WORK, Outcome, answers, Drain())
     assert answers.taken == []
 
 
-def test_a_result_that_will_never_be_taken_ends_the_job_with_words():
+def test_rejected_result_is_a_user_error():
     with pytest.raises(UserError, match=r"'evaluate' made cannot be taken: a model's file cannot be called"):
         carry_out(
             WORK, Outcome, Answers(ProtocolError("a model's file cannot be called manifest.json")), Drain()
         )
 
 
-def test_a_key_that_is_not_taken_is_no_fault_of_the_result():
+def test_unauthorized_result_raises_unauthorized():
     with pytest.raises(Unauthorized):
         carry_out(WORK, Outcome, Answers(Unauthorized("no valid token for this job")), Drain())
 
 
-def test_a_metric_that_is_not_finite_is_said(caplog):
+def test_non_finite_metric_is_logged(caplog):
     answers = Answers()
     carry_out(WORK, lambda: Outcome({"val_loss": math.nan, "val_accuracy": 0.9}), answers, Drain())
     assert answers.taken

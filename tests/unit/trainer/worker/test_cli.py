@@ -48,7 +48,7 @@ def shown(status, **options):
     return console.file.getvalue()
 
 
-def test_the_table_shows_what_one_asks_about_a_job():
+def test_table_shows_the_status():
     text = shown(STATUS, note="4 processes")
     for words in ("Training", "epoch 3/10", "step 1,234", "loss 0.5000", "321 samples/s", "left 1m05s", "repeated 16",
                   "0-1", "12.3", "ps-0-3 ready version 99", "val_accuracy 0.9000", "4 processes"):  # fmt: skip
@@ -58,12 +58,12 @@ def test_the_table_shows_what_one_asks_about_a_job():
     assert "waiting for the coordinator" in shown(None)
 
 
-def test_one_line_for_a_log():
+def test_line_summarizes_the_status():
     assert line(STATUS) == "Training epoch 3 step 1234 loss 0.5000 321 samples/s, 1 workers, 25 %, left 1m05s"
     assert line(None) == "waiting for the coordinator"
 
 
-def test_durations():
+def test_duration_is_human_readable():
     assert [duration(s) for s in (None, 4.4, 61, 3720)] == ["-", "4s", "1m01s", "1h02m"]
 
 
@@ -81,13 +81,13 @@ def test_durations():
         (["run", "a:b", "--kill-every", "0"], "is not in the range"),
     ],
 )
-def test_wrong_use_is_told_what_to_change(arguments, words):
+def test_usage_error_says_what_to_change(arguments, words):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert words in result.output
 
 
-def test_a_worker_without_a_configuration_says_how_to_train_here(tmp_path):
+def test_work_without_configuration_suggests_run(tmp_path):
     import subprocess
     import sys
 
@@ -101,7 +101,7 @@ def test_a_worker_without_a_configuration_says_how_to_train_here(tmp_path):
     assert "shoal-trainer run" in message.read_text()
 
 
-def test_the_last_lines_of_a_run_are_whole_where_nobody_looks_on(monkeypatch, capsys):
+def test_final_lines_are_not_truncated_without_a_terminal(monkeypatch, capsys):
     end = TerminationMessage(
         outcome=Outcome.SUCCEEDED, reason="", message="", step=1234,
         metrics={f"val_metric_of_a_long_name_{n}": 0.5 for n in range(9)},

@@ -30,7 +30,7 @@ def raises(error):
     "error",
     [Unreachable("the store does not answer"), ConnectionResetError(104, "reset"), TimeoutError("late")],
 )
-def test_data_that_are_away_at_the_start_are_nobodys_mistake(error):
+def test_data_outage_at_start_is_unreachable(error):
     with pytest.raises(Unreachable):
         build_glue(Training(model=functional, data=Indexed(size=8, fn=raises(error))), CONFIG)
 
@@ -43,7 +43,7 @@ def test_data_that_are_away_at_the_start_are_nobodys_mistake(error):
         (functional, Indexed(8, raises(KeyError("label"))), "The data function failed: KeyError: 'label'"),
     ],
 )
-def test_what_the_users_code_does_is_the_users_to_mend_also_where_it_ends_the_process(model, data, words):
+def test_user_code_failure_is_a_user_error(model, data, words):
     with pytest.raises(UserError, match=words):
         build_glue(Training(model=model, data=data), CONFIG)
 
@@ -61,7 +61,7 @@ def stepped(y):
         (raises(tf.errors.UnimplementedError(None, None, "Cast string to float")), "Cast string to float"),
     ],
 )  # fmt: skip
-def test_values_with_which_the_model_cannot_compute_are_the_users_to_mend(life, words):
+def test_values_the_model_cannot_compute_with_are_a_user_error(life, words):
     worker = Worker(SimpleNamespace(run=life), None, None, None, lambda: None)
     with pytest.raises(UserError, match=words) as caught:
         worker.run()

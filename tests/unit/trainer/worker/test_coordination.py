@@ -97,7 +97,7 @@ def give_back(plane, work, files):
             continue
 
 
-def test_each_pass_sends_what_is_new_or_changed(bench):
+def test_each_pass_uploads_new_and_changed_files(bench):
     plane, said = bench.worker(), {}
     for n in range(5):
         said |= {f"{n}.h5": f"weights {n}", "log.csv": "row\n" * (n + 1)}
@@ -112,7 +112,7 @@ def test_each_pass_sends_what_is_new_or_changed(bench):
 @pytest.mark.parametrize(
     ("lost", "uploads"), [({1}, "aabc"), ({2}, "abbc"), ({4}, "abc"), ({1, 2, 4}, "aaabbc")]
 )
-def test_what_got_no_answer_is_sent_again_and_nothing_else(bench, lost, uploads):
+def test_only_unanswered_uploads_are_sent_again(bench, lost, uploads):
     plane = bench.worker()
     plane._client.lost = lost
     for name in ("a", "b", "c"):
@@ -122,7 +122,7 @@ def test_what_got_no_answer_is_sent_again_and_nothing_else(bench, lost, uploads)
     assert plane._client.uploads == [f"logs/{name}" for name in uploads]
 
 
-def test_another_worker_that_does_it_after_the_first_one_was_lost_sends_all_that_it_has(bench):
+def test_second_worker_uploads_all_its_files(bench):
     first, second = bench.worker(), bench.worker(1)
     for name in ("a", "b", "c"):
         bench.write(name, "of the first")
@@ -136,7 +136,7 @@ def test_another_worker_that_does_it_after_the_first_one_was_lost_sends_all_that
     assert bench.stored() == {"a": "of the first"} | dict.fromkeys("bcd", "of the second")
 
 
-def test_a_model_goes_whole_with_each_token(bench):
+def test_model_is_uploaded_whole_for_each_token(bench):
     plane = bench.worker()
     plane._client.kind = "export"
     plane._client.lost = {2}
@@ -150,7 +150,7 @@ def test_a_model_goes_whole_with_each_token(bench):
     assert [file.name for file in manifest.files] == ["model.keras"]
 
 
-def test_what_changes_with_time_is_asked_for_at_each_heartbeat_and_logged_once(bench, caplog):
+def test_callable_message_is_evaluated_per_heartbeat_and_logged_once(bench, caplog):
     plane, words = bench.worker(), iter(["", "has waited 30 s for part-3", "has waited 31 s for part-3"])
     plane.say(lambda: next(words))
     said = [plane._spoken() for _ in range(3)]
@@ -158,7 +158,7 @@ def test_what_changes_with_time_is_asked_for_at_each_heartbeat_and_logged_once(b
     assert [record.message for record in caplog.records] == ["has waited 30 s for part-3"]
 
 
-def test_more_files_than_can_be_told_are_refused_in_words(bench, monkeypatch):
+def test_too_many_files_are_a_user_error(bench, monkeypatch):
     monkeypatch.setattr(coordination, "MAX_LIST", 1000)
 
     class Many(Files):
@@ -169,7 +169,7 @@ def test_more_files_than_can_be_told_are_refused_in_words(bench, monkeypatch):
         bench.worker(data=Many("s3://bucket/*", lambda _path: None))
 
 
-def test_a_worker_says_once_why_it_cannot_join(bench, monkeypatch, caplog):
+def test_join_failure_is_logged_once_per_reason(bench, monkeypatch, caplog):
     monkeypatch.setattr(coordination, "RETRY_SECONDS", 0.0)
     plane, answers = bench.worker(), [Unreachable("no answer")] * 5 + [Unreachable("broken pipe")] * 3
 
@@ -190,7 +190,7 @@ def test_a_worker_says_once_why_it_cannot_join(bench, monkeypatch, caplog):
     ]
 
 
-def test_a_heartbeat_carries_what_is_the_matter_until_it_is_no_more(bench, monkeypatch):
+def test_heartbeat_carries_the_message_until_cleared(bench, monkeypatch):
     monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
     plane = bench.worker()
     trouble = "cannot read s3://bucket/part-3: " + "no answer " * MAX_TEXT

@@ -50,7 +50,7 @@ def words(optimizer, layer=None, *, nested=False, trainable=True):
         (lambda: o.SGD(0.1, weight_decay=0.01), ""),
     ],
 )
-def test_it_is_trained_as_keras_trains_it(optimizer, where):
+def test_embedding_is_trained_as_in_keras(optimizer, where):
     server, plain = Server(words(optimizer()), example=BATCHES[0]), words(optimizer())
     reason = server.placement.reason
     assert reason == (where and f"Keras {where} the gradients of an Embedding's repeated rows one by one")
@@ -60,7 +60,7 @@ def test_it_is_trained_as_keras_trains_it(optimizer, where):
     assert np.abs(flatten(plain, server.glue.layout) - server.flat()).max() < 2e-5
 
 
-def test_what_is_accumulated_is_summed_by_keras_too():
+def test_accumulated_embedding_gradients_are_summed_as_in_keras():
     def make():
         return words(o.Adam(0.01, gradient_accumulation_steps=5))
 
@@ -72,13 +72,13 @@ def test_what_is_accumulated_is_summed_by_keras_too():
     assert np.abs(flatten(plain, server.glue.layout) - server.flat()).max() < 2e-5
 
 
-def test_it_is_found_in_a_model_within_the_model_and_only_where_it_is_trained():
+def test_nested_trainable_embedding_is_detected():
     assert why_worker(words("adam", nested=True))
     assert not why_worker(words("adam", trainable=False))
     assert not why_worker(words("adam", Gathers()))
 
 
 @pytest.mark.parametrize(("optimizer", "warns"), [("adam", True), ("sgd", False)])
-def test_a_layer_of_ones_own_is_warned_of_when_the_step_is_traced(optimizer, warns, caplog):
+def test_custom_gathering_layer_logs_a_warning(optimizer, warns, caplog):
     Glue(words(optimizer, Gathers()), BATCHES[0], "fp32").trace()
     assert ("rows will differ from plain Keras" in caplog.text) == warns

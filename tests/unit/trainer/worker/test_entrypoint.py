@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_training_or_a_function_that_makes_one(folder):
+def test_entrypoint_is_a_training_or_a_function(folder):
     assert isinstance(load("goodjob:job", folder=folder), Training)
     assert load("goodjob:make", {"width": 3}, folder=folder).data.size == 3
 
@@ -75,7 +75,7 @@ def test_a_training_or_a_function_that_makes_one(folder):
         ("goodjob:leave", {}, "failed: SystemExit: 0 ("),
     ],
 )
-def test_a_wrong_entrypoint_says_what_to_change(folder, entrypoint, args, words):
+def test_invalid_entrypoint_says_what_to_change(folder, entrypoint, args, words):
     with pytest.raises(UserError) as caught:
         load(entrypoint, args, folder=folder)
     assert words in str(caught.value)
@@ -95,7 +95,7 @@ def test_a_wrong_entrypoint_says_what_to_change(folder, entrypoint, args, words)
         ({"on_nan": "ignore"}, 'must be "stop", "skip" or "rollback"'),
     ],
 )
-def test_a_wrong_training_says_what_to_change(options, words):
+def test_invalid_training_says_what_to_change(options, words):
     import numpy as np
 
     from shoal_trainer import Indexed

@@ -59,7 +59,7 @@ def items_of(feed):
 
 @pytest.mark.parametrize("positions", [[], [0, 0, 0], [5, 21], [21, 21, 37], [50], [0, 21, 50, 50]])
 @pytest.mark.parametrize(("start", "stop"), [(5, None), (5, LENGTH), (0, None)])
-def test_reading_goes_on_where_it_ended_when_the_store_is_back(monkeypatch, caplog, positions, start, stop):
+def test_reading_resumes_after_a_store_outage(monkeypatch, caplog, positions, start, stop):
     monkeypatch.setattr(feeds, "RETRY_SECONDS", 0.0)
     work = DataWork((0, 1), 0, start, stop, "a", 0)
     given = iter([work, Finished()])
@@ -74,7 +74,7 @@ def test_reading_goes_on_where_it_ended_when_the_store_is_back(monkeypatch, capl
     assert len(caplog.records) == len(set(positions))  # once an outage
 
 
-def test_nothing_is_asked_for_beside_a_task(monkeypatch):
+def test_feed_asks_for_no_work_during_a_task(monkeypatch):
     monkeypatch.setattr(feeds, "STOP_SECONDS", 0.001)
     story = []
     given = iter([TaskWork((0, 1), "evaluate"), TaskWork((0, 2), "callbacks"), Finished()])
@@ -95,7 +95,7 @@ def test_nothing_is_asked_for_beside_a_task(monkeypatch):
     assert story == ["asked", "evaluate", "asked", "callbacks", "asked"]
 
 
-def test_a_feed_that_waits_for_a_task_hears_that_it_is_to_stop(monkeypatch):
+def test_feed_waiting_for_a_task_can_be_stopped(monkeypatch):
     monkeypatch.setattr(feeds, "STOP_SECONDS", 0.001)
     feed = Feed(Flaky("*", lambda _path: None), 16, lambda: TaskWork((0, 1), "evaluate"), [].append)
     feed.start()
@@ -105,7 +105,7 @@ def test_a_feed_that_waits_for_a_task_hears_that_it_is_to_stop(monkeypatch):
     assert not feed._thread.is_alive()
 
 
-def test_a_feed_that_is_told_to_stop_does_not_wait_for_the_store():
+def test_feed_stops_without_waiting_for_the_store():
     away = Flaky("*", lambda _path: None).away_at([0] * 10**6)
     feed = Feed(away, 16, lambda: DataWork((0, 1), 0, 0, None, "a", 0), [].append)
     feed.start()
@@ -127,7 +127,7 @@ class Pauses:
         self.waited.append(seconds)
 
 
-def test_it_pauses_longer_and_longer_and_says_what_it_cannot_read():
+def test_retries_back_off_and_report_the_unreadable_file():
     data = Flaky("*", lambda _path: None).away_at([0] * 10 + [16] * 2)
     said = []
     feed = Feed(data, 16, Finished, [].append, lambda words: callable(words) or said.append(words))
@@ -142,7 +142,7 @@ def test_it_pauses_longer_and_longer_and_says_what_it_cannot_read():
     assert feed._stop.waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30, 0.25, 0.5]
 
 
-def test_it_says_nothing_of_a_file_without_samples_once_that_is_read():
+def test_report_is_cleared_after_reading_an_empty_file():
     said = []
     data = Flaky("*", lambda _path: None).away_at([LENGTH])
     feed = Feed(data, 16, Finished, [].append, lambda words: callable(words) or said.append(words))
@@ -151,7 +151,7 @@ def test_it_says_nothing_of_a_file_without_samples_once_that_is_read():
     assert said == ["cannot read a: no answer", ""]
 
 
-def test_a_read_that_hangs_is_told_by_those_who_ask():
+def test_hanging_read_is_reported_on_request():
     now, said = [100.0], []
     data = Flaky("*", lambda _path: None).away_at([])
     feed = Feed(data, 16, Finished, [].append, said.append, clock=lambda: now[0])
@@ -173,7 +173,7 @@ def test_a_read_that_hangs_is_told_by_those_who_ask():
 
 
 @pytest.mark.parametrize("kind", [Indexed, Files])
-def test_sys_exit_in_the_data_function_is_the_users_error(tmp_path, kind):
+def test_sys_exit_in_a_data_function_is_a_user_error(tmp_path, kind):
     path = tmp_path / "a"
     path.write_text("")
     data = Files(str(path), sys.exit) if kind is Files else Indexed(64, lambda *_: sys.exit(3))
@@ -229,7 +229,7 @@ class Stored:
         return not list(self.folder.iterdir())
 
 
-def test_the_next_file_of_a_store_is_fetched_while_one_is_read(monkeypatch, tmp_path):
+def test_next_file_is_fetched_while_one_is_read(monkeypatch, tmp_path):
     stored = Stored(monkeypatch, tmp_path, a=range(200), b=range(200, 230), c=[230])
     works = iter([*(stored.work(name, n) for n, name in enumerate("abc")), Idle(0)])
     held = []
@@ -259,7 +259,7 @@ def test_the_next_file_of_a_store_is_fetched_while_one_is_read(monkeypatch, tmp_
     assert stored.none_here(feed)
 
 
-def test_a_task_that_is_given_for_the_next_file_is_done_in_the_middle_of_this_one(monkeypatch, tmp_path):
+def test_task_given_instead_of_the_next_file_runs_at_once(monkeypatch, tmp_path):
     stored = Stored(monkeypatch, tmp_path, a=range(64), b=range(64, 80))
     story = []
     given = [stored.work("a", 1), TaskWork((0, 2), "evaluate"), stored.work("b", 3), Idle(0)]
@@ -280,7 +280,7 @@ def test_a_task_that_is_given_for_the_next_file_is_done_in_the_middle_of_this_on
     assert kinds == ["TaskWork", *["Ready"] * 4, "EndOfFile", "Ready", "EndOfFile"]
 
 
-def test_what_was_fetched_and_is_not_read_is_removed(monkeypatch, tmp_path):
+def test_fetched_but_unread_files_are_removed(monkeypatch, tmp_path):
     stored = Stored(monkeypatch, tmp_path, a=range(320), b=range(8), c=range(8))
     monkeypatch.setattr(feeds, "STOP_SECONDS", 0.01)
     works = iter([stored.work(name, n) for n, name in enumerate("abac")])
@@ -306,7 +306,7 @@ def test_what_was_fetched_and_is_not_read_is_removed(monkeypatch, tmp_path):
     assert stored.none_here(feed)
 
 
-def test_a_file_that_could_not_be_fetched_ahead_is_fetched_when_its_turn_comes(monkeypatch, tmp_path):
+def test_failed_prefetch_is_retried_when_the_file_is_due(monkeypatch, tmp_path):
     monkeypatch.setattr(feeds, "RETRY_SECONDS", 0.0)
     stored = Stored(monkeypatch, tmp_path, a=range(20), b=range(20, 30))
     get = MemoryFileSystem.get_file
@@ -329,7 +329,7 @@ def test_a_file_that_could_not_be_fetched_ahead_is_fetched_when_its_turn_comes(m
     ]
 
 
-def test_a_job_that_has_ended_reads_its_file_no_further(monkeypatch, tmp_path):
+def test_finished_job_stops_reading_its_file(monkeypatch, tmp_path):
     stored = Stored(monkeypatch, tmp_path, a=range(10_000))
     works = iter([stored.work("a", 1)])
     assert len(items_of(Feed(stored.data, 16, lambda: next(works, Finished()), [].append))) == 0

@@ -18,7 +18,7 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, schedules
     "ignore:__array__ implementation:DeprecationWarning"
 )  # Keras' saving meets NumPy 2
 @pytest.mark.parametrize("overwrite", [None, 4])
-def test_the_exported_model_is_the_average_where_keras_makes_one(overwrite):
+def test_export_uses_the_ema_weights_as_keras_does(overwrite):
     def make():
         return functional(SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=overwrite))
 
@@ -41,7 +41,7 @@ def test_the_exported_model_is_the_average_where_keras_makes_one(overwrite):
     tasks.close()
 
 
-def test_variables_excluded_from_weight_decay_are_ranges_of_the_flat_vector():
+def test_weight_decay_exclusions_become_ranges_of_the_flat_vector():
     optimizer = keras.optimizers.AdamW(0.01)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     model = functional(optimizer)
@@ -50,7 +50,7 @@ def test_variables_excluded_from_weight_decay_are_ranges_of_the_flat_vector():
     assert list(place(model, glue.layout, 16).config.no_decay) == biases
 
 
-def test_mixed_float16_scales_the_loss_and_skips_an_overflow():
+def test_mixed_float16_scales_the_loss_and_skips_overflows():
     keras.config.set_dtype_policy("mixed_float16")
     try:
         server = Server(functional(SGD(0.1)))
@@ -62,7 +62,7 @@ def test_mixed_float16_scales_the_loss_and_skips_an_overflow():
     assert {entry.dtype for entry in server.glue.layout.entries} == {"float32"}
 
 
-def test_a_short_batch_is_not_traced_again_and_gives_the_mean_of_its_own_samples():
+def test_short_batch_is_not_retraced_and_averages_its_samples():
     glue = Glue(functional(), BATCHES[0], "fp32")
     buffer = aligned(glue.layout.size)
     buffer[:] = glue.initial()
@@ -99,7 +99,7 @@ def test_named_inputs_may_come_in_any_order():
     assert made.loss == pytest.approx(float(plain["loss"]), rel=1e-5)
 
 
-def test_samples_of_another_shape_are_traced_once_more():
+def test_new_sample_shape_is_traced_once():
     def any_length():
         keras.utils.set_random_seed(1)
         layers = [keras.Input((None, 3)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(4)]
@@ -121,7 +121,7 @@ def test_samples_of_another_shape_are_traced_once_more():
 
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_a_gradient_that_is_not_finite_is_told_though_the_loss_is(wire, on_host):
+def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
     def steep(_labels, predicted):
         return keras.ops.mean(keras.ops.sqrt(predicted * 0), axis=-1)
 
@@ -138,7 +138,7 @@ def test_a_gradient_that_is_not_finite_is_told_though_the_loss_is(wire, on_host)
     assert step("sparse_categorical_crossentropy").finite
 
 
-def test_a_schedule_on_the_worker_follows_the_updates_of_the_whole_job():
+def test_worker_side_schedule_follows_the_jobs_updates():
     glue = Glue(
         functional(keras.optimizers.RMSprop(schedules.PiecewiseConstantDecay([3], [0.1, 0.0]))),
         BATCHES[0], "fp32", (0, 1),

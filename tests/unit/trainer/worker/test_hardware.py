@@ -44,14 +44,14 @@ def config(*sizes):
         ("CPU", 4),
     ],
 )
-def test_the_first_entry_whose_words_fit_decides(device, size):
+def test_first_matching_accelerator_entry_decides(device, size):
     sizes = (("T4", 16), ("a100 80GB", 256), ("A100", 128), ("A10", 64), ("CPU", 4))
     found = fitted(config(*sizes), device)
     assert (found.batch_size, found.reference_batch_size or found.batch_size) == (size, 32)
     assert fitted(found, device) == found
 
 
-def test_without_entries_nothing_changes():
+def test_config_without_entries_is_unchanged():
     assert fitted(config(), device_name()) == config()
 
 
@@ -65,14 +65,14 @@ def test_without_entries_nothing_changes():
         ("max 100000", 8),
     ],
 )
-def test_a_container_limit_counts_where_it_is_below_the_machine(tmp_path, monkeypatch, limit, expected):
+def test_cpu_limit_caps_the_core_count(tmp_path, monkeypatch, limit, expected):
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(8))
     (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert cores(tmp_path / "cpu.max") == expected
     assert cores(tmp_path / "no cgroup v2 here") == 8
 
 
-def test_processes_of_one_machine_share_its_cores_unless_told_otherwise(monkeypatch):
+def test_processes_share_cores_unless_configured(monkeypatch):
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda: 6)
     assert [shared_by(n)["TF_NUM_INTRAOP_THREADS"] for n in (1, 2, 4, 100)] == ["6", "3", "1", "1"]
@@ -90,7 +90,7 @@ def gradients(size, start):
     return glue, placement, glue.step(glue.alias(flat), batch).update.copy()
 
 
-def test_two_unequal_workers_move_by_the_mean_over_all_their_samples():
+def test_unequal_workers_move_by_the_mean_over_all_samples():
     """HetSeq's update for (8, 16): sum of s_i mean_i / sum of s_i, at the rate that so many samples have."""
     glue, placement, small = gradients(8, 0)
     _, _, large = gradients(16, 8)
@@ -112,7 +112,7 @@ def test_two_unequal_workers_move_by_the_mean_over_all_their_samples():
     np.testing.assert_allclose(io, expected, atol=1e-6)
 
 
-def test_workers_with_batches_of_their_own_share_a_job(tmp_path):
+def test_workers_with_different_batch_sizes_share_a_job(tmp_path):
     halves = (FakeCoordinator(240, size=48, tasks=()), FakeCoordinator(480, size=48, start=240, tasks=()))
     servers = Servers(tmp_path)
     pushed = []

@@ -51,7 +51,7 @@ class Timed:
 
 
 @pytest.mark.parametrize(("seconds", "share"), [(0.01, 0.0), (0.09, 0.0), (0.2, 0.5), (0.4, 0.75)])
-def test_a_worker_waits_only_where_reading_takes_longer_than_the_step(tmp_path, seconds, share):
+def test_input_wait_is_the_reading_time_beyond_the_step(tmp_path, seconds, share):
     coordinator = FakeCoordinator(DATA.size, epochs=3, tasks=())  # the first batches count less and less
     servers = Servers(tmp_path, coordinator)
     clock, members = Clock(), Members()
@@ -78,7 +78,7 @@ def test_a_worker_waits_only_where_reading_takes_longer_than_the_step(tmp_path, 
     assert members.input_wait() == pytest.approx(share, abs=0.02)
 
 
-def test_batches_are_read_ahead_while_the_step_computes():
+def test_batches_are_read_ahead_during_a_step():
     gate, read = threading.Semaphore(DEPTH * 16), threading.Semaphore(0)
 
     def samples(start, stop):
@@ -111,7 +111,7 @@ def test_batches_are_read_ahead_while_the_step_computes():
         gate.release(1024)
 
 
-def test_the_share_is_over_all_active_workers():
+def test_input_wait_is_averaged_over_active_workers():
     members = Members()
     assert members.input_wait() is None
     members.get(0, 0).pushed(1, 16, 0, Timings(step=0.3, input=0.0))
@@ -120,7 +120,7 @@ def test_the_share_is_over_all_active_workers():
     assert members.input_wait() == pytest.approx(0.25)
 
 
-def test_it_is_told_to_prometheus_and_shown_where_it_hurts():
+def test_input_wait_is_exported_and_shown_when_high():
     def shown(wait):
         console = Console(width=140, file=io.StringIO())
         console.print(render(report(wait), title="digits"))

@@ -70,21 +70,21 @@ CLOSE = {
 
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("name", EXACT)
-def test_bit_for_bit(name, on_host):
+def test_training_equals_keras_bit_for_bit(name, on_host):
     difference, losses, expected = compare(EXACT[name], on_host=on_host)
     assert losses == expected
     assert difference == 0
 
 
 @pytest.mark.parametrize("name", CLOSE)
-def test_within_rounding(name):
+def test_training_equals_keras_within_rounding(name):
     difference, losses, expected = compare(CLOSE[name])
     assert losses == pytest.approx(expected, rel=1e-4)
     assert difference < 2e-5
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "batch_normalization"])
-def test_bf16_on_the_wire_stays_near(name):
+def test_bf16_training_stays_close_to_keras(name):
     difference, losses, expected = compare((EXACT | CLOSE)[name], wire="bf16")
     assert losses == pytest.approx(expected, rel=0.05)
     assert difference < 0.2
@@ -94,7 +94,7 @@ def test_bf16_on_the_wire_stays_near(name):
 @pytest.mark.parametrize(
     "name", ["momentum", "adam", "batch_normalization", "clipnorm", "rmsprop (worker)", "train_step (worker)"]
 )
-def test_a_worker_without_accelerator_makes_the_updates_of_one_with(name, wire):
+def test_host_and_accelerator_paths_give_the_same_updates(name, wire):
     def steps(on_host):
         server = Server((EXACT | CLOSE)[name](), wire, on_host=on_host)
         return [server.step(batch) for batch in BATCHES], server.flat()
@@ -104,7 +104,7 @@ def test_a_worker_without_accelerator_makes_the_updates_of_one_with(name, wire):
     assert np.array_equal(flat, other)
 
 
-def test_where_each_optimizer_runs():
+def test_unsupported_optimizers_run_on_the_worker():
     reasons = {name: why_worker(make()) for name, make in (EXACT | CLOSE).items()}
     assert {name for name, reason in reasons.items() if reason} == {
         name for name in CLOSE if "worker" in name
@@ -157,7 +157,7 @@ class Rebuilds(keras.Model):
         (Rebuilds, (X,), lambda x, _: x),
     ],
 )
-def test_a_train_step_of_ones_own_gets_what_the_data_give_and_no_row_twice(kind, given, plain):
+def test_custom_train_step_gets_the_data_unpadded(kind, given, plain):
     data = Indexed.from_arrays(*given)
     (whole,), (short,) = data.batches(0, 0, 16, 16), data.batches(0, 16, 21, 16)
 
@@ -185,7 +185,7 @@ def test_a_train_step_of_ones_own_gets_what_the_data_give_and_no_row_twice(kind,
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
-def test_accumulated_gradients_are_one_push_of_weight_one(optimizer):
+def test_accumulated_gradients_are_one_push(optimizer):
     def make():
         rate = schedules.ExponentialDecay(0.1, 5, 0.5)  # of batches
         return functional(optimizer(rate, gradient_accumulation_steps=5))

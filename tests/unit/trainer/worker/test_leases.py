@@ -10,7 +10,7 @@ def push(seq, *marks):
     return Push(seq=seq, samples=1, base_versions=(0,), progress=marks)
 
 
-def test_a_lease_lives_until_its_last_sample_is_in_the_parameters():
+def test_lease_is_held_until_its_last_sample_is_applied():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
     first, second = leases.mark((0, 1), 16), leases.mark((0, 1), 32)
@@ -20,7 +20,7 @@ def test_a_lease_lives_until_its_last_sample_is_in_the_parameters():
     assert leases.held() == {}
 
 
-def test_a_renamed_lease_is_found_under_every_name_it_had():
+def test_renamed_lease_is_found_under_its_old_tokens():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
     assert leases.mark((0, 1), 8) == Progress(0, -1, 0, 8)
@@ -30,7 +30,7 @@ def test_a_renamed_lease_is_found_under_every_name_it_had():
     assert leases.mark((0, 1), 16) == Progress(0, -1, 8, 16)
 
 
-def test_a_lease_that_the_coordinator_gave_away_is_nobodys_here():
+def test_reassigned_lease_is_dropped():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
     leases.grant(DataWork((0, 2), 0, 32, 64))
@@ -39,7 +39,7 @@ def test_a_lease_that_the_coordinator_gave_away_is_nobodys_here():
     assert list(leases.held()) == [(1, 1)]
 
 
-def test_a_lease_that_was_granted_after_the_others_were_presented_is_kept():
+def test_lease_granted_during_a_join_is_kept():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
     presented = leases.held()
@@ -49,7 +49,7 @@ def test_a_lease_that_was_granted_after_the_others_were_presented_is_kept():
     assert list(leases.held()) == [(1, 1), (1, 2)]
 
 
-def test_what_did_not_survive_is_told_once():
+def test_lost_pushes_are_counted_once():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 64))
     for seq in (1, 2, 3):
@@ -58,7 +58,7 @@ def test_what_did_not_survive_is_told_once():
     assert leases.lost(2) == 0
 
 
-def test_marks_that_follow_each_other_become_one():
+def test_adjacent_marks_are_joined():
     marks = [
         Progress(0, -1, 0, 8),
         None,
@@ -69,7 +69,7 @@ def test_marks_that_follow_each_other_become_one():
     assert joined(marks) == (Progress(0, -1, 0, 16), Progress(0, -1, 32, 40), Progress(1, -1, 40, 48))
 
 
-def test_one_mark_over_leases_that_follow_each_other_ends_them_all():
+def test_mark_over_adjacent_leases_ends_them_all():
     leases = Leases()
     for n in range(3):
         leases.grant(DataWork((0, n), 0, 64 * n, 64 * n + 64))
@@ -82,7 +82,7 @@ def test_one_mark_over_leases_that_follow_each_other_ends_them_all():
     st.permutations(range(6)),
     st.lists(st.integers(1, 9), min_size=1, max_size=60),
 )
-def test_what_is_held_is_what_no_answered_push_covers(sizes, order, pushes):
+def test_held_leases_are_what_no_answered_push_covers(sizes, order, pushes):
     leases, work = Leases(), []
     for n in (n for n in order if n < len(sizes)):  # they may follow each other, or not
         start = sum(sizes[:n])
@@ -102,7 +102,7 @@ def test_what_is_held_is_what_no_answered_push_covers(sizes, order, pushes):
         assert set().union(*held) == rest
 
 
-def test_after_a_roll_back_no_lease_is_left_and_none_that_was_asked_for_before_is_taken():
+def test_rollback_drops_leases_and_refuses_older_grants():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
     leases.answered(push(1, leases.mark((0, 1), 16)))

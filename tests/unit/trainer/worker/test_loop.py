@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_every_sample_once_then_tasks_then_the_end(start_servers, shards):
+def test_worker_trains_each_sample_once_then_runs_tasks(start_servers, shards):
     coordinator = FakeCoordinator(DATA.size, epochs=2, tasks=("evaluate", "export"))
     servers = start_servers(coordinator, count=shards)
     running = Running(job(lambda: functional("adam", norm=True)), servers, coordinator).start()
@@ -31,7 +31,7 @@ def test_every_sample_once_then_tasks_then_the_end(start_servers, shards):
     assert {"model.keras", "saved_model/saved_model.pb"} <= set(files)
 
 
-def test_one_worker_that_waits_is_plain_keras_bit_for_bit(start_servers):
+def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start_servers(coordinator)
     running = Running(job(wire="fp32"), servers, coordinator, sequential=True)
@@ -55,7 +55,7 @@ def test_two_workers_share_the_data(start_servers):
     assert all(worker.worker.loop.steps for worker in workers)
 
 
-def test_a_worker_that_is_told_to_stop_sees_its_push_through(start_servers):
+def test_drained_worker_completes_its_push(start_servers):
     coordinator = FakeCoordinator(DATA.size, epochs=50)
     servers = start_servers(coordinator)
     running = Running(job(), servers, coordinator).start()
@@ -71,7 +71,7 @@ def nan_loss(y, p):
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
-def test_a_loss_that_is_not_finite(start_servers, policy):
+def test_non_finite_loss_follows_the_policy(start_servers, policy):
     def build():
         model = functional()
         model.compile("sgd", nan_loss)
@@ -89,7 +89,7 @@ def test_a_loss_that_is_not_finite(start_servers, policy):
         assert "not finite" in str(end)
 
 
-def test_another_model_is_refused(start_servers):
+def test_worker_with_another_model_is_refused(start_servers):
     coordinator = FakeCoordinator(DATA.size, epochs=50)
     servers = start_servers(coordinator)
     first = Running(job(), servers, coordinator).start()
@@ -115,7 +115,7 @@ def test_another_model_is_refused(start_servers):
     ],
     ids=["steps_per_execution", "gradient_accumulation_steps"],
 )
-def test_several_batches_a_push_are_as_many_steps(start_servers, model):
+def test_push_of_several_batches_counts_each_step(start_servers, model):
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start_servers(coordinator)
     running = Running(job(model), servers, coordinator)
@@ -125,7 +125,7 @@ def test_several_batches_a_push_are_as_many_steps(start_servers, model):
 
 
 @pytest.mark.parametrize("cut_off", [False, True])
-def test_a_push_of_many_small_leases_goes_as_soon_as_it_can_tell_no_more_of_them(start_servers, cut_off):
+def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
     """What is not told is leased for ever. Also what an outage has piled up is told."""
     coordinator = FakeCoordinator(DATA.size, size=1, tasks=())
     coordinator.free.reverse()  # none follows the one before it
@@ -156,7 +156,7 @@ class Hasty(FakeCoordinator):
         return super().next_work(generation) if self.free else Finished()
 
 
-def test_what_is_piled_up_when_the_job_has_ended_is_not_pushed(start_servers):
+def test_pending_batches_are_dropped_when_the_job_has_ended(start_servers):
     coordinator = Hasty(7 * 16, size=7 * 16, tasks=())
     training = job(lambda: functional(options={"steps_per_execution": 4}))
     running = Running(training, start_servers(coordinator), coordinator)
@@ -184,14 +184,14 @@ class TaskFirst(FakeCoordinator):
             raise Unreachable("the answer is lost")
 
 
-def test_who_does_a_task_takes_no_lease_meanwhile_that_others_could_train(start_servers):
+def test_worker_takes_no_lease_during_a_task(start_servers):
     coordinator = TaskFirst(64, tasks=("evaluate",))
     assert Running(job(), start_servers(coordinator), coordinator).start().join() is End.FINISHED
     assert coordinator.story[:4] == ["asked", "evaluate", "evaluate", "asked"]
     assert coordinator.samples == 64
 
 
-def test_a_lease_that_is_somebody_elses_is_read_no_further(start_servers):
+def test_revoked_lease_is_not_read_further(start_servers):
     coordinator = FakeCoordinator(64)
     running = Running(job(), start_servers(coordinator), coordinator)
     holds, work = running.worker.loop._feed._holds, DataWork((0, 1), 0, 0, 64)

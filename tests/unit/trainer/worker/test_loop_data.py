@@ -15,7 +15,7 @@ from tests.unit.trainer.worker.models import X, Y, functional
 from tests.unit.trainer.worker.running import Running
 
 
-def test_a_data_function_that_gives_too_few_samples_ends_the_worker(start_servers):
+def test_short_data_function_ends_the_worker(start_servers):
     import tensorflow as tf
 
     def short(begin, stop):
@@ -57,7 +57,7 @@ class FileCoordinator(FakeCoordinator):
 
 
 @pytest.mark.parametrize(("steps_per_execution", "store"), [(1, False), (4, False), (1, True)])
-def test_files_of_unknown_length_one_of_them_empty(start_servers, tmp_path, steps_per_execution, store):
+def test_files_of_unknown_length_are_trained_completely(start_servers, tmp_path, steps_per_execution, store):
     import tensorflow as tf
 
     sizes = [40, 0, 17, 64, 80]
@@ -103,7 +103,7 @@ class Away(Files):
             yield Batch(X[begin:end], Y[begin:end], np.ones(end - begin, np.float32), end - begin, end)
 
 
-def test_what_cannot_be_read_is_told_until_it_can(start_servers):
+def test_unreadable_file_is_reported_until_it_can_be_read(start_servers):
     files = Away("s3://bucket/*", lambda _path: None)
     coordinator = FileCoordinator(files.list())
     servers = start_servers(coordinator)

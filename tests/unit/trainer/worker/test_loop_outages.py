@@ -15,7 +15,7 @@ from tests.unit.trainer.worker.models import DATA, functional, job
 from tests.unit.trainer.worker.running import SECONDS, Running, wait
 
 
-def test_a_server_that_comes_back_with_its_snapshot_gets_the_newer_copy_and_loses_nothing(start_servers):
+def test_restored_server_gets_the_newer_copy_of_the_worker(start_servers):
     coordinator = FakeCoordinator(DATA.size, epochs=8, tasks=("evaluate",))
     servers = start_servers(coordinator)
     running = Running(job(), servers, coordinator).start()
@@ -38,7 +38,7 @@ def test_a_server_that_comes_back_with_its_snapshot_gets_the_newer_copy_and_lose
     assert [coordinator.applied[epoch, -1].total for epoch in range(8)] == [DATA.size] * 8
 
 
-def test_a_server_that_is_lost_while_nothing_is_to_do_is_noticed(start_servers):
+def test_idle_worker_notices_a_lost_server(start_servers):
     coordinator = FakeCoordinator(64, tasks=())
     coordinator.hold = True
     servers = start_servers(coordinator)
@@ -55,7 +55,7 @@ def test_a_server_that_is_lost_while_nothing_is_to_do_is_noticed(start_servers):
     assert running.join() is End.FINISHED
 
 
-def test_steps_in_vain_are_told_until_it_is_answered(start_servers):
+def test_wasted_steps_are_reported_until_acknowledged(start_servers):
     coordinator = FakeCoordinator(DATA.size)
     running = Running(job(), start_servers(coordinator), coordinator)
     loop, answered, told = running.worker.loop, coordinator.join, []
@@ -76,7 +76,7 @@ def test_steps_in_vain_are_told_until_it_is_answered(start_servers):
     running.worker.close()
 
 
-def test_a_push_whose_answer_was_lost_is_not_applied_twice(start_servers):
+def test_push_with_a_lost_answer_is_applied_once(start_servers):
     coordinator = FakeCoordinator(DATA.size, epochs=4, tasks=())
     servers = start_servers(coordinator)
     running = Running(job(), servers, coordinator).start()
@@ -100,7 +100,7 @@ class Forgetful(FakeCoordinator):
             raise Unreachable("the answer is lost")
 
 
-def test_a_result_whose_answer_was_lost_is_told_again_and_not_made_again(start_servers):
+def test_task_result_with_a_lost_answer_is_resent_not_recomputed(start_servers):
     coordinator = Forgetful(64, tasks=("callbacks",))
     servers = start_servers(coordinator)
     seen = []

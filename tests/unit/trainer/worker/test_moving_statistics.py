@@ -11,7 +11,7 @@ from tests.unit.trainer.worker.models import functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, push, pushed
 
 
-def test_statistics_move_as_far_as_the_steps_of_a_push_would_have_moved_them():
+def test_push_moves_statistics_as_far_as_its_steps_would():
     """Batches that are all alike: in the order in which they come nothing is to be seen."""
 
     def make():
@@ -27,7 +27,7 @@ def test_statistics_move_as_far_as_the_steps_of_a_push_would_have_moved_them():
 
 
 @pytest.mark.parametrize("momentum", [0.999, 0.99, 0.9])
-def test_a_moving_variance_never_falls_below_zero_however_many_steps_a_push_has(momentum):
+def test_moving_variance_stays_non_negative_with_many_steps_per_push(momentum):
     """Each push is made while the one before is under way, and the data vary much less than the layer thinks."""
     server = Server(functional(SGD(0.0), norm=True, momentum=momentum))
     low, still = server.glue.layout.trainable, replace(BATCHES[0], x=BATCHES[0].x * 1e-3)

@@ -25,7 +25,7 @@ def begin(name="sgd", dtype=np.float32, clock=None, **options):
     )
 
 
-def test_local_steps_make_a_difference_that_leaves_out_what_is_pushed_by_other_means():
+def test_local_steps_make_a_delta_without_absorbed_updates():
     outage = begin()
     outage.absorb(np.array([1, 1, 1, 1, 7, 7], np.float32), 16)
     outage.step(np.array([2, 0, 0, 0, 1, -1], np.float32), 16, Progress(0, -1, 0, 16))
@@ -40,7 +40,7 @@ def test_local_steps_make_a_difference_that_leaves_out_what_is_pushed_by_other_m
     assert outage.steps == outage.samples == len(outage.progress) == 0
 
 
-def test_it_stops_after_so_many_steps_or_seconds():
+def test_local_training_stops_after_max_steps_or_seconds():
     clock = Clock()
     outage = begin(clock=clock)
     for n in range(3):
@@ -57,7 +57,7 @@ def test_it_stops_after_so_many_steps_or_seconds():
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("parameters", [np.float32, np.uint16])
-def test_every_optimizer_has_a_local_step_and_the_update_stays_as_it_was(name, options, dtype, parameters):
+def test_every_optimizer_steps_locally_without_changing_the_update(name, options, dtype, parameters):
     outage = begin(name, parameters, **options)
     update = aligned(6, dtype)
     update[:] = 16256 if dtype is np.uint16 else 1.0  # 1.0 in bf16

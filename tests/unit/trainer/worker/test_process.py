@@ -15,7 +15,7 @@ from shoal_trainer.worker import process
 from shoal_trainer.worker.hardware import THREADS_ENV
 
 
-def test_threads_and_garbage_are_settled_before_the_users_code_is_imported(monkeypatch):
+def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch):
     monkeypatch.setenv(THREADS_ENV, "")  # what is set below is undone after the test
     monkeypatch.delenv(THREADS_ENV)
     monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda: 3)
@@ -37,7 +37,7 @@ def test_threads_and_garbage_are_settled_before_the_users_code_is_imported(monke
         gc.unfreeze()
 
 
-def test_the_workers_of_a_local_run_share_the_machine(monkeypatch):
+def test_local_workers_share_the_cores(monkeypatch):
     monkeypatch.delenv(THREADS_ENV, raising=False)
     monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda: 6)
     threads = []
@@ -57,9 +57,7 @@ def _raise(error):
 
 
 @pytest.mark.parametrize("what", ["compose.build_glue", "coordination.ControlPlane"])
-def test_neither_the_first_batch_nor_the_list_of_files_ends_a_worker_where_the_store_is_away(
-    monkeypatch, what
-):
+def test_store_outage_at_start_is_retried(monkeypatch, what):
     answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]
     monkeypatch.setattr("shoal_trainer.patience.RETRY_SECONDS", 0.0)
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
@@ -77,7 +75,7 @@ def test_neither_the_first_batch_nor_the_list_of_files_ends_a_worker_where_the_s
     assert not answers
 
 
-def test_code_that_ends_the_process_does_not_end_it_well(monkeypatch, tmp_path):
+def test_sys_exit_in_user_code_is_a_user_error_exit(monkeypatch, tmp_path):
     config = RuntimeConfig(
         job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
         parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="a:b", storage_uri="file:///nowhere",
@@ -108,7 +106,7 @@ class Ended:
         self.code = -9
 
 
-def test_a_local_worker_that_ends_well_before_the_job_does_is_replaced(monkeypatch):
+def test_local_worker_that_exits_early_is_replaced(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", Ended)
     with LocalRun(LocalJob(entrypoint="a:b"), clock=lambda: now[0]) as run:

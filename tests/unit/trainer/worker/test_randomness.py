@@ -10,7 +10,7 @@ from tests.unit.trainer.worker.models import compiled, functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD
 
 
-def test_another_worker_drops_other_units():
+def test_dropout_differs_between_workers():
     updates = []
     for worker in [(0, 0), (1, 0), (1, 1), (0, 0)]:
         glue = Glue(functional(dropout=0.5), BATCHES[0], "fp32", worker)
@@ -36,7 +36,7 @@ def noisy():
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
-def test_what_is_drawn_without_a_generator_of_ones_own_differs_from_step_to_step(options):
+def test_global_generator_draws_differ_by_step_and_worker(options):
     def losses(worker):
         model = noisy()
         model.compile(SGD(0.1), model.loss, **options)

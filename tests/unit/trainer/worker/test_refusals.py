@@ -18,19 +18,19 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD
         lambda: keras.optimizers.RMSprop(0.1, gradient_accumulation_steps=2),
     ],
 )
-def test_gradients_that_a_worker_would_hoard_are_refused(optimizer):
+def test_worker_side_gradient_accumulation_is_refused(optimizer):
     glue = Glue(functional(optimizer()), BATCHES[0], "fp32")
     with pytest.raises(UserError, match="gradient_accumulation_steps=2 is not possible here"):
         place(glue.model, glue.layout, 16)
 
 
-def test_what_was_not_aligned_is_refused_instead_of_aborting():
+def test_unaligned_buffer_is_refused():
     glue = Glue(functional(), BATCHES[0], "fp32")
     with pytest.raises(ValueError, match="aligned"):
         glue.alias(aligned(glue.layout.size + 1)[1:])
 
 
-def test_models_that_cannot_be_used_say_what_to_change():
+def test_unusable_models_are_user_errors():
     def not_compiled():
         return keras.Sequential([keras.layers.Dense(1)])
 

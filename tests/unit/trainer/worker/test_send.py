@@ -29,7 +29,7 @@ def moved(momentum, behind, steps, pushes, seen=0.0):
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_several_workers_move_a_moving_average_as_one_would(workers):
+def test_moving_average_is_independent_of_the_worker_count(workers):
     # With momentum 0.99 a push moves it by a hundredth, so many of them may be under way.
     then = moved(0.99, workers - 1, 1, 400)
     assert then[-1] == pytest.approx(0.99**400, abs=0.01)
@@ -38,14 +38,14 @@ def test_several_workers_move_a_moving_average_as_one_would(workers):
 @given(
     st.sampled_from([0.9, 0.99, 0.999]), st.integers(1, 64), st.integers(1, 50), st.floats(0, 0.5, width=32)
 )
-def test_a_variance_never_falls_below_what_was_seen(momentum, behind, steps, seen):
+def test_variance_never_falls_below_the_observed_value(momentum, behind, steps, seen):
     then = moved(momentum, behind, steps, 3 * behind + 20, seen)
     assert min(then) > seen - 1e-5
     assert all(a >= b - 1e-5 for a, b in pairwise(then))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-def test_what_is_no_average_is_sent_as_it_is(dtype):
+def test_updates_without_averages_are_sent_unchanged(dtype):
     update = np.arange(6, dtype=np.float32) if dtype == np.float32 else np.full(6, 0x3F80, np.uint16)
     sent, samples, loss = combined([(Step(update, 0.5, True), BATCH)], (), 9)
     assert sent is update

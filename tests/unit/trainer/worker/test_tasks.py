@@ -26,7 +26,7 @@ def made(*which, validation=DATA):
     return tasks, glue.initial()
 
 
-def test_evaluation_is_keras_own():
+def test_evaluation_equals_keras():
     tasks, flat = made()
     found = tasks.evaluate(flat).metrics
     plain = functional(norm=True)
@@ -35,7 +35,7 @@ def test_evaluation_is_keras_own():
     tasks.close()
 
 
-def test_callbacks_write_into_the_run_and_stop_the_job():
+def test_callbacks_write_files_and_stop_the_job():
     tasks, flat = made(
         lambda: best("best/{epoch:02d}.weights.h5"),
         lambda: callbacks.EarlyStopping("val_loss", patience=2),
@@ -49,7 +49,7 @@ def test_callbacks_write_into_the_run_and_stop_the_job():
     tasks.close()
 
 
-def test_a_worker_that_takes_over_remembers_what_others_saw():
+def test_callbacks_on_another_worker_replay_the_history():
     def build():
         return made(
             lambda: best("{epoch}.weights.h5"),
@@ -64,7 +64,7 @@ def test_a_worker_that_takes_over_remembers_what_others_saw():
     tasks.close()
 
 
-def test_callbacks_that_cannot_work_are_refused_when_the_worker_starts():
+def test_unsupported_callbacks_are_refused_at_start():
     with pytest.raises(UserError, match="Give the optimizer a keras"):
         made(callbacks.ReduceLROnPlateau)
     with pytest.raises(UserError, match="gave a int"):
@@ -91,12 +91,12 @@ def test_callbacks_that_cannot_work_are_refused_when_the_worker_starts():
         (lambda: callbacks.ModelCheckpoint("{epoch.keras"), "is no name of a file"),
     ],
 )
-def test_callbacks_that_wait_for_what_their_logs_do_not_hold_are_refused(make, words):
+def test_callbacks_that_need_missing_logs_are_refused(make, words):
     with pytest.raises(UserError, match=words):
         made(make)
 
 
-def test_callbacks_that_take_what_their_logs_hold_are_not():
+def test_callbacks_that_need_available_logs_are_accepted():
     tasks, _ = made(
         lambda: callbacks.ModelCheckpoint("{epoch:02d}-{loss:.1f}-{val_accuracy:.3f}.keras"),
         lambda: callbacks.ModelCheckpoint("last.keras", monitor="accuracy"),  # looks at it for the best one only
@@ -113,12 +113,12 @@ def test_callbacks_that_take_what_their_logs_hold_are_not():
         lambda: callbacks.ModelCheckpoint("{epoch:02d}-{val_loss:.2f}.keras"),
     ],
 )
-def test_callbacks_that_wait_for_an_evaluation_need_validation(make):
+def test_callbacks_on_val_metrics_need_validation(make):
     with pytest.raises(UserError, match=r"would never see 'val_loss'.*validation="):
         made(make, validation=None)
 
 
-def test_callbacks_that_wait_for_no_evaluation_need_none():
+def test_callbacks_on_training_logs_need_no_validation():
     tasks, _ = made(
         lambda: callbacks.ModelCheckpoint(
             "{epoch:02d}.keras"
@@ -139,7 +139,7 @@ def test_tensorboard_needs_its_package(monkeypatch, there):
         made(lambda: callbacks.TensorBoard("tb"))
 
 
-def test_the_exported_model_predicts_what_the_parameters_say():
+def test_exported_model_predicts_with_the_parameters():
     tasks, flat = made()
     exported = tasks.export(flat * 0.5)
     files = exported.files
@@ -162,7 +162,7 @@ def told(caplog):
     return [record.getMessage() for record in caplog.records if record.name == "shoal_trainer.worker.saving"]
 
 
-def test_a_model_that_keras_cannot_write_down_is_told_at_the_start_and_exported_as_far_as_it_can_be(caplog):
+def test_unserializable_model_is_logged_at_start_and_partly_exported(caplog):
     glue = Glue(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
     tasks = Tasks(job(), glue, 16)
     (early,) = told(caplog)
@@ -181,7 +181,7 @@ def test_a_model_that_keras_cannot_write_down_is_told_at_the_start_and_exported_
     tasks.close()
 
 
-def test_a_checkpoint_of_such_a_model_is_refused_unless_it_holds_weights_only():
+def test_full_checkpoint_of_an_unserializable_model_is_refused():
     def tasks(make):
         glue = Glue(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
         return Tasks(job(callbacks=lambda: [make()]), glue, 16)
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_such_a_model_is_refused_unless_it_holds_weights_only():
     tasks(lambda: callbacks.ModelCheckpoint("{epoch}.weights.h5", save_weights_only=True)).close()
 
 
-def test_a_model_of_which_nothing_can_be_written_is_the_users_to_mend(monkeypatch):
+def test_model_that_cannot_be_saved_at_all_is_a_user_error(monkeypatch):
     def cannot(*_, **__):
         raise ValueError("two layers have one name")
 
@@ -207,7 +207,7 @@ def test_a_model_of_which_nothing_can_be_written_is_the_users_to_mend(monkeypatc
     tasks.close()
 
 
-def test_a_disk_that_fails_at_the_export_leaves_no_half_of_a_model(monkeypatch):
+def test_disk_error_during_export_is_a_user_error(monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -218,13 +218,13 @@ def test_a_disk_that_fails_at_the_export_leaves_no_half_of_a_model(monkeypatch):
     tasks.close()
 
 
-def test_a_model_that_keras_can_write_down_is_not_spoken_of(caplog):
+def test_serializable_model_logs_nothing(caplog):
     tasks, _ = made()
     assert told(caplog) == []
     tasks.close()
 
 
-def test_a_model_that_draws_from_keras_global_generator_is_exported():
+def test_model_using_the_global_generator_is_exported():
     class Noisy(keras.layers.Layer):
         def call(self, x):
             return x + 0.1 * keras.random.normal((4,))
@@ -240,7 +240,7 @@ def test_a_model_that_draws_from_keras_global_generator_is_exported():
 
 
 @pytest.mark.parametrize("weights", [None, np.ones(len(DATA.x), np.float32)])
-def test_validation_data_may_have_another_form_than_the_training_data(weights):
+def test_validation_data_may_differ_in_form_from_training_data(weights):
     class Size(keras.Model):
         def __init__(self):
             super().__init__()
@@ -259,7 +259,7 @@ def test_validation_data_may_have_another_form_than_the_training_data(weights):
     tasks.close()
 
 
-def test_validation_data_without_a_sample_are_refused_in_words():
+def test_empty_validation_data_is_a_user_error():
     def nothing():
         return tf.data.Dataset.from_tensor_slices((DATA.x, DATA.y)).take(0)
 
@@ -293,7 +293,7 @@ class Parts(Files):
         (SystemExit(3), UserError, r"evaluation on Training\(validation=…\) failed: SystemExit: 3"),
     ],
 )
-def test_what_ends_the_reading_of_a_later_file_is_told_as_it_was_raised(error, raised, words):
+def test_error_in_a_later_validation_file_is_reported(error, raised, words):
     parts = Parts("*", lambda _path: None)
     tasks, flat = made(validation=parts)
     parts.__dict__["error"] = error
@@ -304,7 +304,7 @@ def test_what_ends_the_reading_of_a_later_file_is_told_as_it_was_raised(error, r
     tasks.close()
 
 
-def test_labels_out_of_range_in_the_validation_data_are_told_without_the_way_to_them():
+def test_validation_label_out_of_range_is_reported_by_its_cause():
     tasks, flat = made(validation=Indexed.from_arrays(DATA.x, DATA.y + 7))
     with pytest.raises(
         UserError, match=r"failed: InvalidArgumentError: Received a label value of \d+ which is"
@@ -313,7 +313,7 @@ def test_labels_out_of_range_in_the_validation_data_are_told_without_the_way_to_
     tasks.close()
 
 
-def test_a_function_of_validation_data_whose_network_is_down_is_nobodys_mistake():
+def test_network_error_in_a_validation_function_is_unreachable():
     def away():
         raise ConnectionResetError(104, "reset")
 
@@ -331,7 +331,7 @@ def two_inputs():
     return compiled(keras.Model(inputs, keras.layers.Dense(4)(flat)))
 
 
-def test_several_inputs_may_come_as_a_list_in_training_in_validation_and_alone():
+def test_list_inputs_work_in_training_validation_and_fit():
     data = Indexed.from_arrays([DATA.x, -DATA.x], DATA.y)
     training = replace(job(two_inputs), data=data, validation=data)
     glue = Glue(two_inputs(), data.example(16), "fp32")
@@ -343,7 +343,7 @@ def test_several_inputs_may_come_as_a_list_in_training_in_validation_and_alone()
     assert training.fit(batch_size=64, verbose=0).history.history["val_loss"]
 
 
-def test_a_list_of_inputs_without_anything_else_is_no_pair_of_input_and_target():
+def test_list_of_inputs_without_target_is_not_a_pair():
     batch = Indexed.from_arrays([DATA.x, DATA.x]).example(16)
     (given,) = batch.as_given()
     assert len(given) == 2

@@ -101,7 +101,7 @@ def flat(tensors):
 
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("name", CASES)
-def test_the_gradient_is_that_of_keras_on_the_true_rows(name, rows):
+def test_gradient_equals_keras_without_padding_rows(name, rows):
     build, data, loss = CASES[name]
     glue, made, (x, y) = stepped(make(build, loss), data, rows)
     model = make(build, loss)
@@ -115,7 +115,7 @@ def test_the_gradient_is_that_of_keras_on_the_true_rows(name, rows):
 
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("name", ["segmentation", "masked, T = B", "outputs"])
-def test_so_is_the_step_that_a_worker_makes_itself(name, rows):
+def test_worker_side_step_equals_keras_without_padding_rows(name, rows):
     build, data, loss = CASES[name]
     glue, made, (x, y) = stepped(make(build, loss, keras.optimizers.RMSprop(0.01)), data, rows)
     model = make(build, loss, keras.optimizers.RMSprop(0.01))
@@ -128,7 +128,7 @@ def test_so_is_the_step_that_a_worker_makes_itself(name, rows):
 
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("jit", [False, True])
-def test_one_weight_a_sample_weighs_all_of_its_values(rows, jit):
+def test_sample_weight_applies_to_all_values_of_the_sample(rows, jit):
     build, data, loss = CASES["T = B"]
     model = make(build, loss, jit_compile=jit)
     weights = np.arange(8, dtype="float32")  # the first is 0, and yet a sample

@@ -64,7 +64,7 @@ def vae(*, kind=VAE, encoder=True, decoder=True):
     return model
 
 
-def test_it_is_trained_as_keras_trains_it_and_can_be_exported():
+def test_model_without_call_trains_as_in_keras_and_is_exported():
     batches = list(DATA.batches(0, 0, 37, 8))
     glue, plain = Glue(vae(), batches[0], "fp32"), vae()
     buffer = aligned(glue.layout.size)
@@ -83,7 +83,7 @@ def test_it_is_trained_as_keras_trains_it_and_can_be_exported():
     tasks.close()
 
 
-def test_parts_that_are_not_built_are_refused():
+def test_unbuilt_parts_are_refused():
     example = DATA.example(8)
     with pytest.raises(UserError, match=r"no call\(\) that would make its variables. Build its parts"):
         Glue(vae(encoder=False, decoder=False), example, "fp32")
@@ -91,7 +91,7 @@ def test_parts_that_are_not_built_are_refused():
         Glue(vae(decoder=False), example, "fp32").trace()
 
 
-def test_of_a_model_that_keras_cannot_make_again_the_weights_are_exported(caplog):
+def test_unserializable_model_without_call_exports_its_weights(caplog):
     """As Keras' guide writes it: parts are given to `__init__`, and there is no `get_config`."""
     glue = Glue(vae(kind=Unsaved), DATA.example(8), "fp32")
     tasks = Tasks(Training(model=vae, data=DATA), glue, 8)
