@@ -86,7 +86,7 @@ class Job:
         self.serving.start()
 
     def kill_server(self):
-        """It is gone at once: no last snapshot, no good-bye."""
+        """Stop it at once, without a last snapshot or a message."""
         self.server._give_up(Fenced("killed by the test"))
         self.serving.join(30)
         self.start_server(self.server.config.incarnation + 1)
@@ -98,22 +98,22 @@ class Job:
         plane.start()
         drain = threading.Event()
         worker = compose(self.training, config, glue, plane, self.credentials, drain)
-        thread = threading.Thread(target=self.live, args=(worker, plane), daemon=True)
+        thread = threading.Thread(target=self.run_worker, args=(worker, plane), daemon=True)
         self.workers[slot] = (worker, plane, drain, thread, incarnation)
         thread.start()
 
     @staticmethod
-    def live(worker, plane):
+    def run_worker(worker, plane):
         try:
             worker.loop.run()
         except Exception:
-            pass  # it was killed: its connections are gone under it
+            pass  # it was killed: its connections are closed
         finally:
             worker.close()
             plane.close()
 
     def vanish(self, slot):
-        """Its machine is gone: nothing is pushed, given back or said any more; a replacement comes."""
+        """Lose the worker's machine: it sends nothing more, and a replacement starts."""
         worker, plane, _, _, incarnation = self.workers[slot]
         plane.close()
         worker.close()

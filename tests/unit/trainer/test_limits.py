@@ -1,4 +1,4 @@
-"""The trainer's limits hold for the largest job that the CRD takes."""
+"""The trainer's limits suffice for the largest job that the CRD allows."""
 
 import resource
 from fractions import Fraction
@@ -14,9 +14,9 @@ from shoal_trainer.wire.messages import MAX_APPLIED
 
 CRD = Path(__file__).parents[3] / "crds" / "shoal.dev_trainingjobs.yaml"
 CONTROL_CONNECTIONS = 2
-"""Of each worker: one that asks, one for its heartbeats."""
+"""Per worker: one for requests, one for heartbeats."""
 SPARE = 100
-"""Uploads, the operator's status, other shards, connections whose other end died a moment ago."""
+"""Uploads, the operator's status requests, other shards, and half-open connections."""
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,10 @@ def spec():
 
 @pytest.fixture(scope="module")
 def workers(spec):
-    """As many as there may be at once, with the usual surge."""
-    of = spec["workers"]["properties"]
-    most = of["replicas"]["maximum"]
-    return int(most * (1 + Fraction(of["maxSurge"]["default"].removesuffix("%")) / 100))
+    """The largest number of workers at once, with the default surge."""
+    fields = spec["workers"]["properties"]
+    replicas = fields["replicas"]["maximum"]
+    return int(replicas * (1 + Fraction(fields["maxSurge"]["default"].removesuffix("%")) / 100))
 
 
 def test_connection_limits_fit_the_largest_job(workers):
@@ -48,12 +48,12 @@ def test_report_limits_fit_the_largest_job(spec, workers):
 def test_open_file_limit_is_raised_up_to_the_hard_limit():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     hard = before[1]
-    most = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    limit = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, limit), hard))
         allow_open_files(4096)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
-        allow_open_files(2048)  # never fewer
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard)
+        allow_open_files(2048)  # never lowered
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -42,5 +42,5 @@ def test_child_exits_when_its_parent_is_killed() -> None:
 def test_child_of_a_dead_parent_does_not_start() -> None:
     with parent("1") as process:
         assert process.stdout is not None
-        assert len(process.stdout.readline().split()) == 1  # not a word of the child
+        assert len(process.stdout.readline().split()) == 1  # the child printed nothing
         process.kill()

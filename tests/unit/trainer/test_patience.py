@@ -1,4 +1,4 @@
-"""What is away is waited for: how often it is asked, what is told, and how the waiting ends."""
+"""Retries of an unreachable service: their pauses, their log messages and their end."""
 
 import threading
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.patience import patiently
 
 
-class Away:
-    """Fails with these words, the last one first, then answers."""
+class Flaky:
+    """Raises Unreachable with these messages, the last one first, then answers."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -24,17 +24,17 @@ class Away:
 
 def test_retries_back_off_and_log_each_reason_once(caplog):
     waited = []
-    call = Away(*["no answer"] * 6, *["503"] * 4)
+    call = Flaky(*["no answer"] * 6, *["503"] * 4)
     assert patiently(call, SimpleNamespace(wait=waited.append), "the data") == "the answer"
     assert waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    told = [record.message for record in caplog.records]
-    assert [("503" in text, "no answer" in text) for text in told] == [(True, False), (False, True)]
-    assert all(text.startswith("waiting for the data: ") for text in told)
+    messages = [record.message for record in caplog.records]
+    assert [("503" in text, "no answer" in text) for text in messages] == [(True, False), (False, True)]
+    assert all(text.startswith("waiting for the data: ") for text in messages)
 
 
 def test_longest_pause_is_configurable():
     waited = []
-    patiently(Away(*["no answer"] * 5), SimpleNamespace(wait=waited.append), "the storage", longest=1.0)
+    patiently(Flaky(*["no answer"] * 5), SimpleNamespace(wait=waited.append), "the storage", longest=1.0)
     assert waited == [0.25, 0.5, 1, 1, 1]
 
 
@@ -43,7 +43,7 @@ def test_user_error_is_not_retried():
 
     def call():
         tries.append(1)
-        raise UserError("mend it")
+        raise UserError("fix it")
 
     with pytest.raises(UserError):
         patiently(call, threading.Event(), "the data")
@@ -54,5 +54,5 @@ def test_stop_ends_the_retries():
     stop = threading.Event()
     stop.set()
     with pytest.raises(SystemExit) as ended:
-        patiently(Away("no answer"), stop, "the storage")
+        patiently(Flaky("no answer"), stop, "the storage")
     assert ended.value.code == EXIT_DRAINED

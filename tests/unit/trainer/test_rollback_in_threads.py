@@ -1,4 +1,4 @@
-"""A whole job in this process whose loss is NaN once, or again and again: the job goes back to its snapshot."""
+"""A whole job in this process whose loss is NaN, once or repeatedly: it rolls back to its snapshot."""
 
 import dataclasses
 import socket
@@ -34,7 +34,7 @@ Y = (X.sum(1) > 0).astype(np.int64)
 
 
 class Poisoned(Arrays):
-    """Batches for which `bad` says so hold NaN."""
+    """Batches become NaN when `bad` returns true."""
 
     def bad(self):
         raise NotImplementedError
@@ -100,7 +100,7 @@ class Job:
         self.serving[index].start()
 
     def kill_server(self, index, meanwhile=lambda: None):
-        """It is gone at once; `meanwhile` its successor starts."""
+        """Stop it at once, call `meanwhile`, and start its successor."""
         server = self.servers[index]
         server._give_up(Fenced("killed by the test"))
         self.serving[index].join(30)
@@ -113,11 +113,11 @@ class Job:
         plane = ControlPlane(config, self.credentials, self.training)
         plane.start()
         worker = compose(self.training, config, glue, plane, self.credentials, threading.Event())
-        thread = threading.Thread(target=self.live, args=(slot, worker, plane), daemon=True)
+        thread = threading.Thread(target=self.run_worker, args=(slot, worker, plane), daemon=True)
         self.workers[slot] = (worker, thread)
         thread.start()
 
-    def live(self, slot, worker, plane):
+    def run_worker(self, slot, worker, plane):
         try:
             worker.loop.run()
         except Exception as error:
@@ -143,7 +143,7 @@ class Job:
         return self.servers[0].shard.samples
 
     def snapshot(self):
-        """Trains a while, and takes one."""
+        """Train for half a pass, take a snapshot, and train for half a pass."""
         begun = self.samples
         self.wait(lambda: self.samples > begun + SIZE // 2)
         manifest = self.servers[0].desk.snapshotter.take()
@@ -184,7 +184,7 @@ def start(tmp_path, monkeypatch):
 
 
 def exact(job, message):
-    """Every position is in the parameters as often as the counters say; what is there is finite."""
+    """The samples match the counters, and the parameters are finite."""
     assert message.samples + message.data.lost == PASSES * SIZE + message.data.repeated
     for server in job.servers.values():
         assert np.isfinite(server.shard.copy().arrays["parameters"]).all()

@@ -1,4 +1,4 @@
-"""What the parameter server's process makes of requests, without its sockets."""
+"""The parameter server's process without its sockets: restarts, replacement, and uploads of the model."""
 
 import tempfile
 
@@ -27,7 +27,7 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(
 
 
 def config(tmp_path, *, uid="u", index=0, incarnation=0, shards=1, initial_from=None):
-    """Of a parameter server, number 0 unless something else is said."""
+    """The configuration of a parameter server."""
     if not (tmp_path / "secret").exists():
         create_secret_dir(tmp_path / "secret")
     return RuntimeConfig(
@@ -47,13 +47,13 @@ def config(tmp_path, *, uid="u", index=0, incarnation=0, shards=1, initial_from=
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """What outlives the container and not the pod."""
+    """The temporary folder, which outlives the container but not the pod."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
 def server(tmp_path):
-    """Parameter server 0 of a job whose one pass of two samples is trained."""
+    """Parameter server 0 of a job that has trained its only pass, of two samples."""
     server = ParameterServer(config(tmp_path))
     server.shard.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
@@ -107,7 +107,7 @@ def test_upload_of_a_replaced_worker_overwrites_nothing(server):
 @pytest.mark.parametrize("incarnation", [0, 1])
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, incarnation, weights_only):
-    """It may not be the first one of its run: no snapshot of its own says so yet."""
+    """It may not be the first server of its run, which has no snapshot of its own yet."""
     assert server.desk.snapshotter.take() is not None
     other = InitialFrom(uri=(tmp_path / "storage" / "n" / "j" / "u").as_uri(), weights_only=weights_only)
     begun = ParameterServer(config(tmp_path, uid="v", incarnation=incarnation, initial_from=other))
@@ -119,7 +119,7 @@ def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, i
 
 
 def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_path):
-    # Killed for its memory: a new worker's first values must not win over a copy of what was trained.
+    # OOM-killed: a new worker's initial values must not replace a copy of the trained parameters.
     copy = aligned(4)
     answer = server.shard.pull(0, copy)
     server._leave_trace()
@@ -144,15 +144,15 @@ def test_first_server_of_a_run_does_not_wait_for_workers(server, tmp_path):
     server._leave_trace()
     assert ParameterServer(config(tmp_path)).shard.follows
     server.stop()
-    server._serve()  # it is told to stop, and ends well
+    server._serve()  # drained: it exits without an error
     assert not ParameterServer(config(tmp_path)).shard.follows
 
 
-# --- two of them at once --------------------------------------------------------------------------------------------
+# --- a replaced server --------------------------------------------------------------------------------------------
 
 
 def successor_of(tmp_path, **options):
-    """The next incarnation, begun while the one before it still serves."""
+    """The next incarnation, started while its predecessor still serves."""
     successor = ParameterServer(config(tmp_path, incarnation=1, **options))
     successor._restore()
     return successor
@@ -164,7 +164,7 @@ def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_p
     copy = aligned(4)
     copy += 3.0
     entry = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
-    answer = server.shard.delta(0, 0, 2, 1, entry, copy)  # its workers' connections stay where they are
+    answer = server.shard.delta(0, 0, 2, 1, entry, copy)  # its workers are still connected to it
     with pytest.raises(Fenced, match="incarnation 1 has claimed the storage, this is 0"):
         server.desk.snapshotter.take()
     assert server._fenced is None
@@ -186,7 +186,7 @@ def test_replaced_server_does_not_restart_in_place(server, tmp_path):
     successor_of(tmp_path)
     with pytest.raises(Fenced, match="incarnation 1 of shard 0 is there, this is incarnation 0"):
         ParameterServer(config(tmp_path))._restore()
-    assert successor_of(tmp_path)._watch.look()  # the newest one does
+    assert successor_of(tmp_path)._watch.look()  # the newest server may restart
 
 
 def test_any_replaced_shard_exits(tmp_path):
@@ -212,7 +212,7 @@ def test_unreachable_storage_fences_no_server(server, tmp_path, monkeypatch):
 
 
 def exported(server):
-    """The files of a model, and the request that tells of them."""
+    """The token of the export task, and the request that completes it."""
     token = server.desk.coordinator.next_work(0, 0).token
     return token, TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
@@ -221,16 +221,16 @@ def test_missing_export_format_is_in_the_termination_message(server):
     token, done = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     server.desk.task_done(done.model_copy(update={"message": "model/ holds no SavedModel"}))
-    said = server.desk.coordinator.finished
-    assert said.message.endswith("; model/ holds no SavedModel")
-    assert server.desk.artefacts.published() == said
+    outcome = server.desk.coordinator.finished
+    assert outcome.message.endswith("; model/ holds no SavedModel")
+    assert server.desk.artefacts.published() == outcome
 
 
 def test_replaced_server_exports_nothing(server, tmp_path):
     token, done = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     successor = successor_of(tmp_path)
-    # Not Fenced: it is no fault of the worker's, who is to go to the successor.
+    # Not Fenced: the worker is valid and must connect to the successor.
     with pytest.raises(Unreachable, match="incarnation 1 of shard 0 is there"):
         server.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
     with pytest.raises(Unreachable, match="incarnation 1 of shard 0 is there"):
@@ -255,12 +255,12 @@ def test_server_replaced_during_an_upload_overwrites_nothing(server, tmp_path):
 
 
 def test_successor_that_finds_the_model_ends_with_it(server, tmp_path):
-    """Its predecessor had looked for it just before it came, and published just after."""
+    """Its predecessor checked its claim just before the successor started, and published just after."""
     assert server.desk.snapshotter.take() is not None
     token, _ = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     successor = successor_of(tmp_path)
-    said = server.desk.artefacts.publish_model(token, server.desk.coordinator.succeeded())
+    outcome = server.desk.artefacts.publish_model(token, server.desk.coordinator.succeeded())
 
     successor.shard.hello(0, 0, MODEL)
     coordinator = successor.desk.coordinator
@@ -268,6 +268,6 @@ def test_successor_that_finds_the_model_ends_with_it(server, tmp_path):
     token, _ = exported(successor)
     with pytest.raises(Overtaken, match="the model is there already"):
         successor.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
-    assert coordinator.finished == said
+    assert coordinator.finished == outcome
     assert coordinator.next_work(0, 0).kind == "finished"
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"

@@ -11,7 +11,7 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(
 
 
 class Bench:
-    """A job of 8 samples in batches of 2, whose workers are called by hand."""
+    """A job of 8 samples in batches of 2, with workers whose calls the test makes."""
 
     def __init__(self, *, stop=None, validation=False, callbacks=False, boot=1, epoch=0):
         self.now = 0.0
@@ -29,7 +29,7 @@ class Bench:
         self.seq = {}
         self.version = 0
 
-    def join(self, slot, incarnation=0, data=None, **told):
+    def join(self, slot, incarnation=0, data=None, **fields):
         self.shard.connect(slot, incarnation)
         if not self.shard.hello(slot, incarnation, MODEL).initialized:
             self.shard.initialize(aligned(4))
@@ -40,7 +40,7 @@ class Bench:
                 data=data or self.data,
                 batch_size=2,
                 node=f"node-{slot}",
-                **told,
+                **fields,
             )
         )
 
@@ -54,12 +54,12 @@ class Bench:
         self.shard.delta(slot, incarnation, seq, self.shard.version, meta, aligned(4))
 
     def train(self, slot, incarnation=0):
-        """Everything that there is to train."""
-        while (given := self.ask(slot, incarnation)).kind == "data":
-            self.finish(slot, given.lease, incarnation)
-        return given
+        """Train until the coordinator gives something other than data."""
+        while (work := self.ask(slot, incarnation)).kind == "data":
+            self.finish(slot, work.lease, incarnation)
+        return work
 
     def finish(self, slot, lease, incarnation=0):
-        """Everything of a lease."""
+        """Push every batch of a lease."""
         for end in range(lease.start + 2, lease.stop + 1, 2):
             self.push(slot, lease, end, incarnation)

@@ -16,7 +16,7 @@ SECONDS = 20
 
 
 class Served:
-    """A control server with a handler for `next` that does as it is told, and one that takes files."""
+    """A control server whose `next` raises `error` if set, and whose uploads go to `files`."""
 
     def __init__(self, folder, **options):
         self.credentials = create_secret_dir(folder)
@@ -79,7 +79,7 @@ class Served:
 
     @staticmethod
     def answer(client, slot):
-        """What the server answers. Where this machine is slower than `proof_seconds` allows, it is asked again."""
+        """The server's answer; retries, because a slow machine may miss `proof_seconds`."""
         deadline = time.monotonic() + SECONDS
         while True:
             try:

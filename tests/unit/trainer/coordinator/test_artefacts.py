@@ -1,4 +1,4 @@
-"""What tasks produce: whole files with their digests, a model that is visible at once and only once."""
+"""Task outputs: whole files with digests, and a model that is published atomically and once."""
 
 import errno
 import hashlib
@@ -49,9 +49,7 @@ def test_model_is_published_with_its_manifest(artefacts, storage):
     ]
     assert (outcome.model_uri, outcome.message) == (f"{storage.uri}/model", SAID.message)
     assert artefacts.published() == outcome
-    assert (
-        Artefacts(storage, "uid").published() == outcome
-    )  # a server that starts later ends with the same words
+    assert Artefacts(storage, "uid").published() == outcome  # a restarted server reports the same outcome
 
 
 def test_digest_depends_on_contents_and_names(tmp_path):

@@ -28,7 +28,7 @@ def test_key_of_another_job_is_refused_by_both_sides(start_server, tmp_path):
     with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
         client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it looks away
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # accepts any certificate
     plain = socket.create_connection(("127.0.0.1", served.server.port), SECONDS)
     with context.wrap_socket(plain) as connection:
         token = other.token(PURPOSE)
@@ -37,7 +37,7 @@ def test_key_of_another_job_is_refused_by_both_sides(start_server, tmp_path):
         )
         assert b" 401 " in connection.recv(4096).splitlines()[0]
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
-    client._headers = {"Authorization": f"Bearer {token}"}  # it has the certificate, and not the key
+    client._headers = {"Authorization": f"Bearer {token}"}  # trusts the certificate but lacks the key
     with pytest.raises(Unauthorized):
         client.call("heartbeat", Heartbeat(slot=0, incarnation=0), Done)
     client.close()
@@ -50,7 +50,7 @@ def test_plain_client_does_not_block_others(start_server):
         assert served.works()
         with contextlib.suppress(ConnectionResetError):
             while plain.recv(4096):
-                pass  # told in TLS that it is wrong, and closed
+                pass  # a TLS alert, then the end
     assert served.works()
 
 
@@ -70,7 +70,7 @@ def test_authenticated_connection_may_be_slow(start_server):
     served.answer(client, 0)
     kept = client._connection
     with served.connect() as silent:
-        assert silent.recv(1) == b""  # another one's time is up
+        assert silent.recv(1) == b""  # the silent connection timed out
     client.call("next", Next(slot=0, incarnation=0, number=1), Given)
     assert client._connection is kept
     client.close()
@@ -87,7 +87,7 @@ def test_unauthenticated_connections_take_no_authenticated_slot(start_server, mo
         with pytest.raises(Unreachable):
             late.call("next", Next(slot=0, incarnation=0, number=1), Given)
         assert served.answer(clients[0], 5) == 5
-    assert served.answer(late, 3) == 3  # the silent one has gone
+    assert served.answer(late, 3) == 3  # the silent connection timed out
     for client in clients:
         client.close()
 

@@ -34,9 +34,9 @@ def test_job_keeps_its_first_file_list(caplog, seen, later):
     bench.join(2, data=DataSpec(files=seen, callbacks=True))
     bench.now += 100.0
     assert bench.coordinator.data == DataSpec(files=data.files, callbacks=True)
-    given = {bench.ask(1).lease.file, bench.ask(1).lease.file}
-    assert given <= set(data.files)
-    told = [record.message for record in caplog.records if "files of training data" in record.message]
+    leased = {bench.ask(1).lease.file, bench.ask(1).lease.file}
+    assert leased <= set(data.files)
+    messages = [record.message for record in caplog.records if "files of training data" in record.message]
     new, missing = len(set(seen) - set(data.files)), len(set(data.files) - set(seen))
-    assert len(told) == 1
-    assert f"{new} of them are new, and {missing} of the job's 3 are missing" in told[0]
+    assert len(messages) == 1
+    assert f"{new} of them are new, and {missing} of the job's 3 are missing" in messages[0]

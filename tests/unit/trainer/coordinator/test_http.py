@@ -27,7 +27,7 @@ from tests.unit.trainer.coordinator.served import SECONDS
 
 
 def test_response_is_sent_as_one_tls_record(start_server):
-    # As two, the second waits until the client's kernel acknowledges the first: up to 40 ms for each lease.
+    # With two records, the second waits for the client's delayed ACK: up to 40 ms per lease.
     served = start_server()
     body = json.dumps({"slot": 3, "incarnation": 0, "number": 1, "generation": 0}).encode()
     head = (
@@ -62,7 +62,7 @@ def test_request_without_valid_token_is_unauthorized(start_server, header):
         )
         assert b" 401 " in connection.recv(4096).splitlines()[0]
         while connection.recv(4096):
-            pass  # and it ends
+            pass  # until the server closes
     assert served.works()
 
 
@@ -71,9 +71,9 @@ def test_refusals_are_logged_once_without_the_token(start_server, caplog):
     with caplog.at_level(logging.DEBUG):
         for _ in range(5):
             served.ask("POST", "/v1/next", b"{}", token="not-the-token")
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(said) == 1
-    assert "no valid token" in said[0]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(messages) == 1
+    assert "no valid token" in messages[0]
     assert "not-the-token" not in caplog.text
 
 
@@ -116,25 +116,25 @@ def test_unsafe_names_are_refused(name):
 )
 def test_invalid_body_is_refused(start_server, body):
     served = start_server()
-    code, said = served.ask("POST", "/v1/next", body)
+    code, answer = served.ask("POST", "/v1/next", body)
     assert code == 400
-    assert "not a valid request next" in said
+    assert "not a valid request next" in answer
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "x", str(MAX_BODY + 1), "9" * 40])
 def test_invalid_content_length_is_refused_before_reading(start_server, length):
     served = start_server()
-    code, said = served.ask("POST", "/v1/next", b"", length=length)
-    assert (code, "at most" in said) == (400, True)
-    code, said = served.ask("PUT", "/v1/files/0/0/0/1/x", b"", length=MAX_FILE + 1)
-    assert (code, "at most" in said) == (400, True)
+    code, answer = served.ask("POST", "/v1/next", b"", length=length)
+    assert (code, "at most" in answer) == (400, True)
+    code, answer = served.ask("PUT", "/v1/files/0/0/0/1/x", b"", length=MAX_FILE + 1)
+    assert (code, "at most" in answer) == (400, True)
 
 
 def test_join_may_exceed_the_body_limit_of_other_requests(start_server):
-    served, told = start_server(), []
+    served, received = start_server(), []
 
     def join(request):
-        told.append(request.data)
+        received.append(request.data)
         return Joined()
 
     served.server.handlers["join"] = join
@@ -145,19 +145,19 @@ def test_join_may_exceed_the_body_limit_of_other_requests(start_server):
     client = CoordinatorClient(served.address, served.credentials, 0, 0, timeout=SECONDS)
     client.join(data, 16)
     client.close()
-    assert told == [data]
-    code, said = served.ask("POST", "/v1/join", b"", length=MAX_JOIN + 1)
-    assert (code, "at most" in said) == (400, True)
+    assert received == [data]
+    code, answer = served.ask("POST", "/v1/join", b"", length=MAX_JOIN + 1)
+    assert (code, "at most" in answer) == (400, True)
 
 
 @pytest.mark.parametrize(
-    "error", [Fenced("newer"), UserError("mend it"), ProtocolError("no"), Unreachable("later")]
+    "error", [Fenced("newer"), UserError("fix it"), ProtocolError("no"), Unreachable("later")]
 )
 def test_errors_keep_their_type_over_http(start_server, error):
     served = start_server()
     served.error = error
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
-    for _ in range(2):  # the connection was closed, and another one opens
+    for _ in range(2):  # the first error closed the connection: a new one opens
         with pytest.raises(type(error), match=str(error)):
             client.call("next", Next(slot=0, incarnation=0, number=1), Given)
     client.close()
@@ -175,8 +175,8 @@ def test_internal_error_is_logged_and_retryable(start_server, caplog):
     assert served.works()
 
 
-@pytest.mark.parametrize("said", [b"", b'{"kind": "id'])
-def test_truncated_response_is_unreachable(tmp_path, said):
+@pytest.mark.parametrize("answer", [b"", b'{"kind": "id'])
+def test_truncated_response_is_unreachable(tmp_path, answer):
     credentials = create_secret_dir(tmp_path)
     context = credentials.server_context()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -184,7 +184,7 @@ def test_truncated_response_is_unreachable(tmp_path, said):
         def serve():
             with context.wrap_socket(listener.accept()[0], server_side=True) as connection:
                 connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + said)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + answer)
 
         thread = threading.Thread(target=serve)
         thread.start()

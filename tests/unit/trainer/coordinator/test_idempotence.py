@@ -27,11 +27,11 @@ def test_repeated_request_gets_the_same_work():
     bench.finish(0, first.lease)
     bench.finish(0, second.lease)
     number = 3
-    while (given := bench.ask(0, number=number)).kind == "data":
-        bench.finish(0, given.lease)
+    while (work := bench.ask(0, number=number)).kind == "data":
+        bench.finish(0, work.lease)
         number += 1
-    assert given.task == "export"
-    assert bench.ask(0, number=number) == given
+    assert work.task == "export"
+    assert bench.ask(0, number=number) == work
     assert bench.ask(0, number=number + 1).kind == "idle"
 
 
@@ -39,11 +39,11 @@ def test_repeated_request_does_not_return_reassigned_work():
     bench = Bench()
     bench.join(0)
     bench.join(1)
-    given = bench.ask(0, number=1)
+    work = bench.ask(0, number=1)
     bench.coordinator.leave(0, 0)
-    assert bench.ask(1, number=1).lease.start == given.lease.start
+    assert bench.ask(1, number=1).lease.start == work.lease.start
     bench.join(0)
-    assert bench.ask(0, number=1).lease.start != given.lease.start
+    assert bench.ask(0, number=1).lease.start != work.lease.start
 
 
 def test_worker_that_left_gets_no_work():

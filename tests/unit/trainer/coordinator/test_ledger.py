@@ -1,4 +1,4 @@
-"""The ledger as a state machine: whatever workers do and lose, each position of a pass is done exactly once."""
+"""The ledger as a state machine: in any order of events, each position of a pass is trained exactly once."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,7 @@ def ledger(size: int | None = 100, files: int = 0, batch: int = 4, epochs: int |
 
 
 class AnyWorkers(RuleBasedStateMachine):
-    """Workers ask, push, vanish and give back in any order; the ledger is saved and restored in between."""
+    """Workers ask, push, vanish and return leases in any order; the ledger is saved and restored in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class AnyWorkers(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 1), start=st.integers(0, 99), length=st.integers(0, 30))
     def push_of_anything(self, epoch: int, start: int, length: int) -> None:
-        """Under a lease that is somebody else's by now, or of a pass that is complete."""
+        """Under a reassigned lease, or of a completed pass."""
         self.push_positions(Segment(epoch, -1, start, min(100, start + length)))
 
     def push_positions(self, segment: Segment) -> None:
         positions = [(segment.epoch, position) for position in range(segment.start, segment.stop or 0)]
         again = self.ledger.apply(segment)
-        told = [(s.epoch, position) for s in again for position in range(s.start, s.stop or 0)]
-        assert told == [position for position in positions if self.trained[position]]
+        repeated = [(s.epoch, position) for s in again for position in range(s.start, s.stop or 0)]
+        assert repeated == [position for position in positions if self.trained[position]]
         self.trained.update(positions)
 
     @rule(
@@ -88,7 +88,7 @@ class AnyWorkers(RuleBasedStateMachine):
 
     @invariant()
     def done_leased_and_free_cover_each_open_pass(self) -> None:
-        for epoch, of in self.ledger.passes.items():
+        for epoch, state in self.ledger.passes.items():
             held = [
                 rest
                 for lease in self.ledger.leases.values()
@@ -99,8 +99,8 @@ class AnyWorkers(RuleBasedStateMachine):
             done = {position for e, position in self.trained if e == epoch}
             assert len(leased) == len(set(leased))
             assert done.isdisjoint(leased)
-            # What is done or leased may still be among the free, and is passed over when its turn comes.
-            free = {p for s in of.free for p in range(s.start, s.stop or 0)}
+            # Free segments may include positions that are done or leased: `grant` skips them.
+            free = {p for s in state.free for p in range(s.start, s.stop or 0)}
             assert free | set(leased) | done == set(range(100))
 
     def teardown(self) -> None:
@@ -139,7 +139,7 @@ def test_next_pass_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:
 
 @pytest.mark.parametrize(("size", "ahead"), [(8, 64), (4 * 2048, 1), (10**9, 1), (None, 1)])
 def test_small_passes_without_evaluation_may_run_far_ahead(size: int | None, ahead: int) -> None:
-    # What a vanished worker holds is free after some seconds; others could do many small passes in that time.
+    # A vanished worker's lease is free after seconds, in which others can train many small passes.
     one = Ledger(size=size, files=0 if size else 3, batch_size=4, seed="s", epochs=None, in_step=False)
     held = one.grant(0, 0, 1)
     assert held is not None
@@ -178,7 +178,7 @@ def test_file_lengths_are_learned_in_the_first_pass() -> None:
     assert {lease.segment.stop for lease in seconds if lease} == {
         7,
         4,
-    }  # the empty file is not given out again
+    }  # the empty file is not leased again
     for lease in seconds:
         assert lease is not None
         one.apply(lease.segment)
@@ -214,7 +214,7 @@ def test_push_opens_a_pass_unknown_to_the_snapshot() -> None:
 
 
 def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
-    # After a loss thousands of them are replayed, inside the lock, on a ledger with thousands of ranges.
+    # Recovery replays thousands of pushes under the lock, on a ledger with thousands of ranges.
     one = ledger(size=4 * MAX_RANGES, batch=4, epochs=1)
     one.grant(0, 0, 1)
     looked = 0

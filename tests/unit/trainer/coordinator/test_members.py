@@ -54,7 +54,7 @@ def test_silent_workers_task_moves_after_training_stopped():
 
 @pytest.mark.parametrize("away", [5.5, 70.0, 3600.0])
 def test_coordinator_pause_does_not_count_as_worker_silence(away):
-    # Its node was off the network, or its process was stopped: it heard nobody, and nobody is lost.
+    # Its node was off the network or its process stopped: it received no heartbeat, but no worker was lost.
     bench = Bench()
     for slot in (0, 1, 2):
         bench.join(slot)
@@ -66,7 +66,7 @@ def test_coordinator_pause_does_not_count_as_worker_silence(away):
     bench.finish(0, held)
     states = [worker.state for worker in bench.coordinator.status().workers]
     assert states == [WorkerState.ACTIVE] * 3
-    # From now on silence counts: only the third one says nothing.
+    # From now on silence counts: only worker 2 sends no heartbeat.
     for _ in range(61):
         bench.now += 1.0
         for slot in (0, 1):
@@ -93,8 +93,8 @@ def test_push_after_leaving_is_fenced(goodbye):
     for slot in (0, 1):
         bench.join(slot)
     held = bench.ask(0).lease
-    said = {"leave": (0, 0), "failed": (0, 0, "why")}[goodbye]
-    getattr(bench.coordinator, goodbye)(*said)
+    arguments = {"leave": (0, 0), "failed": (0, 0, "why")}[goodbye]
+    getattr(bench.coordinator, goodbye)(*arguments)
     bench.train(1)
     with pytest.raises(Fenced):
         bench.push(0, held, held.start + 2)
@@ -102,19 +102,19 @@ def test_push_after_leaving_is_fenced(goodbye):
 
 
 def test_repeated_reports_of_wasted_steps_count_once():
-    first, second = Bench(), Bench()  # the coordinator, and the one after the loss of parameter server 0
+    first, second = Bench(), Bench()  # the coordinator, and its successor
 
-    def told(bench, steps, before):
+    def total(bench, steps, before):
         bench.join(0, wasted_steps=steps, wasted_told=before)
         return bench.coordinator.counters.wasted_steps
 
-    assert told(first, 3, 0) == 3
-    assert told(first, 3, 0) == 3  # the answer was lost
-    assert told(first, 5, 0) == 5  # lost again, and more was in vain by then
-    assert told(first, 5, 5) == 5
-    assert told(first, 6, 5) == 6
-    assert told(second, 8, 6) == 2
-    assert told(second, 8, 6) == 2
+    assert total(first, 3, 0) == 3
+    assert total(first, 3, 0) == 3  # the answer was lost
+    assert total(first, 5, 0) == 5  # lost again, and more steps were wasted since
+    assert total(first, 5, 5) == 5
+    assert total(first, 6, 5) == 6
+    assert total(second, 8, 6) == 2
+    assert total(second, 8, 6) == 2
 
 
 def test_successor_takes_over_and_fences_its_predecessor():
@@ -149,5 +149,5 @@ def test_heartbeat_message_is_in_the_status_until_cleared():
 
 def test_newest_incarnations_are_reported_first():
     members = [Member(slot, incarnation) for slot in range(3) for incarnation in range(slot + 1)]
-    told = [(m.slot, m.incarnation) for m in report.newest_first(members)]
-    assert told == [(0, 0), (1, 1), (2, 2), (1, 0), (2, 1), (2, 0)]
+    order = [(m.slot, m.incarnation) for m in report.newest_first(members)]
+    assert order == [(0, 0), (1, 1), (2, 2), (1, 0), (2, 1), (2, 0)]

@@ -1,4 +1,4 @@
-"""What is in some shards only: against plain sets of pushes, and over the coordinator's restarts."""
+"""Samples in some shards only: against plain sets of pushes, and across restarts of the coordinator."""
 
 import json
 
@@ -79,20 +79,20 @@ def test_partial_samples_survive_resharding(held, cuts):
         partial = begun
 
 
-class Other:
-    """Another shard, that can be away."""
+class RemoteShard:
+    """Another shard, which can be unreachable."""
 
     def __init__(self, shard):
         self.shard, self.away = shard, False
 
     def pushes(self, of):
         if self.away:
-            raise Unreachable("it is away")
+            raise Unreachable("it is unreachable")
         return Pushes.model_validate_json(tell(self.shard, of).to_json())
 
 
 class Bench:
-    """A coordinator with two shards (or `count`); nobody pushes but through `push`. `saved`: what it begins with."""
+    """A coordinator with two shards (or `count`) that starts from `saved`."""
 
     def __init__(self, count=2, saved=None):
         self.shards = [ShardStore(index, count, 0) for index in range(count)]
@@ -101,7 +101,7 @@ class Bench:
         )
         if saved is not None:
             self.coordinator.load(saved)
-        others = [Other(shard) for shard in self.shards[1:]]
+        others = [RemoteShard(shard) for shard in self.shards[1:]]
         self.other = others[0] if others else None
         self.reconciler = Reconciler(self.shards[0], others, self.coordinator)
         for shard in self.shards:
@@ -117,7 +117,7 @@ class Bench:
             shard.delta(0, 0, seq, 0, meta, aligned(shard.size))
 
     def save(self):
-        """What the snapshotter puts into a manifest."""
+        """The ledger as the snapshotter writes it into a manifest."""
         parts = [shard.contents.spans() for shard in self.shards]
         saved = self.coordinator.dump() | {"partial": self.reconciler.beside(parts)}
         self.reconciler.published(parts)
@@ -185,7 +185,7 @@ def test_unreachable_shard_leaves_the_count_unchanged():
     bench.push(1, 1)
     bench.reconciler.look(at_end=True)
     bench.other.away = True
-    with pytest.raises(Unreachable, match="away"):
+    with pytest.raises(Unreachable, match="it is unreachable"):
         bench.reconciler.look(at_end=True)
     assert bench.counted == (2, {(0, 1)})
 

@@ -14,9 +14,9 @@ from tests.unit.trainer.coordinator.bench import Bench
 def test_worker_trains_exports_and_finishes():
     bench = Bench()
     bench.join(0)
-    given = bench.train(0)
-    assert (given.kind, given.task) == ("task", "export")
-    done = TaskDone(slot=0, incarnation=0, token=given.token)
+    work = bench.train(0)
+    assert (work.kind, work.task) == ("task", "export")
+    done = TaskDone(slot=0, incarnation=0, token=work.token)
     assert bench.coordinator.task_done(done) is not None
     assert bench.coordinator.task_done(done) is None
     bench.coordinator.end(bench.coordinator.succeeded())
@@ -29,15 +29,15 @@ def test_worker_trains_exports_and_finishes():
 def test_tasks_of_a_pass_run_in_order_and_see_its_logs():
     bench = Bench(validation=True, callbacks=True)
     bench.join(0)
-    kinds, given = [], bench.train(0)
-    while given.kind == "task":
-        kinds.append(given.task)
-        if given.task == "callbacks":
-            assert given.history[0]["val_accuracy"] == 0.75
-            assert given.history[0]["loss"] == 0.5
-        metrics = {"val_accuracy": 0.75} if given.task == "evaluate" else {}
-        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=given.token, metrics=metrics))
-        given = bench.ask(0)
+    kinds, work = [], bench.train(0)
+    while work.kind == "task":
+        kinds.append(work.task)
+        if work.task == "callbacks":
+            assert work.history[0]["val_accuracy"] == 0.75
+            assert work.history[0]["loss"] == 0.5
+        metrics = {"val_accuracy": 0.75} if work.task == "evaluate" else {}
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, metrics=metrics))
+        work = bench.ask(0)
     assert kinds == ["evaluate", "callbacks", "export"]
     assert report.metrics(bench.coordinator) == {"val_accuracy": 0.75}
 
@@ -45,11 +45,11 @@ def test_tasks_of_a_pass_run_in_order_and_see_its_logs():
 def test_training_stops_at_the_target_metric():
     bench = Bench(stop=StopAfter(epochs=50, metric="accuracy", value=0.9), validation=True)
     bench.join(0)
-    while (given := bench.ask(0)).kind == "data":
-        bench.push(0, given.lease, given.lease.stop)
-    assert given.task == "evaluate"
+    while (work := bench.ask(0)).kind == "data":
+        bench.push(0, work.lease, work.lease.stop)
+    assert work.task == "evaluate"
     metrics = {"val_accuracy": 0.95, "val_loss": 0.1}
-    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=given.token, metrics=metrics))
+    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, metrics=metrics))
     kinds = [bench.ask(0).task for _ in range(1)]
     assert kinds in (["evaluate"], ["export"])
     assert "accuracy reached 0.95" in bench.coordinator.status().message
@@ -58,10 +58,10 @@ def test_training_stops_at_the_target_metric():
 def test_missing_target_metric_is_a_user_error():
     bench = Bench(stop=StopAfter(epochs=1, metric="f1", value=0.9), validation=True)
     bench.join(0)
-    given = bench.train(0)
+    work = bench.train(0)
     with pytest.raises(UserError, match=r"stopAfter\.metric is 'f1'"):
         bench.coordinator.task_done(
-            TaskDone(slot=0, incarnation=0, token=given.token, metrics={"val_loss": 1.0})
+            TaskDone(slot=0, incarnation=0, token=work.token, metrics={"val_loss": 1.0})
         )
 
 
@@ -72,12 +72,12 @@ def test_training_runs_at_most_one_pass_ahead_of_callbacks(callbacks):
         bench.join(slot)
     held = bench.train(0)
     assert (held.task, held.epoch) == ("evaluate", 0)
-    given = bench.train(1)  # while the evaluation takes its time
+    work = bench.train(1)  # while the evaluation runs
     passes = bench.coordinator.ledger.completed
     assert passes == (2 if callbacks else 4)
     bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token, metrics={"val_loss": 1.0}))
     if callbacks:
-        assert given.kind == "idle"
+        assert work.kind == "idle"
         held = bench.ask(1)
         assert (held.task, held.epoch) == ("callbacks", 0)
         bench.coordinator.task_done(TaskDone(slot=1, incarnation=0, token=held.token))
@@ -95,9 +95,9 @@ def test_step_limit_is_exact():
 def test_non_finite_metric_is_dropped_and_reaches_no_target():
     bench = Bench(stop=StopAfter(epochs=1, metric="loss", value=0.9), validation=True)
     bench.join(0)
-    given = bench.train(0)
+    work = bench.train(0)
     done = TaskDone(
-        slot=0, incarnation=0, token=given.token, metrics={"val_loss": math.nan, "val_accuracy": 0.5}
+        slot=0, incarnation=0, token=work.token, metrics={"val_loss": math.nan, "val_accuracy": 0.5}
     )
     bench.coordinator.task_done(TaskDone.model_validate_json(done.to_json()))  # JSON has no NaN
     assert bench.coordinator.tasks.history[0]["val_accuracy"] == 0.5

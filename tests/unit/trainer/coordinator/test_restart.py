@@ -40,7 +40,7 @@ def test_journal_advances_the_restored_ledger_to_the_copy():
 
 
 def test_restart_in_place_reuses_no_token():
-    """A container that ended is started again under the same epoch; a worker that survived has its leases still."""
+    """A container restarts under the same epoch, and a surviving worker still holds its leases."""
     old, new = Bench(), Bench(boot=2)
     old.join(0)
     saved = old.coordinator.dump()
@@ -50,8 +50,8 @@ def test_restart_in_place_reuses_no_token():
     assert [one.old for one in answer.renamed] == [lease.token for lease in held]
     new.now += 60.0
     others = []
-    while (given := new.ask(0)).kind == "data":
-        others.append(given.lease)
+    while (work := new.ask(0)).kind == "data":
+        others.append(work.lease)
     tokens = [one.new for one in answer.renamed] + [lease.token for lease in others]
     assert len(set(tokens) | {lease.token for lease in held}) == len(tokens) + len(held)
     assert sorted(lease.start for lease in [*held, *others]) == [0, 2, 4, 6]
@@ -83,7 +83,7 @@ def test_new_run_drops_leases_and_stop_reason_of_the_old_run():
 
 
 def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
-    """What the workers' copies bring is counted, and what they hold is theirs before anybody asks."""
+    """Pushes in the workers' copies are counted, and their leases are renewed before any lease is granted."""
     first, lost, new = Bench(), Bench(boot=2), Bench(boot=3, epoch=1)
     first.join(0)
     for bench in (lost, new):
@@ -106,7 +106,7 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     new.now += 60.0
     new.coordinator.heartbeat(0, 0)
     starts = []
-    while (given := new.ask(1)).kind == "data":
-        starts.append(given.lease.start)
+    while (work := new.ask(1)).kind == "data":
+        starts.append(work.lease.start)
     assert sorted([lease.start, held.start, *starts]) == [0, 2, 4, 6]
     assert new.coordinator.counters.repeated == 0

@@ -1,4 +1,4 @@
-"""Going back beside a real shard and a real storage: what is undone, what is lost, what is refused."""
+"""Rollback with a real shard and storage: what is undone, what is lost, what is refused."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(
 
 
 class Bench:
-    """A job of 16 samples in batches of 2 and one worker, called by hand."""
+    """A job of 16 samples in batches of 2 and one worker, whose calls the test makes."""
 
     def __init__(self, folder, epoch=0):
         self.shard = ShardStore(0, 1, epoch)
@@ -152,7 +152,7 @@ def test_restart_after_a_rollback_starts_from_it(bench, tmp_path):
     assert (new.shard.generation, new.shard.version) == (1, 2)
     status = new.coordinator.status()
     assert (status.step, status.wasted_steps, status.rollbacks, status.data.lost) == (2, 1, 1, 2)
-    assert not new.shard.hello(0, 0, MODEL, 3, 0).wants_copy  # of what was given up
+    assert not new.shard.hello(0, 0, MODEL, 3, 0).wants_copy  # a copy from before the rollback
 
 
 def test_interrupted_rollback_is_completed_by_the_next_report(bench):
@@ -222,7 +222,9 @@ def test_copy_of_an_older_generation_is_not_adopted(held, offers):
     first.initialize(aligned(4))
     copy = dataclasses.replace(first.copy(), generation=held[0], version=held[1])
     shard = ShardStore(0, 1, 1, clock=lambda: 0.0)
-    shard.restore(dataclasses.replace(copy, applied={(99, 0): 1}))  # it is waited for, and never comes
+    shard.restore(
+        dataclasses.replace(copy, applied={(99, 0): 1})
+    )  # recovery waits for worker 99, which never comes
     best = held
     for slot, (generation, version) in enumerate(offers):
         shard.connect(slot, 0)

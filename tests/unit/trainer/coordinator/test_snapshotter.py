@@ -1,4 +1,4 @@
-"""Snapshots are taken beside training: a storage that is full or away stops nothing, and is told once."""
+"""Snapshots during training: a full or unreachable storage stops no training and is logged once."""
 
 import errno
 import logging
@@ -25,7 +25,7 @@ OFTEN = SnapshotPolicy.model_construct(every_seconds=0.005, retain=2)
 
 
 class Ledger:
-    """Of the coordinator a snapshotter needs two things."""
+    """The part of a coordinator that a snapshotter needs."""
 
     job = JobIdentity(namespace="n", name="j", uid="uid")
 
@@ -39,17 +39,17 @@ class Ledger:
 
 
 class Reconciler:
-    """Nothing is partial."""
+    """A reconciler without partial pushes."""
 
     def beside(self, parts):
         return {"parts": len(parts)}
 
     def published(self, parts):
-        """It is known."""
+        """Nothing to forget."""
 
 
 class Disk(LocalStorage):
-    """A disk that can be full, or away, or slow; `refused` counts what it did not take."""
+    """A disk whose writes raise `error` if set; `refused` counts them."""
 
     def __init__(self, root):
         super().__init__(root)
@@ -106,7 +106,7 @@ class Bench:
         return self.shard.push(0, 0, self.seq, self.shard.version, PushMeta(samples=1), io).version
 
     def train_until(self, condition):
-        """Push, and push again; each push gives the snapshotter something new to save."""
+        """Push until `condition` holds; each push gives the snapshotter something to save."""
         turn = threading.Event()
         for _ in range(int(SECONDS / 0.005)):
             self.push()
@@ -154,26 +154,28 @@ def test_full_disk_is_logged_once_and_snapshots_resume(bench, caplog, code):
     bench.disk.error = OSError(code, "the disk cannot", "a name that differs each time")
     bench.snapshotter.start()
     bench.train_until(lambda: bench.disk.refused >= 3)
-    assert bench.shard.version == bench.seq  # every push went in
+    assert bench.shard.version == bench.seq  # every push was applied
     assert bench.store.latest() == good
-    told = [said for said in warnings(caplog) if "no snapshot could be taken, training goes on" in said]
-    assert len(told) == 1
-    assert "the disk cannot" in told[0]
+    failures = [
+        message for message in warnings(caplog) if "no snapshot could be taken, training goes on" in message
+    ]
+    assert len(failures) == 1
+    assert "the disk cannot" in failures[0]
     with bench.snapshotter.taking:  # between two attempts
         assert not list(bench.disk.root.rglob("*.part"))
 
     bench.disk.error = None
-    bench.train_until(lambda: any("snapshots can be taken again" in said for said in warnings(caplog)))
+    bench.train_until(lambda: any("snapshots can be taken again" in message for message in warnings(caplog)))
     bench.snapshotter.stop()
     newest = bench.store.latest()
     assert newest is not None
     assert newest.number > good.number
     assert newest.shards[0].version > good.shards[0].version
-    assert sum("snapshots can be taken again" in said for said in warnings(caplog)) == 1
+    assert sum("snapshots can be taken again" in message for message in warnings(caplog)) == 1
 
 
 def test_write_refused_by_the_kernel_leaves_no_file(bench):
-    """Files of more than the limit are refused by the kernel in the middle of a write, as on a full disk."""
+    """The kernel refuses a file above the limit in the middle of a write, as on a full disk."""
     import resource
     import signal
 
@@ -208,12 +210,12 @@ def test_unreachable_shard_does_not_stop_training(tmp_path, caplog):
     bench.snapshotter.start()
     bench.train_until(lambda: bench.others[0].asked >= 3)
     bench.snapshotter.stop()
-    assert bench.store.latest() is None  # half a snapshot is none
-    assert sum("shard 1 does not answer" in said for said in warnings(caplog)) == 1
+    assert bench.store.latest() is None  # an incomplete snapshot is not published
+    assert sum("shard 1 does not answer" in message for message in warnings(caplog)) == 1
 
 
 def test_snapshot_with_a_part_of_a_replaced_shard_is_not_published(tmp_path):
-    """The older one is still reached over a connection that was there before; the newer one began without its part."""
+    """The old server is reached over an open connection; its successor started without this part."""
     bench = Bench(tmp_path / "run", shards=2)
     older = ShardStore(1, 2, 0)
     older.connect(0, 0)

@@ -1,4 +1,4 @@
-"""What ends a job at a metric's value."""
+"""Ending a job when a metric reaches a value."""
 
 import math
 
@@ -11,7 +11,7 @@ from shoal_trainer.errors import UserError
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         '{"metric": "accuracy", "value": null}',
         '{"metric": "accuracy", "value": 1e999}',
@@ -19,9 +19,9 @@ from shoal_trainer.errors import UserError
         '{"value": 0.9}',
     ],
 )
-def test_unreachable_target_is_refused(said):
+def test_unreachable_target_is_refused(fields):
     with pytest.raises(ValidationError, match=r"go together|finite"):
-        StopAfter.model_validate_json(said)
+        StopAfter.model_validate_json(fields)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

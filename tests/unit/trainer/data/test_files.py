@@ -134,9 +134,9 @@ def test_null_in_a_float_column_becomes_nan(tmp_path, column, kind):
 def test_unsupported_parquet_column_is_named_with_its_type(tmp_path, kind):
     pq.write_table(pa.table({"vx": pa.array([None], kind), "y": [1]}), tmp_path / "a.parquet")
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["vx"])
-    told = str(kind).replace("item:", "element:")  # Parquet's name for it
+    shown = str(kind).replace("item:", "element:")  # Parquet's name for it
     with pytest.raises(
-        UserError, match=re.escape(f"The Parquet column vx is {told}, and of such only lists of one fixed")
+        UserError, match=re.escape(f"The Parquet column vx is {shown}, and of such only lists of one fixed")
     ):
         list(files.batches(files.list()[0], 0, None, 4))
     others = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["y"], columns=["y"])
@@ -172,9 +172,7 @@ def test_io_error_in_a_parse_function_is_unreachable(tmp_path):
     def looks_up(_record):
         raise OSError(errno.EIO, "Input/output error")
 
-    as_it_is = tf.autograph.experimental.do_not_convert(
-        looks_up
-    )  # it would wrap the error beyond recognition
+    as_it_is = tf.autograph.experimental.do_not_convert(looks_up)  # autograph would wrap the error
     with pytest.raises(Unreachable, match="Input/output error"):
         Files.tfrecord(f"{tmp_path}/*.tfrecord", as_it_is).example(4)
 

@@ -141,7 +141,7 @@ def test_os_errors_are_outages_except_missing_files(number, where):
         (tf.errors.UnavailableError, True),
         (tf.errors.AbortedError, True),
         (tf.errors.PermissionDeniedError, True),
-        (tf.errors.NotFoundError, True),  # whether the file is there is looked at before it is tried again
+        (tf.errors.NotFoundError, True),  # whether the file exists is checked before a retry
     ],
 )
 def test_tensorflow_error_types_are_classified(kind, expected):

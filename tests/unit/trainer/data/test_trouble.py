@@ -1,4 +1,4 @@
-"""What is told of an error is its cause, wherever TensorFlow puts it."""
+"""An error is reported by its cause, wherever TensorFlow puts it."""
 
 import numpy as np
 import pytest
@@ -60,11 +60,11 @@ def test_first_of_several_errors_is_the_cause():
     assert cause(WAY.replace("  File", "<stack traces unavailable>\n  File") + text) == "no such label"
 
 
-@given(said=st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1), node=st.booleans())
-def test_text_after_the_traceback_is_the_cause(said, node):
-    if said.startswith(("File", "[[{{node")) or "[[{{node" in said:
+@given(text=st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1), node=st.booleans())
+def test_text_after_the_traceback_is_the_cause(text, node):
+    if text.startswith(("File", "[[{{node")) or "[[{{node" in text:
         return
-    assert cause(WAY + said + NODE * node) == said
+    assert cause(WAY + text + NODE * node) == text
 
 
 @pytest.mark.parametrize("text", ["Graph execution error:", WAY, WAY + NODE])

@@ -25,7 +25,7 @@ MODEL = ModelSpec(
     optimizer=OptimizerConfig(learning_rate=1.0, batch_size=1),
 )
 RECOVERY = 10
-"""Seconds. A shard waits so long only where somebody it expects does not come."""
+"""Seconds that a shard waits for the copy of an expected worker that does not come."""
 
 
 class House:

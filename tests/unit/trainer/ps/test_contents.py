@@ -1,10 +1,10 @@
-"""Which pushes a shard holds, after a month of replacements."""
+"""The record of a shard's pushes after many replacements of workers."""
 
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents
 
 
 def test_contents_after_many_replacements_load_quickly() -> None:
-    # To look at all workers for each of them would take an hour; the test has a minute.
+    # A quadratic algorithm would exceed the test's timeout.
     spans = [(slot, incarnation, 1, 9) for slot in range(1000) for incarnation in range(KEPT_INCARNATIONS)]
     assert Contents(spans).spans() == tuple(spans)
 

@@ -124,7 +124,7 @@ def test_different_model_over_the_wire_is_a_user_error(house: House) -> None:
 
 
 def test_worker_survives_the_loss_of_all_parameter_servers(house: House, tmp_path: Path) -> None:
-    """Version counters: at most the push in flight is lost, though the snapshot is old."""
+    """At most the push in flight is lost, although the snapshot is old."""
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
     house.serve(2)
     client, out = house.client(dtype="bf16"), aligned(N)
@@ -158,7 +158,7 @@ def test_worker_survives_the_loss_of_all_parameter_servers(house: House, tmp_pat
 
 @pytest.mark.parametrize("away", [0, 1])
 def test_shard_gets_the_copy_while_another_is_unreachable(house: House, tmp_path: Path, away: int) -> None:
-    # Both were lost with their node: the one that is back first waits for copies only for a moment.
+    # Both were lost with their node: the first one to restart waits for copies only briefly.
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
     house.serve(2)
     client, out = house.client(dtype="bf16"), aligned(N)

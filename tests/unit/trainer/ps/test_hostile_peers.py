@@ -43,7 +43,7 @@ def gone(sock: socket.socket) -> bool:
 
 
 def serving(house: House) -> None:
-    """Those who belong here are served as before."""
+    """A legitimate worker is served."""
     out = aligned(N)
     client = house.client(slot=77)
     client.hello(MODEL)
@@ -82,7 +82,7 @@ def test_slow_loris_hits_the_handshake_deadline(house: House) -> None:
     with raw(house) as sock:
         ended = threading.Event()
         pause = threading.Event()
-        for _ in range(100):  # a byte now and then, each well within any single timeout
+        for _ in range(100):  # single bytes, each within any per-read timeout
             try:
                 sock.sendall(b"S")
             except OSError:
@@ -90,7 +90,7 @@ def test_slow_loris_hits_the_handshake_deadline(house: House) -> None:
                 break
             pause.wait(0.05)
         assert ended.is_set()
-    until(lambda: _try(lambda: serving(house)))  # this machine may be slower than the deadline, too
+    until(lambda: _try(lambda: serving(house)))  # a slow machine may miss the deadline, too
 
 
 def test_silent_connections_do_not_block_workers(house: House) -> None:
@@ -126,7 +126,7 @@ def test_plain_and_tls_endpoints_refuse_each_other(credentials: Credentials) -> 
 
 
 def test_impostor_server_receives_no_values(credentials: Credentials, tmp_path: Path) -> None:
-    """It has another certificate, or the same address without the key: the client stops before it sends a number."""
+    """With another certificate, or without the key: the client stops before it sends a value."""
     false = House(create_secret_dir(tmp_path / "false"), tls=True).serve(1)
     address = Shard(host="127.0.0.1", data_port=false.servers[0].port)
     with pytest.raises(Unreachable, match="TLS"):
@@ -150,8 +150,8 @@ def test_impostor_server_receives_no_values(credentials: Credentials, tmp_path: 
 
 
 @contextmanager
-def proven(house: House) -> Iterator[Channel]:
-    """A connection that passed the handshake, for misbehaving afterwards."""
+def authenticated(house: House) -> Iterator[Channel]:
+    """A connection after a valid handshake."""
     with raw(house) as sock:
         channel = Channel(sock, timeout=30)
         peer = handshake.Peer(handshake.Role.WORKER, 0, 9, 0)
@@ -185,7 +185,7 @@ def test_authenticated_peer_with_a_bad_request_is_disconnected(house: House, req
     house.serve(1)
     serving(house)
     before = sum(b.nbytes for b in house.servers[0]._pool._free)
-    with proven(house) as channel:
+    with authenticated(house) as channel:
         data = header.encode(request_header)
         channel.send(data, bytes(min(request_header.length, N * 4)) or b"\0")
         assert gone(channel._sock)
@@ -198,12 +198,12 @@ def test_random_bytes_after_the_handshake_are_refused(house: House) -> None:
     serving(house)
     rng = np.random.default_rng(0)
     for _ in range(50):
-        with proven(house) as channel:
+        with authenticated(house) as channel:
             noise = bytearray(rng.bytes(300))
-            if rng.random() < 0.8:  # far enough to be taken for a request
+            if rng.random() < 0.8:  # a valid prefix, so that the rest is parsed
                 noise[:6] = struct.pack("<4sBB", header.MAGIC, header.VERSION, int(rng.integers(0, 12)))
             channel.send(bytes(noise))
-            with suppress(OSError):  # it may have been ended already
+            with suppress(OSError):  # the server may have closed it already
                 channel._sock.shutdown(socket.SHUT_WR)
             assert gone(channel._sock)
     serving(house)
@@ -212,7 +212,7 @@ def test_random_bytes_after_the_handshake_are_refused(house: House) -> None:
 def test_push_cut_off_in_the_middle_is_not_applied(house: House) -> None:
     house.serve(1)
     serving(house)
-    with proven(house) as channel:
+    with authenticated(house) as channel:
         whole = Header(Op.PUSH_PULL, Codec.BF16, slot=9, seq=1, length=N * 2)
         channel.send(header.encode(whole), bytes(N))
     until(lambda: not house.stores[0]._members.has(9))

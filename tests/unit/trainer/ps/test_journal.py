@@ -46,7 +46,7 @@ def test_copy_with_journal_starting_after_snapshot_is_not_adopted() -> None:
 
 
 def test_copy_that_diverged_before_the_snapshot_is_not_adopted() -> None:
-    """Its version 6 is another one than the snapshot's: not all that it has before is in the snapshot."""
+    """Its version 6 holds other pushes than the snapshot's version 6."""
     old, copy, new = crashed(10, 6, Clock())
     other = tuple(Entry(version, 3, 0, version, 1, 0, -1, 0, 1) for version in range(1, 11))
     meta = AnswerMeta(old.samples, 1, dict(old.applied), Journal(0, other))

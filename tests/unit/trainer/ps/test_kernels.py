@@ -140,7 +140,7 @@ def test_non_finite_gradient_is_taken_as_zero_and_reported(
     }
 
     def run(value: float) -> tuple[bool, list[NDArray[Any]]]:
-        gradient = wide(bits_of(vector(31, 3)))  # what both encodings can hold
+        gradient = wide(bits_of(vector(31, 3)))  # values that both encodings represent
         gradient[place] = value
         io = aligned(31, dtype)
         io[:] = gradient if dtype is np.float32 else bits_of(np.where(np.isnan(gradient), 0, gradient))
@@ -149,10 +149,10 @@ def test_non_finite_gradient_is_taken_as_zero_and_reported(
         held = [vector(31, 1), np.abs(vector(31, 2)), np.abs(vector(31, 4))]
         return bool(calls[name](*held, io)), [*held, io]
 
-    told, spoilt = run(bad)
+    reported, updated = run(bad)
     silent, clean = run(0.0)
-    assert (told, silent) == (True, False)
-    for mine, expected in zip(spoilt, clean, strict=True):
+    assert (reported, silent) == (True, False)
+    for mine, expected in zip(updated, clean, strict=True):
         np.testing.assert_array_equal(mine, expected)
 
 
@@ -167,7 +167,7 @@ def test_finite_extremes_are_applied_unchanged(value: float) -> None:
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 7, 30])
 def test_single_non_finite_value_is_detected(bad: float, dtype: Any, place: int) -> None:
-    values = np.full(31, 3.3895314e38, np.float32)  # the largest of bf16
+    values = np.full(31, 3.3895314e38, np.float32)  # the largest bf16 value
     values[::2] = 1e-45
     io = values if dtype is np.float32 else bits_of(values)
     assert kernels.finite(io)
@@ -220,7 +220,7 @@ def test_buffers_are_aligned(n: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_ahead_of_time_compilation_fills_the_cache(tmp_path: Path) -> None:
-    """As the image build does: a fixed CPU name, then a start with that cache compiles nothing."""
+    """As in the image build: after compiling for a fixed CPU name, a start with that cache compiles nothing."""
     environment = os.environ | {
         "NUMBA_CACHE_DIR": str(tmp_path),
         "NUMBA_CPU_NAME": "x86-64-v3",

@@ -1,4 +1,4 @@
-"""The parameter server's optimizers and schedules beside Keras' own, on the same gradients."""
+"""The parameter server's optimizers and schedules against those of Keras, on the same gradients."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def numbers() -> tuple[np.ndarray, np.ndarray]:
 def test_optimizer_matches_keras(
     numbers: tuple[np.ndarray, np.ndarray], name: str, arguments: dict[str, Any], exact: bool
 ) -> None:
-    """Bit for bit where Keras' formula has no scalar that TensorFlow and numpy may round apart."""
+    """Bit for bit unless TensorFlow and NumPy round a scalar of the formula differently."""
     start, gradients = numbers
     theirs = run_keras(getattr(keras.optimizers, name)(**arguments), start, gradients)
     config = OptimizerConfig(name=name.lower(), batch_size=BATCH, **arguments)  # type: ignore[arg-type]

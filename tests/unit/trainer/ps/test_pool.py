@@ -1,4 +1,4 @@
-"""The buffers of requests in flight: few, but as many as slow links hold."""
+"""The pool of request buffers, which grows while slow links hold them."""
 
 import threading
 from contextlib import ExitStack
@@ -58,7 +58,7 @@ def test_slow_links_grow_the_pool_until_they_end() -> None:
         for _ in range(2):
             slow.enter_context(lend())  # type: ignore[arg-type]
         now += SLOW_SECONDS
-        for _ in range(20):  # those behind fast links share the third one
+        for _ in range(20):  # fast links share the third buffer
             with lend():  # type: ignore[attr-defined]
                 assert pool._made == 3
             now += 0.1

@@ -25,7 +25,7 @@ def test_restored_shard_adopts_a_newer_worker_copy() -> None:
     welcome = new.hello(0, 0, MODEL, copy_version=10)
     assert (welcome.wants_copy, welcome.recovering, welcome.version) == (True, True, 6)
     offer(new, old, 0, copy.copy())
-    assert new.state is State.READY  # everyone in the snapshot has been heard
+    assert new.state is State.READY  # every worker in the snapshot has answered
     assert (new.version, new.applied) == (10, {(0, 0): 10})
     np.testing.assert_array_equal(read(new), read(old))
 
@@ -48,10 +48,10 @@ def test_older_copy_is_not_requested_and_recovery_times_out() -> None:
     new = ShardStore(0, 1, 1, clock=clock)
     new.restore(copy)
     assert not new.hello(0, 0, MODEL, copy_version=8).wants_copy
-    assert new.state is State.RECOVERING  # worker 1 was there and may have more
+    assert new.state is State.RECOVERING  # worker 1 was connected and may have a newer copy
     clock.now += 10
     assert new.state is State.READY
-    assert not new.hello(1, 0, MODEL, copy_version=99).wants_copy  # too late: parameters move on
+    assert not new.hello(1, 0, MODEL, copy_version=99).wants_copy  # too late: training has resumed
 
 
 def test_recovery_waits_for_a_requested_copy() -> None:
@@ -62,7 +62,7 @@ def test_recovery_waits_for_a_requested_copy() -> None:
     assert new.hello(1, 0, MODEL, copy_version=9).wants_copy
     clock.now += 5.0
     assert new.state is State.RECOVERING
-    new.disconnect(1)  # it goes in the middle of it
+    new.disconnect(1)  # it disconnects during its upload
     offer(new, old, 0, copy.copy())
     assert (new.state, new.version) == (State.READY, 10)
 
@@ -112,7 +112,7 @@ def test_on_ready_reports_version_and_applied_pushes() -> None:
 def test_shard_lost_after_starting_from_another_run_adopts_worker_copy(
     epoch: int, weights_only: bool
 ) -> None:
-    """No snapshot of its own was there yet. `epoch` 0: its container was started again in place."""
+    """It has no snapshot of its own yet. `epoch` 0: its container restarted in place."""
     other = ready()
     other.push(0, 0, 1, 0, ONE, grad())
     begun = other.copy()
@@ -125,7 +125,7 @@ def test_shard_lost_after_starting_from_another_run_adopts_worker_copy(
     first.push(0, 0, 1, 0, ONE, io := grad())
     second = ShardStore(0, 1, epoch, clock=clock)
     second.restore(begun, other_run=True, weights_only=weights_only)
-    welcome = second.hello(1, 0, MODEL)  # a new worker, which has no copy, is the first to come
+    welcome = second.hello(1, 0, MODEL)  # a new worker without a copy connects first
     assert (welcome.initialized, welcome.recovering) == (True, True)
     assert second.hello(0, 0, MODEL, first.version).wants_copy
     second.offer(0, 0, first.version, first.pull(0, io).meta, io)
@@ -150,7 +150,7 @@ ADAM = OptimizerConfig(name="adam", learning_rate=0.001, batch_size=1)
 
 
 def adam_steps(shard: ShardStore, slot: int, count: int = 50) -> float:
-    """The mean absolute step of the next pushes, of gradients that are like those before."""
+    """The mean absolute step of the next `count` pushes with gradients of the same distribution."""
     rng, steps, before = np.random.default_rng(7), [], read(shard)
     done = shard.applied.get((slot, 0), 0)
     for seq in range(done + 1, done + count + 1):
@@ -161,7 +161,7 @@ def adam_steps(shard: ShardStore, slot: int, count: int = 50) -> float:
 
 
 def test_adam_step_size_is_kept_after_adopting_a_worker_copy() -> None:
-    """Its moments begin at zero then, and so does what corrects them."""
+    """The moments restart at zero, and so does their bias correction."""
     old = ready(model := MODEL.model_copy(update={"optimizer": ADAM}))
     fresh = adam_steps(old, 0)
     adam_steps(old, 0, 500)
@@ -183,7 +183,7 @@ def test_adam_step_size_is_kept_after_adopting_a_copy_over_a_snapshot() -> None:
     new.restore(snapshot)
     new.hello(0, 0, model, old.version)
     new.offer(0, 0, old.version, meta, io)
-    assert new.updates == snapshot.updates  # which its moments have seen
+    assert new.updates == snapshot.updates  # the updates in its moments
     assert adam_steps(new, 0) < 1.2 * fresh
 
 

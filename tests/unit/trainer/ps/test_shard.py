@@ -73,16 +73,16 @@ def test_malformed_requests_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    ("other", "message"),
     [
         (MODEL.model_copy(update={"parameters": 9}), "8 trainable and 0 other values, this worker's 9 and 0"),
         (MODEL.model_copy(update={"fingerprint": "0" * 64}), "names, shapes or types"),
         (MODEL.model_copy(update={"optimizer": OptimizerConfig()}), "optimizer is configured otherwise"),
     ],
 )
-def test_different_model_is_a_user_error(other: ModelSpec, says: str) -> None:
+def test_different_model_is_a_user_error(other: ModelSpec, message: str) -> None:
     shard = ready()
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         shard.hello(1, 0, other)
 
 
@@ -116,7 +116,7 @@ def test_statistics_are_averaged_not_optimized() -> None:
     shard.push(0, 0, 2, 1, ONE, grad(0.0, N + 2))
     io = grad(1.0, N + 2)
     shard.push(1, 0, 1, 0, ONE, io)
-    np.testing.assert_array_equal(io[N:], 1.5)  # two versions old: half of it
+    np.testing.assert_array_equal(io[N:], 1.5)  # two versions old: weight 1/2
 
 
 def test_weight_decay_skips_excluded_ranges() -> None:
@@ -139,7 +139,7 @@ def test_worker_side_updates_are_weighted_like_gradients(policy: str, weight: fl
     shard = ready(model, staleness=Staleness(policy=policy))
     io = grad()
     shard.push(0, 0, 1, 0, PushMeta(samples=4), io)
-    np.testing.assert_array_equal(io, 1)  # added, not subtracted: it is a difference
+    np.testing.assert_array_equal(io, 1)  # a delta is added
     for seq in range(2, 5):
         shard.push(0, 0, seq, shard.version, PushMeta(samples=4), grad(0.0))
     io = grad()
@@ -180,7 +180,7 @@ def test_non_finite_values_become_zero_and_are_logged_once(
 def test_outage_deltas_are_merged_by_adasum() -> None:
     shard = ready(clock=(clock := Clock()))
     same = grad(2.0)
-    for slot in range(3):  # three workers went the same way: one of them counts
+    for slot in range(3):  # three equal deltas count as one
         io = same.copy()
         shard.delta(slot, 0, 1, 0, ONE, io, merge=True)
     np.testing.assert_allclose(io, 2.0)

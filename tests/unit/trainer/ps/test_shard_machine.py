@@ -14,7 +14,7 @@ from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, grad, read
 
 
 class ShardMachine(RuleBasedStateMachine):
-    """Pushes, resends, replaced workers, crashes and restores, against a list of what was applied."""
+    """Pushes, resends, replaced workers, crashes and restores, against a list of applied pushes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(slot=st.integers(0, 2))
     def push(self, slot: int) -> None:
         self.hello(slot)
-        who = slot, self.newest[slot]
-        self.seqs[who] = self.seqs.get(who, 0) + 1
-        self.shard.push(*who, self.seqs[who], self.shard.version, ONE, grad(-1.0))
+        identity = slot, self.newest[slot]
+        self.seqs[identity] = self.seqs.get(identity, 0) + 1
+        self.shard.push(*identity, self.seqs[identity], self.shard.version, ONE, grad(-1.0))
 
     @rule(slot=st.integers(0, 2), back=st.integers(0, 3))
     def resend(self, slot: int, back: int) -> None:
-        who = slot, self.newest[slot]
-        seq = self.seqs.get(who, 0) - back
-        if seq >= 1 and seq <= self.shard.applied.get(who, 0):
+        identity = slot, self.newest[slot]
+        seq = self.seqs.get(identity, 0) - back
+        if seq >= 1 and seq <= self.shard.applied.get(identity, 0):
             self.hello(slot)
             before = self.shard.version
-            self.shard.push(*who, seq, self.shard.version, ONE, grad(-1.0))
+            self.shard.push(*identity, seq, self.shard.version, ONE, grad(-1.0))
             assert self.shard.version == before
 
     @rule(slot=st.integers(0, 2))
@@ -73,8 +73,8 @@ class ShardMachine(RuleBasedStateMachine):
         if self.snapshot is not None:
             self.shard.restore(self.snapshot[0])
             self.log.extend(self.snapshot[1])
-        for who in self.seqs:
-            self.seqs[who] = self.shard.applied.get(who, 0)
+        for identity in self.seqs:
+            self.seqs[identity] = self.shard.applied.get(identity, 0)
 
     @invariant()
     def every_push_is_in_the_parameters_exactly_once(self) -> None:

@@ -28,20 +28,20 @@ def test_fast_worker_waits_for_a_slow_but_not_a_dead_worker() -> None:
     thread = threading.Thread(target=third)
     thread.start()
     assert not passed.wait(0.05)
-    shard.wait_admitted(1, 0, 0.0)  # the oldest never waits
-    shard.disconnect(1)  # it dies with its gradient
+    shard.wait_admitted(1, 0, 0.0)  # the slowest worker never waits
+    shard.disconnect(1)  # it dies before its push
     assert passed.wait(30)
     thread.join()
 
 
 def test_fenced_worker_blocks_no_push() -> None:
-    # Its process is stopped: the kernel keeps its connection, and it computes nothing any more.
+    # Its process is stopped: the kernel keeps the connection open, but it computes nothing.
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
         shard.connect(slot, 0)
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
-    shard.fence(1, 0)  # its own hello fences those before it, not itself
+    shard.fence(1, 0)  # its own join fences its predecessors only
     assert not shard._permits.admits(0, 1, shard.version, 0)
     shard.fence(1, 1)
     assert shard._permits.admits(0, 1, shard.version, 0)
@@ -54,22 +54,22 @@ def test_worker_that_blocked_one_push_until_timeout_blocks_no_other() -> None:
         shard.pull(slot, grad(0.0))
     shard.wait_admitted(0, 0, 0.0)
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
-    shard.wait_admitted(0, 1, 0.0)  # as long as anybody waits
+    shard.wait_admitted(0, 1, 0.0)  # waits until the timeout
     assert shard._permits.admits(0, 1, shard.version, 0)
-    shard.pull(1, grad(0.0))  # from now on it is one of them again
+    shard.pull(1, grad(0.0))  # a pull makes it count again
     shard.push(0, 0, 2, 1, ONE, grad(0.0))
     assert not shard._permits.admits(0, 2, shard.version, 0)
 
 
 def test_push_after_its_worker_left_is_fenced() -> None:
-    # It waited behind another worker's gradient, longer than its worker: its positions are somebody else's by now.
+    # It waited behind another push until its worker left: its positions may be leased again.
     shard = ready(staleness=Staleness(max=0))
     shard.connect(0, 0)
     shard.leave(0, 0)
     with pytest.raises(Fenced, match="goodbye"):
         shard.push(0, 0, 1, 0, ONE, grad())
     assert shard.version == 0
-    shard.connect(0, 0)  # the same process, which stays after all
+    shard.connect(0, 0)  # the same process reconnects
     shard.push(0, 0, 1, 0, ONE, grad())
     assert shard.version == 1
 
@@ -81,7 +81,7 @@ def test_idle_worker_blocks_no_push() -> None:
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
     assert not shard._permits.admits(0, 1, shard.version, 0)
-    shard.pull(1, grad(0.0), idle=True)  # it evaluates, or has nothing to do
+    shard.pull(1, grad(0.0), idle=True)  # it evaluates or is idle
     for seq in (2, 3):
         assert shard._permits.admits(0, seq - 1, shard.version, 0)
         shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))

@@ -31,7 +31,7 @@ def test_older_epoch_cannot_publish_over_a_newer_one(storage: Storage) -> None:
 
 
 def test_concurrent_publishers_keep_the_newer_epoch(storage: Storage) -> None:
-    """Both publish as fast as they can: numbers never repeat, and once the newer one is seen it stays."""
+    """Numbers never repeat, and after the newer epoch's first manifest no older one follows."""
     (shard,) = shards(1)
     outcome: dict[int, Any] = {1: None, 2: None}
     copy = shard.copy()
@@ -64,7 +64,7 @@ def test_server_below_the_highest_claim_is_fenced(storage: Storage) -> None:
     Claim(storage, 0, 0).make()
     assert [name for name in storage.names("snapshots") if name.startswith("epoch")] == []
     Claim(storage, 0, 2).make()
-    Claim(storage, 0, 2).make()  # started again in place
+    Claim(storage, 0, 2).make()  # restarted in place
     Claim(storage, 1, 7).make()  # another shard
     Claim(storage, 0, 3).check()
     for lower in (0, 1):

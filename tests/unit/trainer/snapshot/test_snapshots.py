@@ -1,4 +1,4 @@
-"""Snapshots: all or nothing, damage is found, any number of shards restores."""
+"""Snapshots: atomic, checked for damage, restorable into any number of shards."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_damaged_snapshot_is_skipped_and_logged(
     )
 )
 def test_any_damage_to_a_shard_file_is_detected(damage: list[tuple[int, int]]) -> None:
-    """The fuzzer of the file's decoder: refused in words, never a crash, never wrong numbers."""
+    """A fuzzer for the file decoder: damage raises SnapshotError, and never gives wrong values."""
     original = fuzzed_file()
     content = bytearray(original)
     for place, value in damage:

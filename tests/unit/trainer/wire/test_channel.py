@@ -1,4 +1,4 @@
-"""A peer whose machine is gone: no segment says so, in a network namespace of the test's own."""
+"""A peer whose machine is gone, so that no packet says so; in a network namespace."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ SERVER = (
 
 @pytest.fixture
 def peer():
-    """(address of a server in a namespace of its own, what makes its machine vanish)."""
+    """The address of a server in another namespace, and a function that cuts its link."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("makes a network namespace: needs root and ip")
     name = f"shoal-gone-{os.getpid()}"
@@ -36,7 +36,7 @@ def peer():
         ip("netns", "add", name)
         stack.callback(ip, "netns", "del", name)
         ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
-        stack.callback(ip, "link", "del", near)  # with the namespace it would go some time later
+        stack.callback(ip, "link", "del", near)  # the namespace's end removes it only later
         ip("addr", "add", "10.213.9.1/30", "dev", near)
         ip("link", "set", near, "up")
         ip("-n", name, "addr", "add", "10.213.9.2/30", "dev", far)

@@ -1,4 +1,4 @@
-"""Both sides prove the key; whoever cannot learns nothing and gets nowhere."""
+"""Both sides prove that they have the key; a peer without it is refused and learns nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def meet(
 
 
 def or_leave(channel: Channel, function: Callable[[], Any]) -> Any:
-    """Who refuses the other closes the connection: nobody waits for a timeout."""
+    """Close the channel on refusal, so that the other side does not wait for a timeout."""
     try:
         return function()
     except TrainerError:
@@ -146,7 +146,7 @@ def test_both_keys_are_valid_during_a_rotation(pair: tuple[Channel, Channel], tm
 
 
 def test_replayed_handshake_is_refused(credentials: Credentials) -> None:
-    """All that a worker once sent, sent again byte for byte by someone who listened."""
+    """An eavesdropper sends again, byte for byte, what a worker sent."""
 
     class Recorder(Channel):
         sent = b""
@@ -175,7 +175,7 @@ def test_replayed_handshake_is_refused(credentials: Credentials) -> None:
 
 
 def test_reflected_proof_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
-    """A peer that only sends back what it gets: the server's own proof is none of a client."""
+    """A peer sends the server's own proof back: it is not valid for a client."""
     left, right = pair
 
     def reflect() -> None:

@@ -1,4 +1,4 @@
-"""Every decoder of the wire format: what was encoded comes back, and no bytes at all make one crash."""
+"""The decoders of the wire format: round trips, and no input makes one crash."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_random_bytes_are_refused_or_decoded(data: bytes) -> None:
 def test_damaged_messages_are_refused_or_decoded(
     data: bytes, damage: list[tuple[int, int]], cut: int
 ) -> None:
-    """The fuzzer that knows the format: real messages, a few bytes wrong, some missing or too many."""
+    """A fuzzer that knows the format: valid messages with bytes changed, missing or added."""
     broken = bytearray(data[:cut] if cut < 0 else data + bytes(cut))
     for place, value in damage:
         if broken:
@@ -156,7 +156,7 @@ def test_oversized_count_is_refused_without_allocation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({0: b"X"}, "not a message"),
         ({4: b"\x09"}, "version 9"),
@@ -166,11 +166,11 @@ def test_oversized_count_is_refused_without_allocation() -> None:
         ({52: b"\x03"}, "bytes of payload"),
     ],
 )
-def test_invalid_header_is_refused(change: dict[int, bytes], says: str) -> None:
+def test_invalid_header_is_refused(change: dict[int, bytes], message: str) -> None:
     data = bytearray(header.encode(Header(Op.PUSH_PULL, Codec.BF16)))
     for place, value in change.items():
         data[place : place + len(value)] = value
-    with pytest.raises(ProtocolError, match=says):
+    with pytest.raises(ProtocolError, match=message):
         header.decode(data)
 
 

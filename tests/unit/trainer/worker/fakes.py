@@ -13,7 +13,7 @@ UID = "uid-1"
 
 
 class FakeCoordinator:
-    """Leases ranges of `size` samples for `epochs`, then `tasks`, then the end; sees what the servers applied."""
+    """Leases ranges of `size` samples for `epochs`, then `tasks`, then the end; observes the applied pushes."""
 
     def __init__(self, total, *, size=64, epochs=1, tasks=("evaluate",), start=0):
         self.free = [
@@ -34,7 +34,7 @@ class FakeCoordinator:
         self.lock = threading.Lock()
         self.pushes = 0
         self.steps = []
-        """Of each push."""
+        """The steps of each push."""
         self.pushed = threading.Condition(self.lock)
 
     def on_applied(self, push):

@@ -1,4 +1,4 @@
-"""A script alone visits its data as a worker without others would: in the ledger's order."""
+"""`fit` in a script visits the data in the order of the ledger, as a single worker does."""
 
 import keras
 import numpy as np
@@ -63,7 +63,7 @@ def test_fit_shuffles_training_but_not_validation_data():
         return fn(start, stop)
 
     Training(model=model, data=Indexed(64, fn)).fit(epochs=2, batch_size=2, verbose=0)
-    ranges = [call for call in calls if call[1] - call[0] == 2][1:]  # the first one was to build the model
+    ranges = [call for call in calls if call[1] - call[0] == 2][1:]  # the first call was to build the model
     assert len(ranges) == 64
     assert ranges[:32] != ranges[32:]
     assert sorted(ranges[:32]) == sorted(ranges[32:]) == [(n, n + 2) for n in range(0, 64, 2)]

@@ -12,7 +12,7 @@ WORK = TaskWork((0, 1), "evaluate", 2)
 
 
 class Answers:
-    """A coordinator that answers one result after the other with these errors, then takes it."""
+    """A coordinator that raises these errors, one per call, then accepts the result."""
 
     def __init__(self, *errors):
         self.errors, self.taken, self.said = list(errors), [], []

@@ -1,4 +1,4 @@
-"""What a worker sends of a task's files: each as it is, once. What it says with its heartbeats."""
+"""The uploads of a task's files, and the messages in heartbeats."""
 
 import queue
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tests.unit.trainer.worker.models import job
 
 
 class Client:
-    """As `CoordinatorClient`, over no network; the calls named in `lost` get no answer, though they arrive."""
+    """A `CoordinatorClient` without a network; the calls numbered in `lost` arrive but get no answer."""
 
     def __init__(self, artefacts):
         self.artefacts = artefacts
@@ -89,7 +89,7 @@ def bench(tmp_path):
 
 
 def give_back(plane, work, files):
-    """As a worker does it: until it is answered."""
+    """Repeat until the call is answered, as a worker does."""
     while True:
         try:
             return plane.task_done(work, {}, files, stop=False, message="")
@@ -98,15 +98,15 @@ def give_back(plane, work, files):
 
 
 def test_each_pass_uploads_new_and_changed_files(bench):
-    plane, said = bench.worker(), {}
+    plane, expected = bench.worker(), {}
     for n in range(5):
-        said |= {f"{n}.h5": f"weights {n}", "log.csv": "row\n" * (n + 1)}
-        bench.write(f"{n}.h5", said[f"{n}.h5"])
-        bench.write("log.csv", said["log.csv"])
+        expected |= {f"{n}.h5": f"weights {n}", "log.csv": "row\n" * (n + 1)}
+        bench.write(f"{n}.h5", expected[f"{n}.h5"])
+        bench.write("log.csv", expected["log.csv"])
         plane._client.uploads.clear()
         plane.task_done(TaskWork((0, n), "callbacks", n), {}, bench.files(), stop=False, message="")
         assert plane._client.uploads == [f"logs/{n}.h5", "logs/log.csv"]
-        assert bench.stored() == said
+        assert bench.stored() == expected
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_model_is_uploaded_whole_for_each_token(bench):
 def test_callable_message_is_evaluated_per_heartbeat_and_logged_once(bench, caplog):
     plane, words = bench.worker(), iter(["", "has waited 30 s for part-3", "has waited 31 s for part-3"])
     plane.say(lambda: next(words))
-    said = [plane._spoken() for _ in range(3)]
-    assert said == ["", "has waited 30 s for part-3", "has waited 31 s for part-3"]
+    expected = [plane._spoken() for _ in range(3)]
+    assert expected == ["", "has waited 30 s for part-3", "has waited 31 s for part-3"]
     assert [record.message for record in caplog.records] == ["has waited 30 s for part-3"]
 
 

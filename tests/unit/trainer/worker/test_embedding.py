@@ -1,4 +1,4 @@
-"""Variables of which a batch uses single rows: Keras does not sum a repeated row's gradients before it squares them."""
+"""Embeddings: Keras does not sum the gradients of a repeated row before it squares or clips them."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ o = keras.optimizers
 
 
 class Gathers(keras.layers.Layer):
-    """An embedding that nobody can tell by its class."""
+    """An embedding that is not recognizable by its class."""
 
     def build(self, _):
         self.rows = self.add_weight(shape=(5, 3), name="rows")

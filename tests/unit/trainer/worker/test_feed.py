@@ -1,4 +1,4 @@
-"""What the thread that reads ahead does where the data are away, and beside a task."""
+"""The read-ahead thread: store outages, tasks, and files that are fetched ahead."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ LENGTH = 50
 
 
 class Flaky(Files):
-    """Files of `LENGTH` samples in a store that is away for a while before each of these positions."""
+    """Files of `LENGTH` samples in a store that fails once before each of `positions`."""
 
     def away_at(self, positions):
         object.__setattr__(self, "positions", list(positions))
@@ -62,26 +62,26 @@ def items_of(feed):
 def test_reading_resumes_after_a_store_outage(monkeypatch, caplog, positions, start, stop):
     monkeypatch.setattr(feeds, "RETRY_SECONDS", 0.0)
     work = DataWork((0, 1), 0, start, stop, "a", 0)
-    given = iter([work, Finished()])
+    works = iter([work, Finished()])
     data = Flaky("*", lambda _path: None).away_at(positions)
     with caplog.at_level(logging.WARNING):
-        items = items_of(Feed(data, 16, lambda: next(given), [].append))
+        items = items_of(Feed(data, 16, lambda: next(works), [].append))
     assert not data.positions
     batches = [item for item in items if isinstance(item, Ready)]
     assert np.array_equal(np.concatenate([ready.batch.x for ready in batches]), np.arange(start, LENGTH))
     assert all(item.work is work for item in items)
     assert items[len(batches) :] == ([] if stop else [EndOfFile(work, LENGTH)])
-    assert len(caplog.records) == len(set(positions))  # once an outage
+    assert len(caplog.records) == len(set(positions))  # one message per outage
 
 
 def test_feed_asks_for_no_work_during_a_task(monkeypatch):
     monkeypatch.setattr(feeds, "STOP_SECONDS", 0.001)
     story = []
-    given = iter([TaskWork((0, 1), "evaluate"), TaskWork((0, 2), "callbacks"), Finished()])
+    works = iter([TaskWork((0, 1), "evaluate"), TaskWork((0, 2), "callbacks"), Finished()])
 
     def ask():
         story.append("asked")
-        return next(given)
+        return next(works)
 
     feed = Feed(Flaky("*", lambda _path: None), 16, ask, [].append)
     feed.start()
@@ -115,7 +115,7 @@ def test_feed_stops_without_waiting_for_the_store():
 
 
 class Pauses:
-    """An event that nobody sets; it is waited for in no time."""
+    """An event that is never set and whose `wait` returns at once."""
 
     def __init__(self):
         self.waited = []
@@ -129,44 +129,44 @@ class Pauses:
 
 def test_retries_back_off_and_report_the_unreadable_file():
     data = Flaky("*", lambda _path: None).away_at([0] * 10 + [16] * 2)
-    said = []
-    feed = Feed(data, 16, Finished, [].append, lambda words: callable(words) or said.append(words))
+    messages = []
+    feed = Feed(data, 16, Finished, [].append, lambda words: callable(words) or messages.append(words))
     feed._stop = Pauses()
     ends = []
     for item in feed._read(DataWork((0, 1), 0, 0, None, "part-3", 0)):
         ends.append(item.batch.end if isinstance(item, Ready) else item.length)
-        assert said.pop() == ""
-        assert set(said) <= {"cannot read part-3: no answer", ""}
-        said.clear()
+        assert messages.pop() == ""
+        assert set(messages) <= {"cannot read part-3: no answer", ""}
+        messages.clear()
     assert ends == [16, 32, 48, LENGTH, LENGTH]
     assert feed._stop.waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30, 0.25, 0.5]
 
 
 def test_report_is_cleared_after_reading_an_empty_file():
-    said = []
+    messages = []
     data = Flaky("*", lambda _path: None).away_at([LENGTH])
-    feed = Feed(data, 16, Finished, [].append, lambda words: callable(words) or said.append(words))
+    feed = Feed(data, 16, Finished, [].append, lambda words: callable(words) or messages.append(words))
     feed._stop = Pauses()
     assert len(list(feed._read(DataWork((0, 1), 0, LENGTH, None, "a", 0)))) == 1
-    assert said == ["cannot read a: no answer", ""]
+    assert messages == ["cannot read a: no answer", ""]
 
 
 def test_hanging_read_is_reported_on_request():
-    now, said = [100.0], []
+    now, messages = [100.0], []
     data = Flaky("*", lambda _path: None).away_at([])
-    feed = Feed(data, 16, Finished, [].append, said.append, clock=lambda: now[0])
+    feed = Feed(data, 16, Finished, [].append, messages.append, clock=lambda: now[0])
     items = feed._read(DataWork((0, 1), 0, 0, LENGTH, "part-3", 0))
     next(items)
-    asked = said[0]
-    assert said[1] == ""
+    asked = messages[0]
+    assert messages[1] == ""
     assert asked() == ""
     now[0] += 29.0
     assert asked() == ""
     now[0] += 6.0
     assert asked() == "has waited 35 s for part-3"
     next(items)
-    assert said[2]() == ""  # since that one was asked for nothing has passed
-    feed = Feed(Indexed(64, lambda *_: None), 16, Finished, [].append, said.append, clock=lambda: now[0])
+    assert messages[2]() == ""  # no time has passed since this read began
+    feed = Feed(Indexed(64, lambda *_: None), 16, Finished, [].append, messages.append, clock=lambda: now[0])
     late = feed._late(DataWork((0, 1), 0, 16, 64))
     now[0] += 31.0
     assert late() == "has waited 31 s for samples 16-64"
@@ -187,7 +187,7 @@ def test_sys_exit_in_a_data_function_is_a_user_error(tmp_path, kind):
 
 
 class Stored:
-    """Text files of one number a line in a store that counts what it gives; a gate holds those of a name back."""
+    """Text files with one number per line, in a store that records fetches; a gate delays a file."""
 
     def __init__(self, monkeypatch, tmp_path, **files):
         self.store = fsspec.filesystem("memory")
@@ -217,11 +217,11 @@ class Stored:
         return DataWork((0, token), 0, 0, None, f"memory:///feed/{name}", token)
 
     def here(self):
-        """How many files lie on the worker's disk."""
-        return sum(len(files) for _, _, files in os.walk(self.folder))  # which does not mind what vanishes
+        """The number of files on the worker's disk."""
+        return sum(len(files) for _, _, files in os.walk(self.folder))  # tolerates files that disappear
 
     def none_here(self, feed):
-        """Whether nothing is left once both threads are through."""
+        """Whether no file is left after both threads have ended."""
         feed._thread.join(SECONDS)
         for thread in threading.enumerate():
             if thread.name == "fetch":
@@ -237,7 +237,9 @@ def test_next_file_is_fetched_while_one_is_read(monkeypatch, tmp_path):
     stored.gates["c"] = threading.Event()
     feed.start()
     first = feed.get(SECONDS)
-    while stored.fetched != ["a", "b"] or stored.here() < 2:  # "a" is far from read, and somebody fetches "b"
+    while (
+        stored.fetched != ["a", "b"] or stored.here() < 2
+    ):  # "a" is not read to its end, and "b" is being fetched
         threading.Event().wait(0.001)
     assert stored.fetched == ["a", "b"]
     assert [work.file for work in held] == ["memory:///feed/a", "memory:///feed/b"]
@@ -262,11 +264,11 @@ def test_next_file_is_fetched_while_one_is_read(monkeypatch, tmp_path):
 def test_task_given_instead_of_the_next_file_runs_at_once(monkeypatch, tmp_path):
     stored = Stored(monkeypatch, tmp_path, a=range(64), b=range(64, 80))
     story = []
-    given = [stored.work("a", 1), TaskWork((0, 2), "evaluate"), stored.work("b", 3), Idle(0)]
+    works = [stored.work("a", 1), TaskWork((0, 2), "evaluate"), stored.work("b", 3), Idle(0)]
 
     def ask():
         story.append("asked")
-        return given.pop(0) if given else Finished()
+        return works.pop(0) if works else Finished()
 
     feed = Feed(stored.data, 16, ask, [].append)
     feed.start()
@@ -300,7 +302,7 @@ def test_fetched_but_unread_files_are_removed(monkeypatch, tmp_path):
         assert isinstance(item, Ready | EndOfFile), item
         read.append(item.work.token[1])
     assert stored.fetched == list("abac")
-    assert set(read) <= {0, 2}  # nothing of what is another worker's by now
+    assert set(read) <= {0, 2}  # nothing of the revoked lease
     feed.stop()
     stored.gates["c"].set()
     assert stored.none_here(feed)
@@ -320,10 +322,10 @@ def test_failed_prefetch_is_retried_when_the_file_is_due(monkeypatch, tmp_path):
 
     monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
     works = iter([stored.work("a", 1), stored.work("b", 2), Idle(0)])
-    said = []
-    items = items_of(Feed(stored.data, 16, lambda: next(works, Finished()), [].append, said.append))
+    messages = []
+    items = items_of(Feed(stored.data, 16, lambda: next(works, Finished()), [].append, messages.append))
     assert [item.length for item in items if isinstance(item, EndOfFile)] == [20, 10]
-    assert [words for words in said if words and not callable(words)] == [
+    assert [words for words in messages if words and not callable(words)] == [
         "cannot read memory:///feed/b: EndpointConnectionError",
         "cannot read memory:///feed/b: no answer",
     ]

@@ -1,4 +1,4 @@
-"""The flat training function: where optimizers run, what is traced, what is exported."""
+"""The flat training function: tracing, exports, and options of optimizers."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, schedules
 
 @pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning"
-)  # Keras' saving meets NumPy 2
+)  # from Keras' saving code with NumPy 2
 @pytest.mark.parametrize("overwrite", [None, 4])
 def test_export_uses_the_ema_weights_as_keras_does(overwrite):
     def make():
@@ -29,7 +29,7 @@ def test_export_uses_the_ema_weights_as_keras_does(overwrite):
         path = tasks.export(server.flat()).files["model.keras"]
         return flatten(keras.models.load_model(path), server.glue.layout)
 
-    assert np.array_equal(exported(), server.flat())  # no step, no average
+    assert np.array_equal(exported(), server.flat())  # no step yet, so no average
     for batch in BATCHES:
         server.step(batch)
         plain.train_on_batch(batch.x, batch.y)
@@ -37,7 +37,7 @@ def test_export_uses_the_ema_weights_as_keras_does(overwrite):
     average = exported()
     assert np.abs(average - flatten(plain, server.glue.layout)).max() < 2e-5
     assert np.abs(average - server.flat()).max() > 1e-3
-    server.step(BATCHES[0])  # training goes on from the parameters, not from the average
+    server.step(BATCHES[0])  # training continues from the parameters, not the average
     tasks.close()
 
 
@@ -77,7 +77,7 @@ def test_short_batch_is_not_retraced_and_averages_its_samples():
 
 
 def by_name():
-    """A model of two named inputs, told apart by their size and what is done with them."""
+    """A model with two named inputs of different sizes."""
     keras.utils.set_random_seed(1)
     b, a = keras.Input((3,), name="b"), keras.Input((2,), name="a")
     parts = [keras.layers.Dense(4)(a), keras.layers.Dense(4)(b)]
@@ -88,7 +88,7 @@ def test_named_inputs_may_come_in_any_order():
     rng, rows = np.random.default_rng(0), np.arange(8)
     x = {"b": rng.normal(size=(8, 3)).astype("float32"), "a": rng.normal(size=(8, 2)).astype("float32")}
     batch, turned = (
-        Batch(given, rows % 4, np.ones(8, np.float32), 8, 8) for given in (x, dict(sorted(x.items())))
+        Batch(inputs, rows % 4, np.ones(8, np.float32), 8, 8) for inputs in (x, dict(sorted(x.items())))
     )
     glue = Glue(by_name(), batch, "fp32")
     buffer = aligned(glue.layout.size)
@@ -113,9 +113,9 @@ def test_new_sample_shape_is_traced_once():
     buffer = aligned(glue.layout.size)
     buffer[:] = glue.initial()
     for length in (5, 7, 5, 7):
-        given = batch(length)
-        expected = any_length().train_on_batch(given.x, given.y, return_dict=True)["loss"]
-        assert glue.step(glue.alias(buffer), given).loss == pytest.approx(float(expected), rel=1e-5)
+        sized = batch(length)
+        expected = any_length().train_on_batch(sized.x, sized.y, return_dict=True)["loss"]
+        assert glue.step(glue.alias(buffer), sized).loss == pytest.approx(float(expected), rel=1e-5)
     assert glue._function.experimental_get_tracing_count() == 2
 
 

@@ -39,7 +39,7 @@ def config(*sizes):
         ("Tesla T4", 16),
         ("NVIDIA A100-SXM4-80GB", 256),
         ("NVIDIA A100-SXM4-40GB", 128),
-        ("NVIDIA A10", 64),  # the words decide, not their beginnings
+        ("NVIDIA A10", 64),  # whole words match, not prefixes
         ("NVIDIA H200", 32),
         ("CPU", 4),
     ],
@@ -81,7 +81,7 @@ def test_processes_share_cores_unless_configured(monkeypatch):
 
 
 def gradients(size, start):
-    """What a worker with batches of `size` pushes for the samples from `start` on, and its placement."""
+    """The glue, placement and update of a worker for the batch of `size` samples at `start`."""
     batch = next(iter(DATA.batches(0, start, start + size, size)))
     glue = Glue(functional(keras.optimizers.SGD(RATE)), batch, "fp32")
     placement = place(glue.model, glue.layout, REFERENCE)
@@ -91,7 +91,7 @@ def gradients(size, start):
 
 
 def test_unequal_workers_move_by_the_mean_over_all_samples():
-    """HetSeq's update for (8, 16): sum of s_i mean_i / sum of s_i, at the rate that so many samples have."""
+    """HetSeq's update for (8, 16): sum of s_i mean_i / sum of s_i, at the learning rate of 24 samples."""
     glue, placement, small = gradients(8, 0)
     _, _, large = gradients(16, 8)
     _, _, together = gradients(24, 0)

@@ -1,4 +1,4 @@
-"""How long a worker waits for its input: measured by the loop, told by the coordinator, shown to people."""
+"""The input wait of workers: measured by the loop, reported by the coordinator, shown in the table."""
 
 import io
 import threading
@@ -33,7 +33,7 @@ class Clock:
 
 
 class Timed:
-    """The real feed, as if its data function took `seconds` for a batch; it reads `DEPTH` ahead, as the real one."""
+    """The real feed in virtual time: the data function takes `seconds` per batch, `DEPTH` batches ahead."""
 
     def __init__(self, feed, clock, seconds):
         self.feed, self.clock, self.seconds = feed, clock, seconds
@@ -52,7 +52,9 @@ class Timed:
 
 @pytest.mark.parametrize(("seconds", "share"), [(0.01, 0.0), (0.09, 0.0), (0.2, 0.5), (0.4, 0.75)])
 def test_input_wait_is_the_reading_time_beyond_the_step(tmp_path, seconds, share):
-    coordinator = FakeCoordinator(DATA.size, epochs=3, tasks=())  # the first batches count less and less
+    coordinator = FakeCoordinator(
+        DATA.size, epochs=3, tasks=()
+    )  # so that the first batches, read without waiting, hardly count
     servers = Servers(tmp_path, coordinator)
     clock, members = Clock(), Members()
     applied = coordinator.on_applied
@@ -98,7 +100,7 @@ def test_batches_are_read_ahead_during_a_step():
     try:
         for _ in range(DEPTH * 16):
             assert read.acquire(timeout=SECONDS)
-        # A step computes meanwhile. Then `DEPTH` batches are there though the data function is stuck.
+        # During a step, `DEPTH` batches are read, although the data function then blocks.
         ends = [item.batch.end for _ in range(DEPTH) if isinstance(item := feed.get(SECONDS), Ready)]
         assert ends == [16 * (n + 1) for n in range(DEPTH)]
         assert feed.get(0.0) is None

@@ -16,7 +16,7 @@ from tests.unit.trainer.worker.trained import ADAM, BATCHES, SGD, Server, pushed
 
 
 def compare(make, **how):
-    """(largest difference of parameters after 10 steps from plain Keras, losses of both)."""
+    """The largest difference of parameters from plain Keras after 10 steps, and the losses of both."""
     server = Server(make(), **how)
     losses = [server.step(batch) for batch in BATCHES]
     plain = make()
@@ -114,7 +114,7 @@ def test_unsupported_optimizers_run_on_the_worker():
 
 
 class Unpacks(keras.Model):
-    """As Keras' guide writes it."""
+    """A train_step as in the Keras guides."""
 
     def __init__(self):
         super().__init__()
@@ -134,7 +134,7 @@ class Unpacks(keras.Model):
 
 
 class Rebuilds(keras.Model):
-    """Its data are x alone."""
+    """A train_step whose data are x alone."""
 
     def __init__(self):
         super().__init__()
@@ -187,7 +187,7 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain):
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
 def test_accumulated_gradients_are_one_push(optimizer):
     def make():
-        rate = schedules.ExponentialDecay(0.1, 5, 0.5)  # of batches
+        rate = schedules.ExponentialDecay(0.1, 5, 0.5)  # counted in batches
         return functional(optimizer(rate, gradient_accumulation_steps=5))
 
     server, plain = Server(make()), make()

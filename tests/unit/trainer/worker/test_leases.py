@@ -84,7 +84,7 @@ def test_mark_over_adjacent_leases_ends_them_all():
 )
 def test_held_leases_are_what_no_answered_push_covers(sizes, order, pushes):
     leases, work = Leases(), []
-    for n in (n for n in order if n < len(sizes)):  # they may follow each other, or not
+    for n in (n for n in order if n < len(sizes)):  # adjacent or not
         start = sum(sizes[:n])
         work.append(DataWork((0, n), 0, start, start + sizes[n]))
         leases.grant(work[-1])
@@ -108,7 +108,7 @@ def test_rollback_drops_leases_and_refuses_older_grants():
     leases.answered(push(1, leases.mark((0, 1), 16)))
     leases.begin_again(1)
     assert leases.token((0, 1)) is None
-    assert leases.lost(0) == 0  # what was answered is undone, and counted by the coordinator
+    assert leases.lost(0) == 0  # the coordinator counts the pushes that the rollback undid
     leases.grant(DataWork((0, 2), 0, 32, 64))
     assert leases.held() == {}
     leases.grant(DataWork((0, 3), 0, 32, 64, generation=1))

@@ -13,7 +13,7 @@ from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 from tests.unit.trainer.worker.running import SECONDS, Running, wait
 
-# Keras' own saving code meets NumPy 2 with this; nothing of ours.
+# From Keras' saving code with NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
@@ -126,9 +126,9 @@ def test_push_of_several_batches_counts_each_step(start_servers, model):
 
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
-    """What is not told is leased for ever. Also what an outage has piled up is told."""
+    """A lease without a mark is never completed; this also holds for steps made during an outage."""
     coordinator = FakeCoordinator(DATA.size, size=1, tasks=())
-    coordinator.free.reverse()  # none follows the one before it
+    coordinator.free.reverse()  # no two leases are adjacent
     servers = start_servers(coordinator)
     training = job(lambda: functional(options={"steps_per_execution": 300}))
     running = Running(training, servers, coordinator)
@@ -150,7 +150,7 @@ def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
 
 
 class Hasty(FakeCoordinator):
-    """The job ends, whatever is not pushed yet."""
+    """Ends the job although pushes are pending."""
 
     def next_work(self, generation=0):
         return super().next_work(generation) if self.free else Finished()
@@ -161,13 +161,15 @@ def test_pending_batches_are_dropped_when_the_job_has_ended(start_servers):
     training = job(lambda: functional(options={"steps_per_execution": 4}))
     running = Running(training, start_servers(coordinator), coordinator)
     get = running.worker.loop._feed.get
-    running.worker.loop._feed.get = lambda timeout: get(max(timeout, SECONDS))  # it never seems to be idle
+    running.worker.loop._feed.get = lambda timeout: get(
+        max(timeout, SECONDS)
+    )  # never idle, so that the pile is not pushed early
     assert running.start().join() is End.FINISHED
-    assert coordinator.samples == 4 * 16  # what comes after the export is in no model
+    assert coordinator.samples == 4 * 16  # a push after the export would be in no model
 
 
 class TaskFirst(FakeCoordinator):
-    """Its tasks come before its data."""
+    """Gives its tasks before its data, and loses the first answer."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)

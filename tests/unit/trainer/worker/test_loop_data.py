@@ -52,7 +52,7 @@ class FileCoordinator(FakeCoordinator):
     def file_ended(self, token, length):
         with self.lock:
             done = self.applied.get((0, self.leased[token].number), Positions())
-            assert done.total == length, "told before its samples were in the parameters"
+            assert done.total == length, "reported before its samples were in the parameters"
             self.lengths[self.leased[token].file] = length
 
 
@@ -81,30 +81,30 @@ def test_files_of_unknown_length_are_trained_completely(start_servers, tmp_path,
     assert servers.stores[0].samples == sum(sizes)
 
 
-class Away(Files):
-    """One file of 32 samples, in a store that is away when a worker reads it first."""
+class Outage(Files):
+    """One file of 32 samples, in a store that is unreachable at the first read."""
 
     def list(self):
         return ("s3://bucket/part-3",)
 
     def example(self, batch_size):
-        return next(self.of(0, batch_size))
+        return next(self.rows(0, batch_size))
 
     def batches(self, name, start, stop, batch_size, here=None):
         if not (tried := self.__dict__.setdefault("tried", [])):
             tried.append(name)
             raise Unreachable(f"{name}: no answer")
-        return self.of(start, batch_size)
+        return self.rows(start, batch_size)
 
     @staticmethod
-    def of(start, batch_size):
+    def rows(start, batch_size):
         for begin in range(start, 32, batch_size):
             end = min(begin + batch_size, 32)
             yield Batch(X[begin:end], Y[begin:end], np.ones(end - begin, np.float32), end - begin, end)
 
 
 def test_unreadable_file_is_reported_until_it_can_be_read(start_servers):
-    files = Away("s3://bucket/*", lambda _path: None)
+    files = Outage("s3://bucket/*", lambda _path: None)
     coordinator = FileCoordinator(files.list())
     servers = start_servers(coordinator)
     training = Training(model=functional, data=files)

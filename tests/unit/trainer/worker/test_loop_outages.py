@@ -26,14 +26,14 @@ def test_restored_server_gets_the_newer_copy_of_the_worker(start_servers):
     version = servers.stores[0].version
     loop = running.worker.loop
     deadline = time.monotonic() + SECONDS
-    while loop.steps < version + 3:  # it trains on alone
+    while loop.steps < version + 3:  # it continues with local steps
         assert time.monotonic() < deadline
         assert running.end is None
         threading.Event().wait(0.01)
     servers.start(0, epoch=1, restore=saved)
     assert running.join() is End.FINISHED
     assert len(coordinator.joins) == 1
-    # the copy was at most one push behind; that push is sent again
+    # the copy is at most one push behind, and that push is resent
     assert servers.stores[0].samples >= 8 * DATA.size - 2 * 16
     assert [coordinator.applied[epoch, -1].total for epoch in range(8)] == [DATA.size] * 8
 
@@ -58,10 +58,10 @@ def test_idle_worker_notices_a_lost_server(start_servers):
 def test_wasted_steps_are_reported_until_acknowledged(start_servers):
     coordinator = FakeCoordinator(DATA.size)
     running = Running(job(), start_servers(coordinator), coordinator)
-    loop, answered, told = running.worker.loop, coordinator.join, []
+    loop, answered, reports = running.worker.loop, coordinator.join, []
 
     def lost(_held, wasted):
-        told.append(wasted)
+        reports.append(wasted)
         raise Unreachable("the answer was lost")
 
     coordinator.join = lost
@@ -72,7 +72,7 @@ def test_wasted_steps_are_reported_until_acknowledged(start_servers):
     for more in (2, 1):
         loop._wasted += more
         loop._join_coordinator({})
-    assert told + [wasted for _, wasted in coordinator.joins] == [(3, 0), (5, 0), (6, 5)]
+    assert reports + [wasted for _, wasted in coordinator.joins] == [(3, 0), (5, 0), (6, 5)]
     running.worker.close()
 
 
@@ -82,7 +82,7 @@ def test_push_with_a_lost_answer_is_applied_once(start_servers):
     running = Running(job(), servers, coordinator).start()
     for pushes in (5, 15, 25):
         wait(coordinator, lambda pushes=pushes: coordinator.pushes >= pushes)
-        servers.stop(0)  # cuts every connection, the shard itself lives on
+        servers.stop(0)  # cuts every connection; the shard is kept
         store = servers.stores[0]
         servers.start(0)
         servers.servers[0]._shard = servers.stores[0] = store
@@ -92,7 +92,7 @@ def test_push_with_a_lost_answer_is_applied_once(start_servers):
 
 
 class Forgetful(FakeCoordinator):
-    """The answer to the first result is lost."""
+    """Loses the answer to the first result."""
 
     def task_done(self, work, metrics, files, *, stop, message):
         super().task_done(work, metrics, files, stop=stop, message=message)

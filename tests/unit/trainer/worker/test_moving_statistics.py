@@ -12,7 +12,7 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD, Server, push, pushed
 
 
 def test_push_moves_statistics_as_far_as_its_steps_would():
-    """Batches that are all alike: in the order in which they come nothing is to be seen."""
+    """All batches are equal, so that their order has no effect."""
 
     def make():
         return functional(SGD(0.0), norm=True, momentum=0.99)
@@ -28,7 +28,7 @@ def test_push_moves_statistics_as_far_as_its_steps_would():
 
 @pytest.mark.parametrize("momentum", [0.999, 0.99, 0.9])
 def test_moving_variance_stays_non_negative_with_many_steps_per_push(momentum):
-    """Each push is made while the one before is under way, and the data vary much less than the layer thinks."""
+    """Each push is computed while the previous one is in flight, and the data vary less than the initial variance."""
     server = Server(functional(SGD(0.0), norm=True, momentum=momentum))
     low, still = server.glue.layout.trainable, replace(BATCHES[0], x=BATCHES[0].x * 1e-3)
     before = server.flat()
@@ -37,5 +37,5 @@ def test_moving_variance_stays_non_negative_with_many_steps_per_push(momentum):
         server.buffer[:] = before
         push(server, [(server.glue.step(server.tensor, still), Ready(None, still))] * 200)
         before = now
-        assert (server.flat()[low:] >= -1e-4).all()  # means and variances of data that are next to nothing
+        assert (server.flat()[low:] >= -1e-4).all()  # means and variances of data close to zero
     assert server.flat()[low:].max() < 0.01

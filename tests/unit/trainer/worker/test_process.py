@@ -1,4 +1,4 @@
-"""What a worker's process prepares before it imports the user's code: threads, and no search for garbage."""
+"""A worker's process: threads and garbage collection before user code, outages at the start, and exits."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from shoal_trainer.worker.hardware import THREADS_ENV
 
 
 def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch):
-    monkeypatch.setenv(THREADS_ENV, "")  # what is set below is undone after the test
+    monkeypatch.setenv(THREADS_ENV, "")  # monkeypatch then restores it after the test
     monkeypatch.delenv(THREADS_ENV)
     monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda: 3)
     seen = []
@@ -56,15 +56,15 @@ def _raise(error):
     raise error
 
 
-@pytest.mark.parametrize("what", ["compose.build_glue", "coordination.ControlPlane"])
-def test_store_outage_at_start_is_retried(monkeypatch, what):
+@pytest.mark.parametrize("failing", ["compose.build_glue", "coordination.ControlPlane"])
+def test_store_outage_at_start_is_retried(monkeypatch, failing):
     answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]
     monkeypatch.setattr("shoal_trainer.patience.RETRY_SECONDS", 0.0)
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
     monkeypatch.setattr("shoal_trainer.worker.compose.build_glue", lambda *_: None)
-    monkeypatch.setattr(f"shoal_trainer.worker.{what}", lambda *_: _raise(answers.pop()))
+    monkeypatch.setattr(f"shoal_trainer.worker.{failing}", lambda *_: _raise(answers.pop()))
     config = SimpleNamespace(entrypoint="a:b", args={}, secret_dir="")
     gc.unfreeze()
     try:
@@ -89,7 +89,7 @@ def test_sys_exit_in_user_code_is_a_user_error_exit(monkeypatch, tmp_path):
 
 
 class Ended:
-    """A process that has ended well."""
+    """A process that exited with code 0."""
 
     pid = -1
 

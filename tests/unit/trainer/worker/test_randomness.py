@@ -23,7 +23,7 @@ def test_dropout_differs_between_workers():
 
 
 def noisy():
-    """A layer that draws from Keras' global generator."""
+    """A model with a layer that draws from Keras' global generator."""
 
     class Noisy(keras.layers.Layer):
         def call(self, x):

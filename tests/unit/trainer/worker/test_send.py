@@ -1,4 +1,4 @@
-"""What a worker brings, as the servers take it: statistics, when several workers push at the same time."""
+"""Statistics in a push, when several workers push at the same time."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -16,21 +16,21 @@ BATCH = SimpleNamespace(batch=SimpleNamespace(samples=4))
 
 
 def moved(momentum, behind, steps, pushes, seen=0.0):
-    """A statistic that begins at 1, after so many pushes, each on what it was `behind` pushes before."""
+    """The history of a statistic that starts at 1; each push is based on its value `behind` pushes before."""
     average = Average(1, 2, momentum)
     then = [1.0] * (behind + 1)
     for _ in range(pushes):
         update = np.array([7.0, (1 - momentum) * (seen - then[-1 - behind])], np.float32)
-        update.flags.writeable = False  # as TensorFlow's own memory is
+        update.flags.writeable = False  # like memory owned by TensorFlow
         sent, _, _ = combined([(Step(update, 0.5, True), BATCH)] * steps, (average,), behind)
         assert sent[0] == pytest.approx(7)
-        then.append(then[-1] + float(sent[1]) / max(1, behind))  # as `ShardStore.push` does
+        then.append(then[-1] + float(sent[1]) / max(1, behind))  # as in `ShardStore.push`
     return then
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_moving_average_is_independent_of_the_worker_count(workers):
-    # With momentum 0.99 a push moves it by a hundredth, so many of them may be under way.
+    # With momentum 0.99 a push moves it by a hundredth, so several may be in flight.
     then = moved(0.99, workers - 1, 1, 400)
     assert then[-1] == pytest.approx(0.99**400, abs=0.01)
 

@@ -60,7 +60,7 @@ def test_callbacks_on_another_worker_replay_the_history():
     tasks, flat = build()
     outcome = tasks.run_callbacks(flat, history)
     assert outcome.stop
-    assert outcome.files == {}  # the second pass was the best one, and another worker saved it
+    assert outcome.files == {}  # another worker saved the best pass, the second one
     tasks.close()
 
 
@@ -99,7 +99,7 @@ def test_callbacks_that_need_missing_logs_are_refused(make, words):
 def test_callbacks_that_need_available_logs_are_accepted():
     tasks, _ = made(
         lambda: callbacks.ModelCheckpoint("{epoch:02d}-{loss:.1f}-{val_accuracy:.3f}.keras"),
-        lambda: callbacks.ModelCheckpoint("last.keras", monitor="accuracy"),  # looks at it for the best one only
+        lambda: callbacks.ModelCheckpoint("last.keras", monitor="accuracy"),  # unused without save_best_only
         lambda: callbacks.EarlyStopping("loss"),
     )  # fmt: skip
     tasks.close()
@@ -122,17 +122,17 @@ def test_callbacks_on_training_logs_need_no_validation():
     tasks, _ = made(
         lambda: callbacks.ModelCheckpoint(
             "{epoch:02d}.keras"
-        ),  # its monitor, val_loss, is for the best one only
+        ),  # its monitor, val_loss, is unused without save_best_only
         lambda: callbacks.EarlyStopping("loss"),
         validation=None,
     )
     tasks.close()
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_tensorboard_needs_its_package(monkeypatch, there):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: there or None)
-    if there:
+@pytest.mark.parametrize("installed", [False, True])
+def test_tensorboard_needs_its_package(monkeypatch, installed):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: installed or None)
+    if installed:
         made(lambda: callbacks.TensorBoard("tb"))[0].close()
         return
     with pytest.raises(UserError, match="pip install tensorboard"):
@@ -152,27 +152,27 @@ def test_exported_model_predicts_with_the_parameters():
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule without `get_config`, as people write them."""
+    """A schedule without `get_config`, as is common in user code."""
 
     def __call__(self, step):
         return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
 
 
-def told(caplog):
+def logged(caplog):
     return [record.getMessage() for record in caplog.records if record.name == "shoal_trainer.worker.saving"]
 
 
 def test_unserializable_model_is_logged_at_start_and_partly_exported(caplog):
     glue = Glue(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
     tasks = Tasks(job(), glue, 16)
-    (early,) = told(caplog)
+    (early,) = logged(caplog)
     assert "no model.keras" in early
     assert "Halving" in early
     exported = tasks.export(glue.initial() * 0.5)
     files = exported.files
     assert {"model.weights.h5", "saved_model/saved_model.pb"} <= set(files)
     assert "model.keras" not in files
-    _, late = told(caplog)
+    _, late = logged(caplog)
     assert "model/ holds model.weights.h5 and saved_model, and not" in late
     assert exported.message == late
     other = functional(keras.optimizers.SGD(Halving()))
@@ -220,7 +220,7 @@ def test_disk_error_during_export_is_a_user_error(monkeypatch):
 
 def test_serializable_model_logs_nothing(caplog):
     tasks, _ = made()
-    assert told(caplog) == []
+    assert logged(caplog) == []
     tasks.close()
 
 
@@ -273,7 +273,7 @@ def test_empty_validation_data_is_a_user_error():
 
 
 class Parts(Files):
-    """Two files of 32 samples each; the reader of the second one raises what it is told."""
+    """Two files of 32 samples each; reading the second one raises `error` if set."""
 
     def list(self):
         return ("a", "b")
@@ -345,5 +345,5 @@ def test_list_inputs_work_in_training_validation_and_fit():
 
 def test_list_of_inputs_without_target_is_not_a_pair():
     batch = Indexed.from_arrays([DATA.x, DATA.x]).example(16)
-    (given,) = batch.as_given()
-    assert len(given) == 2
+    (inputs,) = batch.as_given()
+    assert len(inputs) == 2

@@ -1,4 +1,4 @@
-"""Losses with more than one value a sample, against plain Keras on the true rows."""
+"""Losses with several values per sample, against plain Keras without padding rows."""
 
 import keras
 import numpy as np
@@ -131,7 +131,7 @@ def test_worker_side_step_equals_keras_without_padding_rows(name, rows):
 def test_sample_weight_applies_to_all_values_of_the_sample(rows, jit):
     build, data, loss = CASES["T = B"]
     model = make(build, loss, jit_compile=jit)
-    weights = np.arange(8, dtype="float32")  # the first is 0, and yet a sample
+    weights = np.arange(8, dtype="float32")  # a sample of weight 0 still counts as a sample
     glue, made, (x, y, weights) = stepped(model, (*data, weights), rows)
     plain = make(build, loss)
     spread = np.repeat(weights[:, None], 8, axis=1)

@@ -1,4 +1,4 @@
-"""Models that only their own `train_step` knows how to run, as Keras' guides write VAEs and GANs."""
+"""Models without `call`, run by their own `train_step`, like the VAEs and GANs in the Keras guides."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ from shoal_trainer.worker.tasks import Tasks
 L, ops = keras.layers, keras.ops
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning"
-)  # Keras' saving meets NumPy 2
+)  # from Keras' saving code with NumPy 2
 DATA = Indexed.from_arrays(np.random.default_rng(0).uniform(size=(40, 6)).astype("float32"))
 
 
@@ -92,7 +92,7 @@ def test_unbuilt_parts_are_refused():
 
 
 def test_unserializable_model_without_call_exports_its_weights(caplog):
-    """As Keras' guide writes it: parts are given to `__init__`, and there is no `get_config`."""
+    """As in the Keras guides: parts are passed to `__init__`, and `get_config` is missing."""
     glue = Glue(vae(kind=Unsaved), DATA.example(8), "fp32")
     tasks = Tasks(Training(model=vae, data=DATA), glue, 8)
     assert "model/ will hold model.weights.h5, but no model.keras" in caplog.text

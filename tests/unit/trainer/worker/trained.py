@@ -20,7 +20,7 @@ schedules = keras.optimizers.schedules
 
 
 class Server:
-    """One shard and one worker without staleness, no network between."""
+    """One shard and one worker without staleness, without a network between them."""
 
     def __init__(self, model, wire="fp32", *, on_host=True, example=BATCHES[0]):
         self.glue = Glue(model, example, wire, on_host=on_host)
@@ -39,7 +39,7 @@ class Server:
         self.seq = self.samples = 0
 
     def take(self):
-        """The parameters, as a worker has them."""
+        """Copy the last answer into the worker's parameters."""
         if self.buffer.dtype == self.io.dtype:
             self.buffer[:] = self.io
         else:
@@ -63,7 +63,7 @@ class Server:
 
 
 def pushed(server, batches):
-    """Several steps as one push."""
+    """Make several steps and send them as one push."""
     server.take()
     push(server, [(server.glue.step(server.tensor, batch), Ready(None, batch)) for batch in batches])
 
