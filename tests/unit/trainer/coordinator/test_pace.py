@@ -1,3 +1,5 @@
+"""The rate of samples over the last seconds."""
+
 from shoal_trainer.coordinator.pace import RATE_SECONDS, Pace
 
 

@@ -1,3 +1,5 @@
+"""Indexed data: order, ranges, short batches, weights, and errors of the data function."""
+
 import h5py
 import numpy as np
 import pandas as pd

@@ -1,3 +1,5 @@
+"""Tasks and their results when the coordinator or the data is unreachable."""
+
 import math
 import threading
 

@@ -1,3 +1,5 @@
+"""The command line: the status table, usage errors, and the final lines of a run."""
+
 import contextlib
 import io
 from types import SimpleNamespace

@@ -1,3 +1,5 @@
+"""Building a worker: outages at the start, and errors of user code."""
+
 from types import SimpleNamespace
 
 import numpy as np

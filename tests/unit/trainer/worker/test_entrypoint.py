@@ -1,3 +1,5 @@
+"""Entrypoints and trainings, and what their errors say."""
+
 import sys
 
 import pytest

@@ -1,3 +1,5 @@
+"""A worker's leases: marks, renames, and what a rollback drops."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

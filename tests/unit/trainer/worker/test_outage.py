@@ -1,3 +1,5 @@
+"""Local steps while the parameter servers are unreachable."""
+
 import numpy as np
 import pytest
 

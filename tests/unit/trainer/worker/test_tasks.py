@@ -1,3 +1,5 @@
+"""Evaluation, callbacks and exports on a worker."""
+
 from dataclasses import replace
 
 import keras
