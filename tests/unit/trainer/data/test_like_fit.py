@@ -1,4 +1,4 @@
-"""`Indexed.from_arrays` hands on what Keras' `fit` hands on; what neither can is refused in words."""
+"""`Indexed.from_arrays` gives what Keras' `fit` gives; what `fit` does not accept is refused."""
 
 import keras
 import numpy as np
@@ -17,10 +17,10 @@ class Seen(keras.Model):
         return {"loss": tf.constant(0.0)}
 
 
-def of_fit(*given):
+def shapes_in_fit(*arrays):
     model = Seen()
     model.compile(run_eagerly=True)
-    model.fit(*given, batch_size=4, verbose=0)
+    model.fit(*arrays, batch_size=4, verbose=0)
     return model.seen
 
 
@@ -36,14 +36,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_shapes_and_types_are_those_of_fit(name):
-    given = CASES[name]
-    batch = Indexed.from_arrays(*given).example(4)
+def test_shapes_and_types_match_fit(name):
+    arrays = CASES[name]
+    batch = Indexed.from_arrays(*arrays).example(4)
     ours = [(leaf.shape[1:], leaf.dtype.name) for leaf in keras.tree.flatten(batch.as_given())]
-    assert ours == of_fit(*given)
+    assert ours == shapes_in_fit(*arrays)
 
 
-def test_series_of_sample_weights_is_one_number_a_sample():
+def test_series_of_sample_weights_is_accepted():
     batch = Indexed.from_arrays(np.zeros((8, 3)), np.zeros(8), TABLE["a"]).example(8)
     assert sorted(batch.weights) == list(range(8))
 
@@ -55,7 +55,7 @@ def test_series_of_sample_weights_is_one_number_a_sample():
         (tf.sparse.from_dense([[1, 0]]), "got a SparseTensor: give a dense array"),
     ],
 )
-def test_tensors_that_are_not_dense_are_refused(x, words):
+def test_non_dense_tensors_are_refused(x, words):
     with pytest.raises(UserError, match=words):
         Indexed.from_arrays(x, np.zeros(2))
 
@@ -67,7 +67,7 @@ def test_tensors_that_are_not_dense_are_refused(x, words):
         (tf.sparse.from_dense([[1, 0], [0, 1]]), "yields a SparseTensor: yield dense tensors"),
     ],
 )
-def test_datasets_that_are_not_dense_are_refused(x, words):
+def test_non_dense_datasets_are_refused(x, words):
     data = Indexed(
         2, lambda start, stop: tf.data.Dataset.from_tensor_slices(x).skip(start).take(stop - start)
     )

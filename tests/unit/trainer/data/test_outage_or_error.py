@@ -1,4 +1,4 @@
-"""Errors of functions that a data set maps: the user's own end the job, an outage is waited for."""
+"""Errors of functions that a data set maps: user errors end the job, outages are retried."""
 
 import datetime
 import decimal
@@ -47,7 +47,7 @@ def read(files):
      ValueError("odd"), FileNotFoundError(2, "No such file", "b.png")],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-def test_error_in_a_mapped_python_function_is_the_users(records, error):
+def test_error_in_a_mapped_function_is_a_user_error(records, error):
     with pytest.raises(UserError, match=type(error).__name__):
         read(Files.tfrecord(records, mapped(raising(error))))
 
@@ -55,12 +55,12 @@ def test_error_in_a_mapped_python_function_is_the_users(records, error):
 @pytest.mark.parametrize(
     "error", [ConnectionResetError(104, "reset"), TimeoutError("late"), OSError(5, "I/O")]
 )
-def test_outage_in_a_mapped_python_function_is_waited_for(records, error):
+def test_outage_in_a_mapped_function_is_unreachable(records, error):
     with pytest.raises(Unreachable):
         read(Files.tfrecord(records, mapped(raising(error))))
 
 
-def test_outage_in_the_data_set_of_indexed_is_waited_for():
+def test_outage_in_a_dataset_of_indexed_is_unreachable():
     def fn(start, stop):
         return tf.data.Dataset.range(start, stop).map(
             lambda n: tf.numpy_function(raising(ConnectionResetError(104, "reset")), [n], tf.float32)
@@ -70,19 +70,19 @@ def test_outage_in_the_data_set_of_indexed_is_waited_for():
         next(Indexed(4, fn).batches(0, 0, 4, 2))
 
 
-def test_missing_file_that_the_parse_function_opens_is_the_users(records, tmp_path):
+def test_missing_file_opened_by_a_parse_function_is_a_user_error(records, tmp_path):
     image = str(tmp_path / "gone.png")
     with pytest.raises(UserError, match=r"gone\.png"):
         read(Files.tfrecord(records, lambda _record: tf.strings.length(tf.io.read_file(image))))
 
 
-def test_file_that_vanishes_while_it_is_read_is_waited_for(records):
+def test_file_removed_during_reading_is_unreachable(records):
     files = Files(records, lambda path: tf.data.TextLineDataset(path + ".gone"))
     with pytest.raises(Unreachable):
         read(files)
 
 
-def test_tensor_that_is_too_large_is_the_users(records):
+def test_too_large_tensor_is_a_user_error(records):
     with pytest.raises(UserError):
         read(Files.tfrecord(records, lambda _record: tf.zeros([1 << 20, 1 << 20, 1 << 10], tf.float64)))
 
@@ -96,7 +96,7 @@ def test_tensor_that_is_too_large_is_the_users(records):
         ([datetime.timedelta(1)], "duration"),
     ],
 )
-def test_parquet_column_that_no_tensor_holds_is_named(tmp_path, values, kind):
+def test_parquet_column_without_tensor_type_is_named(tmp_path, values, kind):
     pq.write_table(pa.table({"x": [1.0], "odd": values}), tmp_path / "a.parquet")
     files = Files.parquet(str(tmp_path / "*.parquet"), lambda row: row["x"])
     with pytest.raises(UserError, match=rf"column odd is {kind}.*columns="):
@@ -105,7 +105,7 @@ def test_parquet_column_that_no_tensor_holds_is_named(tmp_path, values, kind):
     assert batch.x.tolist()[:1] == [1.0]
 
 
-def test_parquet_categories_are_read_as_their_values(tmp_path):
+def test_parquet_categories_are_read_as_values(tmp_path):
     table = pa.table({"c": pa.array(["a", "b", "a", "b"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
     batches = read(Files.parquet(str(tmp_path / "*.parquet"), lambda row: tf.strings.length(row["c"])))

@@ -35,7 +35,7 @@ def body(dropout=0.0, norm=False, regularizer=None, constraint=None, momentum=0.
 
 
 def begin():
-    """Seeds and names from the start; the dtype policy stays."""
+    """Reset seeds and names, and keep the dtype policy."""
     policy = keras.config.dtype_policy()
     keras.backend.clear_session()
     keras.config.set_dtype_policy(policy)

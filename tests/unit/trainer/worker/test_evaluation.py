@@ -1,4 +1,4 @@
-"""Evaluations that end in words, and metrics that are not one number."""
+"""Evaluations that raise user errors, and metrics with several values."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ def tasks(made, **options):
     return Tasks(Training(model=lambda: made, data=DATA, **options), glue, 4), glue.initial()
 
 
-def test_metric_with_a_value_per_class_is_a_number_each():
+def test_metric_with_a_value_per_class_is_split():
     made, flat = tasks(model(keras.metrics.F1Score()), validation=DATA)
     metrics = made.evaluate(flat).metrics
     assert set(metrics) == {"val_loss", "val_f1_score_0", "val_f1_score_1", "val_f1_score_2"}
@@ -41,14 +41,14 @@ class Confusion(keras.metrics.Metric):
         return tf.zeros((20, 20))
 
 
-def test_metric_with_many_values_is_left_out(caplog):
+def test_metric_with_many_values_is_dropped_and_logged(caplog):
     made, flat = tasks(model(Confusion(name="confusion")), validation=DATA)
     assert set(made.evaluate(flat).metrics) == {"val_loss"}
     assert "confusion has 400 values" in caplog.text
     made.close()
 
 
-def test_batched_validation_is_refused_with_what_to_change():
+def test_batched_validation_data_is_a_user_error():
     batched = tf.data.Dataset.from_tensor_slices((X, np.eye(3)[LABELS])).batch(4)
     made, flat = tasks(model(), validation=lambda: batched)
     with pytest.raises(UserError, match="Yield single samples: do not batch"):
@@ -70,7 +70,7 @@ class Evaluated(Uncalled):
         return {"loss": tf.reduce_sum(self.inner(data[0]))}
 
 
-def test_validation_of_a_model_without_call_needs_a_test_step():
+def test_validation_without_call_needs_a_test_step():
     made = Uncalled()
     made.compile("sgd")
     with pytest.raises(UserError, match=r"neither call\(\) nor test_step\(\)"):

@@ -1,4 +1,4 @@
-"""Crossentropies compute from logits where Keras does: a confidently wrong prediction has a gradient."""
+"""Crossentropies compute from logits as in Keras, so that a saturated wrong prediction has a gradient."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ KINDS = {
 
 
 def saturated(kind, optimizer="sgd", **options):
-    """A model that is sure of class 0, and so wrong for the labels of its kind."""
+    """A model that always predicts class 0, which is wrong for the labels of its kind."""
     make, loss, _ = KINDS[kind]
     keras.utils.set_random_seed(1)
     last = make()
@@ -33,7 +33,7 @@ def saturated(kind, optimizer="sgd", **options):
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_saturated_prediction_has_the_gradient_of_keras(kind, jit, rows):
+def test_saturated_prediction_has_the_keras_gradient(kind, jit, rows):
     x, y = np.full((8, 4), 50, np.float32), np.array(KINDS[kind][2], np.int64)
     data = Indexed.from_arrays(x, y)
     glue = Glue(saturated(kind, jit_compile=jit), data.example(8), "fp32")

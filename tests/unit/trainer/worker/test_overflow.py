@@ -1,4 +1,4 @@
-"""Steps without a gradient: an overflow of mixed_float16, a batch that is not finite under `on_nan="skip"`."""
+"""Steps without a gradient: an overflow of mixed_float16, a non-finite batch under `on_nan="skip"`."""
 
 import keras
 import numpy as np
@@ -11,10 +11,8 @@ from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, X, Y, functional, job
+from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.test_compose import CONFIG
-from tests.unit.trainer.worker.test_loop import Running, start
-
-__all__ = ["start"]  # a fixture
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def test_step_without_overflow_has_a_gradient():
 
 
 @pytest.mark.usefixtures("mixed")
-def test_dtype_policy_of_the_jobs_module_is_the_models():
+def test_model_uses_the_dtype_policy_of_the_jobs_module():
     glue = build_glue(job(keras_model), CONFIG)
     assert isinstance(glue.model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert glue.model.layers[-1].compute_dtype == "float16"
@@ -58,14 +56,16 @@ def keras_model():
     return model
 
 
-def test_skipped_batches_leave_the_optimizer_as_it_is(start):
-    """Keras does not step for an overflow; with momentum, zeros pushed as a gradient would go on moving."""
+def test_skipped_batches_do_not_step_the_optimizer(start_servers):
+    """Keras does not step for an overflow; with momentum, a zero gradient would still move the parameters."""
     coordinator = FakeCoordinator(DATA.size, tasks=())
-    servers = start(coordinator)
-    spoilt = Indexed.from_arrays(np.full_like(X, np.nan), Y)
+    servers = start_servers(coordinator)
+    non_finite = Indexed.from_arrays(np.full_like(X, np.nan), Y)
     training = job(lambda: functional("adam"), wire="fp32", on_nan="skip")
     running = Running(
-        type(training)(model=training.model, data=spoilt, wire="fp32", on_nan="skip"), servers, coordinator
+        type(training)(model=training.model, data=non_finite, wire="fp32", on_nan="skip"),
+        servers,
+        coordinator,
     )
     first = running.glue.initial()
     assert running.start().join() is End.FINISHED

@@ -23,7 +23,7 @@ def masked():
 
 
 @pytest.mark.parametrize("length", [5, 8])  # 8: as many steps as samples
-def test_scalar_loss_on_masked_sequences_is_that_of_keras(length):
+def test_scalar_loss_on_masked_sequences_equals_keras(length):
     x = np.resize(TOKENS, (8, length))
     y = np.random.default_rng(0).normal(size=(8, length, 3)).astype("float32")
     data = Indexed.from_arrays(x, y)
