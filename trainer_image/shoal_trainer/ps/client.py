@@ -12,7 +12,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -125,8 +125,7 @@ class ShardClient:
         """Send one request; its answer is due to `receive`."""
         link = self._connected()
         body = memoryview(b"") if payload is None else octets(payload)
-        whole = replace(
-            request,
+        whole = request._replace(
             shard=self.index,
             slot=self._identity.slot,
             incarnation=self._identity.incarnation,
@@ -346,8 +345,8 @@ class PSClient:
         try:
             for shard, (low, high) in zip(self._shards, self._bounds, strict=True):
                 base = 0 if push is None else push.base_versions[shard.index]
-                request = Header(op, coding if payload is not None or out is not None else Codec.NONE)
-                request = replace(request, seq=0 if push is None else push.seq, version=base, flags=flags)
+                sent_as = coding if payload is not None or out is not None else Codec.NONE
+                request = Header(op, sent_as, seq=0 if push is None else push.seq, version=base, flags=flags)
                 shard.send(request, meta, None if payload is None else payload[low:high])
             sent = self._clock()
             answers = [

@@ -7,7 +7,7 @@ multiplied by a push's weight (samples, staleness), so that momentum and adaptiv
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ STATE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """What one push is worth. `step` counts from 1, `live` workers share the parameters."""
 
     rate: float

@@ -15,7 +15,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -307,12 +306,12 @@ class DataServer:
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, io: NDArray[Any]) -> None:
         meta = encode_answer(reply.meta)
         head = self._header(Op.PARAMETERS, len(meta))
-        head = replace(head, codec=codec, version=reply.version, length=io.nbytes)
+        head = head._replace(codec=codec, version=reply.version, length=io.nbytes)
         body = (octets(io),) if io.nbytes else ()
         channel.send(header.encode(head) + meta, *body)
 
     def _send(self, channel: Channel, op: Op, meta: bytes = b"", *, seq: int = 0) -> None:
-        channel.send(header.encode(replace(self._header(op, len(meta)), seq=seq)) + meta)
+        channel.send(header.encode(self._header(op, len(meta))._replace(seq=seq)) + meta)
 
     def _header(self, op: Op, meta: int) -> Header:
         shard = self._shard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.ps.kernels import Vector
@@ -21,8 +22,7 @@ class State(StrEnum):
     READY = "Ready"
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedPush:
+class AppliedPush(NamedTuple):
     """One update, as it was just applied. `version` is the one that it made, `staleness` in versions."""
 
     slot: int
@@ -35,8 +35,7 @@ class AppliedPush:
     delta: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What goes back with parameters."""
 
     version: int

@@ -8,9 +8,8 @@ that are not assigned are refused, which leaves room for compression later.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,8 +71,12 @@ class ErrorCode(IntEnum):
     NOT_READY = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+_OPS = {int(op): op for op in Op}
+_CODECS = {int(codec): codec for codec in Codec}
+_LARGE_META = frozenset({Op.HELLO, Op.WELCOME, Op.OFFER, Op.PARAMETERS})
+
+
+class Header(NamedTuple):
     """One message's header. `version`: of parameters, the one that a push was computed on or that an answer holds.
 
     `seq` of an offered copy is its generation. `scale`-like numbers are in the meta block; `length` counts the bytes of
@@ -126,11 +129,10 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
         raise ProtocolError("not a message of Shoal's data plane")
     if version != VERSION:
         raise ProtocolError(f"the peer speaks version {version} of the data plane, this side {VERSION}")
-    try:
-        kind, coding = Op(op), Codec(codec)
-    except ValueError:
-        raise ProtocolError(f"unknown operation {op} or codec {codec}") from None
-    if meta > (MAX_META_HELLO if kind in {Op.HELLO, Op.WELCOME, Op.OFFER, Op.PARAMETERS} else MAX_META):
+    kind, coding = _OPS.get(op), _CODECS.get(codec)
+    if kind is None or coding is None:
+        raise ProtocolError(f"unknown operation {op} or codec {codec}")
+    if meta > MAX_META and (meta > MAX_META_HELLO or kind not in _LARGE_META):
         raise ProtocolError(f"{kind.name} states {meta} bytes of description")
     if (coding is Codec.NONE and length) or (coding is not Codec.NONE and length % coding.itemsize):
         raise ProtocolError(f"{kind.name} states {length} bytes of payload in codec {coding.name}")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
@@ -145,8 +146,7 @@ class Entry(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
+class Journal(NamedTuple):
     """The pushes after version `floor`, in order; what came before is in a published snapshot."""
 
     floor: int = 0
@@ -177,7 +177,7 @@ class Push:
     base_versions: tuple[int, ...]
     progress: tuple[Progress, ...] = ()
     loss: float = math.nan
-    timings: Timings = field(default_factory=Timings)
+    timings: Timings = Timings()
     learning_rate: float | None = None
     steps: int = 1
 
@@ -187,7 +187,7 @@ class Pulled:
     """What came with the parameters: for each shard its version and which pushes are in it."""
 
     versions: tuple[int, ...]
-    applied: tuple[Applied, ...]
+    applied: tuple[Mapping[tuple[int, int], int], ...]
     samples: int
     """Samples that shard 0 has seen."""
     live_workers: int
@@ -245,8 +245,7 @@ _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
 
 
-@dataclass(frozen=True, slots=True)
-class PushMeta:
+class PushMeta(NamedTuple):
     """What a push tells one shard beside the numbers in the header."""
 
     samples: int
@@ -255,17 +254,16 @@ class PushMeta:
     learning_rate: float = math.nan
     scale: float = 1.0
     """Of a difference: parameters += scale * difference."""
-    timings: Timings = field(default_factory=Timings)
+    timings: Timings = Timings()
     progress: tuple[Progress, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerMeta:
+class AnswerMeta(NamedTuple):
     """What an answer with parameters tells beside the numbers in the header."""
 
     samples: int = 0
     live_workers: int = 1
-    applied: Applied = field(default_factory=dict)
+    applied: Mapping[tuple[int, int], int] = MappingProxyType({})
     journal: Journal = Journal()
 
 
