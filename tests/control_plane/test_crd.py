@@ -91,6 +91,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      'spec.training.batchSizes[1]: Duplicate value: {"accelerator":"T4"}'),
     ("arg-float", with_(spec__training__args={"rate": 0.1}), "must be of type integer,string"),
     ("staleness", with_(spec__training__staleness={"policy": "Linear"}), '"Constant", "InverseSquareRoot", "Inverse"'),
+    ("staleness-negative", with_(spec__training__staleness={"max": -1}), "should be greater than or equal to 0"),
+    ("tls-word", with_(spec__training__dataTls="on"), "dataTls in body must be of type boolean"),
     ("no-workers", with_(spec__workers=None), "spec.workers: Required value"),
     ("workers-word", with_(spec__workers__replicas="two"), "must be of type integer"),
     ("workers-many", with_(spec__workers__maxReplicas=1), "lower replicas or raise maxReplicas"),
@@ -176,6 +178,7 @@ def test_a_good_manifest_with_its_defaults(control_plane: ControlPlane, namespac
     assert spec["workers"] == {"replicas": 2, "minReplicas": 1, "maxSurge": "25%"}
     assert spec["training"]["batchSize"] == 128
     assert spec["training"]["staleness"] == {"policy": "InverseSquareRoot"}
+    assert spec["training"]["dataTls"] is False
     assert spec["suspend"] is False
 
 
@@ -189,6 +192,12 @@ def test_a_good_manifest_with_its_defaults(control_plane: ControlPlane, namespac
 )
 def test_a_metrics_target(control_plane: ControlPlane, stop: Any) -> None:
     manifest = json.dumps(with_(spec__training__stopAfter=stop))
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=manifest)
+    assert done.returncode == 0, done.stderr
+
+
+def test_staleness_of_zero_and_data_tls_are_accepted(control_plane: ControlPlane) -> None:
+    manifest = json.dumps(with_(spec__training__staleness={"max": 0}, spec__training__dataTls=True))
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=manifest)
     assert done.returncode == 0, done.stderr
 

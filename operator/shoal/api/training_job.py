@@ -176,8 +176,9 @@ class InitialFrom(Strict):
 class Staleness(Strict):
     """How a gradient that was computed on older parameters is weighted: learning rate / staleness**p."""
 
-    max: Positive | None = None
-    """A worker may be at most so many updates behind before it waits. Unset: any number."""
+    max: Natural | None = None
+    """Most updates that a gradient may be behind when it is applied: a push that would exceed this for another worker
+    waits. 0: each worker waits for its push before its next step. Unset: no limit."""
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
     """Constant (p = 0), InverseSquareRoot (p = 1/2) or Inverse (p = 1)."""
 
@@ -215,6 +216,9 @@ class TrainingSpec(Strict):
     """Begin from another run."""
     staleness: Staleness = Staleness()
     """How stale gradients are weighted."""
+    data_tls: bool = False
+    """Encrypt gradients and parameters on the network with TLS 1.3, at the cost of CPU time. false: connections are
+    authenticated with the job's key, but their traffic is not encrypted."""
 
 
 class SnapshotSpec(Strict):

@@ -57,6 +57,7 @@ def runtime_config(job: TrainingJob, place: names.Place) -> RuntimeConfig:
         storage_uri=storage_uri(job),
         initial_from=InitialFrom(uri=begin.uri, weights_only=begin.weights_only) if begin else None,
         bind_host=f"$({POD_IP_ENV})",
+        data_tls=training.data_tls,
         node_name=f"$({NODE_NAME_ENV})",
     )
 

@@ -103,6 +103,23 @@ def test_what_a_pod_is_told() -> None:
     assert (told.bind_host, told.node_name) == ("10.0.0.7", "spot-1")
 
 
+@pytest.mark.parametrize("data_tls", [False, True])
+def test_data_tls_reaches_both_roles(data_tls: bool) -> None:
+    spec = build.job_manifest()["spec"]["training"] | {"dataTls": data_tls}
+    assert config(worker(training=spec), "worker").data_tls is data_tls
+    assert config(server(training=spec), "ps").data_tls is data_tls
+
+
+def test_data_tls_and_staleness_limit_are_off_by_default() -> None:
+    told = config(worker(), "worker")
+    assert (told.data_tls, told.staleness.max) == (False, None)
+
+
+def test_staleness_of_zero_reaches_the_worker() -> None:
+    spec = build.job_manifest()["spec"]["training"] | {"staleness": {"max": 0}}
+    assert config(worker(training=spec), "worker").staleness.max == 0
+
+
 @pytest.mark.parametrize(
     ("storage", "uri", "volume"),
     [
