@@ -1,40 +1,40 @@
-"""Every error that Shoal raises on purpose.
+"""The exceptions of Shoal.
 
 ```
 ShoalError
-├── UsageError         the caller can mend it: a file, a flag, a column, a value. The command line exits 2
-│   └── NotEnoughData  a fit was asked of fewer measurements than it needs
-└── ClusterError       the cluster refused or cannot be reached
-    ├── Refused        the API server will not take this object as it is (400, 422): terminal until it changes
-    ├── Unavailable    no answer, or one that may differ next time
-    └── LeaseLost      another operator leads, or may: nothing must be written any more
+├── UsageError         bad input that the caller can fix: a file, a flag, a value. The command line exits with 2
+│   └── NotEnoughData  fewer measurements than a fit needs
+└── ClusterError       the API server refused a request or is unreachable
+    ├── Refused        the API server rejects this object (400, 422): terminal until the object changes
+    ├── Unavailable    no answer, or one that may differ on retry
+    └── LeaseLost      this process may no longer be the leader: nothing may be written
 ```
 """
 
 
 class ShoalError(Exception):
-    """The root of the tree."""
+    """Base class of all errors of Shoal."""
 
 
 class UsageError(ShoalError, ValueError):
-    """Bad input. The message is one sentence that says what to change."""
+    """Bad input. The message says what to change."""
 
 
 class NotEnoughData(UsageError):
-    """A fit was asked of fewer measurements than it needs."""
+    """Fewer measurements than a fit needs."""
 
 
 class ClusterError(ShoalError):
-    """The cluster refused, or cannot be reached."""
+    """The API server refused a request or is unreachable."""
 
 
 class Refused(ClusterError):
-    """The API server will not take this object as it is (400, 422)."""
+    """The API server rejects this object (400, 422)."""
 
 
 class Unavailable(ClusterError):
-    """No answer from the API server, or one that may differ next time."""
+    """No answer from the API server, or one that may differ on retry."""
 
 
 class LeaseLost(ClusterError):
-    """Another operator leads, or may: nothing must be written any more."""
+    """Another process may be the leader: nothing may be written."""

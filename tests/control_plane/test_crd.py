@@ -73,14 +73,14 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("claim-nameless", with_(spec__storage={"volumeClaim": {}}), "spec.storage.volumeClaim.name: Required value"),
     ("no-training", with_(spec__training=None), "spec.training: Required value"),
     ("no-entrypoint", with_(spec__training__entrypoint=None), "spec.training.entrypoint: Required value"),
-    ("entrypoint", with_(spec__training__entrypoint="digits.py"), "must be module:object: digits:job for job in"),
-    ("no-stop", with_(spec__training__stopAfter={}), "say when training ends: set epochs, steps, or metric with value"),
-    ("metric-alone", with_(spec__training__stopAfter={"metric": "accuracy"}), "metric and value go together"),
+    ("entrypoint", with_(spec__training__entrypoint="digits.py"), "must be module:object, for example digits:job"),
+    ("no-stop", with_(spec__training__stopAfter={}), "set at least one of epochs, steps, or metric with value"),
+    ("metric-alone", with_(spec__training__stopAfter={"metric": "accuracy"}), "metric and value must be set together"),
     ("value-float", with_(spec__training__stopAfter={"metric": "accuracy", "value": 0.97}), "must be of type string"),
     ("value-words", with_(spec__training__stopAfter={"metric": "auc", "value": "most"}), "must be a decimal number"),
     ("value-huge", with_(spec__training__stopAfter={"metric": "auc", "value": "1e999"}), "must be a decimal number"),
-    ("metric-own", with_(spec__training__stopAfter={"metric": "dice", "value": "0.9"}), "set mode to Min if it is to"),
-    ("mode-alone", with_(spec__training__stopAfter={"epochs": 1, "mode": "Min"}), "mode says how metric and value"),
+    ("metric-own", with_(spec__training__stopAfter={"metric": "dice", "value": "0.9"}), "mode is required for"),
+    ("mode-alone", with_(spec__training__stopAfter={"epochs": 1, "mode": "Min"}), "mode requires metric and value"),
     ("mode-words",
      with_(spec__training__stopAfter={"metric": "dice", "value": "0.9", "mode": "max"}),
      'supported values: "Min", "Max"'),
@@ -97,8 +97,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("workers-word", with_(spec__workers__replicas="two"), "must be of type integer"),
     ("workers-many", with_(spec__workers__maxReplicas=1), "lower replicas or raise maxReplicas"),
     ("workers-few", with_(spec__workers__minReplicas=3), "raise replicas or lower minReplicas"),
-    ("surge", with_(spec__workers__maxSurge="200%"), "a whole number from 0, or a percentage in quotes"),
-    ("surge-negative", with_(spec__workers__maxSurge=-1), "a whole number from 0, or a percentage in quotes"),
+    ("surge", with_(spec__workers__maxSurge="200%"), "a non-negative integer, or a percentage in quotes"),
+    ("surge-negative", with_(spec__workers__maxSurge=-1), "a non-negative integer, or a percentage in quotes"),
     ("servers-0", with_(spec__parameterServers={"replicas": 0}), "should be greater than or equal to 1"),
     ("servers-17", with_(spec__parameterServers={"replicas": 17}), "should be less than or equal to 16"),
     ("clean", with_(spec__runPolicy={"cleanPodPolicy": "Some"}), 'supported values: "None", "Running", "All"'),
@@ -113,19 +113,19 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "greater than or equal to 1"),
     ("rule-action", with_(spec__runPolicy={"failureRules": [{"onExitCodes": [1], "action": "Retry"}]}), '"FailJob"'),
     ("long-name", with_(metadata__name="x" * 41), "metadata.name must be at most 40 characters"),
-    ("dotted-name", with_(metadata__name="my.job"), "must begin with a letter and hold only a-z, 0-9 and '-'"),
+    ("dotted-name", with_(metadata__name="my.job"), "must begin with a letter and contain only a-z, 0-9"),
     ("typing-error", with_(spec__workers__replica=3), 'unknown field "spec.workers.replica"'),
     ("not-yet", with_(spec__elasticity={"mode": "Auto"}), 'unknown field "spec.elasticity"'),
     ("container", template("workers", containers=[{"name": "main"}]), "one container must be named worker"),
     ("container-ps", template("parameterServers", containers=[TRAINS]), "one container must be named ps"),
-    ("container-twice", template("workers", containers=[TRAINS, TRAINS]), "two containers have the same name"),
-    ("restart", template("workers", restartPolicy="Always"), "restartPolicy is Shoal's"),
+    ("container-twice", template("workers", containers=[TRAINS, TRAINS]), "container names must be unique"),
+    ("restart", template("workers", restartPolicy="Always"), "restartPolicy is set by Shoal"),
     ("node-name", template("workers", nodeName="n"), "use nodeSelector"),
-    ("host-network", template("workers", hostNetwork=True), "hostNetwork would put the job's ports on the node"),
+    ("host-network", template("workers", hostNetwork=True), "hostNetwork would open the job's ports on the node"),
     (
         "our-label",
         with_(spec__workers__template__metadata={"labels": {"shoal.dev/role": "ps"}}),
-        "keys under shoal.dev/ are the operator's",
+        "keys under shoal.dev/ are reserved for the operator",
     ),
 ]  # fmt: skip
 
@@ -142,9 +142,9 @@ def test_a_wrong_manifest_is_refused_with_words(
 
 
 CANNOT_CHANGE: list[tuple[str, dict[str, Any], str]] = [
-    ("managed-by", {"managedBy": "me.example/other"}, "managedBy cannot change"),
-    ("storage", {"storage": {"uri": "s3://other/runs"}}, "storage cannot change: make a new TrainingJob"),
-    ("training", {"training": {"batchSize": 7}}, "training cannot change: make a new TrainingJob"),
+    ("managed-by", {"managedBy": "me.example/other"}, "managedBy is immutable"),
+    ("storage", {"storage": {"uri": "s3://other/runs"}}, "storage is immutable: create a new TrainingJob"),
+    ("training", {"training": {"batchSize": 7}}, "training is immutable: create a new TrainingJob"),
     (
         "shards",
         {"parameterServers": {"replicas": 2}},
@@ -231,13 +231,13 @@ def test_a_template_keeps_what_shoal_does_not_know(control_plane: ControlPlane, 
 
 def test_kubectl_explain_reads_well(control_plane: ControlPlane) -> None:
     fields = {
-        "etj": "keeps going while its spot workers come and go",
-        "etj.spec": "on spot nodes. They may come and go",
+        "etj": "keeps training while its spot workers come and go",
+        "etj.spec": "on spot nodes. They may join and leave",
         "etj.spec.storage": "set exactly one of the fields",
-        "etj.spec.workers.maxSurge": "beside pods that are still on their way out",
+        "etj.spec.workers.maxSurge": "alongside pods that are still terminating",
         "etj.spec.training.entrypoint": "in the worker image",
         "etj.spec.runPolicy.cleanPodPolicy": "ENUM: None Running All",
-        "etj.status.restarts.disruptions": "Workers that the platform took",
+        "etj.status.restarts.disruptions": "Workers that the platform disrupted",
     }
     for field, words in fields.items():
         said = eventually(lambda field=field: kubectl(control_plane, "explain", field).stdout)

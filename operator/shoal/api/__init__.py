@@ -1,1 +1,1 @@
-"""The custom resources as pydantic models, the generators of their CRDs and reference, and slim views of pods and nodes."""
+"""The custom resources as pydantic models, generators of their CRDs and reference, and slim views of pods and nodes."""

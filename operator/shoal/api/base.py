@@ -1,4 +1,4 @@
-"""The base of every custom resource: one API group, one spelling, nothing unknown accepted."""
+"""Base classes of the custom resources: API group, camelCase aliases, strict parsing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 
 class Strict(BaseModel):
-    """A part of a spec: camelCase outside, snake_case inside; an unknown field is an error."""
+    """A part of a spec: camelCase in JSON, snake_case in Python; unknown fields are an error."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -25,7 +25,7 @@ class Strict(BaseModel):
 
 
 class Status(BaseModel):
-    """A part of a status: as `Strict`, but what a newer version wrote is ignored."""
+    """A part of a status: as `Strict`, but unknown fields (of a newer version) are ignored."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -51,7 +51,7 @@ class ObjectMeta(Status):
 
 
 class Resource(Strict):
-    """A custom resource: subclasses add `spec` and `status`, and say their names."""
+    """A custom resource: subclasses add `spec`, `status` and their names."""
 
     PLURAL: ClassVar[str]
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ()

@@ -1,8 +1,7 @@
-"""The CapacityPool: nodes that are interchangeable, described by the platform team.
+"""The CapacityPool: interchangeable nodes, described by the platform team.
 
-Prices and rates are priors; what the operator has measured stands in the status and wins where there is enough of it.
-One worker takes one node of a pool, with all its accelerators. Money is a decimal string in the one currency of the
-cluster.
+Prices and rates in the spec are priors; measurements are in the status and take precedence once there are enough.
+One worker uses one node of a pool with all its accelerators. Money is a decimal string in the cluster's currency.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ class AcceleratorSpec(Strict):
     name: str = Field(min_length=1, max_length=63)
     """Name of the accelerator in the catalogue, or as the cloud labels it: `T4`, `nvidia-tesla-t4`."""
     count: int = Field(1, ge=1, le=64)
-    """How many of them one node has; one worker uses them all."""
+    """Accelerators per node; one worker uses all of them."""
 
 
 class Toleration(Strict):
-    """A toleration, as a pod has it."""
+    """A toleration, as in a pod."""
 
     key: str | None = Field(None, max_length=316)
     """The taint's key. Unset, with operator Exists: every taint."""
@@ -40,21 +39,21 @@ class Toleration(Strict):
 
 
 class PoolLimits(Strict):
-    """How large the pool may get."""
+    """Limits of the pool's size."""
 
     nodes: int = Field(ge=0, le=10_000)
-    """The most nodes."""
+    """Maximum number of nodes."""
 
 
 class Price(Strict):
-    """What a node costs."""
+    """Price of a node."""
 
     per_hour: str = Field(pattern=DECIMAL, max_length=32)
-    """Price of one node for an hour, a decimal in quotes: `"0.35"`."""
+    """Price of one node per hour, a decimal in quotes: `"0.35"`."""
 
 
 class ScaleTarget(Strict):
-    """An object with a `scale` subresource in the pool's charge."""
+    """An object with a `scale` subresource that sets the pool's size."""
 
     api_version: str = Field(min_length=1, max_length=253)
     """Its apiVersion."""
@@ -63,17 +62,17 @@ class ScaleTarget(Strict):
     name: str = Field(min_length=1, max_length=253)
     """Its name."""
     namespace: str | None = Field(None, max_length=63)
-    """Its namespace. Unset: it has none."""
+    """Its namespace. Unset: cluster-scoped."""
 
 
 class Scaling(Strict):
-    """Who makes the pool as large as recommended."""
+    """How the pool is scaled to the recommended size."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "(self.mode == 'Scale') == has(self.target)",
-                "set target, the object to scale, with mode Scale and with no other mode",
+                "set target (the object to scale) if and only if mode is Scale",
             )
         )
     )
@@ -82,67 +81,67 @@ class Scaling(Strict):
     """Pods: pending pods make the cluster's autoscaler add nodes. Buffer: a CapacityBuffer asks it to. Scale: the
     `scale` subresource of `target`. Cloud: the cloud's API for node groups."""
     target: ScaleTarget | None = None
-    """For mode Scale: what to scale."""
+    """For mode Scale: the object to scale."""
 
 
 class CapacityPoolSpec(Strict):
-    """What the platform team says about the pool."""
+    """The description of the pool."""
 
     accelerator: AcceleratorSpec | None = None
-    """The node's accelerators. Unset: nodes without, for parameter servers."""
+    """Accelerators of one node. Unset: nodes without accelerators, for parameter servers."""
     capacity_type: Literal["Spot", "OnDemand"] = "OnDemand"
-    """Spot: the cloud may take nodes back. OnDemand: it does not."""
+    """Spot: the cloud may reclaim nodes. OnDemand: it does not."""
     zone: str = Field("", max_length=63)
     """The zone of the nodes. Empty: any."""
     node_selector: dict[str, str] = Field(default_factory=dict, max_length=32)
-    """Labels by which the nodes are recognised."""
+    """Labels that select the nodes."""
     tolerations: list[Toleration] = Field(default=[], max_length=32)
-    """Tolerations that pods need to run there."""
+    """Tolerations that pods need to run on these nodes."""
     limits: PoolLimits
-    """How large the pool may get."""
+    """Limits of the pool's size."""
     price: Price
-    """What a node costs."""
+    """Price of a node."""
     transfer_per_gib: str = Field("0", alias="transferPerGiB", pattern=DECIMAL, max_length=32)
-    """Price of a GiB that crosses to another zone, both directions together, a decimal in quotes."""
+    """Price of one GiB of traffic to another zone, both directions together, a decimal in quotes."""
     startup_seconds: int = Field(180, ge=0, le=86_400)
-    """Seconds from asking for a node until its worker trains, until it has been measured."""
+    """Seconds from requesting a node until its worker trains; used until it has been measured."""
     interruptions_per_hour: str = Field("0", pattern=DECIMAL, max_length=32)
-    """How many times an hour the cloud takes back a node, until it has been measured: `"0.05"`."""
+    """Interruptions per node and hour, a decimal in quotes; used until they have been measured: `"0.05"`."""
     batch_size: int | None = Field(None, ge=1)
-    """Samples in one step of a worker here. Unset: the job's batchSize."""
+    """Samples in one step of a worker on this pool. Unset: the job's batchSize."""
     scaling: Scaling = Scaling()
-    """Who makes the pool as large as recommended."""
+    """How the pool is scaled to the recommended size."""
 
 
 class MeasuredInterruptions(Status):
-    """What was seen of the pool's interruptions."""
+    """Measured interruptions of the pool."""
 
     per_hour: str = "0"
     """Interruptions per node and hour."""
     seen: int = 0
-    """How many were seen."""
+    """Number of interruptions."""
     node_hours: str = "0"
-    """In how many node-hours."""
+    """Observed node-hours."""
     together: str | None = None
-    """Part of the pool's nodes that is lost when several are lost at once."""
+    """Share of the pool's nodes that is lost when several are lost at once."""
 
 
 class MeasuredStartup(Status):
-    """What was seen of the pool's start-ups."""
+    """Measured start-ups of the pool."""
 
     seconds: int = 0
-    """Mean seconds from asking for a node until its worker trains."""
+    """Mean seconds from requesting a node until its worker trains."""
     seen: int = 0
-    """How many were seen."""
+    """Number of start-ups."""
 
 
 class Recommendation(Status):
-    """How many nodes the pool should have."""
+    """The recommended size of the pool."""
 
     nodes: int = 0
-    """The number."""
+    """Number of nodes."""
     reason: str = ""
-    """Why, in words."""
+    """Why, for people."""
 
 
 class PoolCondition(Status):
@@ -156,10 +155,10 @@ class PoolCondition(Status):
 
 
 class CapacityPoolStatus(Status):
-    """What the operator sees and recommends."""
+    """The observed state and the recommended size."""
 
     nodes: int = 0
-    """Nodes that are there."""
+    """Existing nodes."""
     free_accelerators: int = 0
     """Accelerators that no pod uses."""
     used_accelerators: int = 0
@@ -169,13 +168,13 @@ class CapacityPoolStatus(Status):
     interruptions: MeasuredInterruptions = MeasuredInterruptions()
     """Measured interruptions."""
     recommended: Recommendation = Recommendation()
-    """The size it should have, and why."""
+    """The recommended size, and why."""
     conditions: tuple[PoolCondition, ...] = ()
-    """FieldConflict and the like."""
+    """Conditions such as FieldConflict."""
 
 
 class CapacityPool(Resource):
-    """Nodes that are interchangeable: the same accelerator, zone, price, and chance to be taken back."""
+    """Interchangeable nodes: the same accelerator, zone, price and interruption rate."""
 
     PLURAL: ClassVar[str] = "capacitypools"
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ("cpool",)
@@ -183,6 +182,6 @@ class CapacityPool(Resource):
 
     kind: Literal["CapacityPool"] = "CapacityPool"
     spec: CapacityPoolSpec
-    """What the platform team says."""
+    """The description of the pool."""
     status: CapacityPoolStatus = CapacityPoolStatus()
-    """What the operator sees."""
+    """The observed state."""

@@ -1,8 +1,8 @@
-"""The CRDs, generated from the pydantic models: `python -m shoal.api.crd FOLDER…` writes them.
+"""Generates the CRDs from the pydantic models: `python -m shoal.api.crd FOLDER…`.
 
 A CRD's schema is *structural*: OpenAPI v3.0 without references, nulls, `const` or `additionalProperties: false`
-(Kubernetes' documentation, "Specifying a structural schema"). The models are the only source; a test compares what is
-checked in with what this module makes.
+(Kubernetes documentation, "Specifying a structural schema"). A test compares the checked-in files with the generated
+ones.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _VERBATIM = {"default", "enum", "required", "x-kubernetes-validations"}
 
 
 class _Structural(GenerateJsonSchema):
-    """What pydantic says, in the dialect of CRDs."""
+    """Generates the OpenAPI subset that CRDs allow."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        """An optional field is one that may be absent: Kubernetes drops nulls."""
+        """An optional field may be absent; Kubernetes drops nulls."""
         return self.generate_inner(schema["schema"])
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
-        """One value is an enum of one."""
+        """A single value becomes an enum with one element."""
         made = super().literal_schema(schema)
         return {"type": "string", "enum": [made["const"]]} if "const" in made else made
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """No null and no empty defaults; an object's is `{}`, since its fields bring their own."""
+        """Omit null and empty defaults. The default of an object is `{}`: its fields have defaults themselves."""
         made = super().default_schema(schema)
         if isinstance(made.get("default"), dict):
             made["default"] = {}
@@ -50,7 +50,7 @@ class _Structural(GenerateJsonSchema):
 
 
 def structural(model: type[BaseModel]) -> Schema:
-    """The structural schema of a model: references resolved, nothing in it that the API server refuses."""
+    """The structural schema of a model, with references resolved."""
     root = model.model_json_schema(by_alias=True, schema_generator=_Structural, ref_template="{model}")
     definitions: Mapping[str, Schema] = root.get("$defs", {})
 
@@ -84,7 +84,7 @@ def structural(model: type[BaseModel]) -> Schema:
 
 
 def _flow(text: str) -> str:
-    """A docstring as running text: line breaks within a paragraph are not the reader's."""
+    """A docstring without the line breaks inside its paragraphs."""
     return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
 
 
@@ -93,7 +93,7 @@ def _is_int_or_string(schema: Schema) -> bool:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """A status has none: what the operator did not write is not there."""
+    """The schema of a status, which must not be filled with defaults."""
     kept: Schema = {}
     for key, value in schema.items():
         if key == "properties":
@@ -103,8 +103,10 @@ def _without_defaults(schema: Schema) -> Schema:
     return kept
 
 
-def _column(name: str, path: str, of: str = "string", *, wide: bool = False, description: str = "") -> Schema:
-    column: Schema = {"name": name, "type": of, "jsonPath": path}
+def _column(
+    name: str, path: str, kind: str = "string", *, wide: bool = False, description: str = ""
+) -> Schema:
+    column: Schema = {"name": name, "type": kind, "jsonPath": path}
     if description:
         column["description"] = description
     return column | ({"priority": 1} if wide else {})
@@ -114,25 +116,31 @@ COLUMNS = [
     _column("Phase", ".status.phase"),
     _column("PS", ".status.parameterServers.ready", "integer", description="Parameter servers ready"),
     _column("Workers", ".status.workers.ready", "integer", description="Workers ready"),
-    _column("Desired", ".spec.workers.replicas", "integer", description="Workers wanted"),
+    _column("Desired", ".spec.workers.replicas", "integer", description="Desired workers"),
     _column("Speed", ".status.training.samplesPerSecond", description="Samples per second of the job"),
-    _column("Progress", ".status.training.progressPercent", "integer", description="Percent done"),
-    _column(
-        "Disruptions", ".status.restarts.disruptions", "integer", description="Workers the platform took"
-    ),
+    _column("Progress", ".status.training.progressPercent", "integer", description="Progress in percent"),
+    _column("Disruptions", ".status.restarts.disruptions", "integer", description="Disruptions of workers"),
     _column("Age", ".metadata.creationTimestamp", "date"),
     _column(
-        "ETA", ".status.training.remainingSeconds", "integer", wide=True, description="Seconds to the end"
+        "ETA",
+        ".status.training.remainingSeconds",
+        "integer",
+        wide=True,
+        description="Expected seconds to completion",
     ),
     _column(
-        "Failures", ".status.restarts.failures", "integer", wide=True, description="The job's own faults"
+        "Failures",
+        ".status.restarts.failures",
+        "integer",
+        wide=True,
+        description="Failures of the job itself",
     ),
-    _column("Reason", ".status.reason", wide=True, description="Why the job is not simply running"),
+    _column("Reason", ".status.reason", wide=True, description="Reason of the most important condition"),
 ]
 
 
 def custom_resource_definition(model: type[Resource], columns: list[Schema]) -> Schema:
-    """The CustomResourceDefinition of a resource whose workers can be scaled."""
+    """The CustomResourceDefinition of a resource with scalable workers."""
     schema = structural(model)
     properties = schema["properties"]
     properties |= {

@@ -1,7 +1,7 @@
-"""Slim views of pods and nodes: only what a decision reads.
+"""Slim views of pods and nodes, with only the fields that policies read.
 
-Thousands of these live in the caches, and each watch event is parsed straight into one of them: fields that nobody
-reads are never built. They are in `api` because policy decides on them and cluster fills them.
+The caches hold thousands of them, and each watch event is parsed straight into one. They are in `api` because both
+`policy` and `cluster` use them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.api.base import ObjectMeta, Status
 
 
 class OwnerReference(Status):
-    """metav1.OwnerReference, as far as it is read."""
+    """The parts of metav1.OwnerReference that Shoal reads."""
 
     uid: str = ""
     kind: str = ""
@@ -61,7 +61,7 @@ class Waiting(Status):
 
 
 class ContainerState(Status):
-    """One of: waiting, running (neither of the two here), terminated."""
+    """waiting, terminated, or (with neither set) running."""
 
     waiting: Waiting | None = None
     terminated: Terminated | None = None
@@ -78,13 +78,13 @@ class ContainerStatus(Status):
 
 
 class PodSpec(Status):
-    """The parts of a pod's spec that are read."""
+    """The parts of a pod's spec that Shoal reads."""
 
     node_name: str | None = None
 
 
 class PodStatus(Status):
-    """The parts of a pod's status that are read."""
+    """The parts of a pod's status that Shoal reads."""
 
     phase: str = "Pending"
     reason: str = ""
@@ -104,12 +104,12 @@ class Pod(Status):
     status: PodStatus = PodStatus()
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of this type, if it is there."""
+        """The condition of this type, if set."""
         return next((c for c in self.status.conditions if c.type == kind), None)
 
     @property
     def ready(self) -> bool:
-        """Ready=True."""
+        """Whether the condition Ready is True."""
         found = self.condition("Ready")
         return found is not None and found.status == "True"
 
@@ -123,32 +123,32 @@ class Taint(Status):
 
 
 class NodeInfo(Status):
-    """What the kubelet says of its machine. `boot_id` changes when a machine comes back under its old name."""
+    """The kubelet's report on its machine. `boot_id` changes with every boot."""
 
     boot_id: str = Field("", alias="bootID")
 
 
 class NodeSpec(Status):
-    """The parts of a node's spec that are read."""
+    """The parts of a node's spec that Shoal reads."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
 
 
 class NodeStatus(Status):
-    """The parts of a node's status that are read."""
+    """The parts of a node's status that Shoal reads."""
 
     conditions: tuple[Condition, ...] = ()
     node_info: NodeInfo = NodeInfo()
 
 
 class Node(Status):
-    """A node, known by uid and boot id, never by name alone."""
+    """A node, identified by uid and boot ID: a name can be reused."""
 
     metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of this type, if it is there."""
+        """The condition of this type, if set."""
         return next((c for c in self.status.conditions if c.type == kind), None)

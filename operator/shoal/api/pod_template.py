@@ -1,8 +1,8 @@
 """The schema of a pod template inside a TrainingJob.
 
-The whole PodTemplateSpec would be 10,000 lines of CRD and would drop fields newer than itself, so below `spec` unknown
-fields are kept and the API server checks them when the pod is made (`fieldValidation=Strict`). What Shoal reads or
-must refuse is spelled out, since CEL sees nothing else.
+A full PodTemplateSpec would add 10,000 lines to the CRD and drop fields of newer Kubernetes versions. So unknown fields
+below `spec` are preserved, and the API server validates them when the pod is created (`fieldValidation=Strict`). Only
+fields that Shoal reads or rejects are declared, since CEL sees nothing else.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from shoal.api.rules import rules
 
 _OWNED_SPEC_FIELDS = {
-    "restartPolicy": "restartPolicy is Shoal's (workers Never, parameter servers OnFailure): remove it",
-    "hostname": "hostname is Shoal's: remove it",
-    "subdomain": "subdomain is Shoal's: remove it",
-    "nodeName": "nodeName would go round the scheduler: use nodeSelector",
+    "restartPolicy": "restartPolicy is set by Shoal (workers Never, parameter servers OnFailure): remove it",
+    "hostname": "hostname is set by Shoal: remove it",
+    "subdomain": "subdomain is set by Shoal: remove it",
+    "nodeName": "nodeName bypasses the scheduler: use nodeSelector",
 }
 
 
@@ -28,7 +28,7 @@ def _metadata() -> dict[str, Any]:
     refuse = rules(
         (
             "self.all(k, !k.startsWith('shoal.dev/'))",
-            "keys under shoal.dev/ are the operator's: use another prefix",
+            "keys under shoal.dev/ are reserved for the operator: use another prefix",
         )
     )
     return {
@@ -58,11 +58,11 @@ def _containers(container: str) -> dict[str, Any]:
         **rules(
             (
                 f"self.exists(c, c.name == '{container}')",
-                f"one container must be named {container}: it is the one that trains, others run beside it",
+                f"one container must be named {container}: it runs the training, the others are sidecars",
             ),
             (
                 "self.all(c, self.exists_one(d, d.name == c.name))",
-                "two containers have the same name: give each its own",
+                "container names must be unique",
             ),
         ),
     }
@@ -77,20 +77,20 @@ def pod_template_schema(container: str) -> dict[str, Any]:
             "spec": {
                 "type": "object",
                 "x-kubernetes-preserve-unknown-fields": True,
-                "description": "A PodSpec: what it says is merged over Shoal's defaults.",
+                "description": "A PodSpec, merged over Shoal's defaults.",
                 "properties": {
                     "containers": _containers(container),
                     **{
-                        name: {"type": "string", "maxLength": 253, "description": "Not to be set."}
+                        name: {"type": "string", "maxLength": 253, "description": "Must not be set."}
                         for name in _OWNED_SPEC_FIELDS
                     },
-                    "hostNetwork": {"type": "boolean", "description": "Not to be set."},
+                    "hostNetwork": {"type": "boolean", "description": "Must not be set."},
                 },
                 **rules(
                     *((f"!has(self.{name})", message) for name, message in _OWNED_SPEC_FIELDS.items()),
                     (
                         "!has(self.hostNetwork) || !self.hostNetwork",
-                        "hostNetwork would put the job's ports on the node: remove it",
+                        "hostNetwork would open the job's ports on the node: remove it",
                     ),
                 ),
             },

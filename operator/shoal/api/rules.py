@@ -1,4 +1,4 @@
-"""CEL rules, patterns and bounds: how a model says what the API server must refuse, and in which words."""
+"""CEL rules, patterns and bounds that the API server enforces, with their error messages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 DECIMAL = "^-?[0-9]+([.][0-9]+)?([eE]-?[0-9]{1,2})?$"
-"""A number in quotes: the API has no floats. One that a float can hold."""
+"""A decimal string within the range of a float: the API has no floats."""
 
 MOST = 2**31 - 1
-"""What Kubernetes' own counts and seconds may be: as seconds 68 years, which a date can still be moved by."""
+"""The bound of int32, as for Kubernetes' own counts. As seconds (68 years) it can be added to any date."""
 
 
 def _at_most(value: Any) -> Any:
@@ -19,20 +19,20 @@ def _at_most(value: Any) -> Any:
 
 
 STORED = BeforeValidator(_at_most)
-"""An object that was stored before there was this bound is read as if it kept it."""
+"""Clamps values of objects that were stored before the bound existed."""
 Natural = Annotated[int, Field(ge=0, le=MOST), STORED]
 Positive = Annotated[int, Field(ge=1, le=MOST), STORED]
 
 
 def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
-    """(CEL rule, message) pairs as a schema extension. The message says what to change."""
+    """(CEL rule, message) pairs as a schema extension. A message says what to change."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
 def explained(pattern: str, message: str) -> Callable[[dict[str, Any]], None]:
-    """For `json_schema_extra`: a rule with a message in the place of `pattern`.
+    """For `json_schema_extra`: replace `pattern` with a CEL rule that has a message.
 
-    Of a pattern users see only the expression, and where it does not match no rule is checked.
+    The error of a pattern shows only the expression, and no CEL rule is evaluated when it does not match.
     """
 
     def explain(schema: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""The SpeedProfile: what has been measured of one model, kept in the cluster so that new jobs begin with it.
+"""The SpeedProfile: measured step times of one model, kept in the cluster for new jobs.
 
-It is the predictor's training data. The operator writes it; a person can write one by hand to plan before the first
-run. It is a record, so it has no status.
+It is the predictor's training data. The operator writes it; a user can write one to plan before the first run. It has
+no status.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Convergence", "ProfiledModel", "SpeedProfile", "SpeedProfileSpec", "
 
 
 class ProfiledModel(Strict):
-    """What the speed of a model depends on."""
+    """Properties of a model that determine its speed."""
 
     fingerprint: str = Field("", max_length=128)
     """Identifies the model: equal for equal architectures."""
@@ -26,9 +26,9 @@ class ProfiledModel(Strict):
     parameters: int = Field(ge=1)
     """Trainable parameters."""
     tensors: int = Field(ge=1)
-    """Variables that are exchanged with the parameter servers."""
+    """Variables exchanged with the parameter servers."""
     bytes_per_sample: int | None = Field(None, ge=0)
-    """Accelerator memory that one sample of a batch takes. Unset: memory is not checked."""
+    """Accelerator memory used by one sample of a batch. Unset: memory is not checked."""
     samples_per_epoch: int | None = Field(None, ge=1)
     """Samples in one pass over the data; needed to plan a job that stops after epochs."""
 
@@ -37,32 +37,32 @@ class Convergence(Strict):
     """The loss after j steps with N workers: (r2 b + r3) sqrt(N) / (j + r1) + r4, b the weighted batch size."""
 
     r1: str = Field(pattern=DECIMAL, max_length=32)
-    """Steps by which the curve is shifted."""
+    """Shift of the curve in steps."""
     r2: str = Field(pattern=DECIMAL, max_length=32)
-    """How the amplitude changes with the batch size."""
+    """Change of the amplitude with the batch size."""
     r3: str = Field(pattern=DECIMAL, max_length=32)
     """Amplitude."""
     r4: str = Field(pattern=DECIMAL, max_length=32)
     """The loss at which the curve levels off."""
     least_batch: int = Field(1, ge=1)
-    """Smallest weighted batch size that the curve was fitted with."""
+    """Smallest weighted batch size of the fit."""
     most_batch: int = Field(1_000_000_000, ge=1)
-    """Largest weighted batch size that the curve was fitted with."""
+    """Largest weighted batch size of the fit."""
 
 
 class SpeedRow(Strict):
-    """One configuration that was measured, and its step time."""
+    """The measured step time of one configuration."""
 
     accelerator: str = Field(min_length=1, max_length=63)
     """Name of the accelerator in the catalogue, or as the cloud labels it."""
     accelerator_count: int = Field(1, ge=1, le=64)
-    """Accelerators of one worker."""
+    """Accelerators per worker."""
     batch_size: int = Field(ge=1)
     """Samples in one step of a worker."""
     workers: int = Field(1, ge=1)
-    """Workers at the time."""
+    """Number of workers."""
     parameter_servers: int = Field(1, ge=1)
-    """Parameter servers at the time."""
+    """Number of parameter servers."""
     step_seconds: str = Field(pattern=DECIMAL, max_length=32)
     """Mean time of a worker's step in seconds, a decimal in quotes."""
     spread: str = Field("0", pattern=DECIMAL, max_length=32)
@@ -74,19 +74,19 @@ class SpeedRow(Strict):
     push_seconds: str | None = Field(None, pattern=DECIMAL, max_length=32)
     """The part spent sending gradients."""
     count: int = Field(1, ge=1)
-    """How many measurements this is the mean of."""
+    """Number of measurements."""
     last_seen: str | None = Field(None, max_length=64)
     """When it was last measured (RFC 3339)."""
 
 
 class SpeedProfileSpec(Strict):
-    """The model, and what was measured of it."""
+    """The model and its measurements."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "!has(self.convergence) || self.convergence.leastBatch <= self.convergence.mostBatch",
-                "convergence.leastBatch must not be more than mostBatch",
+                "convergence.leastBatch must not exceed convergence.mostBatch",
             )
         )
     )
@@ -94,16 +94,16 @@ class SpeedProfileSpec(Strict):
     model: ProfiledModel
     """The model."""
     convergence: Convergence | None = None
-    """Its loss curve. Unset: not known."""
+    """Its loss curve. Unset: unknown."""
     rows: list[SpeedRow] = Field(default=[], max_length=512)
     """Measured step times."""
 
 
 class SpeedProfile(Resource):
-    """What has been measured of one model on every accelerator."""
+    """Measured step times of one model on all accelerators."""
 
     PLURAL: ClassVar[str] = "speedprofiles"
 
     kind: Literal["SpeedProfile"] = "SpeedProfile"
     spec: SpeedProfileSpec
-    """The model, and what was measured of it."""
+    """The model and its measurements."""

@@ -1,10 +1,10 @@
-"""The TrainingJob: what a user applies. Its status is in `training_job_status`.
+"""The TrainingJob's spec; its status is in `training_job_status`.
 
-These classes are the API: the CRD, the reference in docs/api.md and the parsing of what the API server sends are all
-made from them. Docstrings are what `kubectl explain` shows, so they speak to users. Rules that cross fields are CEL,
-checked by the API server, so that a bad manifest is refused by `kubectl apply` with a message that says what to change.
+These classes define the API: the CRD, docs/api.md and the parsing of watch events are all generated from them.
+Docstrings are shown by `kubectl explain`, so they address users. Rules across fields are CEL, so `kubectl apply`
+rejects a bad manifest with a message that says what to change.
 
-No floats: losses and ratios are decimal strings, times are whole seconds.
+There are no floats: losses and ratios are decimal strings, times are whole seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.api.training_job_status import TrainingJobStatus
 from shoal_trainer.contract import FALLS, RISES, names_of
 
 MANAGED_BY = "shoal.dev/operator"
-"""The value of `spec.managedBy` that means Shoal itself, as an absent one does."""
+"""The value of `spec.managedBy` that means Shoal itself, as an unset field does."""
 MOST_SHARDS = 16
 
 _URI = "^(s3|gs|file)://.+"
@@ -31,7 +31,7 @@ StorageUri = Annotated[
         max_length=1024,
         pattern=_URI,
         json_schema_extra=explained(
-            _URI, "must begin with s3://, gs:// or file://, as s3://bucket/path does"
+            _URI, "must begin with s3://, gs:// or file://, for example s3://bucket/path"
         ),
     ),
 ]
@@ -40,7 +40,9 @@ Entrypoint = Annotated[
     Field(
         max_length=253,
         pattern=_ENTRYPOINT,
-        json_schema_extra=explained(_ENTRYPOINT, "must be module:object: digits:job for job in digits.py"),
+        json_schema_extra=explained(
+            _ENTRYPOINT, "must be module:object, for example digits:job for job in digits.py"
+        ),
     ),
 ]
 PsTemplate = Annotated[dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("ps")))]
@@ -53,12 +55,12 @@ class VolumeClaim(Strict):
     """A PersistentVolumeClaim in the job's namespace."""
 
     name: str = Field(min_length=1, max_length=253)
-    """Name of a PersistentVolumeClaim that exists. With more than one parameter server it must be
-    ReadWriteMany, or all of them must fit on one node."""
+    """Name of an existing PersistentVolumeClaim. With more than one parameter server it must be ReadWriteMany,
+    or all parameter servers must run on one node."""
 
 
 class Ephemeral(Strict):
-    """No storage, for trying things out.
+    """No storage, for experiments.
 
     When a parameter-server pod is lost, so are its snapshots; the trained model is lost with the job's pods.
     """
@@ -67,7 +69,7 @@ class Ephemeral(Strict):
 class Storage(Strict):
     """Where snapshots, the trained model and the logs of a run go. Set exactly one field.
 
-    Everything of a run lies under `<namespace>/<job>/<uid>/`.
+    A run is stored under `<namespace>/<job>/<uid>/`.
     """
 
     model_config = ConfigDict(
@@ -80,8 +82,8 @@ class Storage(Strict):
     )
 
     uri: StorageUri | None = None
-    """An object store or a folder: `s3://bucket/path`, `gs://bucket/path`, or `file:///path` that the
-    template of the parameter servers mounts. Credentials come from their service account or template."""
+    """An object store or a folder: `s3://bucket/path`, `gs://bucket/path`, or `file:///path` mounted by
+    the template of the parameter servers. Credentials come from their service account or template."""
     volume_claim: VolumeClaim | None = None
     """A PersistentVolumeClaim, mounted by the parameter servers only."""
     ephemeral: Ephemeral | None = None
@@ -94,87 +96,86 @@ class FailureRule(Strict):
     on_exit_codes: list[Annotated[int, Field(ge=1, le=255)]] = Field(min_length=1, max_length=32)
     """Exit codes, 1 to 255."""
     action: Literal["FailJob", "Restart", "Ignore", "CountAsDisruption"]
-    """FailJob: the job fails at once. Restart: a failure, which counts against backoffLimit. Ignore:
-    replaced, and counted nowhere. CountAsDisruption: replaced, counted as the platform's doing."""
+    """FailJob: the job fails at once. Restart: a failure that counts against backoffLimit. Ignore: the pod is
+    replaced and nothing is counted. CountAsDisruption: the pod is replaced and a disruption is counted."""
 
 
 class RunPolicy(Strict):
-    """How long the job may run, what it may survive, and what is left when it has ended."""
+    """How long the job may run, what it tolerates, and what is cleaned up when it finishes."""
 
     clean_pod_policy: Literal["None", "Running", "All"] = "Running"
-    """Which pods are deleted when the job has ended: None, those still Running, or All."""
+    """Which pods are deleted when the job finishes: None, those still Running, or All."""
     ttl_seconds_after_finished: Natural | None = None
-    """Delete the TrainingJob so many seconds after its end. Storage stays. Unset: keep it."""
+    """Delete the TrainingJob this many seconds after it finishes. Its storage is kept. Unset: never."""
     active_deadline_seconds: Positive | None = None
-    """The job fails when it has been active for so long. Time suspended does not count."""
+    """The job fails when it has been active for this many seconds. Suspended time does not count."""
     backoff_limit: Natural = 6
-    """How many failures (the job's own fault) are retried before the job fails. Disruptions do not count."""
+    """How many failures are retried before the job fails. Disruptions do not count."""
     max_disruptions: Natural | None = None
-    """How many disruptions of workers (spot reclaims, drains, lost nodes) are survived. Unset: any number."""
+    """How many disruptions of workers (spot reclaims, drains, lost nodes) the job tolerates. Unset: no limit."""
     progress_deadline_seconds: Annotated[int, Field(ge=10, le=MOST), STORED] | None = None
-    """Report Degraded, reason NoProgress, when no training step was made in this time."""
+    """Report Degraded with reason NoProgress when no training step completes for this many seconds."""
     force_delete_after_seconds: Natural = 60
-    """A pod that is Terminating on a node that is gone is deleted by force after so many seconds."""
+    """Force-delete a pod that is Terminating on a lost node after this many seconds."""
     failure_rules: list[FailureRule] = Field(default=[], max_length=16)
-    """What exit codes mean, first match first. Unset: any code is a failure, unless the platform took the
-    pod."""
+    """What exit codes mean; the first match applies. Unset: any code is a failure, unless the pod was disrupted."""
 
 
 class StopAfter(Strict):
-    """When training ends: at whichever is reached first."""
+    """When training ends: at the first of these that is reached."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "has(self.epochs) || has(self.steps) || has(self.metric)",
-                "say when training ends: set epochs, steps, or metric with value",
+                "set at least one of epochs, steps, or metric with value",
             ),
-            ("has(self.metric) == has(self.value)", "metric and value go together: set both or neither"),
+            ("has(self.metric) == has(self.value)", "metric and value must be set together"),
             (
                 "!has(self.mode) || has(self.metric)",
-                "mode says how metric and value are meant: set all three",
+                "mode requires metric and value: set both, or remove mode",
             ),
             (
                 f"!has(self.metric) || has(self.mode) || self.metric.matches('{names_of(*FALLS, *RISES)}')",
-                "the name of this metric does not say which way is better: set mode to Min if it is to fall to value,"
-                " or to Max if it is to rise to it",
+                "mode is required for this metric: set Min to stop when it falls to value, or Max to stop when it"
+                " rises to value",
             ),
         )
     )
 
     epochs: Positive | None = None
-    """After so many passes over the data."""
+    """After this many passes over the data."""
     steps: Positive | None = None
-    """After so many training steps of the whole job. A step is one batch of one worker, also where several make one
-    update (gradient_accumulation_steps) or one push (steps_per_execution)."""
+    """After this many training steps of the whole job. A step is one batch of one worker, also where several batches
+    make one update (gradient_accumulation_steps) or one push (steps_per_execution)."""
     metric: str | None = Field(None, min_length=1, max_length=63)
     """When this metric of the validation data, as Keras names it, reaches `value`."""
     value: str | None = Field(
         None,
         max_length=32,
         json_schema_extra=rules(
-            (f"self.matches('{DECIMAL}')", 'must be a decimal number in quotes, as "0.97" or "1e-3" is')
+            (f"self.matches('{DECIMAL}')", 'must be a decimal number in quotes, for example "0.97" or "1e-3"')
         ),
     )
     """The metric's target, a decimal in quotes: `"0.97"`."""
     mode: Literal["Min", "Max"] | None = None
-    """Whether the metric is to fall to `value` (Min) or to rise to it (Max). Unset: Keras' losses and errors
-    (`loss`, `mse`, `mean_absolute_error`, `sparse_categorical_crossentropy`, `perplexity`, …) fall; accuracies,
-    `auc`, `precision`, `recall`, `f1_score`, `mean_io_u`, `r2_score`, `cosine_similarity` and the like rise;
-    for any other name it must be set."""
+    """Whether training ends when the metric falls to `value` (Min) or rises to it (Max). Unset: Min for losses and
+    errors of Keras (`loss`, `mse`, `mean_absolute_error`, `sparse_categorical_crossentropy`, `perplexity`, …); Max
+    for accuracies, `auc`, `precision`, `recall`, `f1_score`, `mean_io_u`, `r2_score`, `cosine_similarity` and the
+    like. Required for any other name."""
 
 
 class InitialFrom(Strict):
-    """Another run to begin from."""
+    """Another run to start from."""
 
     uri: StorageUri
-    """Folder of the other run: `<storage>/<namespace>/<job>/<uid>`."""
+    """Folder of that run: `<storage>/<namespace>/<job>/<uid>`."""
     weights_only: bool = False
-    """Take the weights only: the optimizer and the data begin anew."""
+    """Load only the weights: the optimizer and the data start anew."""
 
 
 class Staleness(Strict):
-    """How a gradient that was computed on older parameters is weighted: learning rate / staleness**p."""
+    """How a gradient computed on older parameters is weighted: learning rate / staleness**p."""
 
     max: Natural | None = None
     """Most updates that a gradient may be behind when it is applied: a push that would exceed this for another worker
@@ -187,33 +188,32 @@ class AcceleratorBatchSize(Strict):
     """The batch size of workers on one kind of accelerator."""
 
     accelerator: str = Field(max_length=63, pattern=r"^[A-Za-z0-9]+([ -][A-Za-z0-9]+)*$")
-    """Words that the device's name must have, as TensorFlow names it: `T4` fits `Tesla T4`, `A100 80GB` fits
-    `NVIDIA A100-SXM4-80GB`. `CPU` is a worker without an accelerator."""
+    """Words that the device's name must contain, as TensorFlow reports it: `T4` matches `Tesla T4`, `A100 80GB`
+    matches `NVIDIA A100-SXM4-80GB`. `CPU` matches a worker without an accelerator."""
     batch_size: Positive
-    """Samples in one step of a worker there."""
+    """Samples in one step of such a worker."""
 
 
 class TrainingSpec(Strict):
-    """What is trained. It cannot change while the job exists."""
+    """What is trained. Immutable."""
 
     entrypoint: Entrypoint
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
     args: dict[str, int | str] = Field(default_factory=dict, max_length=64)
-    """Arguments of the entrypoint function. Whole numbers, or strings: write `"0.1"` and `"true"` in
-    quotes."""
+    """Arguments of the entrypoint function: integers, or strings such as `"0.1"` and `"true"` in quotes."""
     batch_size: Positive = 128
-    """Samples in one step of one worker. Pushes are weighted by their samples; so many have weight 1."""
+    """Samples in one step of one worker. A push is weighted by its samples; this many have weight 1."""
     batch_sizes: list[AcceleratorBatchSize] = Field(
         default=[],
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["accelerator"]},
     )
-    """Another batch size where workers run on unequal accelerators: the first that fits the one that a worker
-    finds when it starts. Unset, or none fits: batchSize."""
+    """Batch sizes of particular accelerators: a worker uses the first entry that matches its accelerator when it
+    starts. Without a match: batchSize."""
     stop_after: StopAfter
     """When training ends."""
     initial_from: InitialFrom | None = None
-    """Begin from another run."""
+    """Start from another run."""
     staleness: Staleness = Staleness()
     """How stale gradients are weighted."""
     data_tls: bool = False
@@ -222,37 +222,37 @@ class TrainingSpec(Strict):
 
 
 class SnapshotSpec(Strict):
-    """How often parameters, optimizer and the record of the data are saved together."""
+    """How often parameters, optimizer state and the data ledger are saved together."""
 
     every_seconds: Positive = 60
     """Seconds between snapshots."""
     retain: int = Field(3, ge=1, le=100)
-    """How many snapshots are kept."""
+    """Number of snapshots to keep."""
 
 
 class ParameterServers(Strict):
-    """The processes that own the model. They run on nodes that carry no known spot label."""
+    """The processes that hold the model. They run on nodes without a known spot label."""
 
     replicas: int = Field(1, ge=1, le=MOST_SHARDS)
-    """How many shards the parameters are cut into. May change while the job is suspended."""
+    """Number of shards of the parameters. Can change only while the job is suspended."""
     snapshot: SnapshotSpec = SnapshotSpec()
     """How often the model is saved."""
     template: PsTemplate = Field(default_factory=dict)
-    """What to add to the pods: a PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The
-    container is `ps`. Pods that run keep what they have; a change holds for the others."""
+    """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named `ps`.
+    A change applies to pods that have not run yet."""
 
 
 class Workers(Strict):
     """The processes that compute gradients.
 
-    They run on spot nodes, unless the template's nodeAffinity says otherwise.
+    They run on spot nodes unless the template sets another nodeAffinity.
     """
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
-                "replicas must not be more than maxReplicas: lower replicas or raise maxReplicas",
+                "replicas must not exceed maxReplicas: lower replicas or raise maxReplicas",
             ),
             (
                 "!has(self.minReplicas) || self.replicas == 0 || self.minReplicas <= self.replicas",
@@ -262,11 +262,11 @@ class Workers(Strict):
     )
 
     replicas: int = Field(ge=0, le=1000)
-    """How many workers are wanted. `kubectl scale` changes it; training goes on meanwhile. 0: none for now."""
+    """Number of workers. `kubectl scale` changes it while training continues. 0: no workers for now."""
     min_replicas: int = Field(1, ge=0, le=1000)
-    """With fewer workers ready than this the job is Degraded. It trains on with as many as there are."""
+    """With fewer ready workers than this the job is Degraded, but it keeps training with those that it has."""
     max_replicas: int | None = Field(None, ge=1, le=1000)
-    """The most that `replicas` may be scaled to. Unset: no limit."""
+    """Upper limit of `replicas`. Unset: no limit."""
     max_surge: int | str = Field(
         "25%",
         json_schema_extra={
@@ -275,35 +275,35 @@ class Workers(Strict):
             **rules(
                 (
                     "type(self) == int ? self >= 0 : self.matches('^(100|[1-9]?[0-9])%$')",
-                    'must be a whole number from 0, or a percentage in quotes such as "25%"',
+                    'must be a non-negative integer, or a percentage in quotes such as "25%"',
                 )
             ),
         },
     )
-    """How many replacements may run beside pods that are still on their way out: a number, or a percentage
-    of replicas, rounded up."""
+    """How many replacement pods may run alongside pods that are still terminating: a number, or a percentage of
+    replicas, rounded up."""
     template: WorkerTemplate = Field(default_factory=dict)
-    """What to add to the pods: a PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The
-    container is `worker`. Pods that run keep what they have; a change holds for the others."""
+    """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named
+    `worker`. A change applies to pods that have not run yet."""
 
 
 class TrainingJobSpec(Strict):
-    """What the user wants. The operator never writes here."""
+    """The desired state. The operator never changes it."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "has(self.managedBy) == has(oldSelf.managedBy)"
                 " && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
-                "managedBy cannot change: delete the job and apply it again",
+                "managedBy is immutable: delete the job and apply it again",
             ),
             (
                 "self.storage == oldSelf.storage",
-                "storage cannot change: make a new TrainingJob and begin it with training.initialFrom",
+                "storage is immutable: create a new TrainingJob and set training.initialFrom to this run",
             ),
             (
                 "self.training == oldSelf.training",
-                "training cannot change: make a new TrainingJob and begin it with training.initialFrom",
+                "training is immutable: create a new TrainingJob and set training.initialFrom to this run",
             ),
             (
                 "self.parameterServers.replicas == oldSelf.parameterServers.replicas"
@@ -314,37 +314,37 @@ class TrainingJobSpec(Strict):
     )
 
     suspend: bool = False
-    """Stop all pods after a last snapshot, and go on from there when it is false again."""
+    """Stop all pods after a final snapshot. Training resumes from it when this is false again."""
     managed_by: str | None = Field(None, min_length=1, max_length=253)
-    """Another controller that takes care of this job: Shoal leaves it alone. Cannot change."""
+    """The controller that manages this job. Shoal ignores jobs of other controllers. Immutable."""
     storage: Storage
-    """Where snapshots, the trained model and the logs go: set exactly one of the fields. Cannot change."""
+    """Where snapshots, the trained model and the logs go: set exactly one of the fields. Immutable."""
     run_policy: RunPolicy = RunPolicy()
-    """How long the job may run, what it may survive, and what is left at the end."""
+    """How long the job may run, what it tolerates, and what is cleaned up when it finishes."""
     training: TrainingSpec
-    """What is trained. Cannot change."""
+    """What is trained. Immutable."""
     parameter_servers: ParameterServers = ParameterServers()
-    """The processes that own the model, on nodes that carry no known spot label."""
+    """The processes that hold the model, on nodes without a known spot label."""
     workers: Workers
-    """The processes that compute gradients, on spot nodes. They may come and go at any time."""
+    """The processes that compute gradients, on spot nodes. They may join and leave at any time."""
 
 
 class TrainingJob(Resource):
-    """A TensorFlow training that keeps going while its spot workers come and go.
+    """A TensorFlow training job that keeps training while its spot workers come and go.
 
-    Parameter servers, on safe nodes, own the model; workers, on spot nodes, compute gradients.
+    Parameter servers, on on-demand nodes, hold the model; workers, on spot nodes, compute gradients.
     """
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
                 "self.metadata.name.size() <= 40",
-                "metadata.name must be at most 40 characters: the names of pods and Services are made from it",
+                "metadata.name must be at most 40 characters: names of pods and Services are derived from it",
             ),
             (
                 "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                "metadata.name must begin with a letter and hold only a-z, 0-9 and '-':"
-                " the names of Services are made from it",
+                "metadata.name must begin with a letter and contain only a-z, 0-9 and '-':"
+                " names of Services are derived from it",
             ),
         )
     )
@@ -354,6 +354,6 @@ class TrainingJob(Resource):
 
     kind: Literal["TrainingJob"] = "TrainingJob"
     spec: TrainingJobSpec
-    """What the user wants."""
+    """The desired state."""
     status: TrainingJobStatus = TrainingJobStatus()
-    """What the operator sees and did. Written by the operator alone."""
+    """The observed state, written only by the operator."""

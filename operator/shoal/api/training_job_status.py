@@ -1,7 +1,7 @@
-"""The status of a TrainingJob: what the operator saw and did, and all that it remembers.
+"""The status of a TrainingJob, which is also the operator's only durable state.
 
-The operator keeps nothing anywhere else: `slots` is its durable record of pods, written in one update with the
-counters, so that what vanished while nobody looked is counted once. Counters only grow.
+`slots` records the pods. It is written in one update with the counters, so that a pod that vanished while no operator
+ran is counted exactly once. Counters only grow.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ class JobCondition(Status):
     """A metav1.Condition."""
 
     type: str
-    """What is said: Running, Degraded, Complete, Failed, …"""
+    """Running, Degraded, Complete, Failed, …"""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """True, False or Unknown."""
     observed_generation: int = 0
-    """The generation of the spec that this was said of."""
+    """The generation of the spec that the condition was set for."""
     last_transition_time: datetime
     """When `status` last changed."""
     reason: str
-    """One word, for programs."""
+    """Why, in one CamelCase word."""
     message: str = ""
-    """A sentence, for people."""
+    """Details for people."""
 
 
 class Slot(Status):
-    """One pod that fills, or last filled, a place of the job."""
+    """One pod that runs, or last ran, as a worker or parameter server of the job."""
 
     role: Literal["ps", "worker"]
     """Parameter server or worker."""
     index: int
-    """The worker's slot or the server's shard."""
+    """The slot of a worker or the shard of a parameter server."""
     incarnation: int
-    """How many pods have filled this place before."""
+    """How many earlier pods had this role and index."""
     state: SlotState
-    """Starting, Running, Silent (the coordinator hears nothing), Draining (on its way out) or Ended."""
+    """Starting, Running, Silent (the coordinator no longer hears from it), Draining or Ended."""
     cause: str = ""
-    """Why it left or is leaving: when that is set, it is counted. Empty again if the notice is withdrawn."""
+    """Why the pod ended or is draining; set when it is counted. Cleared if the notice is withdrawn."""
     node: str = ""
     """The node it is or was bound to."""
     node_uid: str = ""
-    """The node's uid: a node that comes back under its old name is another node."""
+    """The node's uid: a node recreated under the same name is another node."""
     boot_id: str = ""
-    """The node's boot, for the same reason."""
+    """The node's boot ID, for the same reason."""
     pool: str = ""
-    """The node pool that the node belongs to, as its cloud labels it."""
+    """The node pool of the node, from the cloud provider's label."""
     restarts: int = 0
-    """Restarts of the container in place that have been counted (parameter servers)."""
+    """Container restarts in place that have been counted (parameter servers)."""
     attempts: int = 0
-    """How many incarnations of this place in a row ended badly soon after their start."""
+    """How many incarnations in a row ended abnormally shortly after they started."""
     created_at: datetime | None = None
     """When the pod was created."""
     running_at: datetime | None = None
-    """When its container first ran."""
+    """When its container was first seen running."""
     ended_at: datetime | None = None
-    """When it was seen to have ended or to be leaving."""
+    """When it was first seen to have ended or to be draining."""
 
 
 class ParameterServersStatus(Status):
     """The parameter servers."""
 
     desired: int = 0
-    """How many are wanted."""
+    """Number wanted."""
     ready: int = 0
-    """How many are ready."""
+    """Number ready."""
     restarts: int = 0
-    """How often one was replaced or restarted in place."""
+    """Replacements and restarts in place."""
     last_snapshot_time: datetime | None = None
     """When the model was last saved."""
 
@@ -83,15 +83,15 @@ class WorkersStatus(Status):
     """The workers."""
 
     desired: int = 0
-    """How many are wanted."""
+    """Number wanted."""
     active: int = 0
-    """Pods that are not on their way out."""
+    """Pods that are not draining."""
     ready: int = 0
-    """Pods that are running and not on their way out."""
+    """Pods that are running and not draining."""
     pending: int = 0
     """Pods that have not started."""
     succeeded: int = 0
-    """Workers that were told that the work is done."""
+    """Workers that exited because the work is done."""
     spot: int = 0
     """Active pods on nodes with a known spot label."""
     on_demand: int = 0
@@ -101,35 +101,35 @@ class WorkersStatus(Status):
 
 
 class Restarts(Status):
-    """How often a pod was replaced, and why."""
+    """How many pods were replaced, and why."""
 
     failures: int = 0
-    """The job's own fault: these count against backoffLimit."""
+    """Errors of the job itself: these count against backoffLimit."""
     disruptions: int = 0
-    """Workers that the platform took."""
+    """Workers that the platform disrupted."""
     by_reason: dict[str, int] = Field(default_factory=dict)
-    """The same by reason: failures and disruptions of workers."""
+    """Failures and disruptions of workers, by reason."""
 
 
 class LastDisruption(Status):
-    """The last pod that the platform took."""
+    """The most recent disruption of a pod."""
 
     pod: str
-    """Its name."""
+    """The pod that was disrupted."""
     node: str = ""
     """The node it ran on."""
     reason: str
-    """The signal."""
+    """The signal that announced it."""
     time: datetime
-    """When it was noticed."""
+    """When the operator noticed it."""
     replacement_created_seconds: int | None = None
-    """Seconds until its replacement was created."""
+    """Seconds until the replacement was created."""
     recovered_seconds: int | None = None
-    """Seconds until its replacement trained."""
+    """Seconds until the replacement's first push."""
 
 
 class LastFailure(Status):
-    """The last failure that was the job's own fault."""
+    """The most recent failure."""
 
     pod: str
     """The pod that failed."""
@@ -138,113 +138,113 @@ class LastFailure(Status):
     exit_code: int | None = None
     """Exit code of the training container."""
     reason: str
-    """One word."""
+    """Why, in one CamelCase word."""
     message: str = ""
-    """What the trainer or Kubernetes said."""
+    """The message of the trainer or of Kubernetes."""
     time: datetime
-    """When it was noticed."""
+    """When the operator noticed it."""
 
 
 class TrainingProgress(Status):
-    """How the training goes, as PS 0 tells. Updated at most every 30 seconds."""
+    """Training progress, as reported by parameter server 0. Updated at most every 30 seconds."""
 
     phase: str = ""
     """Starting, Training, Finishing, Succeeded or Failed."""
     step: int = 0
     """Updates of the parameters so far."""
     epoch: int = 0
-    """Passes over the data that are done."""
+    """Completed passes over the data."""
     loss: str | None = None
     """Training loss, a decimal."""
     samples_per_second: str | None = None
     """Speed of the whole job, a decimal."""
     progress_percent: int | None = None
-    """How much is done, 0 to 100."""
+    """Progress, 0 to 100."""
     remaining_seconds: int | None = None
-    """Expected time to the end."""
+    """Expected seconds until training ends."""
     wasted_steps: int = 0
-    """Steps whose gradients did not count."""
+    """Steps whose gradients were not applied."""
     goodput: str | None = None
-    """Share of computed samples that count, 0 to 1, a decimal."""
+    """Share of computed samples that were applied, 0 to 1, a decimal."""
     input_wait: str | None = None
-    """Share of their time that workers wait for input, 0 to 1, a decimal. Near 0 is good; more means that the
-    data function is slower than the step."""
+    """Share of their time that workers wait for input, 0 to 1, a decimal. Much above 0, the data function is slower
+    than the training step."""
     last_progress_time: datetime | None = None
-    """When `step` last grew."""
+    """When `step` last increased."""
     metrics: dict[str, str] = Field(default_factory=dict)
-    """Metrics, as Keras names them, decimals."""
+    """Metrics by their Keras names, decimals."""
 
 
 class DataStatus(Status):
-    """Samples of the data: three for the current epoch, three over the whole run."""
+    """Samples: `done`, `leased` and `total` of the current epoch, the others of the whole run."""
 
     done: int = 0
     """Trained in this epoch."""
     leased: int = 0
-    """Being worked on."""
+    """Leased to a worker."""
     total: int | None = None
-    """In one epoch, when known."""
+    """Samples in one epoch, when known."""
     repeated: int = 0
-    """Applied twice because a parameter server was lost."""
+    """Applied twice, because a parameter server was lost."""
     partial: int = 0
     """Applied on some shards only."""
     lost: int = 0
-    """Never applied though once called done."""
+    """Recorded as done but never applied."""
 
 
 class Output(Status):
     """The trained model."""
 
     uri: str
-    """Where it lies."""
+    """Location of the model."""
     digest: str | None = None
     """SHA-256 of its manifest."""
 
 
 class TrainingJobStatus(Status):
-    """What the operator saw and did."""
+    """The observed state."""
 
     observed_generation: int = 0
-    """The generation of the spec that this status speaks of."""
+    """The generation of the spec that this status is based on."""
     phase: Literal["", "Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"] = ""
     """Pending, Starting, Running, Suspended, Succeeded or Failed: a summary of the conditions."""
     reason: str = ""
-    """Why the job is not simply running: the reason of the condition that matters most."""
+    """The reason of the most important condition, when the job is not simply running."""
     start_time: datetime | None = None
-    """When the operator first made pods for the job."""
+    """When the operator first created pods for the job."""
     completion_time: datetime | None = None
-    """When the job ended, well or not."""
+    """When the job succeeded or failed."""
     suspended_seconds: int = 0
-    """Time that the job was suspended, up to the last resumption."""
+    """Total suspended time up to the last resumption."""
     conditions: tuple[JobCondition, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """What holds now, each with a reason and a message."""
+    """Conditions, each with a reason and a message."""
     slots: tuple[Slot, ...] = ()
-    """The pods, one entry for each place and those still leaving it."""
+    """The pods: the newest of each role and index, and earlier ones that still exist."""
     parameter_servers: ParameterServersStatus = ParameterServersStatus()
     """The parameter servers."""
     workers: WorkersStatus = WorkersStatus()
     """The workers."""
     restarts: Restarts = Restarts()
-    """How often a pod was replaced, and why. Only grows."""
+    """How many pods were replaced, and why. Only grows."""
     last_disruption: LastDisruption | None = None
-    """The last pod that the platform took."""
+    """The most recent disruption of a pod."""
     last_failure: LastFailure | None = None
-    """The last failure that was the job's own fault."""
+    """The most recent failure."""
     training: TrainingProgress = TrainingProgress()
-    """How the training goes."""
+    """Training progress."""
     data: DataStatus = DataStatus()
-    """How far the data was worked through."""
+    """Progress through the data."""
     output: Output | None = None
     """The trained model, when the job has succeeded."""
 
     def condition(self, kind: str) -> JobCondition | None:
-        """The condition of this type, if it is there."""
+        """The condition of this type, if set."""
         return next((c for c in self.conditions if c.type == kind), None)
 
     @property
     def finished(self) -> bool:
-        """Succeeded or failed: nothing is started any more."""
+        """Whether the job succeeded or failed: no more pods are created."""
         return any(c.status == "True" and c.type in {"Complete", "Failed"} for c in self.conditions)

@@ -65,17 +65,17 @@ class Lease:
     def check(self) -> None:
         """Raise `LeaseLost` unless writes may be sent now."""
         if not self.held:
-            raise LeaseLost(f"{self.identity} does not hold the Lease {self._name}: nothing is sent")
+            raise LeaseLost(f"{self.identity} does not hold Lease {self._name}: the request is not sent")
 
     async def acquire(self) -> None:
         """Wait until we lead."""
         while True:
             try:
                 if await self._try():
-                    logger.info("%s leads", self.identity)
+                    logger.info("%s acquired Lease %s", self.identity, self._name)
                     return
             except (Unavailable, TimeoutError) as error:
-                logger.warning("lease: %s", error)
+                logger.warning("%s", error)
             await asyncio.sleep(self._times.retry_period * random.uniform(1.0, 1.2))
 
     async def keep(self) -> None:
@@ -89,9 +89,9 @@ class Lease:
             try:
                 if not await self._try():
                     self._renewed_at = None
-                    raise LeaseLost(f"another one holds the Lease {self._name}")
+                    raise LeaseLost(f"another process holds Lease {self._name}")
             except (Unavailable, TimeoutError) as error:
-                logger.warning("lease: %s", error)
+                logger.warning("%s", error)
             self.check()
 
     async def release(self) -> None:
@@ -104,7 +104,7 @@ class Lease:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._send("PUT", self._path, lease)
         except (Unavailable, TimeoutError) as error:
-            logger.warning("lease: %s", error)
+            logger.warning("%s", error)
         self._renewed_at = None
 
     async def _try(self) -> bool:
@@ -144,7 +144,7 @@ class Lease:
 
     def _hold(self, began: float, answer: Answer) -> None:
         if not answer.ok:  # a 409, too: it changed since we read it
-            raise Unavailable(f"lease {self._name}: {answer.status} {answer.message}")
+            raise Unavailable(f"Lease {self._name}: {answer.status} {answer.message}")
         self._renewed_at = began
 
     async def _read(self) -> dict[str, Any] | None:
@@ -152,7 +152,7 @@ class Lease:
         if answer.status == 404:
             return None
         if not answer.ok:
-            raise Unavailable(f"lease {self._name}: {answer.status} {answer.message}")
+            raise Unavailable(f"Lease {self._name}: {answer.status} {answer.message}")
         lease: dict[str, Any] = json.loads(answer.body)
         return lease
 

@@ -103,12 +103,12 @@ class Reflector(Generic[T]):
             except Expired as error:
                 version = ""
                 self._on_restart("expired")
-                logger.info("%s: listing again: %s", self._source.path, error)
+                logger.info("%s: relisting: %s", self._source.path, error)
             except _Broken as error:
                 version = error.version
                 failures = 0 if error.progress else failures + 1
                 self._on_restart("broken")
-                logger.info("%s: watch broke: %s", self._source.path, error)
+                logger.info("%s: watch failed: %s", self._source.path, error)
                 await asyncio.sleep(_backoff(failures))
             except (ClusterError, TimeoutError) as error:
                 failures += 1
@@ -125,7 +125,7 @@ class Reflector(Generic[T]):
 
     def _deny(self, error: StreamRefused) -> None:
         if not self.denied:
-            logger.warning("%s cannot be read: %s", self._source.path, error)
+            logger.warning("cannot list or watch %s: %s", self._source.path, error)
         self.denied = True
         self.first_try.set()
 
@@ -225,7 +225,7 @@ class Reflector(Generic[T]):
 
 
 def _unreadable(meta: dict[str, Any], error: ValidationError) -> None:
-    logger.error("%s/%s cannot be read: %s", meta.get("namespace"), meta.get("name"), error)
+    logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
 
 
 class _Broken(Exception):

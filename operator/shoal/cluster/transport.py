@@ -209,7 +209,7 @@ async def connect() -> HttpTransport:
             await config.load_kube_config(client_configuration=configuration, persist_config=False)
     except (config.ConfigException, OSError) as error:
         raise UsageError(
-            f"no cluster to talk to: set KUBECONFIG, or run in a pod with a service account ({error})"
+            f"no cluster configuration: set KUBECONFIG, or run in a pod with a service account ({error})"
         ) from error
     configuration.connection_pool_maxsize = CONNECTIONS
     return HttpTransport(client.ApiClient(configuration))

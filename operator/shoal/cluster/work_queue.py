@@ -94,7 +94,7 @@ class WorkQueue(Generic[K]):
         delay = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(count - 1, 20)) * random.uniform(0.8, 1.2)
         expected = isinstance(error, ShoalError)
         logger.warning(
-            "%s: %s; again in %.2f s",
+            "%s: %s; retrying in %.2f s",
             key,
             error or repr(error),
             delay,

@@ -177,7 +177,7 @@ class Applier:
                 saw(answer.body)
             return True
         if answer.status not in _FOR_GOOD:
-            raise Unavailable(f"{name} cannot be created: {answer.status} {answer.message}")
+            raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
         memory.refused[name] = self._refusal(job, name, answer)
         return False
 

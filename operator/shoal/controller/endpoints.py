@@ -47,7 +47,7 @@ async def serve(port: int, path: str, answer: Answer) -> web.AppRunner:
         await web.SockSite(runner, listen(port)).start()
     except OSError as error:
         await runner.cleanup()
-        raise UsageError(f"port {port} cannot be served: {error.strerror}; set another one") from error
+        raise UsageError(f"cannot listen on port {port}: {error.strerror}; set another port") from error
     return runner
 
 

@@ -53,9 +53,11 @@ class Recorder:
             if (status := await self._first(job, name, event)) == 409:
                 await self._again(job, name, None)
             elif status >= 300:
-                logger.warning("event %s of %s: HTTP %s", event.reason, job.metadata.name, status)
+                logger.warning(
+                    "cannot record event %s of %s: HTTP %s", event.reason, job.metadata.name, status
+                )
         except ClusterError as error:
-            logger.warning("event %s of %s: %s", event.reason, job.metadata.name, error)
+            logger.warning("cannot record event %s of %s: %s", event.reason, job.metadata.name, error)
 
     async def _first(self, job: TrainingJob, name: str, event: Event) -> int:
         now = self._now()

@@ -114,7 +114,7 @@ class _Process:
         self.stop.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self.broken = True
-            logger.error("the operator ends: %s", _innermost(error), exc_info=error)
+            logger.error("the operator stopped: %s", _innermost(error), exc_info=error)
 
     async def _login(self) -> kopf.ConnectionInfo:
         """The same cluster, and the same credentials, as everything else here uses."""

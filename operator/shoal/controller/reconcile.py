@@ -118,7 +118,7 @@ class Reconciler:
                     Refused,
                     Unavailable,
                 ) as refused:  # what is raised is the fault itself, with its traceback
-                    error.add_note(f"It cannot be told on the job: {refused}")
+                    error.add_note(f"The error could not be recorded in the status of the job: {refused}")
             raise
 
     def _forget_earlier_runs(self, key: Key) -> None:

@@ -111,7 +111,7 @@ class Reporter:
         if answer.status == 404:
             self._world.jobs.drop(meta.uid)
             return False
-        words = f"status of {meta.namespace}/{meta.name}: {answer.status} {answer.message}"
+        words = f"cannot update the status of {meta.namespace}/{meta.name}: {answer.status} {answer.message}"
         raise Refused(words) if answer.status in {400, 422} else Unavailable(words)
 
     @staticmethod

@@ -69,7 +69,7 @@ class Settings:
 
 def _required(environment: Mapping[str, str], name: str) -> str:
     if not (value := environment.get(name, "")):
-        raise UsageError(f"{name} is not set: the operator needs it")
+        raise UsageError(f"{name} is not set: set it in the operator's environment")
     return value
 
 
@@ -79,14 +79,16 @@ def _key(path: str) -> bytes:
     except OSError as error:
         raise UsageError(f"SHOAL_INSTALL_KEY_FILE={path} cannot be read: {error.strerror}") from error
     if len(key) < LEAST_KEY_BYTES:
-        raise UsageError(f"{path} holds {len(key)} bytes: an install key has at least {LEAST_KEY_BYTES}")
+        raise UsageError(
+            f"the install key in {path} has {len(key)} bytes: it needs at least {LEAST_KEY_BYTES}"
+        )
     return key
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name) or str(default)
     if not text.isdigit():
-        raise UsageError(f"{name}={text} is no whole number")
+        raise UsageError(f"{name}={text} must be a non-negative integer")
     return int(text)
 
 

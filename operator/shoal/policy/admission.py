@@ -42,7 +42,7 @@ def gate(seen: Observation, role: str) -> Gate:
     mine = [r for r in seen.refusals if _concerns(r.name, role, seen)]
     for refusal in mine:
         if refusal.kind is RefusalKind.INVALID and refusal.generation == seen.job.metadata.generation:
-            return Gate(stalled=("Invalid", f"the API server refuses {refusal.name}: {refusal.message}"))
+            return Gate(stalled=("Invalid", f"the API server rejected {refusal.name}: {refusal.message}"))
     for kind in (RefusalKind.FORBIDDEN, RefusalKind.QUOTA):
         latest = max((r for r in mine if r.kind is kind), key=lambda r: r.at, default=None)
         if latest is not None:
@@ -66,7 +66,7 @@ def _waiting(seen: Observation, refusal: Refusal) -> Gate:
         wait = FOUNDATION_RETRY_SECONDS  # it is tried now, and pods are of no use before it is there
     if refusal.kind is RefusalKind.QUOTA:
         return Gate(quota=refusal.message, wait_seconds=wait)
-    words = f"not allowed to create {refusal.name}: {refusal.message}"
+    words = f"the operator is not allowed to create {refusal.name}: {refusal.message}"
     return Gate(stalled=("Forbidden", words) if wait else None, wait_seconds=wait)
 
 
@@ -114,11 +114,14 @@ def _overdue(seen: Observation, name: str, who: Stranger) -> tuple[str, str] | N
     """Its end is not confirmed, and this job cannot have the name before that."""
     if who.until is None or seen.now < who.until + OVERDUE:
         return None
-    words = f"{name} was to be gone by {who.until:%H:%M:%S} UTC and is still being deleted"
+    deadline = f"{who.until:%H:%M:%S} UTC"
     if not who.node:
-        return "NameCollision", f"{words}: look at its finalizers; the job goes on when it is gone"
-    hint = (
-        f"if that machine is gone, `kubectl delete node {who.node}` (a cloud does that by itself); the job goes on "
-        "when the pod is gone"
+        words = (
+            f"{name} should have been deleted by {deadline} and is still being deleted: check its finalizers"
+        )
+        return "NameCollision", f"{words}. The job continues when it is gone."
+    words = (
+        f"pod {name} on node {who.node} should have been deleted by {deadline} and is still being deleted: "
+        f"if the node is lost, run `kubectl delete node {who.node}` (a cloud provider does so automatically)"
     )
-    return "NameCollision", f"pod {words} on node {who.node}: {hint}"
+    return "NameCollision", f"{words}. The job continues when the pod is gone."

@@ -19,8 +19,8 @@ def broken(seen: Observation, error: Exception) -> Plan | None:
     if said and (said.status, said.reason, said.observed_generation) == ("True", REASON, generation):
         return None
     words = (
-        f"the operator failed over this job and leaves its pods as they are; it tries again: {type(error).__name__}:"
-        f" {short(str(error), 500)}. Please report it, with the operator's log"
+        "the operator failed to reconcile this job; it leaves the pods unchanged and retries. Please report this error "
+        f"with the operator's log: {type(error).__name__}: {short(str(error), 500)}"
     )
     conditions = Conditions(before.conditions, generation, seen.now)
     conditions.set("Stalled", True, REASON, words)

@@ -31,18 +31,18 @@ class End:
 def decide(seen: Observation, servers: Seats, counters: Counters, wake_after: list[float]) -> End | None:
     """The job's end, if this is it."""
     if (evidence := _evidence(servers)) is not None:
-        words = f"trained to step {evidence.step}; the model is in {evidence.model_uri or 'the storage'}"
+        words = f"trained to step {evidence.step}; the model is in {evidence.model_uri or 'the job storage'}"
         return End(True, "Trained", words, evidence)
     policy = seen.job.spec.run_policy
     last = counters.last_failure
     if counters.fatal is not None:
         return End(False, counters.fatal.reason, short(counters.fatal.message))
     if counters.failures > policy.backoff_limit:
-        words = f"{counters.failures} failures, and runPolicy.backoffLimit is {policy.backoff_limit}"
-        return End(False, "BackoffLimitExceeded", f"{words}; the last: {last.message}" if last else words)
+        words = f"{counters.failures} failures exceed runPolicy.backoffLimit ({policy.backoff_limit})"
+        return End(False, "BackoffLimitExceeded", f"{words}; last failure: {last.message}" if last else words)
     if policy.max_disruptions is not None and counters.disruptions > policy.max_disruptions:
         words = (
-            f"{counters.disruptions} disruptions, and runPolicy.maxDisruptions is {policy.max_disruptions}"
+            f"{counters.disruptions} disruptions exceed runPolicy.maxDisruptions ({policy.max_disruptions})"
         )
         return End(False, "MaxDisruptionsExceeded", words)
     return _deadline(seen, wake_after)

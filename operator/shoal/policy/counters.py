@@ -61,8 +61,8 @@ class Counters:
             self._reason(verdict.reason, 1)
         self.last_disruption = LastDisruption(pod=pod, node=slot.node, reason=verdict.reason, time=self._now)
         kind = "WorkerDisrupted" if slot.role == "worker" else "ParameterServerLost"
-        where = f" on {slot.node}" if slot.node else ""
-        words = f"{role_word(slot.role)} {pod}{where} is taken: {verdict.reason}"
+        where = f" on node {slot.node}" if slot.node else ""
+        words = f"{role_word(slot.role)} {pod}{where} was disrupted: {verdict.reason}"
         self.events.append(Event("Warning", kind, words))
 
     def _reason(self, reason: str, times: int) -> None:

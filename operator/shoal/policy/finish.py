@@ -49,7 +49,7 @@ def afterwards(seen: Observation) -> Plan:
     actions: list[Action] = [*cleanup.at_the_end(seen), *_stuck(seen, wake_after)]
     events = []
     if any(isinstance(a, DeletePod) for a in actions) and _anything_counted_as_running(seen):
-        words = f"pods are deleted (cleanPodPolicy {seen.job.spec.run_policy.clean_pod_policy})"
+        words = f"deleting pods (cleanPodPolicy {seen.job.spec.run_policy.clean_pod_policy})"
         events.append(Event("Normal", "CleanedUp", words))
     return Plan(
         actions=(*actions, *_expired(seen, wake_after)),

@@ -124,14 +124,14 @@ class _Picture:
         conditions.happened("Disrupted", self._disrupted(), "Recovered")
         stuck = suspension.no_progress(seen, training, self.decisions.wake_after)
         degraded = _pair(trouble) or stuck or self._below_minimum(census) or unprotected(seen)
-        conditions.happened("Degraded", degraded, "AllWell")
+        conditions.happened("Degraded", degraded, "Healthy")
         quota = self.decisions.quota
-        conditions.happened("QuotaExceeded", ("QuotaExceeded", quota) if quota else None, "QuotaFree")
-        no_nodes = "nodes cannot be read: replacements begin at the pods' own signals, which come later"
+        conditions.happened("QuotaExceeded", ("QuotaExceeded", quota) if quota else None, "QuotaAvailable")
+        no_nodes = "nodes cannot be read: replacements start from pod signals, which arrive later"
         conditions.happened(
             "NodeSignalsUnavailable",
             None if seen.node_signals else ("NodeSignalsUnavailable", no_nodes),
-            "NodesAreRead",
+            "NodeSignalsAvailable",
         )
         suspension.say(seen, conditions, anyone_left=bool(seen.pods))
         settling = not (census.servers_complete and census.workers_ready >= census.workers_wanted)
@@ -198,8 +198,8 @@ class _Picture:
                     if h.place.incarnation == 0 or h.slot.running_at is None or was.get(key) or not h.pod:
                         continue
                     reason = "WorkerReplaced" if h.place.role == "worker" else "ParameterServerRestored"
-                    where = f" on {h.node}" if h.node else ""
-                    told.append(Event("Normal", reason, f"{h.pod.metadata.name} runs{where}"))
+                    where = f" on node {h.node}" if h.node else ""
+                    told.append(Event("Normal", reason, f"{h.pod.metadata.name} is running{where}"))
         return told
 
     def _census(self) -> Census:
@@ -262,7 +262,7 @@ class _Picture:
             return None
         if any(h.awaiting_the_end for of in self.crew.values() for h in of):
             return None
-        words = f"{census.workers_ready} workers run, and workers.minReplicas is {census.least_workers}"
+        words = f"{census.workers_ready} workers are running; workers.minReplicas is {census.least_workers}"
         return "BelowMinReplicas", words
 
 

@@ -168,11 +168,11 @@ class _Accountant:
         if verdict.fate is Fate.DONE:
             if self._may_be_done(slot):
                 return slot, verdict
-            words = "ended with exit code 0 before the end of the job"
+            words = "ended with exit code 0 before the job was complete"
             verdict = Verdict(Fate.FAILED, "ExitedEarly", words, 0)
         attempts = _attempts_after(slot, verdict)
         if verdict.fate is Fate.KILLED and attempts > KILLS_FORGIVEN:
-            words = f"killed {attempts} times in a row soon after its start: see the logs of the pod"
+            words = f"killed {attempts} times in a row shortly after it started; see the logs of the pod"
             verdict = Verdict(Fate.FAILED, "KilledRepeatedly", words, verdict.exit_code)
         name = pod.metadata.name if pod else pod_name(self._seen.job.metadata.name, _place(slot))
         self._counters.lost(slot, name, verdict)

@@ -41,7 +41,7 @@ def wants_server(seen: Observation, workers: Seats) -> Callable[[Place], bool]:
 def say(seen: Observation, conditions: Conditions, *, anyone_left: bool) -> None:
     """Set the condition Suspended."""
     if seen.job.spec.suspend:
-        words = "its pods are ending" if anyone_left else "set spec.suspend to false to go on"
+        words = "its pods are terminating" if anyone_left else "set spec.suspend to false to resume"
         conditions.set("Suspended", True, "Suspending" if anyone_left else "Suspended", words)
     else:
         conditions.happened("Suspended", None, "Resumed")
@@ -63,9 +63,11 @@ def events(before: TrainingJobStatus, after: TrainingJobStatus) -> list[Event]:
     was, now = before.condition("Suspended"), after.condition("Suspended")
     suspended, suspends = bool(was and was.status == "True"), bool(now and now.status == "True")
     if suspends and not suspended:
-        return [Event("Normal", "Suspended", "the job is suspended: its pods end after a last snapshot")]
+        return [
+            Event("Normal", "Suspended", "the job is suspended; its pods terminate after a final snapshot")
+        ]
     if suspended and not suspends:
-        return [Event("Normal", "Resumed", "the job goes on from its last snapshot")]
+        return [Event("Normal", "Resumed", "the job resumes from its last snapshot")]
     return []
 
 
@@ -84,4 +86,4 @@ def no_progress(
     if left > 0:
         wake_after.append(left)
         return None
-    return "NoProgress", f"no training step for {limit} s (runPolicy.progressDeadlineSeconds)"
+    return "NoProgress", f"no training step completed for {limit} s (runPolicy.progressDeadlineSeconds)"

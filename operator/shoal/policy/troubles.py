@@ -48,16 +48,16 @@ def _container_trouble(pod: Pod) -> Trouble | None:
         said = short(waiting.message, 300)
         where = f"pod {pod.metadata.name}, container {container.name}"
         if waiting.reason in _IMAGE:
-            hint = (
-                "check the image in the template of the job, and imagePullSecrets if the registry is private"
-            )
+            hint = "check the image in the job's template, and imagePullSecrets if the registry is private"
             return Trouble("ImagePullFailed", f"{where}: the image cannot be pulled: {said}; {hint}")
         if waiting.reason in _CONFIG:
-            hint = "check the volumes, Secrets, ConfigMaps and securityContext that the template of the job names"
-            return Trouble("ContainerConfigError", f"{where}: cannot be started: {said}; {hint}")
+            hint = "check the volumes, Secrets, ConfigMaps and securityContext in the job's template"
+            return Trouble(
+                "ContainerConfigError", f"{where}: the container cannot be started: {said}; {hint}"
+            )
         if waiting.reason == "CrashLoopBackOff":
             hint = f"see `kubectl logs {pod.metadata.name} -c {container.name} --previous`"
-            return Trouble("CrashLooping", f"{where}: ends again and again; {hint}")
+            return Trouble("CrashLooping", f"{where}: the container crashes repeatedly; {hint}")
     return None
 
 
@@ -72,11 +72,7 @@ def _scheduling_trouble(pod: Pod, seen: Observation, wake_after: list[float]) ->
         return None
     place = place_of(pod)
     kind = "a node without a spot label" if place and place.role == "ps" else "a spot node"
-    hint = (
-        f"the pod needs {kind} with room for its requests, unless the template's nodeAffinity says otherwise"
-    )
+    hint = f"the pod needs {kind} with room for its requests, unless the template sets another nodeAffinity"
     if "persistentvolumeclaim" in scheduled.message and "not found" in scheduled.message:
-        hint = (
-            "create that PersistentVolumeClaim in the namespace of the job: spec.storage.volumeClaim names it"
-        )
+        hint = "create this PersistentVolumeClaim in the job's namespace, or change spec.storage.volumeClaim"
     return Trouble("Unschedulable", f"pod {pod.metadata.name}: {short(scheduled.message, 300)}; {hint}")

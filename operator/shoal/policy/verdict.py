@@ -64,8 +64,7 @@ class Verdict:
 
 
 FINE = Verdict(Fate.FINE)
-_KILLED = frozenset({137, 143})
-"""SIGKILL and SIGTERM."""
+_KILLED = {137: "SIGKILL", 143: "SIGTERM"}
 
 
 def termination_message(terminated: Terminated | None) -> TerminationMessage | None:
@@ -125,14 +124,12 @@ def _never_began(pod: Pod) -> Verdict:
     code = end.exit_code
     ended = f"init container {name} ended with exit code {code}"
     if end.reason == "OOMKilled":
-        words = f"{ended}: out of memory: raise its resources.limits.memory in the template of the job"
+        words = f"{ended}: out of memory: raise its resources.limits.memory in the job's template"
         return Verdict(Fate.FAILED, "OOMKilled", words, code)
     if code in _KILLED:
-        return Verdict(Fate.KILLED, "Killed", f"{ended} and nobody says why", code)
+        return Verdict(Fate.KILLED, "Killed", f"{ended} ({_KILLED[code]}); no cause was reported", code)
     last = conclusion(end.message)
-    words = (
-        f"{ended}{f': {last}' if last else ''} (`kubectl logs {pod.metadata.name} -c {name}` holds the rest)"
-    )
+    words = f"{ended}{f': {last}' if last else ''} (see `kubectl logs {pod.metadata.name} -c {name}`)"
     return Verdict(Fate.FAILED, "InitContainerFailed", words, code)
 
 
@@ -158,9 +155,10 @@ def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Ver
         if code in rule.on_exit_codes:
             return _by_rule(rule, code)
     if code in _KILLED:
-        return Verdict(Fate.KILLED, "Killed", f"ended with exit code {code} and nobody says why", code)
+        words = f"container {slot.role} ended with exit code {code} ({_KILLED[code]}); no cause was reported"
+        return Verdict(Fate.KILLED, "Killed", words, code)
     if code == EXIT_FENCED:
-        return Verdict(Fate.KILLED, "Fenced", "a newer incarnation holds its place", code)
+        return Verdict(Fate.KILLED, "Fenced", "a newer incarnation has replaced it", code)
     said = termination_message(end)
     if said is not None and said.outcome is Outcome.FAILED:
         fatal = code in {EXIT_OK, EXIT_USER}  # the coordinator ends 0 when it has said all there is to say
@@ -171,11 +169,11 @@ def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Ver
     if code == EXIT_OK:
         return Verdict(Fate.DONE, "Done", "", code)
     last = conclusion(end.message) or f"container {slot.role} ended with exit code {code}"
-    return Verdict(Fate.FAILED, "Error", f"{last} (the logs of the pod hold the rest)", code)
+    return Verdict(Fate.FAILED, "Error", f"{last} (see the logs of the pod)", code)
 
 
 def _by_rule(rule: FailureRule, code: int) -> Verdict:
-    words = f"exit code {code}, by runPolicy.failureRules"
+    words = f"exit code {code} matches a rule of runPolicy.failureRules with action {rule.action}"
     match rule.action:
         case "FailJob":
             return Verdict(Fate.FAILED, "FailJob", words, code, fatal=True)

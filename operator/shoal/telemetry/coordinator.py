@@ -85,7 +85,7 @@ class HttpsCoordinator:
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
             raise Unavailable(f"{url}: {error!r}") from error
         if report.job_uid != endpoint.job_uid:
-            raise Unavailable(f"{url} answers for another job, {report.job_uid}")
+            raise Unavailable(f"{url} reported on another job, {report.job_uid}")
         return report
 
     def _context(self, endpoint: Endpoint) -> ssl.SSLContext:

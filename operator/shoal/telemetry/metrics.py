@@ -20,38 +20,44 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.reconcile_seconds = Histogram(
             "shoal_reconcile_seconds",
-            "One pass over a job: observe, plan, apply, report.",
+            "Duration of one reconcile of a job.",
             ["result"],
             buckets=FAST,
             registry=self.registry,
         )
         self.actions = Counter(
             "shoal_actions_total",
-            "What was asked of the API server.",
+            "Actions of reconciles, by kind and result.",
             ["action", "result"],
             registry=self.registry,
         )
         self.watch_restarts = Counter(
             "shoal_watch_restarts_total",
-            "Watches that had to be begun anew.",
+            "Watches that were restarted, by resource and reason.",
             ["resource", "reason"],
             registry=self.registry,
         )
         self.status_writes = Counter(
-            "shoal_status_writes_total", "Status updates of jobs.", ["result"], registry=self.registry
+            "shoal_status_writes_total",
+            "Status updates of jobs, by result.",
+            ["result"],
+            registry=self.registry,
         )
         self.disruptions = Counter(
-            "shoal_disruptions_total", "Workers that the platform took.", registry=self.registry
+            "shoal_disruptions_total", "Workers that the platform disrupted.", registry=self.registry
         )
         self.failures = Counter(
-            "shoal_failures_total", "Failures that were a job's own.", registry=self.registry
+            "shoal_failures_total", "Failures of jobs (disruptions not included).", registry=self.registry
         )
         self.lost = Counter(
-            "shoal_workers_lost_total", "Workers lost, by reason.", ["reason"], registry=self.registry
+            "shoal_workers_lost_total",
+            "Failures and disruptions of workers, by reason.",
+            ["reason"],
+            registry=self.registry,
         )
         self.server_restarts = Counter(
             "shoal_parameter_server_restarts_total",
-            "Parameter servers replaced or restarted.",
+            "Replacements and restarts of parameter servers.",
             registry=self.registry,
         )
         self.leading = Gauge("shoal_leading", "1 while this process holds the Lease.", registry=self.registry)
@@ -85,7 +91,7 @@ class _Live(Collector):
         for phase, count in sorted(counts.items()):
             jobs.add_metric([phase], count)
         yield jobs
-        waiting = GaugeMetricFamily("shoal_queue_length", "Jobs that wait to be worked on now.")
+        waiting = GaugeMetricFamily("shoal_queue_length", "Jobs waiting to be reconciled.")
         waiting.add_metric([], self._queued())
         yield waiting
 

@@ -139,7 +139,7 @@ async def test_taken_by_another_it_ends() -> None:
     await lease.acquire()
     assert server.lease is not None
     server.lease["spec"]["holderIdentity"] = "two"
-    with pytest.raises(LeaseLost, match="another one"):
+    with pytest.raises(LeaseLost, match="another process"):
         await lease.keep()
     assert not lease.held
 

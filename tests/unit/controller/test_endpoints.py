@@ -39,5 +39,5 @@ async def test_a_machine_without_ipv6_is_served_by_ipv4(monkeypatch: pytest.Monk
 async def test_a_port_that_is_taken_is_named() -> None:
     with listen(0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port {port} cannot be served"):
+        with pytest.raises(UsageError, match=f"cannot listen on port {port}"):
             await serve(port, "/healthz", healthy)

@@ -7,7 +7,7 @@ from shoal.errors import Unavailable
 from shoal.policy.model import Event
 from tests.unit.controller.clusters import NOW, Rig
 
-LOST = Event("Warning", "WorkerDisrupted", "worker digits-worker-0-0 is taken")
+LOST = Event("Warning", "WorkerDisrupted", "worker digits-worker-0-0 was disrupted")
 
 
 def events(rig: Rig) -> list[dict[str, object]]:

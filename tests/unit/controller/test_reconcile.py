@@ -86,7 +86,7 @@ async def test_a_loss_whose_reason_changes_within_a_pass_is_told_once() -> None:
     await rig.reconcile(KEY)
     told = [o["message"] for o in rig.cluster.objects.values() if o.get("reason") == "WorkerDisrupted"]
     [reason] = rig.job.status.restarts.by_reason
-    assert told == [f"worker digits-worker-1-0 is taken: {reason}"]
+    assert told == [f"worker digits-worker-1-0 was disrupted: {reason}"]
 
 
 async def test_nothing_is_deleted_before_its_reason_is_written_down() -> None:
@@ -224,7 +224,7 @@ async def test_a_fault_of_the_operators_own_is_told_on_the_job_once_and_taken_ba
     assert (stalled.status, stalled.reason, rig.job.status.reason) == ("True", *["InternalError"] * 2)
     assert "ValidationError" in stalled.message
     assert "finite number" in stalled.message
-    assert "report it" in stalled.message
+    assert "report this error" in stalled.message
     assert rig.cluster.writes("PUT", "trainingjobs") == ["status"]
     assert len(rig.cluster.writes("POST", "events")) == 1
     rig.apply()

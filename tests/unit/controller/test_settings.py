@@ -53,10 +53,10 @@ def test_what_the_chart_sets(environment: dict[str, str]) -> None:
     [
         ("SHOAL_IMAGE_PS", "", "SHOAL_IMAGE_PS is not set"),
         ("SHOAL_INSTALL_KEY_FILE", "", "SHOAL_INSTALL_KEY_FILE is not set"),
-        ("SHOAL_INSTALL_KEY_FILE", "/dev/null", "an install key has at least 32"),
+        ("SHOAL_INSTALL_KEY_FILE", "/dev/null", "it needs at least 32"),
         ("SHOAL_INSTALL_KEY_FILE", "/no/such", "cannot be read: No such file"),
         ("SHOAL_NODE_SIGNALS", "perhaps", "SHOAL_NODE_SIGNALS=perhaps must be true or false"),
-        ("SHOAL_METRICS_PORT", "-1", "SHOAL_METRICS_PORT=-1 is no whole number"),
+        ("SHOAL_METRICS_PORT", "-1", "SHOAL_METRICS_PORT=-1 must be a non-negative integer"),
         ("SHOAL_LOG_LEVEL", "loud", "SHOAL_LOG_LEVEL=loud must be debug, info"),
     ],
 )

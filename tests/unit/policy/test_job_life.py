@@ -356,7 +356,7 @@ def test_a_claim_that_is_not_there_is_named() -> None:
     made = plan(build.observe(build.job(), pod, now=build.NOW + timedelta(seconds=60)))
     degraded = made.status.condition("Degraded")
     assert degraded is not None
-    assert f"{said}; create that PersistentVolumeClaim" in degraded.message
+    assert f"{said}; create this PersistentVolumeClaim" in degraded.message
     assert "spot label" not in degraded.message
 
 
