@@ -6,8 +6,6 @@ The caches hold thousands of them, and each watch event is parsed straight into 
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from pydantic import Field
 
 from shoal.api.base import ObjectMeta, Status
@@ -41,7 +39,6 @@ class Condition(Status):
     status: str = "Unknown"
     reason: str = ""
     message: str = ""
-    last_transition_time: datetime | None = None
 
 
 class Terminated(Status):
@@ -50,7 +47,6 @@ class Terminated(Status):
     exit_code: int = 0
     reason: str = ""
     message: str = ""
-    finished_at: datetime | None = None
 
 
 class Waiting(Status):
@@ -90,7 +86,6 @@ class PodStatus(Status):
     reason: str = ""
     message: str = ""
     pod_ip: str | None = Field(None, alias="podIP")
-    start_time: datetime | None = None
     conditions: tuple[Condition, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
@@ -131,7 +126,6 @@ class NodeInfo(Status):
 class NodeSpec(Status):
     """The parts of a node's spec that Shoal reads."""
 
-    unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
 
 

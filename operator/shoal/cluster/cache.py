@@ -56,10 +56,6 @@ class Cache(Generic[T]):
         """The object of this name, the newest where two had it."""
         return self._by_uid.get(self._by_name.get((namespace, name), ""))
 
-    def with_uid(self, uid: str) -> T | None:
-        """The object of this uid."""
-        return self._by_uid.get(uid)
-
     def of(self, index: str, key: Hashable) -> tuple[T, ...]:
         """The objects that an index files under a key."""
         return tuple(self._indices[index].get(key, {}).values())

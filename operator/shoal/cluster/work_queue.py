@@ -66,11 +66,6 @@ class WorkQueue(Generic[K]):
         loop = asyncio.get_running_loop()
         self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key)
 
-    def forget(self, key: K) -> None:
-        """The key's object is gone: no timer, no count of failures."""
-        self._cancel_timer(key)
-        self._failures.pop(key, None)
-
     async def work(self, reconcile: Callable[[K], Awaitable[float | None]]) -> None:
         """Take keys for ever. `reconcile` answers after how many seconds it wants the key again, or None."""
         while True:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
-from shoal.api.training_job_status import DataStatus, TrainingJobStatus, TrainingProgress
+from shoal.api.training_job_status import TrainingJobStatus
 from shoal.cluster.transport import Transport
 from shoal.controller.events import Recorder
 from shoal.controller.world import World
 from shoal.errors import Refused, Unavailable
 from shoal.policy.model import Event
+from shoal.policy.telemetry import differs_in_telemetry_only
 from shoal.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Reporter:
         return Reported(recorded=True, wait=wait)
 
     def _too_soon(self, job: TrainingJob, status: TrainingJobStatus) -> float | None:
-        if _without_progress(status) != _without_progress(job.status):
+        if not differs_in_telemetry_only(job.status, status):
             return None
         last = self._written.get(job.metadata.uid)
         left = 0.0 if last is None else last + self._telemetry_seconds - self._now()
@@ -117,10 +118,3 @@ class Reporter:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
-    servers = status.parameter_servers.model_copy(update={"last_snapshot_time": None})
-    return status.model_copy(
-        update={"training": TrainingProgress(), "data": DataStatus(), "parameter_servers": servers}
-    )

@@ -33,15 +33,13 @@ class Signal:
 
     reason: str
     meaning: Meaning
-    seconds_left: int | None = None
-    """How long there usually is, where that is known."""
 
 
 NODE_DELETED = Signal("NodeDeleted", Meaning.LOST)
 NODE_REPLACED = Signal("NodeReplaced", Meaning.LOST)  # same name, another machine or another boot
 NODE_LOST = Signal("NodeLost", Meaning.LOST)
-NODE_SHUTDOWN = Signal("NodeShutdown", Meaning.LEAVING, 30)
-NODE_TERMINATING = Signal("NodeTerminating", Meaning.LEAVING, 120)
+NODE_SHUTDOWN = Signal("NodeShutdown", Meaning.LEAVING)
+NODE_TERMINATING = Signal("NodeTerminating", Meaning.LEAVING)
 
 TAINTS: dict[str, Signal] = {
     # Kubernetes itself
@@ -51,23 +49,23 @@ TAINTS: dict[str, Signal] = {
     # Google Kubernetes Engine, and its older termination handler
     "cloud.google.com/impending-node-termination": Signal("ImpendingNodeTermination", Meaning.LEAVING),
     # Karpenter (AWS, Azure), by its present and its former name
-    "karpenter.sh/disrupted": Signal("NodeDisrupted", Meaning.LEAVING, 120),
-    "karpenter.sh/disruption": Signal("NodeDisrupted", Meaning.LEAVING, 120),
+    "karpenter.sh/disrupted": Signal("NodeDisrupted", Meaning.LEAVING),
+    "karpenter.sh/disruption": Signal("NodeDisrupted", Meaning.LEAVING),
     # aws-node-termination-handler
-    "aws-node-termination-handler/spot-itn": Signal("SpotInterruption", Meaning.LEAVING, 120),
+    "aws-node-termination-handler/spot-itn": Signal("SpotInterruption", Meaning.LEAVING),
     "aws-node-termination-handler/scheduled-maintenance": Signal("ScheduledMaintenance", Meaning.LEAVING),
     "aws-node-termination-handler/asg-lifecycle-termination": Signal("NodeTerminating", Meaning.LEAVING),
     "aws-node-termination-handler/rebalance-recommendation": Signal("RebalanceRecommended", Meaning.AT_RISK),
     # Azure Kubernetes Service
     "remediator.kubernetes.azure.com/unschedulable": Signal("NodeRemediated", Meaning.LEAVING),
-    "aks-node-termination-handler/preempt": Signal("SpotInterruption", Meaning.LEAVING, 30),
+    "aks-node-termination-handler/preempt": Signal("SpotInterruption", Meaning.LEAVING),
     # cluster-autoscaler
-    "ToBeDeletedByClusterAutoscaler": Signal("ScaledDownByAutoscaler", Meaning.LEAVING, 600),
-    "DeletionCandidateOfClusterAutoscaler": Signal("ScaleDownCandidate", Meaning.AT_RISK, 600),
+    "ToBeDeletedByClusterAutoscaler": Signal("ScaledDownByAutoscaler", Meaning.LEAVING),
+    "DeletionCandidateOfClusterAutoscaler": Signal("ScaleDownCandidate", Meaning.AT_RISK),
 }
 _NOT_READY = "node.kubernetes.io/not-ready"
 
-CONDITIONS: dict[str, Signal] = {"VMEventScheduled": Signal("VMEventScheduled", Meaning.LEAVING, 30)}  # AKS
+CONDITIONS: dict[str, Signal] = {"VMEventScheduled": Signal("VMEventScheduled", Meaning.LEAVING)}  # AKS
 
 SPOT_LABELS: dict[str, tuple[str, ...]] = {
     "cloud.google.com/gke-spot": ("true",),

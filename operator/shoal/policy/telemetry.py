@@ -114,11 +114,11 @@ def recovery(last: LastDisruption | None, seen: Observation, workers: Seats) -> 
 
 
 def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
-    """Whether nothing but the trainer's figures changed: such a status may wait (at most one in 30 s for a job)."""
+    """Whether only training telemetry changed: writes of such a status are rate-limited."""
 
-    def rest(status: TrainingJobStatus) -> TrainingJobStatus:
+    def without_telemetry(status: TrainingJobStatus) -> TrainingJobStatus:
         servers = status.parameter_servers.model_copy(update={"last_snapshot_time": None})
         blank = {"training": TrainingProgress(), "data": DataStatus(), "parameter_servers": servers}
         return status.model_copy(update=blank)
 
-    return rest(old) == rest(new)
+    return without_telemetry(old) == without_telemetry(new)

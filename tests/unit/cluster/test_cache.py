@@ -98,7 +98,7 @@ class ServerAndCache(RuleBasedStateMachine):
         for name in NAMES:
             if (found := self.cache.get(name, "ns")) is not None:
                 assert found.metadata.name == name
-                assert self.cache.with_uid(found.metadata.uid) is found
+                assert known[found.metadata.uid] is found
 
 
 ServerAndCache.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -142,19 +142,3 @@ async def test_a_wish_replaces_the_one_before_it() -> None:
         queue.add("a")  # the first wish (at 100) is forgotten: the second counts from here
         await asyncio.sleep(1000)
     assert [round(t - began) for t in at] == [0, 50, 150]
-
-
-async def test_a_forgotten_key_does_not_come_again() -> None:
-    queue: WorkQueue[str] = WorkQueue()
-    passes: list[str] = []
-
-    async def reconcile(key: str) -> float:
-        passes.append(key)
-        return 10.0
-
-    async with working(queue, reconcile):
-        queue.add("a")
-        await asyncio.sleep(5)
-        queue.forget("a")
-        await asyncio.sleep(100)
-    assert passes == ["a"]
