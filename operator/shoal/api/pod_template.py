@@ -11,12 +11,13 @@ from typing import Any
 
 from shoal.api.rules import rules
 
-_OWNED_SPEC_FIELDS = {
+RESERVED_FIELDS = {
     "restartPolicy": "restartPolicy is set by Shoal (workers Never, parameter servers OnFailure): remove it",
     "hostname": "hostname is set by Shoal: remove it",
     "subdomain": "subdomain is set by Shoal: remove it",
     "nodeName": "nodeName bypasses the scheduler: use nodeSelector",
 }
+"""Fields of a PodSpec that a template must not set, with the error message."""
 
 
 def _metadata() -> dict[str, Any]:
@@ -82,12 +83,12 @@ def pod_template_schema(container: str) -> dict[str, Any]:
                     "containers": _containers(container),
                     **{
                         name: {"type": "string", "maxLength": 253, "description": "Must not be set."}
-                        for name in _OWNED_SPEC_FIELDS
+                        for name in RESERVED_FIELDS
                     },
                     "hostNetwork": {"type": "boolean", "description": "Must not be set."},
                 },
                 **rules(
-                    *((f"!has(self.{name})", message) for name, message in _OWNED_SPEC_FIELDS.items()),
+                    *((f"!has(self.{name})", message) for name, message in RESERVED_FIELDS.items()),
                     (
                         "!has(self.hostNetwork) || !self.hostNetwork",
                         "hostNetwork would open the job's ports on the node: remove it",

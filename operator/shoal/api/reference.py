@@ -1,4 +1,4 @@
-"""docs/api.md, generated from the same schema as the CRD: `python -m shoal.api.reference docs/api.md`."""
+"""Generates docs/api.md from the schema of the CRD: `python -m shoal.api.reference docs/api.md`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 
 from shoal.api.base import API_VERSION
 from shoal.api.crd import COLUMNS, Schema, custom_resource_definition
+from shoal.api.pod_template import RESERVED_FIELDS
 from shoal.api.rules import MOST
 from shoal.api.training_job import TrainingJob
+
+_TEMPLATE = "template"
+"""Both roles have this field; its schema is described once."""
 
 
 def reference() -> str:
@@ -26,12 +30,26 @@ def reference() -> str:
         "",
         f"`{API_VERSION}`, namespaced, short name `{'`, `'.join(TrainingJob.SHORT_NAMES)}`. {schema['description']}",
         "",
+        f"- integers in the spec are at most {MOST}",
+        *(f"- {rule['message']}" for rule in schema["x-kubernetes-validations"]),
+        *_section("spec", schema["properties"]["spec"]),
+        *_pod_templates(),
+        *_section("status", schema["properties"]["status"]),
     ]
-    lines += [f"- whole numbers of the spec are at most {MOST}"]
-    lines += [f"- {rule['message']}" for rule in schema["x-kubernetes-validations"]]
-    for part in ("spec", "status"):
-        lines += _section(part, schema["properties"][part])
     return "\n".join(lines) + "\n"
+
+
+def _pod_templates() -> list[str]:
+    reserved = ", ".join(f"`{name}`" for name in RESERVED_FIELDS)
+    return [
+        "",
+        "### Pod templates",
+        "",
+        "`spec.parameterServers.template` and `spec.workers.template` are PodTemplateSpecs, merged over Shoal's defaults"
+        " as `kubectl patch` does. The training container is named `ps` or `worker`; other containers are sidecars.",
+        "",
+        f"A template must not set {reserved}, `hostNetwork: true`, or labels and annotations under `shoal.dev/`.",
+    ]
 
 
 def _section(path: str, schema: Schema) -> Iterator[str]:
@@ -47,13 +65,14 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
     required = schema.get("required", [])
     for name, field in schema["properties"].items():
         default = "required" if name in required else _default(field)
-        yield f"| `{name}` | {_type(field)} | {default} | {_cell(field.get('description', ''))} |"
+        see = " See [Pod templates](#pod-templates)." if name == _TEMPLATE else ""
+        yield f"| `{name}` | {_type(field)} | {default} | {_cell(field.get('description', ''))}{see} |"
     if rules := [rule["message"] for rule in schema.get("x-kubernetes-validations", [])]:
         yield ""
         yield from (f"- {message}" for message in rules)
     for name, field in schema["properties"].items():
         inner = field.get("items", field)
-        if inner.get("properties"):
+        if inner.get("properties") and name != _TEMPLATE:
             mark = "[]" if "items" in field else ""
             yield from _section(
                 f"{path}.{name}{mark}", {"description": field.get("description", ""), **inner}

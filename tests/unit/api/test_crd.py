@@ -30,6 +30,12 @@ def test_the_reference_is_what_is_generated() -> None:
     assert (ROOT / "docs" / "api.md").read_text() == reference(), HINT
 
 
+def test_reference_describes_the_pod_template_once() -> None:
+    text = reference()
+    assert text.count("### Pod templates") == text.count("`restartPolicy`") == 1
+    assert "template.spec" not in text
+
+
 def test_the_schema_is_structural() -> None:
     """What the API server refuses in a CRD (or quietly misreads) is not there."""
 
