@@ -135,7 +135,7 @@ async def test_deleting_the_job_leaves_nothing(
         await eventually(nothing_left, COLLECTED_SECONDS)
 
         async def forgotten() -> bool:
-            return not list(operator.world.jobs.all())
+            return not list(operator.state.jobs.all())
 
         await eventually(forgotten)
         with pytest.raises(ApiError, match="404"):

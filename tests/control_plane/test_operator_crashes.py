@@ -182,14 +182,14 @@ async def test_no_phantoms_after_a_cut_watch(
             return not await other.pods()
 
         await eventually(other_gone, COLLECTED_SECONDS)
-        assert operator.world.jobs.get("other", namespace) is not None
+        assert operator.state.jobs.get("other", namespace) is not None
         cutters[0].cut()
         await job.pod_runs("digits-worker-0-1")
         await counted(job, 2, 1)
 
         async def seen_as_it_is() -> bool:  # each kind of object is listed again by itself
-            known = {p.metadata.name for p in operator.world.pods.all()}
-            return operator.world.jobs.get("other", namespace) is None and known == set(await job.pods())
+            known = {p.metadata.name for p in operator.state.pods.all()}
+            return operator.state.jobs.get("other", namespace) is None and known == set(await job.pods())
 
         await eventually(seen_as_it_is)
         assert not await other.pods()

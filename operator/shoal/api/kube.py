@@ -103,6 +103,11 @@ class Pod(Status):
         return next((c for c in self.status.conditions if c.type == kind), None)
 
     @property
+    def running(self) -> bool:
+        """Whether its containers run."""
+        return self.status.phase == "Running"
+
+    @property
     def ready(self) -> bool:
         """Whether the condition Ready is True."""
         found = self.condition("Ready")

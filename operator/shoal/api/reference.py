@@ -45,8 +45,8 @@ def _pod_templates() -> list[str]:
         "",
         "### Pod templates",
         "",
-        "`spec.parameterServers.template` and `spec.workers.template` are PodTemplateSpecs, merged over Shoal's defaults"
-        " as `kubectl patch` does. The training container is named `ps` or `worker`; other containers are sidecars.",
+        "`spec.parameterServers.template` and `spec.workers.template` are PodTemplateSpecs, merged over Shoal's"
+        " defaults as `kubectl patch` does. The training container is named `ps` or `worker`; the others are sidecars.",
         "",
         f"A template must not set {reserved}, `hostNetwork: true`, or labels and annotations under `shoal.dev/`.",
     ]

@@ -19,10 +19,10 @@ from shoal.api.base import API_VERSION
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import JSON, MERGE_PATCH, Answer, Transport
+from shoal.controller.api_answers import AnswerStore, ApiAnswers
+from shoal.controller.cluster_state import ClusterState
 from shoal.controller.credentials import JobCredentials
-from shoal.controller.memory import JobMemory, Memories
-from shoal.controller.observe import stranger
-from shoal.controller.world import World
+from shoal.controller.observe import name_conflict
 from shoal.errors import ClusterError, Unavailable
 from shoal.policy import manifests, names
 from shoal.policy.model import (
@@ -68,16 +68,16 @@ class Applier:
     def __init__(
         self,
         transport: Transport,
-        world: World,
-        memories: Memories,
+        state: ClusterState,
+        answers: AnswerStore,
         *,
         credentials: Callable[[str], JobCredentials],
         wall: Callable[[], datetime],
         metrics: Metrics,
     ) -> None:
         self._transport = transport
-        self._world = world
-        self._memories = memories
+        self._state = state
+        self._answers = answers
         self._credentials = credentials
         self._wall = wall
         self._metrics = metrics
@@ -117,21 +117,21 @@ class Applier:
 
     async def _do(self, job: TrainingJob, action: Action) -> bool:
         """One action; False where it was not to be done."""
-        memory = self._memories.of(job.metadata.uid)
+        answers = self._answers.of(job.metadata.uid)
         match action:
             case CreatePod(name, manifest):
-                return await self._create(job, memory, "/api/v1", "pods", name, manifest, self._saw_pod)
+                return await self._create(job, answers, "/api/v1", "pods", name, manifest, self._saw_pod)
             case CreateService(name, manifest):
                 return await self._create(
-                    job, memory, "/api/v1", "services", name, manifest, self._saw_service
+                    job, answers, "/api/v1", "services", name, manifest, self._saw_service
                 )
             case CreateSecret(name):
                 data = self._credentials(job.metadata.uid).secret_data()
                 manifest = manifests.secret(job, data)
-                return await self._create(job, memory, "/api/v1", "secrets", name, manifest, None)
+                return await self._create(job, answers, "/api/v1", "secrets", name, manifest, None)
             case CreateDisruptionBudget(name, manifest):
                 return await self._create(
-                    job, memory, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, None
+                    job, answers, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, None
                 )
             case DeletePod(name, uid, grace_seconds):
                 await self._delete_pod(job, name, uid, grace_seconds)
@@ -140,17 +140,17 @@ class Applier:
             case DeleteService(name, uid):
                 answer = await self._delete(_path("/api/v1", job, "services", name), uid)
                 _accept(answer, 404, 409)
-                self._world.services.drop(uid)
+                self._state.services.drop(uid)
             case DeleteJob(name, uid):
                 path = _path(f"/apis/{API_VERSION}", job, TrainingJob.PLURAL, name)
                 _accept(await self._delete(path, uid, propagationPolicy="Background"), 404, 409)
-                self._world.jobs.drop(uid)
+                self._state.jobs.drop(uid)
         return True
 
     async def _create(
         self,
         job: TrainingJob,
-        memory: JobMemory,
+        answers: ApiAnswers,
         group: str,
         plural: str,
         name: str,
@@ -158,7 +158,7 @@ class Applier:
         saw: Callable[[bytes], bool | None] | None,
     ) -> bool:
         """True where it is there now and is ours. `saw` is None for what no watch tells of."""
-        known = self._world.jobs.get(job.metadata.name, job.metadata.namespace)
+        known = self._state.jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
             return False  # the job went while we were busy
         answer = await self._transport.request(
@@ -166,22 +166,22 @@ class Applier:
         )
         exists = answer.status == 409 and answer.reason == "AlreadyExists"
         # A quota that is full answers before anybody looks whether the object is there: believe what was known.
-        exists_still = answer.status == 403 and saw is None and name in memory.existing
+        exists_still = answer.status == 403 and saw is None and name in answers.existing
         if exists and saw is not None:
-            return await self._taken(job, memory, _path(group, job, plural, name), name)
+            return await self._taken(job, answers, _path(group, job, plural, name), name)
         if answer.ok or exists or exists_still:
-            memory.refused.pop(name, None)
+            answers.refused.pop(name, None)
             if saw is None:
-                memory.existing[name] = self._wall()
+                answers.existing[name] = self._wall()
             else:
                 saw(answer.body)
             return True
         if answer.status not in _FOR_GOOD:
             raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
-        memory.refused[name] = self._refusal(job, name, answer)
+        answers.refused[name] = self._refusal(job, name, answer)
         return False
 
-    async def _taken(self, job: TrainingJob, memory: JobMemory, path: str, name: str) -> bool:
+    async def _taken(self, job: TrainingJob, answers: ApiAnswers, path: str, name: str) -> bool:
         """A name is in use: by ourselves a moment ago (True), or by somebody else."""
         answer = await self._transport.request("GET", path)
         if answer.status == 404:
@@ -189,10 +189,10 @@ class Applier:
         _accept(answer)
         found = Pod.model_validate_json(answer.body)  # or a Service: any object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(names.JOB):
-            memory.refused.pop(name, None)
+            answers.refused.pop(name, None)
             self._saw_pod(answer.body) if "/pods/" in path else self._saw_service(answer.body)
             return True
-        memory.taken[name] = (stranger(found.metadata, job, found.spec.node_name), self._wall())
+        answers.taken[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
         return False
 
     def _refusal(self, job: TrainingJob, name: str, answer: Answer) -> Refusal:
@@ -207,17 +207,17 @@ class Applier:
         if answer.ok and grace_seconds != 0:
             pod = Pod.model_validate_json(answer.body)
             if pod.metadata.deletion_timestamp and pod.metadata.deletion_grace_period_seconds:
-                self._world.pods.put(pod)
+                self._state.pods.put(pod)
                 return
         _accept(answer, 404, 409)  # 409: the name is another pod's by now
-        self._world.pods.drop(uid)
+        self._state.pods.drop(uid)
 
     async def _delete(self, path: str, uid: str, **options: Any) -> Answer:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}, **options}
         return await self._transport.request("DELETE", path, body=body, content_type=JSON)
 
     async def _select(self, job: TrainingJob, name: str, selector: dict[str, str]) -> None:
-        known = self._world.services.get(name, job.metadata.namespace)
+        known = self._state.services.get(name, job.metadata.namespace)
         gone = dict.fromkeys(known.spec.selector if known else ())
         patch: dict[str, Any] = {"spec": {"selector": {**gone, **selector}}}
         if known is not None:
@@ -225,16 +225,16 @@ class Applier:
         path = _path("/api/v1", job, "services", name)
         answer = await self._transport.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
         if answer.status in {404, 409} and known is not None:
-            self._world.services.drop(known.metadata.uid)
+            self._state.services.drop(known.metadata.uid)
             return
         _accept(answer)
         self._saw_service(answer.body)
 
     def _saw_pod(self, body: bytes) -> None:
-        self._world.pods.put(Pod.model_validate_json(body))
+        self._state.pods.put(Pod.model_validate_json(body))
 
     def _saw_service(self, body: bytes) -> None:
-        self._world.services.put(Service.model_validate_json(body))
+        self._state.services.put(Service.model_validate_json(body))
 
 
 def _path(group: str, job: TrainingJob, plural: str, name: str = "") -> str:

@@ -7,10 +7,10 @@ from datetime import datetime
 
 from shoal.api.kube import OwnedMeta, Pod
 from shoal.api.training_job import MANAGED_BY, TrainingJob
-from shoal.controller.memory import Memories
-from shoal.controller.world import Key, World
-from shoal.policy.model import Images, Observation, Stranger
-from shoal.policy.telling import parse_time
+from shoal.controller.api_answers import AnswerStore
+from shoal.controller.cluster_state import ClusterState, Key
+from shoal.policy.model import Images, NameConflict, Observation
+from shoal.policy.times import parse_time
 from shoal.telemetry.poller import Poller
 
 
@@ -19,16 +19,16 @@ class Observer:
 
     def __init__(
         self,
-        world: World,
-        memories: Memories,
+        state: ClusterState,
+        answers: AnswerStore,
         poller: Poller,
         *,
         images: Images,
         node_signals: Callable[[], bool],
         wall: Callable[[], datetime],
     ) -> None:
-        self._world = world
-        self._memories = memories
+        self._state = state
+        self._answers = answers
         self._poller = poller
         self._images = images
         self._node_signals = node_signals
@@ -37,25 +37,25 @@ class Observer:
     def observe(self, key: Key) -> Observation | None:
         """None: there is no such job, it is being deleted, or it is another controller's."""
         namespace, name = key
-        job = self._world.jobs.get(name, namespace)
+        job = self._state.jobs.get(name, namespace)
         if job is None or job.metadata.deletion_timestamp or job.spec.managed_by not in {None, MANAGED_BY}:
             return None
         now = self._wall()
         uid = job.metadata.uid
-        memory = self._memories.of(uid)
+        answers = self._answers.of(uid)
         pods: list[Pod] = []
-        foreign = memory.foreign(now)
-        for pod in self._world.pods.of("job", key):
+        foreign = answers.foreign(now)
+        for pod in self._state.pods.of("job", key):
             if pod.metadata.controller_uid == uid:
                 pods.append(pod)
             else:
-                foreign[pod.metadata.name] = stranger(pod.metadata, job, pod.spec.node_name)
+                foreign[pod.metadata.name] = name_conflict(pod.metadata, job, pod.spec.node_name)
         services = {}
-        for service in self._world.services.of("job", key):
+        for service in self._state.services.of("job", key):
             if service.metadata.controller_uid == uid:
                 services[service.metadata.name] = service
             else:
-                foreign[service.metadata.name] = stranger(service.metadata, job)
+                foreign[service.metadata.name] = name_conflict(service.metadata, job)
         report, age = self._poller.latest(uid)
         signals = self._node_signals()
         return Observation(
@@ -64,21 +64,21 @@ class Observer:
             images=self._images,
             pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
             services=services,
-            existing=memory.there(now),
+            existing=answers.there(now),
             foreign=foreign,
-            nodes=self._world.nodes_by_name if signals else {},
+            nodes=self._state.nodes_by_name if signals else {},
             node_signals=signals,
             report=report,
             report_age=age,
-            refusals=memory.refusals(now, job.metadata.generation),
+            refusals=answers.refusals(now, job.metadata.generation),
         )
 
 
-def stranger(taken: OwnedMeta, job: TrainingJob, node: str | None = None) -> Stranger:
+def name_conflict(taken: OwnedMeta, job: TrainingJob, node: str | None = None) -> NameConflict:
     """What is known of an object that has a name of ours: it goes if it is terminating, or an earlier run's."""
     earlier_run = any(
         owner.controller and owner.kind == job.kind and owner.name == job.metadata.name
         for owner in taken.owner_references
     )
     until = parse_time(taken.deletion_timestamp)
-    return Stranger(going=until is not None or earlier_run, until=until, node=node or "")
+    return NameConflict(terminating=until is not None or earlier_run, until=until, node=node or "")

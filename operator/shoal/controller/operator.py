@@ -1,4 +1,4 @@
-"""The operator put together: reflectors fill the world, changes wake keys, whoever holds the Lease works on them.
+"""The operator put together: reflectors fill the state, changes wake keys, whoever holds the Lease works on them.
 
 Crash-only: all state is in the cluster. A start is: list, take the Lease, reconcile everything. A standby keeps its
 caches warm, so that taking over is one Lease away; it queues nothing, since nobody would work on it, and counts no
@@ -17,15 +17,15 @@ from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.reflector import Reflector
 from shoal.cluster.transport import Fenced, Transport
 from shoal.cluster.work_queue import Priority, WorkQueue
+from shoal.controller.api_answers import AnswerStore
 from shoal.controller.apply import Applier
+from shoal.controller.cluster_state import ClusterState, Key, sources
 from shoal.controller.credentials import job_credentials
 from shoal.controller.events import Recorder
-from shoal.controller.memory import Memories
 from shoal.controller.observe import Observer
 from shoal.controller.reconcile import Reconciler
 from shoal.controller.report import Reporter
 from shoal.controller.settings import Settings
-from shoal.controller.world import Key, World, sources
 from shoal.telemetry.coordinator import Coordinator
 from shoal.telemetry.metrics import Metrics
 from shoal.telemetry.poller import Poller
@@ -51,7 +51,7 @@ class Operator:
     ) -> None:
         self.metrics = metrics = Metrics()
         self.queue: WorkQueue[Key] = WorkQueue()
-        self.world = world = World(self.wake)
+        self.state = state = ClusterState(self.wake)
         self._leads = False
         self.lease = Lease(
             transport,
@@ -66,26 +66,26 @@ class Operator:
         self._reflectors(transport, settings)
         fenced = Fenced(transport, self.lease.check)
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
-        memories = Memories()
+        answers = AnswerStore()
         self._reconcile = Reconciler(
             Observer(
-                world,
-                memories,
+                state,
+                answers,
                 self._poller,
                 images=settings.images,
                 node_signals=self._nodes_are_read,
                 wall=wall,
             ),
-            Applier(fenced, world, memories, credentials=credentials, wall=wall, metrics=metrics),
+            Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=metrics),
             Reporter(
                 fenced,
-                world,
+                state,
                 Recorder(fenced, reporter=settings.identity, wall=wall),
                 metrics,
                 telemetry_seconds=settings.telemetry_seconds,
             ),
-            world=world,
-            memories=memories,
+            state=state,
+            answers=answers,
             poller=self._poller,
             credentials=credentials,
             wake=self.wake,
@@ -102,25 +102,25 @@ class Operator:
         self._leads = True
         self.metrics.leading.set(1)
         self.metrics.count_jobs(
-            lambda: [job.status.phase for job in self.world.jobs.all()], lambda: len(self.queue)
+            lambda: [job.status.phase for job in self.state.jobs.all()], lambda: len(self.queue)
         )
-        for job in self.world.jobs.all():
+        for job in self.state.jobs.all():
             self.wake((job.metadata.namespace, job.metadata.name))
 
     def _reflectors(self, transport: Transport, settings: Settings) -> None:
         jobs, pods, services, nodes = sources(settings.namespace)
-        world = self.world
+        state = self.state
 
         def reflector(name: str, source: Any, cache: Any) -> Reflector[Any]:
             restarted = partial(self._watch_restarted, name)
             return Reflector(transport, source, cache, on_restart=restarted)
 
         self._needed = [
-            reflector("trainingjobs", jobs, world.jobs),
-            reflector("pods", pods, world.pods),
-            reflector("services", services, world.services),
+            reflector("trainingjobs", jobs, state.jobs),
+            reflector("pods", pods, state.pods),
+            reflector("services", services, state.services),
         ]
-        self._nodes = reflector("nodes", nodes, world.nodes) if settings.node_signals else None
+        self._nodes = reflector("nodes", nodes, state.nodes) if settings.node_signals else None
 
     def _watch_restarted(self, resource: str, reason: str) -> None:
         self.metrics.watch_restarts.labels(resource, reason).inc()

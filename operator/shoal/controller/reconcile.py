@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Callable
 
 from shoal.cluster.work_queue import Priority
+from shoal.controller.api_answers import AnswerStore
 from shoal.controller.apply import Applier
+from shoal.controller.cluster_state import ClusterState, Key, Wake
 from shoal.controller.credentials import JobCredentials
-from shoal.controller.memory import Memories
 from shoal.controller.observe import Observer
 from shoal.controller.report import Reporter
-from shoal.controller.world import Key, Wake, World
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
-from shoal.policy.broken import broken
+from shoal.policy.internal_error import internal_error
 from shoal.policy.model import DeleteJob, DeletePod, DeleteService, Observation, Plan
 from shoal.policy.names import place_of
 from shoal.policy.plan import plan
@@ -46,8 +46,8 @@ class Reconciler:
         applier: Applier,
         reporter: Reporter,
         *,
-        world: World,
-        memories: Memories,
+        state: ClusterState,
+        answers: AnswerStore,
         poller: Poller,
         credentials: Callable[[str], JobCredentials],
         wake: Wake,
@@ -56,8 +56,8 @@ class Reconciler:
         self._observer = observer
         self._applier = applier
         self._reporter = reporter
-        self._world = world
-        self._memories = memories
+        self._state = state
+        self._answers = answers
         self._poller = poller
         self._credentials = credentials
         self._wake = wake
@@ -99,11 +99,11 @@ class Reconciler:
         wishes = [decided.wake_after, reported.wait]
         if to_make:
             wishes.append(0.0 if changed else UNCHANGED_SECONDS)
-        memory = self._memories.of(seen.job.metadata.uid)
-        if memory.taken:
+        answers = self._answers.of(seen.job.metadata.uid)
+        if answers.taken:
             wishes.append(NAMESAKE_SECONDS)
         if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
-            wishes.append(memory.doubt_in(seen.now))  # it may wait for a Secret that somebody deleted
+            wishes.append(answers.doubt_in(seen.now))  # it may wait for a Secret that somebody deleted
         return min((each for each in wishes if each is not None), default=None)
 
     async def _plan(self, seen: Observation) -> Plan:
@@ -111,7 +111,7 @@ class Reconciler:
         try:
             return plan(seen)
         except Exception as error:
-            if not isinstance(error, ShoalError) and (told := broken(seen, error)) is not None:
+            if not isinstance(error, ShoalError) and (told := internal_error(seen, error)) is not None:
                 try:
                     await self._reporter.report(seen.job, told.status, told.events)
                 except (
@@ -124,11 +124,11 @@ class Reconciler:
     def _forget_earlier_runs(self, key: Key) -> None:
         """A job that is gone, or was applied again under its name: nothing of the old run is kept."""
         namespace, name = key
-        job = self._world.jobs.get(name, namespace)
+        job = self._state.jobs.get(name, namespace)
         uid = job.metadata.uid if job is not None else None
         old = self._uids.get(key)
         if old is not None and old != uid:
-            self._memories.forget(old)
+            self._answers.forget(old)
             self._poller.forget(old)
             self._reporter.forget(old)
         if uid is None:

@@ -15,8 +15,8 @@ from shoal.api.base import API_VERSION
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.cluster.transport import Transport
+from shoal.controller.cluster_state import ClusterState
 from shoal.controller.events import Recorder
-from shoal.controller.world import World
 from shoal.errors import Refused, Unavailable
 from shoal.policy.model import Event
 from shoal.policy.telemetry import differs_in_telemetry_only
@@ -44,14 +44,14 @@ class Reporter:
     def __init__(
         self,
         transport: Transport,
-        world: World,
+        state: ClusterState,
         recorder: Recorder,
         metrics: Metrics,
         *,
         telemetry_seconds: float,
     ) -> None:
         self._transport = transport
-        self._world = world
+        self._state = state
         self._recorder = recorder
         self._metrics = metrics
         self._telemetry_seconds = telemetry_seconds
@@ -105,12 +105,12 @@ class Reporter:
         if answer.ok:
             self._written[meta.uid] = self._now()
             self._metrics.count_changes(job.status, status)
-            self._world.jobs.put(TrainingJob.model_validate_json(answer.body))
+            self._state.jobs.put(TrainingJob.model_validate_json(answer.body))
             return True
         if answer.status == 409:
             return False
         if answer.status == 404:
-            self._world.jobs.drop(meta.uid)
+            self._state.jobs.drop(meta.uid)
             return False
         words = f"cannot update the status of {meta.namespace}/{meta.name}: {answer.status} {answer.message}"
         raise Refused(words) if answer.status in {400, 422} else Unavailable(words)

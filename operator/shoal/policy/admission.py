@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from shoal.policy.model import Observation, Refusal, RefusalKind, Stranger
+from shoal.policy.model import NameConflict, Observation, Refusal, RefusalKind
 from shoal.policy.names import budget_name, place_of_name, secret_name
 
 RETRY = {RefusalKind.QUOTA: timedelta(seconds=5), RefusalKind.FORBIDDEN: timedelta(seconds=30)}
@@ -104,13 +104,13 @@ def taken(seen: Observation, name: str) -> Gate | None:
     """The gate for one name that belongs to somebody else's object; None if it is free."""
     if (who := seen.foreign.get(name)) is None:
         return None
-    if who.going:
+    if who.terminating:
         return Gate(stalled=_overdue(seen, name, who), wait_seconds=NAMESAKE_RETRY_SECONDS)
     words = f"{name} exists and does not belong to this job: delete it, or give the job another name"
     return Gate(stalled=("NameCollision", words))
 
 
-def _overdue(seen: Observation, name: str, who: Stranger) -> tuple[str, str] | None:
+def _overdue(seen: Observation, name: str, who: NameConflict) -> tuple[str, str] | None:
     """Its end is not confirmed, and this job cannot have the name before that."""
     if who.until is None or seen.now < who.until + OVERDUE:
         return None

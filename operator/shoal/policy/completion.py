@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from shoal.policy.counters import Counters
-from shoal.policy.holders import Seats
+from shoal.policy.incarnations import ByIndex
 from shoal.policy.model import Observation
 from shoal.policy.suspension import suspended_seconds
-from shoal.policy.telling import short
 from shoal.policy.verdict import terminated, termination_message
+from shoal.policy.wording import short
 from shoal_trainer.contract import EXIT_OK, Outcome, TerminationMessage
 
 
@@ -28,7 +28,7 @@ class End:
     evidence: TerminationMessage | None = None
 
 
-def decide(seen: Observation, servers: Seats, counters: Counters, wake_after: list[float]) -> End | None:
+def decide(seen: Observation, servers: ByIndex, counters: Counters, wake_after: list[float]) -> End | None:
     """The job's end, if this is it."""
     if (evidence := _evidence(servers)) is not None:
         words = f"trained to step {evidence.step}; the model is in {evidence.model_uri or 'the job storage'}"
@@ -48,7 +48,7 @@ def decide(seen: Observation, servers: Seats, counters: Counters, wake_after: li
     return _deadline(seen, wake_after)
 
 
-def _evidence(servers: Seats) -> TerminationMessage | None:
+def _evidence(servers: ByIndex) -> TerminationMessage | None:
     for holder in servers.get(0, ()):
         end = terminated(holder.pod, "ps") if holder.pod else None
         said = termination_message(end)

@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Literal
 
 from shoal.api.training_job_status import JobCondition
-from shoal.policy.telling import short, whole
+from shoal.policy.times import whole
+from shoal.policy.wording import short
 
 ALWAYS = ("Initialized", "ParameterServersReady", "WorkersReady", "Running")
 WHEN_IT_HAPPENS = (

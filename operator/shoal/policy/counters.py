@@ -10,8 +10,9 @@ from datetime import datetime
 
 from shoal.api.training_job_status import LastDisruption, LastFailure, Slot, TrainingJobStatus
 from shoal.policy.model import Event
-from shoal.policy.telling import role_word, short, whole
-from shoal.policy.verdict import Fate, Verdict
+from shoal.policy.times import whole
+from shoal.policy.verdict import PodOutcome, Verdict
+from shoal.policy.wording import role_word, short
 
 
 class Counters:
@@ -32,9 +33,9 @@ class Counters:
         """A pod has left or is leaving, and that was not Shoal's wish."""
         if slot.role == "ps":
             self.server_restarts += 1
-        if verdict.fate is Fate.FAILED:
+        if verdict.outcome is PodOutcome.FAILED:
             self.failed(slot, pod, verdict)
-        elif verdict.fate is not Fate.IGNORED:
+        elif verdict.outcome is not PodOutcome.IGNORED:
             self._disrupted(slot, pod, verdict)
 
     def failed(self, slot: Slot, pod: str, verdict: Verdict, times: int = 1) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from shoal.policy.admission import Gate, gate, taken
 from shoal.policy.backoff import not_before
-from shoal.policy.holders import Holder
+from shoal.policy.incarnations import Incarnation
 from shoal.policy.manifests import pod
 from shoal.policy.model import Action, CreatePod, Observation
 from shoal.policy.names import Place, RoleName, pod_name
@@ -34,7 +34,7 @@ class Creator:
             decisions.wake_after.append(self._gate.wait_seconds)
         self._tried = False
 
-    def create(self, index: int, of: tuple[Holder, ...]) -> Place | None:
+    def create(self, index: int, of: tuple[Incarnation, ...]) -> Place | None:
         """The next incarnation of a place; None if it has to wait."""
         if not self._gate.open or (self._gate.quota and self._tried):
             return None

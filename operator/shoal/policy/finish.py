@@ -10,10 +10,10 @@ from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.policy import cleanup, telemetry
 from shoal.policy.completion import End
 from shoal.policy.conditions import Conditions
-from shoal.policy.holders import Holder
+from shoal.policy.incarnations import Incarnation
 from shoal.policy.model import Action, DeleteJob, DeletePod, Event, Observation, Plan
 from shoal.policy.names import Place, place_of
-from shoal.policy.telling import whole
+from shoal.policy.times import whole
 from shoal.policy.verdict import judge
 
 
@@ -108,7 +108,7 @@ def _stuck(seen: Observation, wake_after: list[float]) -> list[Action]:
         if place is None or not pod.metadata.deletion_timestamp or place not in records:
             continue
         verdict = judge(pod, records[place], seen.nodes_if_read)
-        holder = Holder(place, records[place], pod, verdict, settled=True)
+        holder = Incarnation(place, records[place], pod, verdict, settled=True)
         found.append(cleanup.force(seen, holder, pod, wake_after))
     return list(chain.from_iterable(found))
 

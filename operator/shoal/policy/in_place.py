@@ -10,7 +10,7 @@ from shoal.api.kube import Pod, Terminated
 from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
 from shoal.policy.counters import Counters
-from shoal.policy.verdict import Fate, judge_exit
+from shoal.policy.verdict import PodOutcome, judge_exit
 
 KILLS_FORGIVEN = 3
 
@@ -32,6 +32,8 @@ def restarted_in_place(slot: Slot, pod: Pod, rules: list[FailureRule], counters:
     counters.server_restarts += new
     if last is not None:
         verdict = judge_exit(last, slot, rules)
-        if verdict.fate is Fate.FAILED or (verdict.fate is Fate.KILLED and ends > KILLS_FORGIVEN):
+        if verdict.outcome is PodOutcome.FAILED or (
+            verdict.outcome is PodOutcome.KILLED and ends > KILLS_FORGIVEN
+        ):
             counters.failed(slot, pod.metadata.name, verdict, times=new)
     return slot.model_copy(update={"restarts": ends})

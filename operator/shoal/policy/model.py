@@ -74,10 +74,10 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Stranger:
+class NameConflict:
     """Somebody else's object that has a name which we would use."""
 
-    going: bool = False
+    terminating: bool = False
     """It is going away: it has a deletionTimestamp, or it belonged to an earlier TrainingJob of this name."""
     until: datetime | None = None
     """Its deletionTimestamp: by then it should be gone."""
@@ -100,7 +100,7 @@ class Observation:
     existing: frozenset[str] = frozenset()
     """Names of Secrets and PodDisruptionBudgets of the job known to exist: created, or answered 409, by
     this process, within the last minutes."""
-    foreign: Mapping[str, Stranger] = field(default_factory=dict)
+    foreign: Mapping[str, NameConflict] = field(default_factory=dict)
     """Names that we would use and that are taken by an object of somebody else. Pods and Services share the map: their
     names never meet."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -233,12 +233,12 @@ __all__ = [
     "Event",
     "Images",
     "Manifest",
+    "NameConflict",
     "Observation",
     "Plan",
     "Refusal",
     "RefusalKind",
     "Service",
     "ServiceSpec",
-    "Stranger",
     "UpdateService",
 ]

@@ -12,14 +12,14 @@ from datetime import timedelta
 from shoal.policy import manifests, names
 from shoal.policy.admission import taken, too_early
 from shoal.policy.creation import Creator, Decisions
-from shoal.policy.holders import Holder, Seats
+from shoal.policy.incarnations import ByIndex, Incarnation
 from shoal.policy.model import CreateService, DeleteService, Observation, UpdateService
-from shoal.policy.telling import parse_time
+from shoal.policy.times import parse_time
 
 OVERSTAY = timedelta(seconds=5)
 
 
-def fill(seen: Observation, servers: Seats, decisions: Decisions) -> None:
+def fill(seen: Observation, servers: ByIndex, decisions: Decisions) -> None:
     """Create the shards' pods and Services that are wanted and not there."""
     replicas = seen.job.spec.parameter_servers.replicas
     creator = Creator(seen, "ps", decisions)
@@ -35,7 +35,7 @@ def fill(seen: Observation, servers: Seats, decisions: Decisions) -> None:
     _remove_services_beyond(seen, replicas, decisions)
 
 
-def _holds(holder: Holder, seen: Observation, decisions: Decisions) -> bool:
+def _holds(holder: Incarnation, seen: Observation, decisions: Decisions) -> bool:
     """The shard's pod is there, or still busy with its last snapshot."""
     if holder.staying or holder.awaiting_the_end:
         return True

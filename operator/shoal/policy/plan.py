@@ -22,10 +22,10 @@ from shoal.policy import (
     manifests,
     names,
     parameter_servers,
+    pod_problems,
     slots,
     suspension,
     telemetry,
-    troubles,
     workers,
 )
 from shoal.policy.admission import too_early, unprotected
@@ -33,7 +33,7 @@ from shoal.policy.conditions import Census, Conditions, of_pods, phase
 from shoal.policy.counters import Counters
 from shoal.policy.creation import Decisions
 from shoal.policy.disruption import is_spot
-from shoal.policy.holders import Holder, Seats
+from shoal.policy.incarnations import ByIndex, Incarnation
 from shoal.policy.model import (
     CreateDisruptionBudget,
     CreatePod,
@@ -44,7 +44,7 @@ from shoal.policy.model import (
     Plan,
     UpdateService,
 )
-from shoal.policy.telling import whole
+from shoal.policy.times import whole
 
 _DO_FIRST = (CreateSecret, CreateService, UpdateService, CreatePod)
 
@@ -103,8 +103,8 @@ class _Picture:
     """The status and the events that follow from what was seen and decided."""
 
     seen: Observation
-    servers: Seats
-    crew: Seats
+    servers: ByIndex
+    crew: ByIndex
     counters: Counters
     decisions: Decisions
 
@@ -114,7 +114,7 @@ class _Picture:
         census = self._census()
         conditions = Conditions(before.conditions, seen.job.metadata.generation, seen.now)
         training = telemetry.progress(seen)
-        trouble = troubles.find(seen, self.decisions.wake_after)
+        trouble = pod_problems.find(seen, self.decisions.wake_after)
         conditions.set(
             "Initialized",
             before.start_time is not None or self._has_pods(),
@@ -229,7 +229,7 @@ class _Picture:
             selector=names.worker_selector(self.seen.job),
         )
 
-    def _staying(self, role: Seats) -> list[Holder]:
+    def _staying(self, role: ByIndex) -> list[Incarnation]:
         return [h for of in role.values() for h in of if h.staying]
 
     def _has_pods(self) -> bool:
@@ -266,5 +266,5 @@ class _Picture:
         return "BelowMinReplicas", words
 
 
-def _pair(trouble: troubles.Trouble | None) -> tuple[str, str] | None:
+def _pair(trouble: pod_problems.Trouble | None) -> tuple[str, str] | None:
     return (trouble.reason, trouble.message) if trouble else None

@@ -15,16 +15,25 @@ from datetime import timedelta
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job_status import Slot
+from shoal.policy.coordinator_view import CoordinatorView, coordinator_view
 from shoal.policy.counters import Counters
 from shoal.policy.disruption import pool_of
-from shoal.policy.heard import Heard, heard
-from shoal.policy.holders import OURS, OUTDATED, SILENT, TAKEN_BACK, UNWANTED, Holder, Seats, seats
 from shoal.policy.in_place import restarted_in_place
+from shoal.policy.incarnations import (
+    OURS,
+    OUTDATED,
+    SILENT,
+    TAKEN_BACK,
+    UNWANTED,
+    ByIndex,
+    Incarnation,
+    by_index,
+)
 from shoal.policy.model import Observation
 from shoal.policy.names import TEMPLATE, Place, RoleName, place_of, pod_name, template_digest
-from shoal.policy.rivals import settle
-from shoal.policy.telling import is_running, parse_time, whole
-from shoal.policy.verdict import ENDED, Fate, Verdict, judge
+from shoal.policy.surge import settle
+from shoal.policy.times import parse_time, whole
+from shoal.policy.verdict import ENDED, PodOutcome, Verdict, judge
 from shoal_trainer.contract import Phase
 
 DONE_PATIENCE = timedelta(seconds=30)
@@ -35,16 +44,18 @@ KILLS_FORGIVEN = 3
 """How many times in a row a pod of one place may be killed soon after its start before it is called a failure."""
 
 
-def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], counters: Counters) -> Seats:
+def account(
+    seen: Observation, role: RoleName, wanted: Callable[[Place], bool], counters: Counters
+) -> ByIndex:
     """Bring the records of one role up to date. What is newly lost is counted in `counters`."""
     pods = {place: pod for pod in seen.pods if (place := place_of(pod)) is not None and place.role == role}
     records = {Place(s.role, s.index, s.incarnation): s for s in seen.job.status.slots if s.role == role}
-    told = heard(seen)
+    told = coordinator_view(seen)
     running: dict[int, int] = {}
     for place, pod in pods.items():
-        if is_running(pod) and not pod.metadata.deletion_timestamp:
+        if pod.running and not pod.metadata.deletion_timestamp:
             running[place.index] = max(place.incarnation, running.get(place.index, -1))
-    before: dict[int, Holder] = {}
+    before: dict[int, Incarnation] = {}
     holders = []
     for place in sorted(pods.keys() | records.keys()):
         older = before.get(place.index)
@@ -54,10 +65,10 @@ def account(seen: Observation, role: RoleName, wanted: Callable[[Place], bool], 
         )
         before[place.index] = accountant.holder(place, records.get(place), pods.get(place))
         holders.append(before[place.index])
-    return {index: settle(of, seen, counters) for index, of in seats(holders).items()}
+    return {index: settle(of, seen, counters) for index, of in by_index(holders).items()}
 
 
-def records(*roles: Seats) -> tuple[Slot, ...]:
+def records(*roles: ByIndex) -> tuple[Slot, ...]:
     """What to write down: all that have a pod, and the newest of each place."""
     kept = []
     for role in roles:
@@ -78,15 +89,15 @@ class _Accountant:
         counters: Counters,
         *,
         wanted: bool,
-        older: Holder | None,
+        older: Incarnation | None,
         replaced: bool,
-        told: Heard,
+        told: CoordinatorView,
     ) -> None:
         self._seen, self._counters, self._wanted, self._older = seen, counters, wanted, older
         self._replaced, self._told = replaced, told
         self._now = whole(seen.now)
 
-    def holder(self, place: Place, record: Slot | None, pod: Pod | None) -> Holder:
+    def holder(self, place: Place, record: Slot | None, pod: Pod | None) -> Incarnation:
         slot = record or Slot(
             role=place.role,
             index=place.index,
@@ -104,30 +115,30 @@ class _Accountant:
             if place.role == "ps":
                 slot = restarted_in_place(slot, pod, rules, self._counters)
         slot, verdict = self._advance(slot, verdict, pod)
-        return Holder(place, slot, pod, verdict, settled=bool(record and record.cause))
+        return Incarnation(place, slot, pod, verdict, settled=bool(record and record.cause))
 
     def _advance(self, slot: Slot, verdict: Verdict, pod: Pod | None) -> tuple[Slot, Verdict]:
         change: dict[str, object] = {}
-        if pod is not None and slot.running_at is None and is_running(pod):
+        if pod is not None and slot.running_at is None and pod.running:
             change["running_at"] = self._now
-        if verdict.fate is Fate.FINE and slot.cause not in OURS:
+        if verdict.outcome is PodOutcome.HEALTHY and slot.cause not in OURS:
             if _place(slot) in self._told.fenced:
-                verdict = Verdict(Fate.LEAVING, SILENT)
+                verdict = Verdict(PodOutcome.LEAVING, SILENT)
                 if slot.cause:
                     change["cause"] = SILENT  # counted before; now it is not waited for
             elif slot.cause and self._is_withdrawn(slot, pod):
                 slot = slot.model_copy(update={"cause": "", "ended_at": None})
-        if verdict.fate is Fate.FINE:
+        if verdict.outcome is PodOutcome.HEALTHY:
             change["state"] = self._state_when_fine(slot, pod)
             if not slot.cause and (cause := self._to_go(slot, pod)):
                 change |= {"cause": cause, "state": "Draining", "ended_at": self._now}
         else:
-            change["state"] = "Ended" if verdict.fate in ENDED else "Draining"
+            change["state"] = "Ended" if verdict.outcome in ENDED else "Draining"
             if slot.ended_at is None:
                 change["ended_at"] = self._now
             if not slot.cause:
                 if slot.state == "Silent" and verdict.reason in {"Deleted", "Gone"}:
-                    verdict = Verdict(verdict.fate, SILENT)  # deleted by us, or nobody knows better
+                    verdict = Verdict(verdict.outcome, SILENT)  # deleted by us, or nobody knows better
                 return self._count(slot.model_copy(update=change), verdict, pod)
         return slot.model_copy(update=change), verdict
 
@@ -144,7 +155,7 @@ class _Accountant:
         """Why a pod with which nothing is wrong is deleted; empty: it stays."""
         if not self._wanted:
             return UNWANTED
-        if pod is None or slot.running_at is not None or is_running(pod):
+        if pod is None or slot.running_at is not None or pod.running:
             return ""
         made_from = pod.metadata.labels.get(TEMPLATE)
         return OUTDATED if made_from not in {None, template_digest(self._seen.job, slot.role)} else ""
@@ -152,7 +163,7 @@ class _Accountant:
     def _state_when_fine(self, slot: Slot, pod: Pod | None) -> str:
         if slot.cause:
             return "Draining"
-        if pod is None or not is_running(pod):
+        if pod is None or not pod.running:
             return "Starting"
         place = _place(slot)
         unheard = slot.state == "Silent" and place not in self._told.active
@@ -165,15 +176,15 @@ class _Accountant:
         if self._older is not None and self._older.staying and self._older.slot.state != "Silent":
             # A replacement that is not needed after all: we deleted it, or nobody misses it.
             return slot.model_copy(update={"cause": TAKEN_BACK}), verdict
-        if verdict.fate is Fate.DONE:
+        if verdict.outcome is PodOutcome.DONE:
             if self._may_be_done(slot):
                 return slot, verdict
             words = "ended with exit code 0 before the job was complete"
-            verdict = Verdict(Fate.FAILED, "ExitedEarly", words, 0)
+            verdict = Verdict(PodOutcome.FAILED, "ExitedEarly", words, 0)
         attempts = _attempts_after(slot, verdict)
-        if verdict.fate is Fate.KILLED and attempts > KILLS_FORGIVEN:
+        if verdict.outcome is PodOutcome.KILLED and attempts > KILLS_FORGIVEN:
             words = f"killed {attempts} times in a row shortly after it started; see the logs of the pod"
-            verdict = Verdict(Fate.FAILED, "KilledRepeatedly", words, verdict.exit_code)
+            verdict = Verdict(PodOutcome.FAILED, "KilledRepeatedly", words, verdict.exit_code)
         name = pod.metadata.name if pod else pod_name(self._seen.job.metadata.name, _place(slot))
         self._counters.lost(slot, name, verdict)
         return slot.model_copy(update={"cause": verdict.reason, "attempts": attempts}), verdict
@@ -190,10 +201,10 @@ class _Accountant:
 def _vanished(slot: Slot) -> Verdict:
     """There is a record and no pod."""
     if slot.cause:
-        return Verdict(Fate.IGNORED, slot.cause)
+        return Verdict(PodOutcome.IGNORED, slot.cause)
     if slot.state == "Ended":
-        return Verdict(Fate.DONE, "Done", "", 0)
-    return Verdict(Fate.DISRUPTED, "Gone")
+        return Verdict(PodOutcome.DONE, "Done", "", 0)
+    return Verdict(PodOutcome.DISRUPTED, "Gone")
 
 
 def _bound(slot: Slot, pod: Pod, node: Node | None) -> Slot:
@@ -212,7 +223,10 @@ def _bound(slot: Slot, pod: Pod, node: Node | None) -> Slot:
 
 def _attempts_after(slot: Slot, verdict: Verdict) -> int:
     """How many bad ends in a row the place has now had. What ran, and then was taken, is not a bad end."""
-    if verdict.fate in {Fate.LEAVING, Fate.LOST, Fate.DISRUPTED} and slot.running_at is not None:
+    if (
+        verdict.outcome in {PodOutcome.LEAVING, PodOutcome.LOST, PodOutcome.DISRUPTED}
+        and slot.running_at is not None
+    ):
         return 0
     steady = slot.running_at and slot.ended_at and slot.ended_at - slot.running_at >= STEADY
     return 1 if steady else slot.attempts + 1

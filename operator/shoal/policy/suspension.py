@@ -12,10 +12,10 @@ from datetime import timedelta
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus, TrainingProgress
 from shoal.policy.conditions import Conditions
-from shoal.policy.holders import Seats
+from shoal.policy.incarnations import ByIndex
 from shoal.policy.model import Event, Observation
 from shoal.policy.names import Place, place_of
-from shoal.policy.telling import seconds_between
+from shoal.policy.times import seconds_between
 
 
 def wants_worker(job: TrainingJob) -> Callable[[Place], bool]:
@@ -24,7 +24,7 @@ def wants_worker(job: TrainingJob) -> Callable[[Place], bool]:
     return lambda place: place.index < replicas
 
 
-def wants_server(seen: Observation, workers: Seats) -> Callable[[Place], bool]:
+def wants_server(seen: Observation, workers: ByIndex) -> Callable[[Place], bool]:
     """Whether a shard is wanted: as long as a worker still pushes to it, and shard 0 still saves all of them."""
     replicas = seen.job.spec.parameter_servers.replicas
     if not seen.job.spec.suspend or any(h.alive for of in workers.values() for h in of):

@@ -11,10 +11,10 @@ from shoal.api.training_job_status import (
     TrainingJobStatus,
     TrainingProgress,
 )
-from shoal.policy.holders import Seats
+from shoal.policy.incarnations import ByIndex
 from shoal.policy.model import Observation
 from shoal.policy.names import place_of_name
-from shoal.policy.telling import parse_time, seconds_between, whole
+from shoal.policy.times import parse_time, seconds_between, whole
 from shoal_trainer.contract import DataReport, StatusReport, TerminationMessage
 
 
@@ -93,7 +93,7 @@ def last_snapshot(seen: Observation) -> datetime | None:
     return max(at, before) if before else at
 
 
-def recovery(last: LastDisruption | None, seen: Observation, workers: Seats) -> LastDisruption | None:
+def recovery(last: LastDisruption | None, seen: Observation, workers: ByIndex) -> LastDisruption | None:
     """How long it took until the lost worker's replacement was made, and until it trained."""
     place = place_of_name(last.pod) if last else None
     if last is None or place is None or place.role != "worker" or last.recovered_seconds is not None:

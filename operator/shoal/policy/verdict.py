@@ -23,7 +23,7 @@ from shoal.policy.disruption import (
     pod_disruption,
     rejection,
 )
-from shoal.policy.telling import conclusion, short
+from shoal.policy.wording import conclusion, short
 from shoal_trainer.contract import (
     EXIT_FENCED,
     EXIT_OK,
@@ -34,10 +34,10 @@ from shoal_trainer.contract import (
 )
 
 
-class Fate(StrEnum):
+class PodOutcome(StrEnum):
     """What has become of a pod."""
 
-    FINE = "Fine"  # starting or running
+    HEALTHY = "Healthy"  # starting or running
     LEAVING = "Leaving"  # runs, but was told to go or its node is going
     LOST = "Lost"  # its node is gone, whatever the API shows
     REJECTED = "Rejected"  # its node would not take it
@@ -48,22 +48,31 @@ class Fate(StrEnum):
     IGNORED = "Ignored"  # ended, and the user's rules say not to count it
 
 
-ENDED = frozenset({Fate.REJECTED, Fate.DISRUPTED, Fate.KILLED, Fate.DONE, Fate.FAILED, Fate.IGNORED})
+ENDED = frozenset(
+    {
+        PodOutcome.REJECTED,
+        PodOutcome.DISRUPTED,
+        PodOutcome.KILLED,
+        PodOutcome.DONE,
+        PodOutcome.FAILED,
+        PodOutcome.IGNORED,
+    }
+)
 """Its process is no more."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A fate, with the reason in one word, in a sentence, and whether starting again is pointless."""
+    """A outcome, with the reason in one word, in a sentence, and whether starting again is pointless."""
 
-    fate: Fate
+    outcome: PodOutcome
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
     fatal: bool = False
 
 
-FINE = Verdict(Fate.FINE)
+HEALTHY = Verdict(PodOutcome.HEALTHY)
 _KILLED = {137: "SIGKILL", 143: "SIGTERM"}
 
 
@@ -100,15 +109,15 @@ def judge(
         return _alive(pod, signal.reason if signal else "", signal.meaning if signal else None)
     code = end.exit_code if end else None
     if refused := rejection(pod):
-        return Verdict(Fate.REJECTED, refused, pod.status.message, code)
+        return Verdict(PodOutcome.REJECTED, refused, pod.status.message, code)
     if exceeded_its_own_limit(pod):
-        return Verdict(Fate.FAILED, "Evicted", pod.status.message, code)
+        return Verdict(PodOutcome.FAILED, "Evicted", pod.status.message, code)
     if taken := pod_disruption(pod):
-        return Verdict(Fate.DISRUPTED, taken, pod.status.message, code)
+        return Verdict(PodOutcome.DISRUPTED, taken, pod.status.message, code)
     if signal is not None and signal.meaning >= Meaning.LEAVING:
-        return Verdict(Fate.DISRUPTED, signal.reason, pod.status.message, code)
+        return Verdict(PodOutcome.DISRUPTED, signal.reason, pod.status.message, code)
     if pod.metadata.deletion_timestamp:
-        return Verdict(Fate.DISRUPTED, "Deleted", pod.status.message, code)
+        return Verdict(PodOutcome.DISRUPTED, "Deleted", pod.status.message, code)
     if end is None:
         return _never_began(pod)
     return judge_exit(end, slot, rules)
@@ -119,30 +128,30 @@ def _never_began(pod: Pod) -> Verdict:
     ends = ((c.name, c.state.terminated) for c in pod.status.init_container_statuses)
     failed = next(((name, end) for name, end in ends if end is not None and end.exit_code != EXIT_OK), None)
     if failed is None:
-        return Verdict(Fate.DISRUPTED, "Unknown", pod.status.message)
+        return Verdict(PodOutcome.DISRUPTED, "Unknown", pod.status.message)
     name, end = failed
     code = end.exit_code
     ended = f"init container {name} ended with exit code {code}"
     if end.reason == "OOMKilled":
         words = f"{ended}: out of memory: raise its resources.limits.memory in the job's template"
-        return Verdict(Fate.FAILED, "OOMKilled", words, code)
+        return Verdict(PodOutcome.FAILED, "OOMKilled", words, code)
     if code in _KILLED:
-        return Verdict(Fate.KILLED, "Killed", f"{ended} ({_KILLED[code]}); no cause was reported", code)
+        return Verdict(PodOutcome.KILLED, "Killed", f"{ended} ({_KILLED[code]}); no cause was reported", code)
     last = conclusion(end.message)
     words = f"{ended}{f': {last}' if last else ''} (see `kubectl logs {pod.metadata.name} -c {name}`)"
-    return Verdict(Fate.FAILED, "InitContainerFailed", words, code)
+    return Verdict(PodOutcome.FAILED, "InitContainerFailed", words, code)
 
 
 def _alive(pod: Pod, reason: str, meaning: Meaning | None) -> Verdict:
     if meaning is Meaning.LOST:
-        return Verdict(Fate.LOST, reason)
+        return Verdict(PodOutcome.LOST, reason)
     if taken := pod_disruption(pod):
-        return Verdict(Fate.LEAVING, taken, pod.status.message)
+        return Verdict(PodOutcome.LEAVING, taken, pod.status.message)
     if meaning is Meaning.LEAVING:
-        return Verdict(Fate.LEAVING, reason)
+        return Verdict(PodOutcome.LEAVING, reason)
     if pod.metadata.deletion_timestamp:
-        return Verdict(Fate.LEAVING, "Deleted")
-    return FINE
+        return Verdict(PodOutcome.LEAVING, "Deleted")
+    return HEALTHY
 
 
 def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Verdict:
@@ -150,36 +159,36 @@ def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Ver
     code = end.exit_code
     if end.reason == "OOMKilled":
         words = f"out of memory: raise resources.limits.memory of container {slot.role}, or lower training.batchSize"
-        return Verdict(Fate.FAILED, "OOMKilled", words, code)
+        return Verdict(PodOutcome.FAILED, "OOMKilled", words, code)
     for rule in rules:
         if code in rule.on_exit_codes:
             return _by_rule(rule, code)
     if code in _KILLED:
         words = f"container {slot.role} ended with exit code {code} ({_KILLED[code]}); no cause was reported"
-        return Verdict(Fate.KILLED, "Killed", words, code)
+        return Verdict(PodOutcome.KILLED, "Killed", words, code)
     if code == EXIT_FENCED:
-        return Verdict(Fate.KILLED, "Fenced", "a newer incarnation has replaced it", code)
+        return Verdict(PodOutcome.KILLED, "Fenced", "a newer incarnation has replaced it", code)
     said = termination_message(end)
     if said is not None and said.outcome is Outcome.FAILED:
         fatal = code in {EXIT_OK, EXIT_USER}  # the coordinator ends 0 when it has said all there is to say
         if said.reason in FAILURE_REASONS:
-            return Verdict(Fate.FAILED, said.reason, said.message, code, fatal)
+            return Verdict(PodOutcome.FAILED, said.reason, said.message, code, fatal)
         words = f"{short(said.reason, 100)}: {said.message}" if said.reason else said.message
-        return Verdict(Fate.FAILED, "Error", words, code, fatal)  # reasons are keys and labels: few
+        return Verdict(PodOutcome.FAILED, "Error", words, code, fatal)  # reasons are keys and labels: few
     if code == EXIT_OK:
-        return Verdict(Fate.DONE, "Done", "", code)
+        return Verdict(PodOutcome.DONE, "Done", "", code)
     last = conclusion(end.message) or f"container {slot.role} ended with exit code {code}"
-    return Verdict(Fate.FAILED, "Error", f"{last} (see the logs of the pod)", code)
+    return Verdict(PodOutcome.FAILED, "Error", f"{last} (see the logs of the pod)", code)
 
 
 def _by_rule(rule: FailureRule, code: int) -> Verdict:
     words = f"exit code {code} matches a rule of runPolicy.failureRules with action {rule.action}"
     match rule.action:
         case "FailJob":
-            return Verdict(Fate.FAILED, "FailJob", words, code, fatal=True)
+            return Verdict(PodOutcome.FAILED, "FailJob", words, code, fatal=True)
         case "Restart":
-            return Verdict(Fate.FAILED, "Error", words, code)
+            return Verdict(PodOutcome.FAILED, "Error", words, code)
         case "Ignore":
-            return Verdict(Fate.IGNORED, "Ignored", words, code)
+            return Verdict(PodOutcome.IGNORED, "Ignored", words, code)
         case "CountAsDisruption":
-            return Verdict(Fate.DISRUPTED, "FailureRule", words, code)
+            return Verdict(PodOutcome.DISRUPTED, "FailureRule", words, code)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil
 
 from shoal.policy.creation import Creator, Decisions
-from shoal.policy.holders import Holder, Seats
+from shoal.policy.incarnations import ByIndex, Incarnation
 from shoal.policy.model import Observation
 
 LEAST_WAITING = 16
@@ -24,7 +24,7 @@ def max_surge(value: int | str, replicas: int) -> int:
     return ceil(int(value.removesuffix("%")) * replicas / 100)
 
 
-def fill(seen: Observation, workers: Seats, decisions: Decisions) -> None:
+def fill(seen: Observation, workers: ByIndex, decisions: Decisions) -> None:
     """Create the pods that are wanted and not there."""
     spec = seen.job.spec.workers
     creator = Creator(seen, "worker", decisions)
@@ -44,11 +44,11 @@ def fill(seen: Observation, workers: Seats, decisions: Decisions) -> None:
             waiting_left -= bool(of)
 
 
-def _held(of: tuple[Holder, ...]) -> bool:
+def _held(of: tuple[Incarnation, ...]) -> bool:
     """There is a pod that needs no replacement, or the worker was told that the work is done."""
     return any((h.staying and h.slot.state != "Silent") or h.awaiting_the_end for h in of)
 
 
-def _waits_again(of: tuple[Holder, ...]) -> bool:
+def _waits_again(of: tuple[Incarnation, ...]) -> bool:
     """The place was filled before, and its newest pod found no room yet."""
     return bool(of) and of[-1].place.incarnation > 0 and of[-1].staying and not of[-1].node

@@ -15,14 +15,14 @@ from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer, Query
 from shoal.cluster.work_queue import Priority
+from shoal.controller.api_answers import AnswerStore
 from shoal.controller.apply import Applier
+from shoal.controller.cluster_state import ClusterState, Key
 from shoal.controller.credentials import job_credentials
 from shoal.controller.events import Recorder
-from shoal.controller.memory import Memories
 from shoal.controller.observe import Observer
 from shoal.controller.reconcile import Reconciler
 from shoal.controller.report import Reporter
-from shoal.controller.world import Key, World
 from shoal.errors import Unavailable
 from shoal.policy.model import Images, Service
 from shoal.telemetry.coordinator import Endpoint
@@ -147,24 +147,24 @@ class Rig:
         self.woken: list[tuple[Key, Priority]] = []
         self.wall = NOW
         self.metrics = Metrics()
-        self.world = World(lambda key, priority: self.woken.append((key, priority)))
-        self.memories = Memories()
+        self.state = ClusterState(lambda key, priority: self.woken.append((key, priority)))
+        self.answers = AnswerStore()
         self.poller = Poller(Silence())
         self.recorder = Recorder(self.cluster, reporter="test", wall=lambda: self.wall)
         self.reporter = Reporter(
-            self.cluster, self.world, self.recorder, self.metrics, telemetry_seconds=telemetry_seconds
+            self.cluster, self.state, self.recorder, self.metrics, telemetry_seconds=telemetry_seconds
         )
         self.applier = Applier(
             self.cluster,
-            self.world,
-            self.memories,
+            self.state,
+            self.answers,
             credentials=lambda uid: job_credentials(b"k" * 32, uid),
             wall=lambda: self.wall,
             metrics=self.metrics,
         )
         self.observer = Observer(
-            self.world,
-            self.memories,
+            self.state,
+            self.answers,
             self.poller,
             images=Images(ps="ps:1", worker="worker:1"),
             node_signals=lambda: True,
@@ -174,8 +174,8 @@ class Rig:
             self.observer,
             self.applier,
             self.reporter,
-            world=self.world,
-            memories=self.memories,
+            state=self.state,
+            answers=self.answers,
             poller=self.poller,
             credentials=lambda uid: job_credentials(b"k" * 32, uid),
             wake=lambda key, priority: self.woken.append((key, priority)),
@@ -207,8 +207,8 @@ class Rig:
     def see(self) -> None:
         """Everything is listed anew."""
         jobs = [o for p, o in self.cluster.objects.items() if p == JOB_PATH]
-        self.world.jobs.replace(map(TrainingJob.model_validate, jobs), self.cluster.version)
-        for kind, cache in (("pods", self.world.pods), ("services", self.world.services)):
+        self.state.jobs.replace(map(TrainingJob.model_validate, jobs), self.cluster.version)
+        for kind, cache in (("pods", self.state.pods), ("services", self.state.services)):
             model: Any = {"pods": Pod, "services": Service}[kind]
             found = [o for p, o in self.cluster.objects.items() if re.search(f"/{kind}/", p)]
             cache.replace([model.model_validate(o) for o in found], self.cluster.version)

@@ -15,7 +15,7 @@ from tests.unit.policy import build
 def seen(operator: Operator, number: int) -> None:
     manifest = build.job_manifest()
     manifest["metadata"] |= {"name": f"job-{number}", "uid": f"uid-{number}", "resourceVersion": str(number)}
-    operator.world.jobs.put(TrainingJob.model_validate(manifest))
+    operator.state.jobs.put(TrainingJob.model_validate(manifest))
 
 
 def test_a_standby_neither_queues_nor_counts_until_it_leads() -> None:
@@ -23,7 +23,7 @@ def test_a_standby_neither_queues_nor_counts_until_it_leads() -> None:
     operator = Operator(Cluster(), settings, Silence())
     for number in range(1, 51):
         seen(operator, number)
-    operator.world.jobs.drop("uid-50")
+    operator.state.jobs.drop("uid-50")
     assert len(operator.queue) == 0
     assert "shoal_jobs" not in generate_latest(operator.metrics.registry).decode()
 

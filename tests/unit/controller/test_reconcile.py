@@ -140,10 +140,10 @@ async def test_a_pod_that_was_made_and_not_seen_is_found_by_its_name() -> None:
     rig.apply()
     await rig.reconcile(KEY)
     uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
-    rig.world.pods.replace([], rig.cluster.version)  # a cache that knows of nothing
-    rig.world.pods._dead.clear()
+    rig.state.pods.replace([], rig.cluster.version)  # a cache that knows of nothing
+    rig.state.pods._dead.clear()
     rig.cluster.change(JOB_PATH, status={})
-    rig.world.jobs.put(rig.job)
+    rig.state.jobs.put(rig.job)
     await rig.reconcile(KEY)
     assert rig.pods() == EVERYTHING
     assert rig.pod("digits-worker-0-0")["metadata"]["uid"] == uid
@@ -195,9 +195,9 @@ async def test_what_is_invalid_is_not_tried_again_until_the_spec_changes() -> No
 
 async def test_a_name_that_is_taken_is_tried_again_soon() -> None:
     rig = Rig()
-    stranger: dict[str, Any] = {"metadata": {"name": "digits-worker-0-0", "namespace": "ns"}, "spec": {}}
+    pod: dict[str, Any] = {"metadata": {"name": "digits-worker-0-0", "namespace": "ns"}, "spec": {}}
     path = "/api/v1/namespaces/ns/pods/digits-worker-0-0"
-    rig.cluster.add(path, stranger)
+    rig.cluster.add(path, pod)
     rig.apply()
     delay = await rig.reconcile(KEY)
     condition = rig.job.status.condition("Stalled")
@@ -249,7 +249,7 @@ async def test_a_job_that_goes_while_we_are_busy_gets_nothing_more() -> None:
     def gone(method: str, path: str) -> None:
         if method == "POST" and path.endswith("/services"):
             rig.cluster.objects.pop(JOB_PATH, None)
-            rig.world.jobs.drop(uid)
+            rig.state.jobs.drop(uid)
 
     rig.cluster.fault = gone
     assert await rig.reconcile(KEY) is None
@@ -261,11 +261,11 @@ async def test_a_run_that_is_gone_is_forgotten() -> None:
     rig.apply()
     await settled(rig)
     uid = rig.job.metadata.uid
-    assert rig.memories.of(uid).existing
+    assert rig.answers.of(uid).existing
     rig.cluster.objects.clear()
     rig.see()
     assert await rig.reconcile(KEY) is None
-    assert not rig.memories.of(uid).existing
+    assert not rig.answers.of(uid).existing
 
 
 async def test_progress_alone_is_written_rarely() -> None:
@@ -273,7 +273,7 @@ async def test_progress_alone_is_written_rarely() -> None:
     rig.apply()
     await settled(rig)
     job = rig.job
-    rig.world.jobs.put(job)
+    rig.state.jobs.put(job)
     status = job.status.model_copy(update={"training": job.status.training.model_copy(update={"step": 5})})
     held = await rig.reporter.report(job, status, [])
     assert held.recorded

@@ -162,7 +162,7 @@ async def test_a_full_quota_says_nothing_against_a_secret_that_is_there(restarte
     rig.cluster.fault = refusing("secrets", 403, "exceeded quota: secrets")
     rig.pass_time(301)
     if restarted:
-        rig.memories.forget(rig.job.metadata.uid)
+        rig.answers.forget(rig.job.metadata.uid)
     rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
     wishes = await passes(rig)
     assert "digits-worker-1-1" in rig.pods()
@@ -230,6 +230,6 @@ async def test_it_is_named_also_where_no_watch_shows_it() -> None:
     rig.cluster.add(path, {"metadata": meta, "spec": {"nodeName": "safe-7"}})
     rig.apply()
     rig.pass_time(6)
-    rig.world.pods.replace([], rig.cluster.version)
+    rig.state.pods.replace([], rig.cluster.version)
     await rig.reconcile(KEY)
     assert "on node safe-7" in condition(rig, "Stalled")[2]

@@ -9,9 +9,9 @@ import pytest
 
 from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
-from shoal.policy import troubles
+from shoal.policy import pod_problems
 from shoal.policy.disruption import Meaning, is_spot, node_signal
-from shoal.policy.verdict import Fate, judge
+from shoal.policy.verdict import PodOutcome, judge
 from shoal_trainer.contract import Outcome
 from tests.unit.policy import build
 
@@ -122,37 +122,39 @@ USER_FAULT = build.last_word(Outcome.FAILED, reason="UserError", message="no mod
 
 
 @pytest.mark.parametrize(
-    ("pod", "node", "fate", "reason"),
+    ("pod", "node", "outcome", "reason"),
     [
-        ({}, None, Fate.FINE, ""),
-        ({"phase": "Pending", "node": None}, None, Fate.FINE, ""),
-        ({}, SHUTDOWN, Fate.LEAVING, "NodeShutdown"),
-        ({}, build.node(ready="Unknown"), Fate.LOST, "NodeLost"),
-        ({"deleting": build.NOW}, None, Fate.LEAVING, "Deleted"),
-        ({"deleting": build.NOW, "conditions": TARGET}, None, Fate.LEAVING, "TerminationByKubelet"),
-        ({"phase": "Failed", "reason": "NodeAffinity"}, None, Fate.REJECTED, "NodeAffinity"),
-        ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, None, Fate.REJECTED, "OutOfResource"),
-        ({"phase": "Failed", "reason": "NodeShutdown"}, None, Fate.REJECTED, "NodeShutdown"),
-        (TAKEN, None, Fate.DISRUPTED, "TerminationByKubelet"),
-        ({"phase": "Failed", "state": build.ended(143)}, SHUTDOWN, Fate.DISRUPTED, "NodeShutdown"),
-        ({"phase": "Succeeded", "state": build.ended(0)}, SHUTDOWN, Fate.DISRUPTED, "NodeShutdown"),
-        ({"phase": "Succeeded", "state": build.ended(0), "deleting": build.NOW}, None, Fate.DISRUPTED, "Deleted"),
-        ({"phase": "Failed", "reason": "Evicted", "message": LOW}, None, Fate.DISRUPTED, "Evicted"),
-        ({"phase": "Failed", "reason": "Evicted", "message": LIMIT}, None, Fate.FAILED, "Evicted"),
-        ({"phase": "Failed", "reason": "NodeLost"}, None, Fate.DISRUPTED, "NodeLost"),
-        ({"phase": "Failed", "state": build.ended(137, "OOMKilled")}, None, Fate.FAILED, "OOMKilled"),
-        ({"phase": "Failed", "state": build.ended(137)}, None, Fate.KILLED, "Killed"),
-        ({"phase": "Failed", "state": build.ended(143)}, None, Fate.KILLED, "Killed"),
-        ({"phase": "Failed", "state": build.ended(4)}, None, Fate.KILLED, "Fenced"),
-        ({"phase": "Succeeded", "state": build.ended(0)}, None, Fate.DONE, "Done"),
-        ({"phase": "Failed", "state": build.ended(1)}, None, Fate.FAILED, "Error"),
-        ({"phase": "Failed", "state": build.ended(2, message=USER_FAULT)}, None, Fate.FAILED, "UserError"),
-        ({"phase": "Running", "state": build.ended(1)}, None, Fate.FAILED, "Error"),  # a sidecar runs on
+        ({}, None, PodOutcome.HEALTHY, ""),
+        ({"phase": "Pending", "node": None}, None, PodOutcome.HEALTHY, ""),
+        ({}, SHUTDOWN, PodOutcome.LEAVING, "NodeShutdown"),
+        ({}, build.node(ready="Unknown"), PodOutcome.LOST, "NodeLost"),
+        ({"deleting": build.NOW}, None, PodOutcome.LEAVING, "Deleted"),
+        ({"deleting": build.NOW, "conditions": TARGET}, None, PodOutcome.LEAVING, "TerminationByKubelet"),
+        ({"phase": "Failed", "reason": "NodeAffinity"}, None, PodOutcome.REJECTED, "NodeAffinity"),
+        ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, None, PodOutcome.REJECTED, "OutOfResource"),
+        ({"phase": "Failed", "reason": "NodeShutdown"}, None, PodOutcome.REJECTED, "NodeShutdown"),
+        (TAKEN, None, PodOutcome.DISRUPTED, "TerminationByKubelet"),
+        ({"phase": "Failed", "state": build.ended(143)}, SHUTDOWN, PodOutcome.DISRUPTED, "NodeShutdown"),
+        ({"phase": "Succeeded", "state": build.ended(0)}, SHUTDOWN, PodOutcome.DISRUPTED, "NodeShutdown"),
+        ({"phase": "Succeeded", "state": build.ended(0), "deleting": build.NOW}, None, PodOutcome.DISRUPTED, "Deleted"),
+        ({"phase": "Failed", "reason": "Evicted", "message": LOW}, None, PodOutcome.DISRUPTED, "Evicted"),
+        ({"phase": "Failed", "reason": "Evicted", "message": LIMIT}, None, PodOutcome.FAILED, "Evicted"),
+        ({"phase": "Failed", "reason": "NodeLost"}, None, PodOutcome.DISRUPTED, "NodeLost"),
+        ({"phase": "Failed", "state": build.ended(137, "OOMKilled")}, None, PodOutcome.FAILED, "OOMKilled"),
+        ({"phase": "Failed", "state": build.ended(137)}, None, PodOutcome.KILLED, "Killed"),
+        ({"phase": "Failed", "state": build.ended(143)}, None, PodOutcome.KILLED, "Killed"),
+        ({"phase": "Failed", "state": build.ended(4)}, None, PodOutcome.KILLED, "Fenced"),
+        ({"phase": "Succeeded", "state": build.ended(0)}, None, PodOutcome.DONE, "Done"),
+        ({"phase": "Failed", "state": build.ended(1)}, None, PodOutcome.FAILED, "Error"),
+        ({"phase": "Failed", "state": build.ended(2, message=USER_FAULT)}, None, PodOutcome.FAILED, "UserError"),
+        ({"phase": "Running", "state": build.ended(1)}, None, PodOutcome.FAILED, "Error"),  # a sidecar runs on
     ],
 )  # fmt: skip
-def test_what_has_become_of_a_worker(pod: dict[str, Any], node: Any, fate: Fate, reason: str) -> None:
+def test_what_has_become_of_a_worker(
+    pod: dict[str, Any], node: Any, outcome: PodOutcome, reason: str
+) -> None:
     verdict = judge(build.pod(**pod), SLOT, {"spot-0": node or build.node()})
-    assert (verdict.fate, verdict.reason) == (fate, reason)
+    assert (verdict.outcome, verdict.reason) == (outcome, reason)
 
 
 def test_a_pod_evicted_before_its_containers_were_made() -> None:
@@ -161,7 +163,7 @@ def test_a_pod_evicted_before_its_containers_were_made() -> None:
     )
     del manifest["status"]["containerStatuses"]
     verdict = judge(build.Pod.model_validate(manifest), SLOT, NODES)
-    assert verdict.fate is Fate.DISRUPTED
+    assert verdict.outcome is PodOutcome.DISRUPTED
 
 
 def not_begun(init: dict[str, Any], **how: Any) -> dict[str, Any]:
@@ -173,24 +175,26 @@ def not_begun(init: dict[str, Any], **how: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("end", "fate", "reason", "words"),
+    ("end", "outcome", "reason", "words"),
     [
-        (build.ended(3, message="trying\n403 Forbidden\n"), Fate.FAILED, "InitContainerFailed", "code 3: 403 Forb"),
-        (build.ended(137, "OOMKilled"), Fate.FAILED, "OOMKilled", "raise its resources.limits.memory"),
-        (build.ended(143), Fate.KILLED, "Killed", "exit code 143"),
-        (build.waiting("PodInitializing"), Fate.DISRUPTED, "Unknown", ""),
+        (build.ended(3, message="trying\n403 Forbidden\n"), PodOutcome.FAILED, "InitContainerFailed", "3: 403 Forb"),
+        (build.ended(137, "OOMKilled"), PodOutcome.FAILED, "OOMKilled", "raise its resources.limits.memory"),
+        (build.ended(143), PodOutcome.KILLED, "Killed", "exit code 143"),
+        (build.waiting("PodInitializing"), PodOutcome.DISRUPTED, "Unknown", ""),
     ],
 )  # fmt: skip
-def test_a_pod_whose_init_container_ended(end: dict[str, Any], fate: Fate, reason: str, words: str) -> None:
+def test_a_pod_whose_init_container_ended(
+    end: dict[str, Any], outcome: PodOutcome, reason: str, words: str
+) -> None:
     pod = build.Pod.model_validate(not_begun(end, phase="Failed"))
     verdict = judge(pod, SLOT, NODES)
-    assert (verdict.fate, verdict.reason) == (fate, reason)
+    assert (verdict.outcome, verdict.reason) == (outcome, reason)
     assert words in verdict.message
-    if fate is not Fate.DISRUPTED:
+    if outcome is not PodOutcome.DISRUPTED:
         assert "init container fetch" in verdict.message
         assert verdict.exit_code == end["terminated"]["exitCode"]
     taken = judge(pod, SLOT, {"spot-0": SHUTDOWN})
-    assert taken.fate is Fate.DISRUPTED
+    assert taken.outcome is PodOutcome.DISRUPTED
 
 
 @pytest.mark.parametrize("role", ["worker", "ps"])
@@ -199,28 +203,28 @@ def test_a_pod_whose_init_container_ended(end: dict[str, Any], fate: Fate, reaso
 )
 def test_an_init_container_that_does_not_get_going_is_a_trouble(role: str, waits: str, reason: str) -> None:
     pod = build.Pod.model_validate(not_begun(build.waiting(waits), role=role, phase="Pending"))
-    trouble = troubles.find(build.observe(build.job(), pod), [])
+    trouble = pod_problems.find(build.observe(build.job(), pod), [])
     assert trouble is not None
     assert trouble.reason == reason
     assert "container fetch" in trouble.message
 
 
 @pytest.mark.parametrize(
-    ("action", "fate", "fatal"),
+    ("action", "outcome", "fatal"),
     [
-        ("FailJob", Fate.FAILED, True),
-        ("Restart", Fate.FAILED, False),
-        ("Ignore", Fate.IGNORED, False),
-        ("CountAsDisruption", Fate.DISRUPTED, False),
+        ("FailJob", PodOutcome.FAILED, True),
+        ("Restart", PodOutcome.FAILED, False),
+        ("Ignore", PodOutcome.IGNORED, False),
+        ("CountAsDisruption", PodOutcome.DISRUPTED, False),
     ],
 )
-def test_the_users_rules_for_exit_codes(action: Any, fate: Fate, fatal: bool) -> None:
+def test_the_users_rules_for_exit_codes(action: Any, outcome: PodOutcome, fatal: bool) -> None:
     rules = [
         FailureRule(on_exit_codes=[7], action="FailJob"),
         FailureRule(on_exit_codes=[42, 137], action=action),
     ]
     verdict = judge(build.pod(phase="Failed", state=build.ended(42)), SLOT, NODES, rules)
-    assert (verdict.fate, verdict.fatal) == (fate, fatal)
+    assert (verdict.outcome, verdict.fatal) == (outcome, fatal)
 
 
 def test_only_the_trainers_word_makes_exit_2_final() -> None:
@@ -234,16 +238,16 @@ def test_only_the_trainers_word_makes_exit_2_final() -> None:
 def test_a_server_that_is_restarted_in_place_has_not_ended() -> None:
     slot = SLOT.model_copy(update={"role": "ps"})
     again = judge(build.pod("ps", state=build.ended(1)), slot, NODES)
-    assert again.fate is Fate.FINE
+    assert again.outcome is PodOutcome.HEALTHY
 
 
 def test_a_name_that_comes_back_is_another_machine() -> None:
     """GKE makes a reclaimed node anew under its old name: the pod that was on it is lost."""
     pod = build.pod(created=build.NOW - timedelta(minutes=5))
-    assert judge(pod, SLOT, {"spot-0": build.node(boot="boot-2")}).fate is Fate.LOST
+    assert judge(pod, SLOT, {"spot-0": build.node(boot="boot-2")}).outcome is PodOutcome.LOST
 
 
 def test_a_node_that_cannot_be_read_says_nothing() -> None:
     """An operator that loses its right to read nodes must not take all of them for gone."""
-    assert judge(build.pod(), SLOT, {}).fate is Fate.LOST
-    assert judge(build.pod(), SLOT, None).fate is Fate.FINE
+    assert judge(build.pod(), SLOT, {}).outcome is PodOutcome.LOST
+    assert judge(build.pod(), SLOT, None).outcome is PodOutcome.HEALTHY

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.policy.broken import broken
+from shoal.policy.internal_error import internal_error
 from shoal.policy.model import CreatePod, CreateService, DeleteJob, DeletePod, DeleteService, UpdateService
 from shoal.policy.plan import plan
 from shoal.policy.telemetry import differs_in_telemetry_only
@@ -194,10 +194,10 @@ def test_a_job_that_has_ended_is_not_stalled_by_a_fault_that_is_over() -> None:
     world = running_world()
     finish(world, build.last_word())
     world.settle()
-    told = broken(world.observation(), ValueError("never mind"))
+    told = internal_error(world.observation(), ValueError("never mind"))
     assert told is not None
     world.status = told.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert broken(world.observation(), ValueError("in other words")) is None
+    assert internal_error(world.observation(), ValueError("in other words")) is None
     assert condition(world, "Stalled")["status"] == "True"
     world.settle()
     assert condition(world, "Stalled")["status"] == "False"

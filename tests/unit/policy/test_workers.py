@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.policy.model import CreatePod, Plan, Refusal, RefusalKind, Stranger
+from shoal.policy.model import CreatePod, NameConflict, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from shoal.policy.workers import max_surge
 from shoal_trainer.contract import WorkerReport, WorkerState
@@ -275,7 +275,9 @@ def test_what_the_server_refuses_is_terminal_until_the_spec_changes() -> None:
 
 @pytest.mark.parametrize(("going_away", "reason"), [(False, "NameCollision"), (True, None)])
 def test_a_name_that_is_taken(going_away: bool, reason: str | None) -> None:
-    made = plan(build.observe(build.job(), foreign={"digits-worker-1-0": Stranger(going=going_away)}))
+    made = plan(
+        build.observe(build.job(), foreign={"digits-worker-1-0": NameConflict(terminating=going_away)})
+    )
     assert names(made) == ["digits-worker-0-0", "digits-worker-2-0"]
     stalled = made.status.condition("Stalled")
     assert (stalled.reason if stalled else None) == reason

@@ -12,7 +12,7 @@ FRESH_REPORT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Heard:
+class CoordinatorView:
     """The incarnations that it named, by what it thinks of them; all empty where nothing was heard lately."""
 
     phase: Phase | None = None
@@ -23,15 +23,15 @@ class Heard:
     """It has given them up: nothing of them is taken any more, whatever they do."""
 
 
-def heard(seen: Observation) -> Heard:
+def coordinator_view(seen: Observation) -> CoordinatorView:
     """The newest report, if it is fresh."""
     report = seen.report
     if report is None or seen.report_age > FRESH_REPORT_SECONDS:
-        return Heard()
+        return CoordinatorView()
 
     def those(state: WorkerState) -> frozenset[Place]:
         return frozenset(Place("worker", w.slot, w.incarnation) for w in report.workers if w.state is state)
 
-    return Heard(
+    return CoordinatorView(
         report.phase, those(WorkerState.ACTIVE), those(WorkerState.SILENT), those(WorkerState.FENCED)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from shoal.policy.model import Refusal, RefusalKind, Stranger
+from shoal.policy.model import NameConflict, Refusal, RefusalKind
 
 _FADES = {
     # Longer than the policies wait before they try again: what is still true has been refreshed by then.
@@ -21,13 +21,13 @@ EXISTING_FADES = timedelta(minutes=5)
 
 
 @dataclass
-class JobMemory:
+class ApiAnswers:
     """What is remembered of one run of a job."""
 
     existing: dict[str, datetime] = field(default_factory=dict)
     """Name -> when the API server last said that it is there."""
     refused: dict[str, Refusal] = field(default_factory=dict)
-    taken: dict[str, tuple[Stranger, datetime]] = field(default_factory=dict)
+    taken: dict[str, tuple[NameConflict, datetime]] = field(default_factory=dict)
     """Name -> who has it, and when that was seen."""
 
     def there(self, now: datetime) -> frozenset[str]:
@@ -48,7 +48,7 @@ class JobMemory:
                 del self.refused[name]
         return tuple(self.refused.values())
 
-    def foreign(self, now: datetime) -> dict[str, Stranger]:
+    def foreign(self, now: datetime) -> dict[str, NameConflict]:
         """Names that were found to be somebody else's."""
         for name, (_, at) in list(self.taken.items()):
             if now - at > FOREIGN_FADES:
@@ -56,15 +56,15 @@ class JobMemory:
         return {name: who for name, (who, _) in self.taken.items()}
 
 
-class Memories:
-    """The memory of every job, by uid."""
+class AnswerStore:
+    """The answers of every job, by uid."""
 
     def __init__(self) -> None:
-        self._of: dict[str, JobMemory] = {}
+        self._of: dict[str, ApiAnswers] = {}
 
-    def of(self, uid: str) -> JobMemory:
-        """The memory of one run, empty at first."""
-        return self._of.setdefault(uid, JobMemory())
+    def of(self, uid: str) -> ApiAnswers:
+        """The answers of one run, empty at first."""
+        return self._of.setdefault(uid, ApiAnswers())
 
     def forget(self, uid: str) -> None:
         """The run is gone."""

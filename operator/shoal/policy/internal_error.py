@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from shoal.policy.conditions import Conditions
 from shoal.policy.model import Event, Observation, Plan
-from shoal.policy.telling import short
+from shoal.policy.wording import short
 
 REASON = "InternalError"
 
 
-def broken(seen: Observation, error: Exception) -> Plan | None:
+def internal_error(seen: Observation, error: Exception) -> Plan | None:
     """The plan in the place of the one that could not be made: to say so. None: it is said already.
 
     Once for each generation of the spec, in whatever words the error comes again: each write wakes the job.

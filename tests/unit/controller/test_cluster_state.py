@@ -7,7 +7,7 @@ import pytest
 from shoal.api.base import ObjectMeta
 from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, Pod, PodSpec, PodStatus
 from shoal.cluster.work_queue import Priority
-from shoal.controller.world import Key, World, sources
+from shoal.controller.cluster_state import ClusterState, Key, sources
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def woken() -> list[tuple[Key, Priority]]:
 
 
 @pytest.fixture
-def world(woken: list[tuple[Key, Priority]]) -> World:
-    return World(lambda key, priority: woken.append((key, priority)))
+def state(woken: list[tuple[Key, Priority]]) -> ClusterState:
+    return ClusterState(lambda key, priority: woken.append((key, priority)))
 
 
 def pod(name: str, version: int, node: str | None = "n", phase: str = "Running", job: str = "a") -> Pod:
@@ -35,38 +35,38 @@ def node(version: int, ready: str = "True", name: str = "n", uid: str = "n1") ->
 
 
 def test_a_node_wakes_the_jobs_on_it_once_and_a_heartbeat_nobody(
-    world: World, woken: list[tuple[Key, Priority]]
+    state: ClusterState, woken: list[tuple[Key, Priority]]
 ) -> None:
-    world.nodes.put(node(1))
+    state.nodes.put(node(1))
     for number in range(3):
-        world.pods.put(pod(f"p{number}", 10 + number))
-    world.pods.put(pod("q", 20, job="b"))
-    world.pods.put(pod("r", 21, node="elsewhere", job="c"))
+        state.pods.put(pod(f"p{number}", 10 + number))
+    state.pods.put(pod("q", 20, job="b"))
+    state.pods.put(pod("r", 21, node="elsewhere", job="c"))
     woken.clear()
-    world.nodes.put(node(2))
+    state.nodes.put(node(2))
     assert woken == []
-    world.nodes.put(node(3, ready="False"))
+    state.nodes.put(node(3, ready="False"))
     assert sorted(woken) == [(("ns", "a"), Priority.URGENT), (("ns", "b"), Priority.URGENT)]
     woken.clear()
-    world.nodes.drop("n1")
+    state.nodes.drop("n1")
     assert len(woken) == 2
-    assert "n" not in world.nodes_by_name
+    assert "n" not in state.nodes_by_name
 
 
-def test_a_node_that_comes_back_is_the_one_that_is_known(world: World) -> None:
-    world.nodes.put(node(1))
-    world.nodes.put(node(5, uid="n2"))
-    world.nodes.drop("n1")  # the news of the old one's end comes late
-    assert world.nodes_by_name["n"].metadata.uid == "n2"
+def test_a_node_that_comes_back_is_the_one_that_is_known(state: ClusterState) -> None:
+    state.nodes.put(node(1))
+    state.nodes.put(node(5, uid="n2"))
+    state.nodes.drop("n1")  # the news of the old one's end comes late
+    assert state.nodes_by_name["n"].metadata.uid == "n2"
 
 
 @pytest.mark.parametrize(("phase", "priority"), [("Running", Priority.NORMAL), ("Failed", Priority.URGENT)])
 def test_a_pod_that_ends_is_urgent(
-    world: World, woken: list[tuple[Key, Priority]], phase: str, priority: Priority
+    state: ClusterState, woken: list[tuple[Key, Priority]], phase: str, priority: Priority
 ) -> None:
-    world.pods.put(pod("p", 1, phase="Pending"))
+    state.pods.put(pod("p", 1, phase="Pending"))
     woken.clear()
-    world.pods.put(pod("p", 2, phase=phase))
+    state.pods.put(pod("p", 2, phase=phase))
     assert woken == [(("ns", "a"), priority)]
 
 

@@ -8,7 +8,8 @@ from datetime import timedelta
 from shoal.api.kube import Pod
 from shoal.policy.model import Observation
 from shoal.policy.names import place_of
-from shoal.policy.telling import parse_time, short
+from shoal.policy.times import parse_time
+from shoal.policy.wording import short
 
 UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
 """A node pool that grows needs a while; before that an unschedulable pod is no news."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from shoal.api.training_job_status import Slot
 from shoal.policy.counters import Counters
-from shoal.policy.holders import SILENT, TAKEN_BACK, Holder
+from shoal.policy.incarnations import SILENT, TAKEN_BACK, Incarnation
 from shoal.policy.model import Observation
 from shoal.policy.names import Place
-from shoal.policy.telling import whole
-from shoal.policy.verdict import Fate, Verdict
+from shoal.policy.times import whole
+from shoal.policy.verdict import PodOutcome, Verdict
 
 
-def settle(of: tuple[Holder, ...], seen: Observation, counters: Counters) -> tuple[Holder, ...]:
+def settle(of: tuple[Incarnation, ...], seen: Observation, counters: Counters) -> tuple[Incarnation, ...]:
     """Several incarnations hold one place: a worker that was silent, or had a notice, and its replacements.
 
     The newest stays if it runs, else the oldest that is not silent. Replacements after it are taken back; those before
@@ -28,10 +28,11 @@ def settle(of: tuple[Holder, ...], seen: Observation, counters: Counters) -> tup
             gone[each.place] = _leaving(each.slot, TAKEN_BACK, seen)
         elif each.place < stays.place and stays.running:
             assert each.pod is not None
-            counters.lost(each.slot, each.pod.metadata.name, Verdict(Fate.LEAVING, SILENT))
+            counters.lost(each.slot, each.pod.metadata.name, Verdict(PodOutcome.LEAVING, SILENT))
             gone[each.place] = _leaving(each.slot, SILENT, seen)
     return tuple(
-        Holder(h.place, gone[h.place], h.pod, h.verdict, settled=False) if h.place in gone else h for h in of
+        Incarnation(h.place, gone[h.place], h.pod, h.verdict, settled=False) if h.place in gone else h
+        for h in of
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shoal.api.kube import Pod
 from shoal.api.training_job_status import Slot
 from shoal.policy.names import Place
-from shoal.policy.verdict import Fate, Verdict
+from shoal.policy.verdict import PodOutcome, Verdict
 
 UNWANTED = "Unwanted"  # scaled down or suspended
 TAKEN_BACK = "TakenBack"  # a replacement whose predecessor spoke again
@@ -20,7 +20,7 @@ OURS = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED})
 
 
 @dataclass(frozen=True)
-class Holder:
+class Incarnation:
     """One incarnation of a place: its record, the pod if there is one, and what has become of it."""
 
     place: Place
@@ -33,12 +33,12 @@ class Holder:
     @property
     def alive(self) -> bool:
         """A process of it may still run and use resources."""
-        return self.pod is not None and self.verdict.fate in {Fate.FINE, Fate.LEAVING}
+        return self.pod is not None and self.verdict.outcome in {PodOutcome.HEALTHY, PodOutcome.LEAVING}
 
     @property
     def staying(self) -> bool:
         """It holds its place."""
-        return self.pod is not None and self.verdict.fate is Fate.FINE and not self.slot.cause
+        return self.pod is not None and self.verdict.outcome is PodOutcome.HEALTHY and not self.slot.cause
 
     @property
     def running(self) -> bool:
@@ -48,7 +48,7 @@ class Holder:
     @property
     def awaiting_the_end(self) -> bool:
         """A worker that was told that the work is done."""
-        return self.verdict.fate is Fate.DONE and not self.slot.cause
+        return self.verdict.outcome is PodOutcome.DONE and not self.slot.cause
 
     @property
     def node(self) -> str:
@@ -56,13 +56,13 @@ class Holder:
         return self.slot.node
 
 
-Seats = dict[int, tuple[Holder, ...]]
+ByIndex = dict[int, tuple[Incarnation, ...]]
 """Index of a slot or shard -> its incarnations, oldest first."""
 
 
-def seats(holders: Iterable[Holder]) -> Seats:
+def by_index(holders: Iterable[Incarnation]) -> ByIndex:
     """Holders of one role by index."""
-    found: dict[int, list[Holder]] = defaultdict(list)
+    found: dict[int, list[Incarnation]] = defaultdict(list)
     for holder in holders:
         found[holder.place.index].append(holder)
     return {index: tuple(sorted(of, key=lambda h: h.place)) for index, of in sorted(found.items())}

@@ -29,7 +29,7 @@ def _job_of(seen: Pod | Service) -> Key | None:
     return (seen.metadata.namespace, name) if name else None
 
 
-class World:
+class ClusterState:
     """The caches. `wake` is called for every job that a change may concern."""
 
     def __init__(self, wake: Wake) -> None:
