@@ -108,6 +108,11 @@ class Pod(Status):
         return self.status.phase == "Running"
 
     @property
+    def ended(self) -> bool:
+        """Whether all its containers ended for good."""
+        return self.status.phase in {"Failed", "Succeeded"}
+
+    @property
     def ready(self) -> bool:
         """Whether the condition Ready is True."""
         found = self.condition("Ready")

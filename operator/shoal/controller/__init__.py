@@ -1,1 +1,1 @@
-"""The controller: observe, plan, apply, report. Thin; every decision is in `shoal.policy`."""
+"""The controller: observe, plan, apply, report. All decisions are in `shoal.policy`."""

@@ -1,8 +1,8 @@
-"""Apply: do what a plan says, and write the answers through to the caches, so that the next plan sees them.
+"""Carries out the actions of a plan, and writes the answers through to the caches for the next plan.
 
-Names are deterministic, so a repeat is a 409 (AlreadyExists) and not a duplicate. Deletes carry the uid as a
-precondition. Nothing is created for a job whose uid is not in the cache. What the API server refuses for good is
-remembered for the next plan; what may go well next time is an error, for the work queue to back off.
+Names are deterministic, so a repeated create is a 409 (AlreadyExists) and not a duplicate. Deletes have the uid as a
+precondition. Nothing is created for a job whose uid is not in the cache. A refusal of the object is stored for the next
+plan; an answer that may differ on retry is an error, after which the work queue backs off.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from shoal.telemetry.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 _FIRST = (CreateSecret, CreateService)
-"""What pods need: where it is refused, nothing that comes after it is made."""
-_FOR_GOOD = frozenset({400, 403, 413, 422})
-"""Answers about the object. Any other (401, 404, 405, 409 of a plugin) speaks of the moment."""
-AT_ONCE = 16
-"""Requests of one job in flight: a large job must not hold up the others."""
+"""Pods need these: if one is refused, the actions after it are skipped."""
+_REFUSED = frozenset({400, 403, 413, 422})
+"""Refusals of the object. Any other status (401, 404, 405, 409 of an admission plugin) may be temporary."""
+MAX_IN_FLIGHT = 16
+"""Concurrent requests of one job, so that a large job does not delay the others."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a plan's actions."""
+    """The result of a plan's actions."""
 
     changed: bool = False
-    """Something was made or deleted, or found to be there: plan again."""
+    """Something was created, deleted or found to exist: plan again."""
     error: ClusterError | None = None
-    """The first thing that may go well next time."""
+    """The first error that may not occur on retry."""
 
 
 class Applier:
@@ -83,10 +83,10 @@ class Applier:
         self._metrics = metrics
 
     async def apply(self, job: TrainingJob, actions: tuple[Action, ...]) -> Outcome:
-        """Do the actions in their order; those of one kind that follow each other at the same time."""
+        """Carry out the actions in order; consecutive actions of one kind run concurrently."""
         errors: list[ClusterError] = []
         changed, refused = 0, False
-        limit = asyncio.Semaphore(AT_ONCE)
+        limit = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def one(action: Action) -> None:
             nonlocal changed, refused
@@ -116,8 +116,8 @@ class Applier:
         return Outcome(changed=changed > 0, error=errors[0] if errors else None)
 
     async def _do(self, job: TrainingJob, action: Action) -> bool:
-        """One action; False where it was not to be done."""
-        answers = self._answers.of(job.metadata.uid)
+        """Carry out one action; False if it was refused."""
+        answers = self._answers.get(job.metadata.uid)
         match action:
             case CreatePod(name, manifest):
                 return await self._create(job, answers, "/api/v1", "pods", name, manifest, self._saw_pod)
@@ -157,18 +157,18 @@ class Applier:
         manifest: Manifest,
         saw: Callable[[bytes], bool | None] | None,
     ) -> bool:
-        """True where it is there now and is ours. `saw` is None for what no watch tells of."""
+        """Create an object; True if it exists now and belongs to the job. `saw`: None for kinds without a watch."""
         known = self._state.jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
-            return False  # the job went while we were busy
+            return False  # the job was deleted meanwhile
         answer = await self._transport.request(
             "POST", _path(group, job, plural), query={"fieldValidation": "Strict"}, body=manifest
         )
         exists = answer.status == 409 and answer.reason == "AlreadyExists"
-        # A quota that is full answers before anybody looks whether the object is there: believe what was known.
+        # A full quota refuses a create even if the object exists already.
         exists_still = answer.status == 403 and saw is None and name in answers.existing
         if exists and saw is not None:
-            return await self._taken(job, answers, _path(group, job, plural, name), name)
+            return await self._already_exists(job, answers, _path(group, job, plural, name), name)
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
             if saw is None:
@@ -176,23 +176,23 @@ class Applier:
             else:
                 saw(answer.body)
             return True
-        if answer.status not in _FOR_GOOD:
+        if answer.status not in _REFUSED:
             raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
         answers.refused[name] = self._refusal(job, name, answer)
         return False
 
-    async def _taken(self, job: TrainingJob, answers: ApiAnswers, path: str, name: str) -> bool:
-        """A name is in use: by ourselves a moment ago (True), or by somebody else."""
+    async def _already_exists(self, job: TrainingJob, answers: ApiAnswers, path: str, name: str) -> bool:
+        """Handle a 409: the object is the job's own (True), or belongs to another owner."""
         answer = await self._transport.request("GET", path)
         if answer.status == 404:
-            return False  # gone meanwhile: the next plan tries again
+            return False  # deleted meanwhile: the next plan retries
         _accept(answer)
         found = Pod.model_validate_json(answer.body)  # or a Service: any object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(names.JOB):
             answers.refused.pop(name, None)
             self._saw_pod(answer.body) if "/pods/" in path else self._saw_service(answer.body)
             return True
-        answers.taken[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
+        answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
         return False
 
     def _refusal(self, job: TrainingJob, name: str, answer: Answer) -> Refusal:
@@ -209,7 +209,7 @@ class Applier:
             if pod.metadata.deletion_timestamp and pod.metadata.deletion_grace_period_seconds:
                 self._state.pods.put(pod)
                 return
-        _accept(answer, 404, 409)  # 409: the name is another pod's by now
+        _accept(answer, 404, 409)  # 409: another pod has the name now
         self._state.pods.drop(uid)
 
     async def _delete(self, path: str, uid: str, **options: Any) -> Answer:

@@ -1,7 +1,6 @@
-"""What is known of the cluster, and which job each change wakes.
+"""The caches of the cluster's objects (jobs, their pods and Services, nodes), and which jobs a change wakes.
 
-Four caches: jobs, their pods and Services, and nodes. A pod on its way out, or a node that changed, goes ahead of
-everything else.
+A terminating pod or a changed node wakes its jobs with urgent priority.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ Key = tuple[str, str]
 Wake = Callable[[Key, Priority], None]
 
 
-def _job_of(seen: Pod | Service) -> Key | None:
-    name = seen.metadata.labels.get(JOB)
-    return (seen.metadata.namespace, name) if name else None
+def _job_of(owned: Pod | Service) -> Key | None:
+    name = owned.metadata.labels.get(JOB)
+    return (owned.metadata.namespace, name) if name else None
 
 
 class ClusterState:
-    """The caches. `wake` is called for every job that a change may concern."""
+    """The caches. `wake` is called for every job that a change may affect."""
 
     def __init__(self, wake: Wake) -> None:
         self._wake = wake
@@ -66,8 +65,8 @@ class ClusterState:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
                 del self._nodes[name]
-        if old is not None and new is not None and _bare(old) == _bare(new):
-            return  # a heartbeat
+        if old is not None and new is not None and _without_version(old) == _without_version(new):
+            return  # only a heartbeat
         for key in {key for pod in self.pods.of("node", name) if (key := _job_of(pod)) is not None}:
             self._wake(key, Priority.URGENT)
 
@@ -81,12 +80,12 @@ def _is_leaving(pod: Pod) -> bool:
     )
 
 
-def _bare(node: Node) -> Node:
+def _without_version(node: Node) -> Node:
     return node.model_copy(update={"metadata": node.metadata.model_copy(update={"resource_version": ""})})
 
 
 def sources(namespace: str) -> tuple[Source[TrainingJob], Source[Pod], Source[Service], Source[Node]]:
-    """What to list and watch, in one namespace or (empty) in all."""
+    """What to list and watch, in one namespace or, if empty, in all."""
     within = f"/namespaces/{namespace}" if namespace else ""
     return (
         Source(f"/apis/{API_VERSION}{within}/{TrainingJob.PLURAL}", TrainingJob),

@@ -1,8 +1,8 @@
-"""A job's key and certificate, made anew whenever they are needed: the operator never has to read a Secret.
+"""Derives a job's key and certificate on demand, so that the operator never has to read a Secret.
 
-Everything follows from the install key and the job's uid. The certificate is self-signed with Ed25519, whose signatures
-are deterministic (RFC 8032), and has fixed dates: the same job gives the same bytes on every replica and after every
-restart, so the operator can pin a certificate that it never saw.
+Both are derived from the install key and the job's uid. The certificate is self-signed with Ed25519, whose signatures
+are deterministic (RFC 8032), and has fixed dates: every replica derives the same bytes, also after a restart, and can
+pin the certificate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59,
 
 @dataclass(frozen=True)
 class JobCredentials:
-    """What a job's Secret holds. Its repr shows nothing of it."""
+    """The content of a job's Secret. Its repr shows no secret."""
 
     key: bytes = field(repr=False)
     certificate: str

@@ -1,7 +1,7 @@
-"""What the process itself serves: its health and its metrics, on every address it has.
+"""Serves the health and metrics endpoints of the process, on all addresses.
 
-One socket takes IPv6 and IPv4 alike: in a cluster that has only IPv6 the kubelet's probes come from there. Both are
-answered by the loop that does the work: health is that it turns, and nothing changes while the metrics are read.
+One socket accepts IPv6 and IPv4: in an IPv6-only cluster the kubelet's probes use IPv6. The event loop of the operator
+answers both endpoints, so a healthy answer shows that it runs, and metrics do not change while they are read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Answer = Callable[[web.Request], Awaitable[web.Response]]
 
 
 async def healthy(_: web.Request) -> web.Response:
-    """The loop turns."""
+    """Answer the health probe."""
     return web.json_response({})
 
 
 def exposition(registry: CollectorRegistry) -> Answer:
-    """What Prometheus reads, in the format that it asks for."""
+    """Answer Prometheus in the format that it requests."""
 
     async def answer(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -34,10 +34,10 @@ def exposition(registry: CollectorRegistry) -> Answer:
 
 
 async def serve(port: int, path: str, answer: Answer) -> web.AppRunner:
-    """Serve one path; `cleanup()` of what is returned ends it.
+    """Serve one path until `cleanup()` of the returned runner.
 
     Raises:
-        UsageError: the port cannot be had.
+        UsageError: the port is not available.
     """
     app = web.Application()
     app.router.add_get(path, answer)
@@ -52,7 +52,7 @@ async def serve(port: int, path: str, answer: Answer) -> web.AppRunner:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on every address of the machine, of both families where it has both. Port 0: any."""
+    """A socket on all addresses, of both IP families if available. Port 0: any free port."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

@@ -1,8 +1,8 @@
-"""Events about jobs: stable reasons, one object for what is said again.
+"""Posts events about jobs, with one object for repeated events.
 
-An event's name follows from the run, the reason and the message, so that saying it again, even after a restart, is a
-409 and becomes a count. Kubernetes forgets events (after an hour): what is said again after that is new. Losing one is
-no error: status is what counts, events are for people who watch.
+An event's name is derived from the run, the reason and the message, so a repetition, even after a restart, is a 409 and
+increments the count. Kubernetes deletes events after an hour; after that a repetition is a new event. Losing an event
+is not an error, since the status has the same information.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shoal.policy.model import Event
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED = 4096
-LONGEST_MESSAGE = 1024  # core/v1 Event
+MAX_COUNTS = 4096
+MAX_MESSAGE_LENGTH = 1024  # limit of core/v1 Event
 
 
 class Recorder:
@@ -36,22 +36,22 @@ class Recorder:
         self._counts: OrderedDict[str, int] = OrderedDict()
 
     async def record(self, job: TrainingJob, events: Iterable[Event]) -> None:
-        """Post each event; failures are logged and forgotten."""
+        """Post each event; failures are only logged."""
         await asyncio.gather(*(self._post(job, event) for event in dict.fromkeys(events)))
 
     async def _post(self, job: TrainingJob, event: Event) -> None:
-        said = f"{job.metadata.uid}\0{event.reason}\0{event.message}"
-        name = f"{job.metadata.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+        content = f"{job.metadata.uid}\0{event.reason}\0{event.message}"
+        name = f"{job.metadata.name}.{hashlib.sha256(content.encode()).hexdigest()[:16]}"
         count = self._counts.pop(name, 0) + 1
         self._counts[name] = count
-        if len(self._counts) > REMEMBERED:
+        if len(self._counts) > MAX_COUNTS:
             self._counts.popitem(last=False)
         try:
-            if count > 1 and await self._again(job, name, count) != 404:
+            if count > 1 and await self._increment(job, name, count) != 404:
                 return
             self._counts[name] = 1
-            if (status := await self._first(job, name, event)) == 409:
-                await self._again(job, name, None)
+            if (status := await self._create(job, name, event)) == 409:
+                await self._increment(job, name, None)
             elif status >= 300:
                 logger.warning(
                     "cannot record event %s of %s: HTTP %s", event.reason, job.metadata.name, status
@@ -59,7 +59,7 @@ class Recorder:
         except ClusterError as error:
             logger.warning("cannot record event %s of %s: %s", event.reason, job.metadata.name, error)
 
-    async def _first(self, job: TrainingJob, name: str, event: Event) -> int:
+    async def _create(self, job: TrainingJob, name: str, event: Event) -> int:
         now = self._now()
         body = {
             "apiVersion": "v1",
@@ -75,7 +75,7 @@ class Recorder:
             },
             "type": event.type,
             "reason": event.reason,
-            "message": event.message[:LONGEST_MESSAGE],
+            "message": event.message[:MAX_MESSAGE_LENGTH],
             "firstTimestamp": now,
             "lastTimestamp": now,
             "count": 1,
@@ -85,7 +85,7 @@ class Recorder:
         }
         return (await self._transport.request("POST", self._path(job), body=body)).status
 
-    async def _again(self, job: TrainingJob, name: str, count: int | None) -> int:
+    async def _increment(self, job: TrainingJob, name: str, count: int | None) -> int:
         body: dict[str, object] = {"lastTimestamp": self._now()}
         if count is not None:
             body["count"] = count

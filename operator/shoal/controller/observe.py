@@ -1,4 +1,4 @@
-"""Observe: everything about one job at one moment, taken from the caches. No request is made here."""
+"""Observes one job: everything about it at one moment, from the caches. Makes no request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.telemetry.poller import Poller
 
 
 class Observer:
-    """Takes observations. `node_signals` tells whether nodes can be read now."""
+    """Takes observations. `node_signals`: whether nodes can be read now."""
 
     def __init__(
         self,
@@ -35,27 +35,27 @@ class Observer:
         self._wall = wall
 
     def observe(self, key: Key) -> Observation | None:
-        """None: there is no such job, it is being deleted, or it is another controller's."""
+        """The observation; None if the job does not exist, is being deleted, or has another controller."""
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
         if job is None or job.metadata.deletion_timestamp or job.spec.managed_by not in {None, MANAGED_BY}:
             return None
         now = self._wall()
         uid = job.metadata.uid
-        answers = self._answers.of(uid)
+        answers = self._answers.get(uid)
         pods: list[Pod] = []
-        foreign = answers.foreign(now)
+        conflicts = answers.conflicts(now)
         for pod in self._state.pods.of("job", key):
             if pod.metadata.controller_uid == uid:
                 pods.append(pod)
             else:
-                foreign[pod.metadata.name] = name_conflict(pod.metadata, job, pod.spec.node_name)
+                conflicts[pod.metadata.name] = name_conflict(pod.metadata, job, pod.spec.node_name)
         services = {}
         for service in self._state.services.of("job", key):
             if service.metadata.controller_uid == uid:
                 services[service.metadata.name] = service
             else:
-                foreign[service.metadata.name] = name_conflict(service.metadata, job)
+                conflicts[service.metadata.name] = name_conflict(service.metadata, job)
         report, age = self._poller.latest(uid)
         signals = self._node_signals()
         return Observation(
@@ -64,8 +64,8 @@ class Observer:
             images=self._images,
             pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
             services=services,
-            existing=answers.there(now),
-            foreign=foreign,
+            existing=answers.existing_names(now),
+            name_conflicts=conflicts,
             nodes=self._state.nodes_by_name if signals else {},
             node_signals=signals,
             report=report,
@@ -74,11 +74,12 @@ class Observer:
         )
 
 
-def name_conflict(taken: OwnedMeta, job: TrainingJob, node: str | None = None) -> NameConflict:
-    """What is known of an object that has a name of ours: it goes if it is terminating, or an earlier run's."""
+def name_conflict(metadata: OwnedMeta, job: TrainingJob, node: str | None = None) -> NameConflict:
+    """Describe an object of another owner that has a name of the job."""
     earlier_run = any(
         owner.controller and owner.kind == job.kind and owner.name == job.metadata.name
-        for owner in taken.owner_references
+        for owner in metadata.owner_references
     )
-    until = parse_time(taken.deletion_timestamp)
-    return NameConflict(terminating=until is not None or earlier_run, until=until, node=node or "")
+    deadline = parse_time(metadata.deletion_timestamp)
+    terminating = deadline is not None or earlier_run
+    return NameConflict(terminating=terminating, deadline=deadline, node=node or "")

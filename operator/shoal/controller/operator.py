@@ -1,8 +1,7 @@
-"""The operator put together: reflectors fill the state, changes wake keys, whoever holds the Lease works on them.
+"""The operator: reflectors fill the cluster state, changes queue jobs, and the holder of the Lease reconciles them.
 
-Crash-only: all state is in the cluster. A start is: list, take the Lease, reconcile everything. A standby keeps its
-caches warm, so that taking over is one Lease away; it queues nothing, since nobody would work on it, and counts no
-jobs, since they would be counted twice.
+Crash-only: all state is in the cluster. A start lists everything, acquires the Lease and reconciles all jobs. A standby
+keeps its caches warm for a quick takeover, but queues no jobs and does not export their number, as the leader does.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _now() -> datetime:
 
 
 class Operator:
-    """One replica of the operator. `run` it until it raises; others may `wake` a job, too."""
+    """One replica of the operator."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Operator:
                 answers,
                 self._poller,
                 images=settings.images,
-                node_signals=self._nodes_are_read,
+                node_signals=self._nodes_readable,
                 wall=wall,
             ),
             Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=metrics),
@@ -93,12 +92,12 @@ class Operator:
         )
 
     def wake(self, key: Key, priority: Priority = Priority.NORMAL) -> None:
-        """Something about a job changed."""
+        """Queue a job because something about it changed."""
         if self._leads:
             self.queue.add(key, priority)
 
     def lead(self) -> None:
-        """The Lease is held: everything that is known is looked at, and from now on all that changes."""
+        """Start to reconcile, after the Lease was acquired: first all known jobs, then those that change."""
         self._leads = True
         self.metrics.leading.set(1)
         self.metrics.count_jobs(
@@ -125,14 +124,14 @@ class Operator:
     def _watch_restarted(self, resource: str, reason: str) -> None:
         self.metrics.watch_restarts.labels(resource, reason).inc()
 
-    def _nodes_are_read(self) -> bool:
+    def _nodes_readable(self) -> bool:
         return self._nodes is not None and self._nodes.synced.is_set() and not self._nodes.denied
 
     async def run(self) -> None:
-        """Work until cancelled.
+        """Run until cancelled.
 
         Raises:
-            ExceptionGroup: with `LeaseLost`, or whatever should never happen.
+            ExceptionGroup: with `LeaseLost`, or an unexpected error.
         """
         try:
             async with asyncio.TaskGroup() as tasks:

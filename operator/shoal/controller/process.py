@@ -1,8 +1,8 @@
-"""The process `shoal-operator`: kopf runs it (login, signals, orderly end), and its handler only wakes a key.
+"""The process `shoal-operator`. kopf runs it (login, signals, shutdown); its event handler only queues jobs.
 
-On the hot path kopf is not enough, and nothing that matters depends on it: jobs, pods and nodes come from our own
-reflectors. Its peering, its events and its annotations are off. Ends with 0 when told to, 1 when the Lease was lost
-or something broke (whoever restarts it starts from the cluster's state), 2 when the environment is wrong.
+Reconciles do not depend on kopf: jobs, pods and nodes come from Shoal's own reflectors. kopf's peering, events and
+annotations are off. Exit codes: 0 after a signal, 1 after the Lease was lost or an unexpected error (a restart recovers
+from the cluster's state), 2 if the environment is invalid.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from shoal.telemetry.coordinator import HttpsCoordinator
 logger = logging.getLogger("shoal")
 
 TOKEN_LIFE = timedelta(minutes=5)
-"""A pod's token is exchanged by the kubelet well before it ends; kopf asks for it again after this time."""
+"""kopf reads the service account token again after this time; the kubelet rotates it well before it expires."""
 
 
 def main() -> None:
-    """Run until told to stop."""
+    """Run until a signal arrives."""
     try:
         settings = Settings.from_environment()
         code = asyncio.run(run(settings))
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 async def run(settings: Settings) -> int:
-    """The exit code."""
+    """Run the operator; returns the exit code."""
     _log(settings.log_level)
     transport = await connect()
     coordinator = HttpsCoordinator()
@@ -68,16 +68,16 @@ async def run(settings: Settings) -> int:
         await transport.close()
         for runner in served:
             await runner.cleanup()
-    return 1 if process.broken else 0
+    return 1 if process.failed else 0
 
 
 class _Process:
-    """The operator's task inside kopf's process. The end of one is the end of the other."""
+    """Couples the operator's task to kopf: when one ends, so does the other."""
 
     def __init__(self, operator: Operator, transport: HttpTransport) -> None:
         self.operator = operator
         self.stop = asyncio.Event()
-        self.broken = False
+        self.failed = False
         self._transport = transport
         self._task: asyncio.Task[None] | None = None
 
@@ -105,7 +105,7 @@ class _Process:
         return registry
 
     async def end(self) -> None:
-        """Stop working and give the Lease up."""
+        """Stop the operator, which releases the Lease."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -113,11 +113,11 @@ class _Process:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.stop.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.broken = True
+            self.failed = True
             logger.error("the operator stopped: %s", _innermost(error), exc_info=error)
 
     async def _login(self) -> kopf.ConnectionInfo:
-        """The same cluster, and the same credentials, as everything else here uses."""
+        """The cluster and credentials of the operator's own client."""
         configuration = self._transport.configuration
         bearer = await configuration.get_api_key_with_prefix("BearerToken")
         token = bearer.split()[-1] if bearer else None
@@ -153,8 +153,8 @@ def _log(level: str) -> None:
         level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
     )
     if level != "DEBUG":
-        for talkative in ("kopf", "aiohttp.access"):
-            logging.getLogger(talkative).setLevel(logging.WARNING)
+        for noisy in ("kopf", "aiohttp.access"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

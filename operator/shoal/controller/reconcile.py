@@ -1,8 +1,8 @@
-"""One pass over one job: observe, plan, create, report, delete.
+"""Reconciles one job: observe, plan, create, report, delete.
 
-What is missing is created first and waits for nothing. The plan is pure and cheap, so it is made again after that: what
-is reported is what is there, not what was hoped for. Nothing is deleted before the reason is written down: a crash in
-between would find neither the pod nor why it went.
+Missing objects are created first, without waiting. The plan is pure and cheap, so it is repeated afterwards: the status
+reports what exists, not what was intended. Nothing is deleted before the reason is in the status: after a crash in
+between, neither the pod nor the reason would be known.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from shoal.telemetry.metrics import Metrics
 from shoal.telemetry.poller import Poller
 
 ROUNDS = 4
-"""Plans in one pass. What is still to be made after them is made in the next."""
-NAMESAKE_SECONDS = 3.0
-"""How often a name that somebody else has is tried again: no watch tells when it is free."""
-
+"""Plans per reconcile. What is still missing after them is created in the next."""
+NAME_CONFLICT_SECONDS = 3.0
+"""Interval of retries after a name conflict: no watch reports when the name is free."""
 UNCHANGED_SECONDS = 1.0
-"""When a pass comes again that had something to make, and could not change anything."""
+"""Delay after a reconcile that had objects to create but changed nothing."""
 
 _REMOVALS = (DeletePod, DeleteService, DeleteJob)
 
 
 class Reconciler:
-    """Called by the work queue with the key of a job; answers after how many seconds it wants it again."""
+    """Called by the work queue with the key of a job; returns the seconds until the next reconcile, or None."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Reconciler:
         self._uids: dict[Key, str] = {}
 
     async def __call__(self, key: Key) -> float | None:
-        """One pass."""
+        """Reconcile one job."""
         loop = asyncio.get_running_loop()
         began, result = loop.time(), "error"
         try:
@@ -89,31 +88,31 @@ class Reconciler:
             outcome = await self._applier.apply(seen.job, to_make)
             failed, changed = outcome.error, outcome.changed
         self._listen(key, seen)
-        # What is told is what is counted: an earlier round may have given the same loss another reason.
+        # Only the last plan is reported: an earlier one may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
         if reported.recorded:
             to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed
         if failed is not None:
             raise failed
-        wishes = [decided.wake_after, reported.wait]
+        delays = [decided.wake_after, reported.wait]
         if to_make:
-            wishes.append(0.0 if changed else UNCHANGED_SECONDS)
-        answers = self._answers.of(seen.job.metadata.uid)
-        if answers.taken:
-            wishes.append(NAMESAKE_SECONDS)
+            delays.append(0.0 if changed else UNCHANGED_SECONDS)
+        answers = self._answers.get(seen.job.metadata.uid)
+        if answers.conflicting:
+            delays.append(NAME_CONFLICT_SECONDS)
         if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
-            wishes.append(answers.doubt_in(seen.now))  # it may wait for a Secret that somebody deleted
-        return min((each for each in wishes if each is not None), default=None)
+            delays.append(answers.next_expiry_seconds(seen.now))  # it may wait for a deleted Secret
+        return min((delay for delay in delays if delay is not None), default=None)
 
     async def _plan(self, seen: Observation) -> Plan:
-        """The plan. A fault of our own is told on the job, too: few read the operator's log."""
+        """The plan. An unexpected error is also reported on the job, where its owner can see it."""
         try:
             return plan(seen)
         except Exception as error:
-            if not isinstance(error, ShoalError) and (told := internal_error(seen, error)) is not None:
+            if not isinstance(error, ShoalError) and (failed := internal_error(seen, error)) is not None:
                 try:
-                    await self._reporter.report(seen.job, told.status, told.events)
+                    await self._reporter.report(seen.job, failed.status, failed.events)
                 except (
                     Refused,
                     Unavailable,
@@ -122,7 +121,7 @@ class Reconciler:
             raise
 
     def _forget_earlier_runs(self, key: Key) -> None:
-        """A job that is gone, or was applied again under its name: nothing of the old run is kept."""
+        """Drop the state of a run whose job was deleted or applied again under the same name."""
         namespace, name = key
         job = self._state.jobs.get(name, namespace)
         uid = job.metadata.uid if job is not None else None
@@ -137,7 +136,7 @@ class Reconciler:
             self._uids[key] = uid
 
     def _listen(self, key: Key, seen: Observation) -> None:
-        """Follow the coordinator while its pod runs."""
+        """Poll the coordinator while its pod runs."""
         uid = seen.job.metadata.uid
         if seen.job.status.finished:
             self._poller.forget(uid)
@@ -146,7 +145,7 @@ class Reconciler:
             (place.incarnation, pod.status.pod_ip)
             for pod in seen.pods
             if (place := place_of(pod)) is not None
-            and place.seat == ("ps", 0)
+            and place.is_coordinator
             and pod.status.phase == "Running"
             and pod.status.pod_ip
         ]

@@ -1,7 +1,7 @@
-"""Report: one write of the status, if it changed, then the events.
+"""Reports a plan: one write of the status if it changed, then the events.
 
-The write carries the resource version that the plan was made from: if the job changed meanwhile it is a 409, nothing
-is lost, and the next plan counts from the same status as this one did. Writes that only show progress are rare.
+The write has the resource version that the plan was based on: if the job changed meanwhile it is a 409, and the next
+plan counts from the same status again. Writes that only update telemetry are rate-limited.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from shoal.telemetry.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 CONFLICT_SECONDS = 1.0
-"""The watch brings what we did not know, and wakes the job; this is for the case that it does not."""
+"""Fallback: normally the watch delivers the newer object and wakes the job."""
 
 
 @dataclass(frozen=True)
 class Reported:
-    """What became of a status."""
+    """The result of a report."""
 
     recorded: bool
-    """The cluster holds all of it, but perhaps the newest progress."""
+    """The status is stored, except perhaps the newest telemetry."""
     wait: float | None = None
-    """After how many seconds it wants to be called again."""
+    """Report again after this many seconds."""
 
 
 class Reporter:
-    """Writes statuses. `telemetry_seconds`: the least time between two writes of a job that only show progress."""
+    """Writes statuses. `telemetry_seconds`: minimum interval of writes that only update telemetry."""
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class Reporter:
         self._written: dict[str, float] = {}
 
     def forget(self, uid: str) -> None:
-        """The job is gone."""
+        """Drop the state of a deleted job."""
         self._written.pop(uid, None)
 
     async def report(self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]) -> Reported:
-        """Write and post.
+        """Write the status and post the events.
 
         Raises:
-            Unavailable: the API server did not take it this time.
-            Refused: it never will.
+            Unavailable: the write failed and may succeed on retry.
+            Refused: the API server rejects the status.
         """
         wait = None
         if status != job.status:

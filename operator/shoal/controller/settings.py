@@ -1,4 +1,4 @@
-"""How the process is told what to do: environment variables, as the Helm chart sets them."""
+"""The settings of the process, from environment variables that the Helm chart sets."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from pathlib import Path
 from shoal.errors import UsageError
 from shoal.policy.model import Images
 
-LEAST_KEY_BYTES = 32
+MIN_KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that may differ between installations."""
+    """The settings of one installation."""
 
     install_key: bytes = field(repr=False)
     """The secret from which every job's key is derived."""
     images: Images
     namespace: str = ""
-    """The namespace to watch; empty: all."""
+    """The namespace to watch; empty for all namespaces."""
     node_signals: bool = True
-    """Whether nodes are read."""
+    """Whether to watch nodes."""
     identity: str = "shoal"
-    """Who this process is in the Lease."""
+    """The holder identity in the Lease."""
     lease_namespace: str = "default"
     lease_name: str = "shoal"
     metrics_port: int = 8080
-    """0: no metrics."""
+    """0: no metrics endpoint."""
     health_port: int = 8081
     """0: no health endpoint."""
     log_level: str = "INFO"
     telemetry_seconds: float = 30.0
-    """Status updates that only show progress: at most one of a job in this time."""
+    """Minimum interval of a job's status updates that only change telemetry."""
     workers: int = 16
-    """Jobs worked on at the same time."""
+    """Jobs reconciled concurrently."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the variables.
 
         Raises:
-            UsageError: one lacks or cannot be read; the message names it.
+            UsageError: a variable is missing or invalid; the message names it.
         """
         get = environment.get
         return cls(
@@ -78,10 +78,8 @@ def _key(path: str) -> bytes:
         key = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"SHOAL_INSTALL_KEY_FILE={path} cannot be read: {error.strerror}") from error
-    if len(key) < LEAST_KEY_BYTES:
-        raise UsageError(
-            f"the install key in {path} has {len(key)} bytes: it needs at least {LEAST_KEY_BYTES}"
-        )
+    if len(key) < MIN_KEY_BYTES:
+        raise UsageError(f"the install key in {path} has {len(key)} bytes: it needs at least {MIN_KEY_BYTES}")
     return key
 
 

@@ -1,6 +1,6 @@
-"""How long a place waits before it is filled again.
+"""How long to wait before the next pod of a place is created.
 
-What the platform took is replaced at once. What ends by itself soon after its start waits longer each time.
+A disrupted pod is replaced at once. A pod that ended shortly after it started is replaced with exponential back-off.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from datetime import datetime, timedelta
 from shoal.policy.incarnations import Incarnation
 from shoal.policy.verdict import PodOutcome
 
-_FIRST = {
+_FIRST_SECONDS = {
     PodOutcome.REJECTED: 10.0,
     PodOutcome.FAILED: 1.0,
     PodOutcome.KILLED: 0.5,
     PodOutcome.IGNORED: 1.0,
     PodOutcome.DONE: 1.0,
 }
-_LONGEST = 60.0
+_LONGEST_SECONDS = 60.0
 
 
 def not_before(last: Incarnation) -> datetime | None:
-    """When the place of `last`, which has ended, may be filled again; None: at once."""
+    """When the successor of `last`, which has ended, may be created; None: at once."""
     attempts = last.slot.attempts
     if attempts == 0 or last.slot.ended_at is None:
         return None
-    first = _FIRST.get(last.verdict.outcome, 1.0 if attempts > 1 else 0.0)
-    return last.slot.ended_at + timedelta(seconds=min(_LONGEST, first * 2.0 ** min(attempts - 1, 10)))
+    first = _FIRST_SECONDS.get(last.verdict.outcome, 1.0 if attempts > 1 else 0.0)
+    return last.slot.ended_at + timedelta(seconds=min(_LONGEST_SECONDS, first * 2.0 ** min(attempts - 1, 10)))

@@ -1,7 +1,7 @@
-"""When a job has ended, and how.
+"""Decides when a job is finished.
 
-Success is PS 0's exit 0 with its termination message, and nothing else: telemetry is never the only evidence, and an
-exit 0 without the message is an early exit.
+Only exit code 0 of parameter server 0 together with its termination message is success: telemetry is never the only
+evidence, and an exit code 0 without the message is an early exit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from shoal.policy.counters import Counters
 from shoal.policy.incarnations import ByIndex
 from shoal.policy.model import Observation
 from shoal.policy.suspension import suspended_seconds
+from shoal.policy.timers import Timers
 from shoal.policy.verdict import terminated, termination_message
 from shoal.policy.wording import short
 from shoal_trainer.contract import EXIT_OK, Outcome, TerminationMessage
@@ -20,7 +21,7 @@ from shoal_trainer.contract import EXIT_OK, Outcome, TerminationMessage
 
 @dataclass(frozen=True)
 class End:
-    """How the job ended."""
+    """How the job finished."""
 
     succeeded: bool
     reason: str
@@ -28,8 +29,8 @@ class End:
     evidence: TerminationMessage | None = None
 
 
-def decide(seen: Observation, servers: ByIndex, counters: Counters, wake_after: list[float]) -> End | None:
-    """The job's end, if this is it."""
+def decide(seen: Observation, servers: ByIndex, counters: Counters, timers: Timers) -> End | None:
+    """How the job finished; None while it is active."""
     if (evidence := _evidence(servers)) is not None:
         words = f"trained to step {evidence.step}; the model is in {evidence.model_uri or 'the job storage'}"
         return End(True, "Trained", words, evidence)
@@ -45,26 +46,23 @@ def decide(seen: Observation, servers: ByIndex, counters: Counters, wake_after: 
             f"{counters.disruptions} disruptions exceed runPolicy.maxDisruptions ({policy.max_disruptions})"
         )
         return End(False, "MaxDisruptionsExceeded", words)
-    return _deadline(seen, wake_after)
+    return _deadline(seen, timers)
 
 
 def _evidence(servers: ByIndex) -> TerminationMessage | None:
-    for holder in servers.get(0, ()):
-        end = terminated(holder.pod, "ps") if holder.pod else None
-        said = termination_message(end)
-        if end and end.exit_code == EXIT_OK and said and said.outcome is Outcome.SUCCEEDED:
-            return said
+    for each in servers.get(0, ()):
+        end = terminated(each.pod, "ps") if each.pod else None
+        message = termination_message(end)
+        if end and end.exit_code == EXIT_OK and message and message.outcome is Outcome.SUCCEEDED:
+            return message
     return None
 
 
-def _deadline(seen: Observation, wake_after: list[float]) -> End | None:
+def _deadline(seen: Observation, timers: Timers) -> End | None:
     limit, start = seen.job.spec.run_policy.active_deadline_seconds, seen.job.status.start_time
     if limit is None or start is None or seen.job.spec.suspend:
         return None
-    left = (start + timedelta(seconds=limit + suspended_seconds(seen)) - seen.now).total_seconds()
-    if left > 0:
-        wake_after.append(left)
+    if timers.pending(start + timedelta(seconds=limit + suspended_seconds(seen))):
         return None
-    return End(
-        False, "DeadlineExceeded", f"active for longer than runPolicy.activeDeadlineSeconds ({limit} s)"
-    )
+    words = f"active for longer than runPolicy.activeDeadlineSeconds ({limit} s)"
+    return End(False, "DeadlineExceeded", words)

@@ -1,7 +1,6 @@
-"""The conditions of a job, and the one word that sums them up.
+"""The conditions of a job, and the phase that summarizes them.
 
-Each is a metav1.Condition; none is remembered for its position. Those that tell of something out of the ordinary
-appear when it first happens and stay, False, when it is over.
+Conditions about exceptional states appear when they first become True, and stay as False afterwards.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from datetime import datetime
 from typing import Literal
 
 from shoal.api.training_job_status import JobCondition
+from shoal.policy.model import Reason
 from shoal.policy.times import whole
 from shoal.policy.wording import short
 
 ALWAYS = ("Initialized", "ParameterServersReady", "WorkersReady", "Running")
-WHEN_IT_HAPPENS = (
+EXCEPTIONAL = (
     "Disrupted",
     "Degraded",
     "QuotaExceeded",
@@ -26,100 +26,103 @@ WHEN_IT_HAPPENS = (
     "Complete",
     "Failed",
 )
+MOST_IMPORTANT_FIRST = (
+    "Failed",
+    "Complete",
+    "Stalled",
+    "QuotaExceeded",
+    "Degraded",
+    "Suspended",
+    "Disrupted",
+)
 
 Phase = Literal["", "Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
 
 
 class Conditions:
-    """The conditions of one plan: begun from the status, with the times of what does not change kept."""
+    """The conditions of one plan. A condition whose status does not change keeps its transition time."""
 
     def __init__(self, before: tuple[JobCondition, ...], generation: int, now: datetime) -> None:
-        self._found = {condition.type: condition for condition in before}
+        self._by_type = {condition.type: condition for condition in before}
         self._generation, self._now = generation, whole(now)
 
     def set(self, kind: str, holds: bool, reason: str, message: str = "") -> None:
-        """Say that a condition holds, or not."""
-        before = self._found.get(kind)
+        """Set a condition."""
+        before = self._by_type.get(kind)
         status: Literal["True", "False"] = "True" if holds else "False"
-        self._found[kind] = JobCondition(
+        unchanged = before is not None and before.status == status
+        self._by_type[kind] = JobCondition(
             type=kind,
             status=status,
             observed_generation=self._generation,
-            last_transition_time=before.last_transition_time
-            if before and before.status == status
-            else self._now,
+            last_transition_time=before.last_transition_time if before and unchanged else self._now,
             reason=reason,
             message=short(message, 2000),
         )
 
-    def happened(self, kind: str, what: tuple[str, str] | None, over: str) -> None:
-        """Something out of the ordinary: (reason, message), or None when it is not (any more)."""
-        if what is not None:
-            self.set(kind, True, *what)
-        elif kind in self._found:
-            self.set(kind, False, over)
+    def set_exceptional(self, kind: str, cause: Reason | None, otherwise: str) -> None:
+        """Set an exceptional condition to True with its cause, or, if it ever was, to False with reason `otherwise`."""
+        if cause is not None:
+            self.set(kind, True, *cause)
+        elif kind in self._by_type:
+            self.set(kind, False, otherwise)
 
-    def get(self, kind: str) -> JobCondition | None:
-        """The condition as it now stands."""
-        return self._found.get(kind)
-
-    def done(self) -> tuple[JobCondition, ...]:
-        """All of them, in an order that does not jump about."""
-        return tuple(self._found[kind] for kind in (*ALWAYS, *WHEN_IT_HAPPENS) if kind in self._found)
+    def in_order(self) -> tuple[JobCondition, ...]:
+        """All conditions, in a stable order."""
+        return tuple(self._by_type[kind] for kind in (*ALWAYS, *EXCEPTIONAL) if kind in self._by_type)
 
     def reason(self) -> str:
-        """Why the job is not simply running: the reason of the condition that matters most."""
-        for kind in ("Failed", "Complete", "Stalled", "QuotaExceeded", "Degraded", "Suspended", "Disrupted"):
-            found = self._found.get(kind)
-            if found is not None and found.status == "True":
-                return found.reason
+        """The reason of the most important condition; empty if the job is simply running."""
+        for kind in MOST_IMPORTANT_FIRST:
+            condition = self._by_type.get(kind)
+            if condition is not None and condition.status == "True":
+                return condition.reason
         return ""
 
 
 @dataclass(frozen=True)
-class Census:
-    """How many there are of each role, for the conditions and the phase."""
+class PodCounts:
+    """How many pods of each role there are, for the conditions and the phase."""
 
     servers_wanted: int
     servers_ready: int
     workers_wanted: int
     workers_ready: int
     workers_pending: int
-    least_workers: int
+    min_workers: int
 
     @property
-    def servers_complete(self) -> bool:
-        """Every shard is ready."""
+    def all_servers_ready(self) -> bool:
+        """Whether every shard is ready."""
         return self.servers_ready >= self.servers_wanted > 0
 
     @property
     def enough_workers(self) -> bool:
-        """As many workers run as the job asks for at least."""
-        return self.workers_ready >= max(1, min(self.least_workers, self.workers_wanted))
+        """Whether at least minReplicas workers run."""
+        return self.workers_ready >= max(1, min(self.min_workers, self.workers_wanted))
+
+    @property
+    def settled(self) -> bool:
+        """Whether all wanted pods are ready."""
+        return self.all_servers_ready and self.workers_ready >= self.workers_wanted
 
 
-def of_pods(conditions: Conditions, census: Census) -> None:
-    """ParameterServersReady, WorkersReady, Running."""
-    servers = f"{census.servers_ready} of {census.servers_wanted} ready"
-    conditions.set(
-        "ParameterServersReady",
-        census.servers_complete,
-        "AllReady" if census.servers_complete else "NotReady",
-        servers,
-    )
-    workers = f"{census.workers_ready} of {census.workers_wanted} running, {census.workers_pending} starting"
-    conditions.set(
-        "WorkersReady", census.enough_workers, "EnoughRunning" if census.enough_workers else "TooFew", workers
-    )
-    runs = census.servers_complete and census.workers_ready > 0
-    words = f"parameter servers: {servers}; workers: {workers}"
-    conditions.set("Running", runs, "Training" if runs else "Waiting", words)
+def set_pod_conditions(conditions: Conditions, counts: PodCounts) -> None:
+    """Set ParameterServersReady, WorkersReady and Running."""
+    servers = f"{counts.servers_ready} of {counts.servers_wanted} ready"
+    workers = f"{counts.workers_ready} of {counts.workers_wanted} running, {counts.workers_pending} starting"
+    ready, enough = counts.all_servers_ready, counts.enough_workers
+    runs = ready and counts.workers_ready > 0
+    conditions.set("ParameterServersReady", ready, "AllReady" if ready else "NotReady", servers)
+    conditions.set("WorkersReady", enough, "EnoughRunning" if enough else "TooFew", workers)
+    message = f"parameter servers: {servers}; workers: {workers}"
+    conditions.set("Running", runs, "Training" if runs else "Waiting", message)
 
 
-def phase(before: str, census: Census) -> Phase:
-    """Pending, Starting or Running. A job that ran is Running until it ends, whatever it has just lost."""
-    if before == "Running" or (census.servers_complete and census.workers_ready > 0):
+def phase(before: str, counts: PodCounts) -> Phase:
+    """Pending, Starting or Running. A job that ran stays Running until it finishes, whatever pods it lost."""
+    if before == "Running" or (counts.all_servers_ready and counts.workers_ready > 0):
         return "Running"
-    if census.servers_ready or census.workers_ready:
+    if counts.servers_ready or counts.workers_ready:
         return "Starting"
     return "Pending"

@@ -1,4 +1,4 @@
-"""What server 0 lately told of the workers. An old report says nothing: neither that one works nor that it does not."""
+"""What parameter server 0 lately reported about the workers. An old report is no evidence either way."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FRESH_REPORT_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class CoordinatorView:
-    """The incarnations that it named, by what it thinks of them; all empty where nothing was heard lately."""
+    """The reported workers by state; empty without a fresh report."""
 
     phase: Phase | None = None
     active: frozenset[Place] = frozenset()
     silent: frozenset[Place] = frozenset()
-    """It does not hear them, and would take what they say."""
+    """Not heard from, but their pushes are still accepted."""
     fenced: frozenset[Place] = frozenset()
-    """It has given them up: nothing of them is taken any more, whatever they do."""
+    """Given up: none of their pushes is accepted any more."""
 
 
 def coordinator_view(seen: Observation) -> CoordinatorView:
@@ -29,9 +29,12 @@ def coordinator_view(seen: Observation) -> CoordinatorView:
     if report is None or seen.report_age > FRESH_REPORT_SECONDS:
         return CoordinatorView()
 
-    def those(state: WorkerState) -> frozenset[Place]:
+    def in_state(state: WorkerState) -> frozenset[Place]:
         return frozenset(Place("worker", w.slot, w.incarnation) for w in report.workers if w.state is state)
 
     return CoordinatorView(
-        report.phase, those(WorkerState.ACTIVE), those(WorkerState.SILENT), those(WorkerState.FENCED)
+        report.phase,
+        active=in_state(WorkerState.ACTIVE),
+        silent=in_state(WorkerState.SILENT),
+        fenced=in_state(WorkerState.FENCED),
     )

@@ -1,7 +1,7 @@
-"""What is counted: failures and disruptions, each once, and the last of each for people to see.
+"""Counts failures and disruptions, each once, and keeps the most recent of each.
 
-Counting and the record that it was counted (`slot.cause`) go into one status update, so a crash can do neither or
-both. Counters only grow.
+A count and the record that it was counted (`slot.cause`) go into one status update, so a crash of the operator can
+neither lose nor repeat one. Counters only grow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.policy.wording import role_word, short
 
 
 class Counters:
-    """The counters of one plan: begun from the status, read back into the next."""
+    """The counters of one plan, starting from the status."""
 
     def __init__(self, before: TrainingJobStatus, now: datetime) -> None:
         self._now = whole(now)
@@ -30,7 +30,7 @@ class Counters:
         self.events: list[Event] = []
 
     def lost(self, slot: Slot, pod: str, verdict: Verdict) -> None:
-        """A pod has left or is leaving, and that was not Shoal's wish."""
+        """Count a pod that ended or is draining for a reason other than a decision of the operator."""
         if slot.role == "ps":
             self.server_restarts += 1
         if verdict.outcome is PodOutcome.FAILED:
@@ -39,10 +39,10 @@ class Counters:
             self._disrupted(slot, pod, verdict)
 
     def failed(self, slot: Slot, pod: str, verdict: Verdict, times: int = 1) -> None:
-        """The job's own fault."""
+        """Count a failure."""
         self.failures += times
         if slot.role == "worker":
-            self._reason(verdict.reason, times)
+            self._count_reason(verdict.reason, times)
         self.last_failure = LastFailure(
             pod=pod,
             node=slot.node,
@@ -59,12 +59,12 @@ class Counters:
     def _disrupted(self, slot: Slot, pod: str, verdict: Verdict) -> None:
         if slot.role == "worker":
             self.disruptions += 1
-            self._reason(verdict.reason, 1)
+            self._count_reason(verdict.reason, 1)
         self.last_disruption = LastDisruption(pod=pod, node=slot.node, reason=verdict.reason, time=self._now)
         kind = "WorkerDisrupted" if slot.role == "worker" else "ParameterServerLost"
         where = f" on node {slot.node}" if slot.node else ""
-        words = f"{role_word(slot.role)} {pod}{where} was disrupted: {verdict.reason}"
-        self.events.append(Event("Warning", kind, words))
+        message = f"{role_word(slot.role)} {pod}{where} was disrupted: {verdict.reason}"
+        self.events.append(Event("Warning", kind, message))
 
-    def _reason(self, reason: str, times: int) -> None:
+    def _count_reason(self, reason: str, times: int) -> None:
         self.by_reason[reason] = self.by_reason.get(reason, 0) + times

@@ -1,52 +1,55 @@
-"""Creating the next pod of a place: the part that is the same for workers and parameter servers."""
+"""Creates the next pod of a place: the part shared by workers and parameter servers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal.policy.admission import Gate, gate, taken
+from shoal.policy.admission import Gate, gate, name_conflict_gate
 from shoal.policy.backoff import not_before
 from shoal.policy.incarnations import Incarnation
 from shoal.policy.manifests import pod
-from shoal.policy.model import Action, CreatePod, Observation
+from shoal.policy.model import Action, CreatePod, Observation, Reason
 from shoal.policy.names import Place, RoleName, pod_name
+from shoal.policy.timers import Timers
 
 
 @dataclass
 class Decisions:
-    """What a policy decided, gathered while it goes through the places."""
+    """The decisions of all policies of one plan."""
 
+    timers: Timers
     actions: list[Action] = field(default_factory=list)
-    wake_after: list[float] = field(default_factory=list)
-    stalled: tuple[str, str] | None = None
+    stalled: Reason | None = None
     quota: str | None = None
+
+    def report(self, closed: Gate) -> None:
+        """Report why a gate is closed, and plan again when it may open. The first report wins."""
+        self.stalled = self.stalled or closed.stalled
+        self.quota = self.quota or closed.quota
+        if closed.wait_seconds is not None:
+            self.timers.after(closed.wait_seconds)
 
 
 class Creator:
-    """Creates pods of one role, as far as the gate, the back-off and the names allow."""
+    """Creates pods of one role, as far as the gate, back-off and name conflicts allow."""
 
     def __init__(self, seen: Observation, role: RoleName, decisions: Decisions) -> None:
         self._seen, self._role, self.decisions = seen, role, decisions
-        self._gate: Gate = gate(seen, role)
-        decisions.stalled = decisions.stalled or self._gate.stalled
-        decisions.quota = decisions.quota or self._gate.quota
-        if self._gate.wait_seconds is not None:
-            decisions.wake_after.append(self._gate.wait_seconds)
+        self._gate = gate(seen, role)
+        decisions.report(self._gate)
         self._tried = False
 
-    def create(self, index: int, of: tuple[Incarnation, ...]) -> Place | None:
-        """The next incarnation of a place; None if it has to wait."""
+    def create(self, index: int, incarnations: tuple[Incarnation, ...]) -> Place | None:
+        """Create the next incarnation of a place; None if it has to wait."""
         if not self._gate.open or (self._gate.quota and self._tried):
             return None
-        if of and (until := not_before(of[-1])) is not None and until > self._seen.now:
-            self.decisions.wake_after.append((until - self._seen.now).total_seconds())
+        last = incarnations[-1] if incarnations else None
+        if last and (due := not_before(last)) is not None and self.decisions.timers.pending(due):
             return None
-        place = Place(self._role, index, of[-1].place.incarnation + 1 if of else 0)
+        place = Place(self._role, index, last.place.incarnation + 1 if last else 0)
         name = pod_name(self._seen.job.metadata.name, place)
-        if (blocked := taken(self._seen, name)) is not None:
-            self.decisions.stalled = self.decisions.stalled or blocked.stalled
-            if blocked.wait_seconds is not None:
-                self.decisions.wake_after.append(blocked.wait_seconds)
+        if (conflict := name_conflict_gate(self._seen, name)) is not None:
+            self.decisions.report(conflict)
             return None
         manifest = pod(self._seen.job, place, self._seen.images)
         self.decisions.actions.append(CreatePod(name, manifest, place.role, index, place.incarnation))

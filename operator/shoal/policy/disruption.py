@@ -1,9 +1,8 @@
-"""What Kubernetes and the clouds say before and when they take a pod away.
+"""How Kubernetes and cloud providers announce that a pod is disrupted: signals of nodes and of pods.
 
-Two tables: what a node says and what a pod says. Sources: Kubernetes (node-shutdown, node conditions, well-known
-taints, KEP-3329), Karpenter (interruption controller), aws-node-termination-handler, GKE's and AKS' guides,
-cluster-autoscaler. The node says it first: on a graceful shutdown the kubelet holds the pod's own condition back until
-the containers have stopped.
+Sources: Kubernetes (node shutdown, node conditions, well-known taints, KEP-3329), Karpenter (interruption controller),
+aws-node-termination-handler, the guides of GKE and AKS, cluster-autoscaler. The node signals first: on a graceful
+shutdown the kubelet sets the pod's own condition only after the containers have stopped.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from shoal.api.training_job_status import Slot
 
 
 class Meaning(IntEnum):
-    """How sure a signal is; a greater one outweighs a lesser."""
+    """How certain a signal is; the greater of two applies."""
 
     AT_RISK = 1
-    """Perhaps, some time: nothing is done."""
+    """Possible: no action."""
     LEAVING = 2
-    """Certain: the pod still runs, and will be gone soon."""
+    """Certain: the pod still runs, but ends soon."""
     LOST = 3
-    """The machine is gone: what the API shows of its pods is history."""
+    """The machine is gone: what the API shows of its pods is outdated."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """One thing that is said, and what it means."""
+    """A reason in one word, and what it means."""
 
     reason: str
     meaning: Meaning
 
 
 NODE_DELETED = Signal("NodeDeleted", Meaning.LOST)
-NODE_REPLACED = Signal("NodeReplaced", Meaning.LOST)  # same name, another machine or another boot
+NODE_REPLACED = Signal("NodeReplaced", Meaning.LOST)  # same name, but another machine or boot
 NODE_LOST = Signal("NodeLost", Meaning.LOST)
 NODE_SHUTDOWN = Signal("NodeShutdown", Meaning.LEAVING)
 NODE_TERMINATING = Signal("NodeTerminating", Meaning.LEAVING)
@@ -46,9 +45,9 @@ TAINTS: dict[str, Signal] = {
     "node.kubernetes.io/unreachable": NODE_LOST,
     "node.kubernetes.io/out-of-service": NODE_LOST,
     "node.cloudprovider.kubernetes.io/shutdown": NODE_LOST,
-    # Google Kubernetes Engine, and its older termination handler
+    # Google Kubernetes Engine, and its former termination handler
     "cloud.google.com/impending-node-termination": Signal("ImpendingNodeTermination", Meaning.LEAVING),
-    # Karpenter (AWS, Azure), by its present and its former name
+    # Karpenter (AWS, Azure), current and former name
     "karpenter.sh/disrupted": Signal("NodeDisrupted", Meaning.LEAVING),
     "karpenter.sh/disruption": Signal("NodeDisrupted", Meaning.LEAVING),
     # aws-node-termination-handler
@@ -75,7 +74,7 @@ SPOT_LABELS: dict[str, tuple[str, ...]] = {
     "karpenter.sh/capacity-type": ("spot",),
     "kubernetes.azure.com/scalesetpriority": ("spot",),
 }
-"""How clouds label spot nodes: any of them is enough."""
+"""Labels of spot nodes by cloud provider; any one is enough."""
 
 POOL_LABELS = (
     "cloud.google.com/gke-nodepool",
@@ -86,20 +85,20 @@ POOL_LABELS = (
 
 
 def is_spot(node: Node) -> bool:
-    """Whether a known label says that the node is a spot node."""
+    """Whether the node has a known spot label."""
     return any(node.metadata.labels.get(key) in values for key, values in SPOT_LABELS.items())
 
 
 def pool_of(node: Node) -> str:
-    """The node pool, as the cloud labels it; empty if it does not."""
+    """The node pool from the cloud provider's label; empty if there is none."""
     return next((node.metadata.labels[key] for key in POOL_LABELS if key in node.metadata.labels), "")
 
 
 def node_signal(node: Node | None, slot: Slot) -> Signal | None:
     """The strongest signal of a pod's node.
 
-    `slot` tells which machine it was: a node that is gone, has another uid, or was booted again under its old name
-    took the pod with it. A node that was never seen says nothing (its own watch may be behind the pods').
+    `slot` identifies the machine: if its node is deleted, has another uid, or was rebooted, the pod is lost. A node
+    that was never seen is no signal: the watch of nodes may lag behind that of pods.
     """
     if node is None:
         return NODE_DELETED if slot.node_uid else None
@@ -108,30 +107,32 @@ def node_signal(node: Node | None, slot: Slot) -> Signal | None:
     boot = node.status.node_info.boot_id
     if slot.boot_id and boot and boot != slot.boot_id:
         return NODE_REPLACED
-    said = [*_of_conditions(node), *_of_taints(node)]
+    signals = [*_condition_signals(node), *_taint_signals(node)]
     if node.metadata.deletion_timestamp:
-        said.append(NODE_TERMINATING)
-    return max(said, key=lambda signal: signal.meaning, default=None)
+        signals.append(NODE_TERMINATING)
+    return max(signals, key=lambda signal: signal.meaning, default=None)
 
 
-def _of_conditions(node: Node) -> list[Signal]:
-    said = [CONDITIONS[c.type] for c in node.status.conditions if c.type in CONDITIONS and c.status == "True"]
+def _condition_signals(node: Node) -> list[Signal]:
+    signals = [
+        CONDITIONS[c.type] for c in node.status.conditions if c.type in CONDITIONS and c.status == "True"
+    ]
     ready = node.condition("Ready")
     if ready is not None and ready.status == "Unknown":
-        said.append(NODE_LOST)
+        signals.append(NODE_LOST)
     elif ready is not None and ready.status == "False" and "node is shutting down" in ready.message:
-        said.append(NODE_SHUTDOWN)
-    return said
+        signals.append(NODE_SHUTDOWN)
+    return signals
 
 
-def _of_taints(node: Node) -> list[Signal]:
-    said = [TAINTS[taint.key] for taint in node.spec.taints if taint.key in TAINTS]
+def _taint_signals(node: Node) -> list[Signal]:
+    signals = [TAINTS[taint.key] for taint in node.spec.taints if taint.key in TAINTS]
     if any(taint.key == _NOT_READY and taint.effect == "NoExecute" for taint in node.spec.taints):
-        said.append(Signal("NodeNotReady", Meaning.LEAVING))
-    return said
+        signals.append(Signal("NodeNotReady", Meaning.LEAVING))
+    return signals
 
 
-# --- what a pod says ------------------------------------------------------------------------------------------------
+# --- signals of pods ------------------------------------------------------------------------------------------------
 
 POD_CONDITION = "DisruptionTarget"
 DISRUPTION_REASONS = frozenset(
@@ -150,7 +151,7 @@ _OWN_LIMIT = re.compile(r"exceed(s|ed) .*limit", re.IGNORECASE)
 
 
 def rejection(pod: Pod) -> str | None:
-    """Why a kubelet would not take the pod that was bound to it (often: its machine was made anew), if it did not."""
+    """Why the kubelet did not admit the pod (often because its machine was recreated); None if it did."""
     reason = pod.status.reason
     if reason.startswith("OutOf"):
         return "OutOfResource"
@@ -158,7 +159,7 @@ def rejection(pod: Pod) -> str | None:
 
 
 def pod_disruption(pod: Pod) -> str | None:
-    """The reason that the pod itself gives for being taken, in a bounded set of words."""
+    """The reason of a disruption according to the pod itself, from a bounded set; None if there is none."""
     target = pod.condition(POD_CONDITION)
     if target is not None and target.status == "True":
         return target.reason if target.reason in DISRUPTION_REASONS else POD_CONDITION
@@ -167,6 +168,6 @@ def pod_disruption(pod: Pod) -> str | None:
     return None
 
 
-def exceeded_its_own_limit(pod: Pod) -> bool:
-    """Evicted not because the node was short of something but because the pod used more than it asked for."""
+def exceeded_own_limit(pod: Pod) -> bool:
+    """Whether the pod was evicted because it exceeded its own limit, not because the node ran short."""
     return pod.status.reason == "Evicted" and _OWN_LIMIT.search(pod.status.message) is not None

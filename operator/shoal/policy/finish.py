@@ -1,37 +1,46 @@
-"""The end of a job and what comes after it. Nothing is started any more; what is left is cleaned up."""
+"""The plan in which a job finishes, and the plans after it: no pods are created, remaining ones are cleaned up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from itertools import chain
 
-from shoal.api.training_job_status import Slot, TrainingJobStatus
+from shoal.api.training_job_status import TrainingJobStatus
 from shoal.policy import cleanup, telemetry
 from shoal.policy.completion import End
 from shoal.policy.conditions import Conditions
 from shoal.policy.incarnations import Incarnation
 from shoal.policy.model import Action, DeleteJob, DeletePod, Event, Observation, Plan
-from shoal.policy.names import Place, place_of
+from shoal.policy.names import place_of, place_of_slot
+from shoal.policy.timers import Timers
 from shoal.policy.times import whole
 from shoal.policy.verdict import judge
 
+_ENDED_BY_FINISHING = (
+    "Disrupted",
+    "Degraded",
+    "QuotaExceeded",
+    "Reconciling",
+    "Stalled",
+    "Suspended",
+)
+
 
 def ending(seen: Observation, end: End, status: TrainingJobStatus, events: Iterable[Event]) -> Plan:
-    """The plan of the moment in which the job ends. The status goes first; pods are cleaned up after it is written.
+    """The plan in which the job finishes. Pods are cleaned up only after this status is written.
 
-    `events`: what was counted in the same moment, such as the failure that was one too many.
+    `events`: what the same plan counted, such as the failure that exceeded the limit.
     """
     conditions = Conditions(status.conditions, seen.job.metadata.generation, seen.now)
     conditions.set("Complete" if end.succeeded else "Failed", True, end.reason, end.message)
     conditions.set("Running", False, "Finished")
-    for kind in ("Disrupted", "Degraded", "QuotaExceeded", "Reconciling", "Stalled", "Suspended"):
-        conditions.happened(kind, None, "Finished")
+    for kind in _ENDED_BY_FINISHING:
+        conditions.set_exceptional(kind, None, "Finished")
     update: dict[str, object] = {
         "phase": "Succeeded" if end.succeeded else "Failed",
         "reason": end.reason,
         "completion_time": whole(seen.now),
-        "conditions": conditions.done(),
+        "conditions": conditions.in_order(),
     }
     if end.evidence is not None:
         update |= telemetry.final(status, end.evidence)
@@ -44,85 +53,69 @@ def ending(seen: Observation, end: End, status: TrainingJobStatus, events: Itera
 
 
 def afterwards(seen: Observation) -> Plan:
-    """The plan of a job that has ended: cleanPodPolicy, then ttlSecondsAfterFinished."""
-    wake_after: list[float] = []
-    actions: list[Action] = [*cleanup.at_the_end(seen), *_stuck(seen, wake_after)]
+    """The plan of a finished job: cleanPodPolicy, then ttlSecondsAfterFinished."""
+    timers = Timers(seen.now)
+    actions: list[Action] = [*cleanup.at_the_end(seen), *_stuck(seen, timers)]
     events = []
-    if any(isinstance(a, DeletePod) for a in actions) and _anything_counted_as_running(seen):
+    if any(isinstance(a, DeletePod) for a in actions) and _any_slot_active(seen):
         words = f"deleting pods (cleanPodPolicy {seen.job.spec.run_policy.clean_pod_policy})"
         events.append(Event("Normal", "CleanedUp", words))
-    return Plan(
-        actions=(*actions, *_expired(seen, wake_after)),
-        status=_at_rest(seen),
-        events=tuple(events),
-        wake_after=min(wake_after, default=None),
-    )
+    actions += _expired(seen, timers)
+    return Plan(tuple(actions), _final_status(seen), tuple(events), wake_after=timers.next_seconds)
 
 
-def _at_rest(seen: Observation) -> TrainingJobStatus:
-    """The same status, with nobody at work in it but the pods that are still there."""
+def _final_status(seen: Observation) -> TrainingJobStatus:
+    """The status of a finished job, with the pods that still run."""
     before = seen.job.status
     running = [
-        pod
+        place
         for pod in seen.pods
-        if pod.status.phase not in {"Failed", "Succeeded"} and not pod.metadata.deletion_timestamp
+        if not pod.ended and not pod.metadata.deletion_timestamp and (place := place_of(pod)) is not None
     ]
-    count = {"ps": 0, "worker": 0}
-    for pod in running:
-        if (place := place_of(pod)) is not None:
-            count[place.role] += 1
-    workers = before.workers.model_copy(
-        update={"active": count["worker"], "ready": count["worker"], "pending": 0, "spot": 0, "on_demand": 0}
-    )
-    servers = before.parameter_servers.model_copy(update={"ready": count["ps"]})
-    there = {place_of(pod) for pod in running}
+    workers = sum(place.role == "worker" for place in running)
     slots = tuple(
         slot
-        if _place(slot) in there or slot.state == "Ended"
+        if place_of_slot(slot) in running or slot.state == "Ended"
         else slot.model_copy(update={"state": "Ended", "ended_at": slot.ended_at or whole(seen.now)})
         for slot in before.slots
     )
     conditions = Conditions(before.conditions, seen.job.metadata.generation, seen.now)
     if (stalled := before.condition("Stalled")) is not None and stalled.status == "True":
-        conditions.happened("Stalled", None, "Finished")
+        conditions.set_exceptional("Stalled", None, "Finished")
     return before.model_copy(
         update={
-            "workers": workers,
-            "parameter_servers": servers,
+            "workers": before.workers.model_copy(
+                update={"active": workers, "ready": workers, "pending": 0, "spot": 0, "on_demand": 0}
+            ),
+            "parameter_servers": before.parameter_servers.model_copy(
+                update={"ready": len(running) - workers}
+            ),
             "slots": slots,
-            "conditions": conditions.done(),
+            "conditions": conditions.in_order(),
         }
     )
 
 
-def _anything_counted_as_running(seen: Observation) -> bool:
+def _any_slot_active(seen: Observation) -> bool:
     return any(slot.state != "Ended" for slot in seen.job.status.slots)
 
 
-def _stuck(seen: Observation, wake_after: list[float]) -> list[Action]:
-    """Pods that are Terminating on machines that are gone."""
-    records = {_place(slot): slot for slot in seen.job.status.slots}
-    found: list[list[Action]] = []
+def _stuck(seen: Observation, timers: Timers) -> list[Action]:
+    """Force-deletions of pods that are Terminating on lost nodes."""
+    records = {place_of_slot(slot): slot for slot in seen.job.status.slots}
+    actions: list[Action] = []
     for pod in seen.pods:
         place = place_of(pod)
         if place is None or not pod.metadata.deletion_timestamp or place not in records:
             continue
-        verdict = judge(pod, records[place], seen.nodes_if_read)
-        holder = Incarnation(place, records[place], pod, verdict, settled=True)
-        found.append(cleanup.force(seen, holder, pod, wake_after))
-    return list(chain.from_iterable(found))
+        verdict = judge(pod, records[place], seen.nodes_if_readable)
+        incarnation = Incarnation(place, records[place], pod, verdict, recorded=True)
+        actions += cleanup.force(seen, incarnation, pod, timers)
+    return actions
 
 
-def _expired(seen: Observation, wake_after: list[float]) -> list[Action]:
+def _expired(seen: Observation, timers: Timers) -> list[Action]:
     ttl, end = seen.job.spec.run_policy.ttl_seconds_after_finished, seen.job.status.completion_time
-    if ttl is None or end is None:
-        return []
-    left = (end + timedelta(seconds=ttl) - seen.now).total_seconds()
-    if left > 0:
-        wake_after.append(left)
+    if ttl is None or end is None or timers.pending(end + timedelta(seconds=ttl)):
         return []
     return [DeleteJob(seen.job.metadata.name, seen.job.metadata.uid)]
-
-
-def _place(slot: Slot) -> Place:
-    return Place(slot.role, slot.index, slot.incarnation)

@@ -1,7 +1,7 @@
-"""Parameter servers that were restarted by the kubelet in the same pod.
+"""Counts restarts of parameter servers by the kubelet in the same pod.
 
-That is the quickest way back, so their restartPolicy is OnFailure; but a restart is a restart, and a server that ends
-by its own fault must not go on for ever. The record remembers how many restarts of the container were counted.
+Their restartPolicy is OnFailure, since a restart in place is the fastest recovery. The slot records how many restarts
+were counted, so that a server that fails repeatedly still reaches backoffLimit.
 """
 
 from __future__ import annotations
@@ -10,30 +10,27 @@ from shoal.api.kube import Pod, Terminated
 from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
 from shoal.policy.counters import Counters
-from shoal.policy.verdict import PodOutcome, judge_exit
-
-KILLS_FORGIVEN = 3
+from shoal.policy.verdict import KILLS_TOLERATED, PodOutcome, judge_exit
 
 
 def restarted_in_place(slot: Slot, pod: Pod, rules: list[FailureRule], counters: Counters) -> Slot:
-    """Count the ends of the server's container that the record does not hold yet."""
+    """Count exits of the server's container that the slot does not include yet."""
     container = next((c for c in pod.status.container_statuses if c.name == slot.role), None)
-    if container is None or pod.status.phase in {"Failed", "Succeeded"} or pod.metadata.deletion_timestamp:
+    if container is None or pod.ended or pod.metadata.deletion_timestamp:
         return slot
-    ends = container.restart_count
+    exits = container.restart_count
     last: Terminated | None = container.last_state.terminated
     if container.state.terminated is not None and container.state.terminated.exit_code != 0:
-        ends, last = ends + 1, container.state.terminated  # it ended, and is not yet started again
+        exits, last = exits + 1, container.state.terminated  # not restarted yet
     elif container.state.waiting is not None and container.state.waiting.reason == "CrashLoopBackOff":
-        ends += 1  # the same, and the kubelet lets it wait
-    new = ends - slot.restarts
+        exits += 1  # not restarted yet, because of the kubelet's back-off
+    new = exits - slot.restarts
     if new <= 0:
         return slot
     counters.server_restarts += new
     if last is not None:
         verdict = judge_exit(last, slot, rules)
-        if verdict.outcome is PodOutcome.FAILED or (
-            verdict.outcome is PodOutcome.KILLED and ends > KILLS_FORGIVEN
-        ):
+        killed_repeatedly = verdict.outcome is PodOutcome.KILLED and exits > KILLS_TOLERATED
+        if verdict.outcome is PodOutcome.FAILED or killed_repeatedly:
             counters.failed(slot, pod.metadata.name, verdict, times=new)
-    return slot.model_copy(update={"restarts": ends})
+    return slot.model_copy(update={"restarts": exits})

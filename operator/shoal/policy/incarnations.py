@@ -1,9 +1,9 @@
-"""Who holds a place: each incarnation with its record, its pod and what became of it; and why Shoal lets one go."""
+"""The incarnations of a place, each with its record, its pod and its verdict; and the operator's reasons to end one."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal.api.kube import Pod
@@ -12,57 +12,66 @@ from shoal.policy.names import Place
 from shoal.policy.verdict import PodOutcome, Verdict
 
 UNWANTED = "Unwanted"  # scaled down or suspended
-TAKEN_BACK = "TakenBack"  # a replacement whose predecessor spoke again
-SILENT = "Silent"  # its replacement runs, or server 0 has given it up
-OUTDATED = "Outdated"  # it never ran, and the template is another one by now
-OURS = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED})
-"""Causes that are Shoal's own decision: Shoal deletes the pod."""
+TAKEN_BACK = "TakenBack"  # a replacement that is no longer needed
+SILENT = "Silent"  # its replacement runs, or the coordinator has fenced it
+OUTDATED = "Outdated"  # it never ran, and the template has changed
+OWN_CAUSES = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED})
+"""Causes that are decisions of the operator, which deletes the pod."""
 
 
 @dataclass(frozen=True)
 class Incarnation:
-    """One incarnation of a place: its record, the pod if there is one, and what has become of it."""
+    """One incarnation of a place."""
 
     place: Place
     slot: Slot
     pod: Pod | None
     verdict: Verdict
-    settled: bool
-    """Its cause had been written down before this plan: the pod itself is needed no more."""
+    recorded: bool
+    """The status recorded its cause before this plan, so the pod itself is no longer needed."""
 
     @property
     def alive(self) -> bool:
-        """A process of it may still run and use resources."""
+        """Whether its process may still run and use resources."""
         return self.pod is not None and self.verdict.outcome in {PodOutcome.HEALTHY, PodOutcome.LEAVING}
 
     @property
-    def staying(self) -> bool:
-        """It holds its place."""
+    def active(self) -> bool:
+        """Whether it is starting or running, and not draining."""
         return self.pod is not None and self.verdict.outcome is PodOutcome.HEALTHY and not self.slot.cause
 
     @property
     def running(self) -> bool:
-        """It holds its place and its process runs."""
-        return self.staying and self.slot.state in {"Running", "Silent"}
+        """Whether it is active and its process runs."""
+        return self.active and self.slot.state in {"Running", "Silent"}
 
     @property
-    def awaiting_the_end(self) -> bool:
-        """A worker that was told that the work is done."""
+    def awaiting_job_end(self) -> bool:
+        """Whether it exited because the work is done."""
         return self.verdict.outcome is PodOutcome.DONE and not self.slot.cause
 
     @property
     def node(self) -> str:
-        """Where it is bound."""
+        """The node that it is bound to."""
         return self.slot.node
 
 
 ByIndex = dict[int, tuple[Incarnation, ...]]
-"""Index of a slot or shard -> its incarnations, oldest first."""
+"""Slot or shard -> its incarnations, oldest first."""
 
 
-def by_index(holders: Iterable[Incarnation]) -> ByIndex:
-    """Holders of one role by index."""
-    found: dict[int, list[Incarnation]] = defaultdict(list)
-    for holder in holders:
-        found[holder.place.index].append(holder)
-    return {index: tuple(sorted(of, key=lambda h: h.place)) for index, of in sorted(found.items())}
+def by_index(incarnations: Iterable[Incarnation]) -> ByIndex:
+    """Group the incarnations of one role."""
+    grouped: dict[int, list[Incarnation]] = defaultdict(list)
+    for each in incarnations:
+        grouped[each.place.index].append(each)
+    return {
+        index: tuple(sorted(group, key=lambda each: each.place)) for index, group in sorted(grouped.items())
+    }
+
+
+def every(*roles: ByIndex) -> Iterator[Incarnation]:
+    """All incarnations of the roles."""
+    for role in roles:
+        for incarnations in role.values():
+            yield from incarnations

@@ -1,4 +1,4 @@
-"""A job that no plan can be made for, through a fault of Shoal's own: said on the job, where its owner looks."""
+"""Reports an unexpected error of the operator on the job, where its owner can see it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ REASON = "InternalError"
 
 
 def internal_error(seen: Observation, error: Exception) -> Plan | None:
-    """The plan in the place of the one that could not be made: to say so. None: it is said already.
+    """A plan that only reports the error. None: it is reported already.
 
-    Once for each generation of the spec, in whatever words the error comes again: each write wakes the job.
+    It is reported once per generation of the spec, even if its message varies, since each write wakes the job.
     """
     before = seen.job.status
-    said, generation = before.condition("Stalled"), seen.job.metadata.generation
-    if said and (said.status, said.reason, said.observed_generation) == ("True", REASON, generation):
+    stalled, generation = before.condition("Stalled"), seen.job.metadata.generation
+    if stalled and (stalled.status, stalled.reason, stalled.observed_generation) == (
+        "True",
+        REASON,
+        generation,
+    ):
         return None
-    words = (
+    message = (
         "the operator failed to reconcile this job; it leaves the pods unchanged and retries. Please report this error "
         f"with the operator's log: {type(error).__name__}: {short(str(error), 500)}"
     )
     conditions = Conditions(before.conditions, generation, seen.now)
-    conditions.set("Stalled", True, REASON, words)
-    update = {"conditions": conditions.done(), "reason": conditions.reason()}
-    return Plan((), before.model_copy(update=update), (Event("Warning", REASON, words),))
+    conditions.set("Stalled", True, REASON, message)
+    update = {"conditions": conditions.in_order(), "reason": conditions.reason()}
+    return Plan((), before.model_copy(update=update), (Event("Warning", REASON, message),))

@@ -1,7 +1,7 @@
-"""The objects of a job as they are POSTed: pods, Services, the Secret, the disruption budget.
+"""Manifests of a job's objects: pods, Services, the Secret, the disruption budget.
 
-Pods meet the restricted Pod Security Standard and carry no API token. The user's template is merged over the defaults;
-what the operator must be able to rely on is put on top of both.
+Pods meet the restricted Pod Security Standard and have no API token. The user's template is merged over the defaults;
+fields that the operator depends on are set last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal_trainer.contract import CONFIG_ENV, CONTROL_PORT, DATA_PORT, METRICS_
 
 USER = 65532
 GRACE_SECONDS = {"worker": 20, "ps": 60}
-"""A worker: a step, a push and a good-bye, within what a spot node leaves it. A server: a last snapshot."""
+"""A worker finishes its step and pushes within the notice of a spot node. A server takes a final snapshot."""
 
 _COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
 _REQUESTS = {"worker": {"cpu": "500m", "memory": "1Gi"}, "ps": {"cpu": "250m", "memory": "256Mi"}}
@@ -34,7 +34,7 @@ _PORTS = {"data": DATA_PORT, "control": CONTROL_PORT, "metrics": METRICS_PORT}
 
 
 def owner(job: TrainingJob) -> dict[str, Any]:
-    """The owner reference of everything: when the job is deleted, Kubernetes deletes the rest."""
+    """The owner reference of all objects: Kubernetes deletes them with the job."""
     return {
         "apiVersion": API_VERSION,
         "kind": job.kind,
@@ -135,18 +135,18 @@ def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[di
 
 
 def _environment(env: list[dict[str, Any]], config: str) -> list[dict[str, Any]]:
-    """Shoal's variables after the user's: the configuration refers to the two before it."""
+    """The user's variables, then Shoal's; the configuration refers to the two before it."""
     ours: list[dict[str, Any]] = [
         {"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": NODE_NAME_ENV, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         {"name": CONFIG_ENV, "value": config},
     ]
-    taken = {variable["name"] for variable in ours}
-    return [*(variable for variable in env if variable["name"] not in taken), *ours]
+    reserved = {variable["name"] for variable in ours}
+    return [*(variable for variable in env if variable["name"] not in reserved), *ours]
 
 
 def service(job: TrainingJob, shard: int, incarnation: int) -> Manifest:
-    """The Service of a shard. Not-ready pods are reachable too: a server that recovers talks to the workers."""
+    """The Service of a shard. It includes pods that are not ready: a recovering server talks to the workers."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -169,7 +169,7 @@ def service(job: TrainingJob, shard: int, incarnation: int) -> Manifest:
 
 
 def secret(job: TrainingJob, data: Mapping[str, bytes]) -> Manifest:
-    """The job's Secret. It is never read back and never changed."""
+    """The job's Secret. The operator never reads or changes it."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -186,10 +186,10 @@ def secret(job: TrainingJob, data: Mapping[str, bytes]) -> Manifest:
 
 
 def disruption_budget(job: TrainingJob) -> Manifest:
-    """No voluntary eviction of a parameter server.
+    """Prevents voluntary evictions of parameter servers.
 
-    An absolute number, since only those need no controller's scale; and the most that a job can have, so that it holds
-    also after the number of shards has changed.
+    `minAvailable` is a number, since a percentage would need a controller with a scale; it is the largest number of
+    shards, so that it still holds after a job's shards have changed.
     """
     return {
         "apiVersion": "policy/v1",

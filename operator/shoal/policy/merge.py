@@ -1,7 +1,7 @@
 """Strategic merge of a user's pod template over Shoal's defaults, as `kubectl patch` does it.
 
-Lists whose elements have a key (containers by name, ports by containerPort, …) are merged by it; tolerations and
-what is preferred are added; other lists are replaced. A null takes a default away.
+Lists whose elements have a key (containers by name, ports by containerPort, …) are merged by key; tolerations, envFrom
+and preferences are appended; other lists are replaced. A null removes a default.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-_ADDED = frozenset({"tolerations", "envFrom", "preferredDuringSchedulingIgnoredDuringExecution"})
+_APPENDED = frozenset({"tolerations", "envFrom", "preferredDuringSchedulingIgnoredDuringExecution"})
 
 
 def merge(defaults: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """`patch` over `defaults`; neither is changed."""
+    """`patch` merged over `defaults`; neither is modified."""
     merged = dict(defaults)
     for field, value in patch.items():
         if value is None:
@@ -41,7 +41,7 @@ def merge(defaults: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge_lists(field: str, defaults: list[Any], patch: list[Any]) -> list[Any]:
-    if field in _ADDED:
+    if field in _APPENDED:
         return [*defaults, *(value for value in patch if value not in defaults)]
     key = _KEYS.get(field)
     if key is None or not all(isinstance(value, dict) and key in value for value in patch):

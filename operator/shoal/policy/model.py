@@ -1,10 +1,9 @@
-"""What a plan sees and what it answers: the seam between the pure policies and the controller.
+"""Input and output of a plan: the interface between the pure policies and the controller.
 
-The controller fills an `Observation` from its caches, calls `shoal.policy.plan.plan`, carries out the actions in their
-order, looks and plans again (a pod that was made belongs into the first status after it), writes the last plan's
-status if it changed, posts the events, and comes back after `wake_after` seconds or when something happens. Nothing
-here is remembered between two calls: all memory is `job.status` (and what `apply` knows of refusals and of objects
-that it need not create again, which may be lost at any time).
+The controller fills an `Observation` from its caches, calls `shoal.policy.plan.plan`, carries out the actions in order,
+observes and plans again (so that the status includes new pods), writes the last plan's status if it changed, posts the
+events, and returns after `wake_after` seconds or at the next change. All state between two calls is in `job.status`;
+the answers of the API server that `apply` keeps may be lost at any time.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -24,11 +23,11 @@ from shoal.api.training_job_status import TrainingJobStatus
 from shoal_trainer.contract import StatusReport
 
 Manifest = dict[str, Any]
-"""An object as it is POSTed: camelCase keys, JSON values."""
+"""The JSON of an object to create."""
 
 
 class ServiceSpec(Status):
-    """The parts of a Service's spec that are read."""
+    """The parts of a Service's spec that Shoal reads."""
 
     selector: dict[str, str] = Field(default_factory=dict)
 
@@ -40,16 +39,23 @@ class Service(Status):
     spec: ServiceSpec = ServiceSpec()
 
 
+class Reason(NamedTuple):
+    """Why a condition is set: one word for programs, and a message for people."""
+
+    reason: str
+    message: str
+
+
 @dataclass(frozen=True)
 class Images:
-    """The images of pods whose template names none."""
+    """The images of pods whose template sets none."""
 
     ps: str
     worker: str
 
 
 class RefusalKind(StrEnum):
-    """Why the API server did not take an object."""
+    """Why the API server refused an object."""
 
     QUOTA = "Quota"  # 403 from a ResourceQuota: wait
     FORBIDDEN = "Forbidden"  # 403 otherwise: RBAC, Pod Security, a LimitRange, an admission webhook
@@ -60,14 +66,14 @@ class RefusalKind(StrEnum):
 class Refusal:
     """A create that the API server refused.
 
-    The controller keeps the last one for each name, until that succeeds.
+    The controller keeps the last one for each name until a create succeeds.
     """
 
     kind: RefusalKind
     name: str
-    """The object that was to be made."""
+    """The name of the object."""
     message: str
-    """The server's words."""
+    """The server's message."""
     generation: int
     """The job's generation at that time."""
     at: datetime
@@ -75,14 +81,14 @@ class Refusal:
 
 @dataclass(frozen=True)
 class NameConflict:
-    """Somebody else's object that has a name which we would use."""
+    """An object of another owner that has a name which the job needs."""
 
     terminating: bool = False
-    """It is going away: it has a deletionTimestamp, or it belonged to an earlier TrainingJob of this name."""
-    until: datetime | None = None
-    """Its deletionTimestamp: by then it should be gone."""
+    """It has a deletionTimestamp, or it belongs to an earlier TrainingJob of this name."""
+    deadline: datetime | None = None
+    """Its deletionTimestamp: when its grace period ends."""
     node: str = ""
-    """The node of a pod."""
+    """The node, if it is a pod."""
 
 
 @dataclass(frozen=True)
@@ -94,34 +100,33 @@ class Observation:
     """Wall clock, with a time zone."""
     images: Images
     pods: tuple[Pod, ...] = ()
-    """Pods whose controller uid is the job's, terminating and finished ones too."""
+    """Pods controlled by the job, including terminating and finished ones."""
     services: Mapping[str, Service] = field(default_factory=dict)
-    """Services whose controller uid is the job's, by name."""
+    """Services controlled by the job, by name."""
     existing: frozenset[str] = frozenset()
-    """Names of Secrets and PodDisruptionBudgets of the job known to exist: created, or answered 409, by
-    this process, within the last minutes."""
-    foreign: Mapping[str, NameConflict] = field(default_factory=dict)
-    """Names that we would use and that are taken by an object of somebody else. Pods and Services share the map: their
-    names never meet."""
+    """Names of the job's Secrets and PodDisruptionBudgets that exist: the API server confirmed it within the last
+    minutes."""
+    name_conflicts: Mapping[str, NameConflict] = field(default_factory=dict)
+    """Names that the job needs and objects of other owners have. Names of pods and Services never coincide."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """All nodes by name; empty where nodes cannot be read."""
     node_signals: bool = True
     """Whether nodes can be read at all."""
     report: StatusReport | None = None
-    """What PS 0 last told."""
+    """The last report of parameter server 0."""
     report_age: float = 0.0
-    """Seconds since it did."""
+    """Age of the report in seconds."""
     refusals: tuple[Refusal, ...] = ()
 
     @property
-    def nodes_if_read(self) -> Mapping[str, Node] | None:
-        """The nodes, or None where they cannot be read: then one that is missing says nothing."""
+    def nodes_if_readable(self) -> Mapping[str, Node] | None:
+        """The nodes; None where they cannot be read, so that a missing node is no signal."""
         return self.nodes if self.node_signals else None
 
 
 @dataclass(frozen=True)
 class CreatePod:
-    """POST with `fieldValidation=Strict`. A 409 of our own uid is success."""
+    """POST with `fieldValidation=Strict`. A 409 for a pod of this job is success."""
 
     name: str
     manifest: Manifest
@@ -132,7 +137,7 @@ class CreatePod:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """DELETE with the uid as precondition. `grace_seconds` None: the pod's own; 0: by force."""
+    """DELETE with the uid as precondition. `grace_seconds`: None for the pod's own, 0 for force."""
 
     name: str
     uid: str
@@ -149,7 +154,7 @@ class CreateService:
 
 @dataclass(frozen=True)
 class UpdateService:
-    """PATCH (JSON merge) `spec.selector`: the shard's name leads to its current incarnation only."""
+    """PATCH (JSON merge) `spec.selector`, so that the Service selects the current incarnation only."""
 
     name: str
     selector: dict[str, str]
@@ -157,7 +162,7 @@ class UpdateService:
 
 @dataclass(frozen=True)
 class DeleteService:
-    """DELETE a Service of a shard that is no more wanted."""
+    """DELETE the Service of a removed shard."""
 
     name: str
     uid: str
@@ -165,9 +170,9 @@ class DeleteService:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """POST `shoal.policy.manifests.secret(job, data)`: the controller makes the data.
+    """POST `shoal.policy.manifests.secret(job, data)`, with data from the controller.
 
-    Its name carries the job's uid, so a 409 means that it is there.
+    The name contains the job's uid, so a 409 means that it exists already.
     """
 
     name: str
@@ -175,7 +180,7 @@ class CreateSecret:
 
 @dataclass(frozen=True)
 class CreateDisruptionBudget:
-    """POST a PodDisruptionBudget. A 409 means that it is there."""
+    """POST a PodDisruptionBudget. A 409 means that it exists already."""
 
     name: str
     manifest: Manifest
@@ -212,13 +217,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer. Actions are to be done in this order; pods may be made concurrently."""
+    """The result. Actions are carried out in this order; those of one kind may run concurrently."""
 
     actions: tuple[Action, ...]
     status: TrainingJobStatus
     events: tuple[Event, ...] = ()
     wake_after: float | None = None
-    """Seconds until something is due though nothing happens; None: only an event."""
+    """Seconds until the next plan if nothing changes before; None: only after a change."""
 
 
 __all__ = [
@@ -236,6 +241,7 @@ __all__ = [
     "NameConflict",
     "Observation",
     "Plan",
+    "Reason",
     "Refusal",
     "RefusalKind",
     "Service",

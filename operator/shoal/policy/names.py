@@ -1,4 +1,4 @@
-"""Every name and label that Shoal gives: deterministic, so that doing a thing twice is a 409 and not a duplicate."""
+"""Names and labels of all objects of a job: deterministic, so that a repeated create is a 409 and not a duplicate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Literal
 from shoal.api.base import GROUP
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import Slot
 
 RoleName = Literal["ps", "worker"]
 
@@ -24,16 +25,16 @@ TEMPLATE = f"{GROUP}/template"
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """A worker's slot or a server's shard, and which of the pods that filled it."""
+    """A worker's slot or a server's shard, and which of its pods."""
 
     role: RoleName
     index: int
     incarnation: int
 
     @property
-    def seat(self) -> tuple[RoleName, int]:
-        """The place without the incarnation."""
-        return self.role, self.index
+    def is_coordinator(self) -> bool:
+        """Whether this is parameter server 0."""
+        return self.role == "ps" and self.index == 0
 
 
 def pod_name(job: str, place: Place) -> str:
@@ -42,7 +43,7 @@ def pod_name(job: str, place: Place) -> str:
 
 
 def place_of(pod: Pod) -> Place | None:
-    """Which place a pod fills, by its labels; None if they do not say."""
+    """The place of a pod according to its labels; None if they are incomplete."""
     labels = pod.metadata.labels
     role, index, incarnation = labels.get(ROLE), labels.get(INDEX, ""), labels.get(INCARNATION, "")
     if not (index.isdigit() and incarnation.isdigit()):
@@ -54,15 +55,20 @@ def place_of(pod: Pod) -> Place | None:
     return None
 
 
+def place_of_slot(slot: Slot) -> Place:
+    """The place of a recorded pod."""
+    return Place(slot.role, slot.index, slot.incarnation)
+
+
 def place_of_name(name: str) -> Place | None:
-    """Which place a pod of this name fills."""
+    """The place of a pod according to its name; None if it is not the name of a pod."""
     if not (found := re.search(r"-(ps|worker)-(\d+)-(\d+)$", name)):
         return None
     return Place("ps" if found[1] == "ps" else "worker", int(found[2]), int(found[3]))
 
 
 def service_name(job: str, shard: int) -> str:
-    """The Service of a shard: what its clients know it by, whichever pod it is."""
+    """The Service of a shard, the same for all its incarnations."""
     return f"{job}-ps-{shard}"
 
 
@@ -72,7 +78,7 @@ def service_host(job: TrainingJob, shard: int) -> str:
 
 
 def secret_name(job: TrainingJob) -> str:
-    """The job's Secret. The uid is in it, so that one left by an earlier job of this name is never taken for ours."""
+    """The job's Secret. The name contains the uid, so it differs from the Secret of an earlier job of this name."""
     return f"{job.metadata.name}-shoal-{job.metadata.uid[:8]}"
 
 
@@ -104,7 +110,7 @@ def place_labels(job: TrainingJob, place: Place) -> dict[str, str]:
 
 
 def template_digest(job: TrainingJob, role: RoleName) -> str:
-    """Of the user's template of a role: pods that carry another one were made before it changed."""
+    """A digest of the role's template: pods with another one were created before the template changed."""
     template = (job.spec.parameter_servers if role == "ps" else job.spec.workers).template
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -120,5 +126,5 @@ def service_selector(job: TrainingJob, shard: int, incarnation: int) -> dict[str
 
 
 def worker_selector(job: TrainingJob) -> str:
-    """The workers of a job, in the form of `kubectl get -l`."""
+    """Selects the workers of a job, as `kubectl get -l` takes it."""
     return f"{JOB_UID}={job.metadata.uid},{ROLE}=worker"

@@ -1,8 +1,8 @@
-"""Parameter servers: one pod for each shard, never two that both believe to be it.
+"""Parameter servers: at most one live pod for each shard.
 
-A shard's next pod follows the end of the last one, since that takes a final snapshot on its way out; only where its
-machine is lost, or it outstays its grace period, is it not waited for. The incarnation is the shard's epoch: clients
-and the storage refuse a lower one. Each shard has one Service, which selects the current incarnation only.
+A shard's next pod is created after the previous one has ended, since that takes a final snapshot; a pod on a lost node
+or past its grace period is not waited for. The incarnation is the shard's epoch: clients and storage reject a lower
+one. Each shard has one Service, which selects only the current incarnation.
 """
 
 from __future__ import annotations
@@ -10,61 +10,51 @@ from __future__ import annotations
 from datetime import timedelta
 
 from shoal.policy import manifests, names
-from shoal.policy.admission import taken, too_early
+from shoal.policy.admission import name_conflict_gate, refused_recently
 from shoal.policy.creation import Creator, Decisions
 from shoal.policy.incarnations import ByIndex, Incarnation
 from shoal.policy.model import CreateService, DeleteService, Observation, UpdateService
 from shoal.policy.times import parse_time
 
 OVERSTAY = timedelta(seconds=5)
+"""A pod that still exists this long after its grace period is not waited for."""
 
 
-def fill(seen: Observation, servers: ByIndex, decisions: Decisions) -> None:
-    """Create the shards' pods and Services that are wanted and not there."""
+def create_servers(seen: Observation, servers: ByIndex, decisions: Decisions) -> None:
+    """Create the missing pods and Services of the shards."""
     replicas = seen.job.spec.parameter_servers.replicas
     creator = Creator(seen, "ps", decisions)
     for shard in range(replicas):
-        of = servers.get(shard, ())
-        current = of[-1].place.incarnation if of else 0
-        if (
-            not any(_holds(h, seen, decisions) for h in of)
-            and (place := creator.create(shard, of)) is not None
-        ):
+        incarnations = servers.get(shard, ())
+        current = incarnations[-1].place.incarnation if incarnations else 0
+        occupied = any(_occupies(each, decisions) for each in incarnations)
+        if not occupied and (place := creator.create(shard, incarnations)) is not None:
             current = place.incarnation
         _service(seen, shard, current, decisions)
     _remove_services_beyond(seen, replicas, decisions)
 
 
-def _holds(holder: Incarnation, seen: Observation, decisions: Decisions) -> bool:
-    """The shard's pod is there, or still busy with its last snapshot."""
-    if holder.staying or holder.awaiting_the_end:
+def _occupies(server: Incarnation, decisions: Decisions) -> bool:
+    """Whether the shard has this pod, or must wait for its final snapshot."""
+    if server.active or server.awaiting_job_end:
         return True
-    if not holder.alive or holder.pod is None:
+    if not server.alive or server.pod is None:
         return False
-    deadline = parse_time(holder.pod.metadata.deletion_timestamp)  # the end of its grace period
-    if deadline is None:
-        return True
-    left = (deadline + OVERSTAY - seen.now).total_seconds()
-    if left > 0:
-        decisions.wake_after.append(left)
-    return left > 0
+    deadline = parse_time(server.pod.metadata.deletion_timestamp)  # the end of its grace period
+    return deadline is None or decisions.timers.pending(deadline + OVERSTAY)
 
 
 def _service(seen: Observation, shard: int, incarnation: int, decisions: Decisions) -> None:
     name = names.service_name(seen.job.metadata.name, shard)
     selector = names.service_selector(seen.job, shard, incarnation)
     service = seen.services.get(name)
-    if service is None:
-        if (blocked := taken(seen, name)) is None:
-            if not too_early(seen, name, decisions.wake_after):
-                # Before the pod: workers may already be asking for the name.
-                decisions.actions.append(CreateService(name, manifests.service(seen.job, shard, incarnation)))
-            return
-        decisions.stalled = decisions.stalled or blocked.stalled
-        if blocked.wait_seconds is not None:
-            decisions.wake_after.append(blocked.wait_seconds)
-    elif service.spec.selector != selector:
-        decisions.actions.append(UpdateService(name, selector))
+    if service is not None:
+        if service.spec.selector != selector:
+            decisions.actions.append(UpdateService(name, selector))
+    elif (conflict := name_conflict_gate(seen, name)) is not None:
+        decisions.report(conflict)
+    elif not refused_recently(seen, name, decisions.timers):
+        decisions.actions.append(CreateService(name, manifests.service(seen.job, shard, incarnation)))
 
 
 def _remove_services_beyond(seen: Observation, replicas: int, decisions: Decisions) -> None:

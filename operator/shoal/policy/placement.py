@@ -1,8 +1,8 @@
-"""Where pods may run: workers on spot nodes, parameter servers on nodes that carry no known spot label.
+"""Where pods may run: workers on spot nodes, parameter servers on nodes without a known spot label.
 
-Required as node affinity, which the user's template can replace. Tolerations are only for taints that say what a node
-*is* (spot, GPU), never for those that say that it is going away. The short tolerations for unreachable nodes let
-Kubernetes clean up after a lost machine in seconds and not in five minutes.
+Both are required node affinities, which the user's template can replace. Tolerations are only for taints that describe
+a node (spot, GPU), never for those that announce its end. Short tolerations of unreachable nodes let Kubernetes clean
+up after a lost machine within seconds instead of five minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.policy.names import Place, place_selector
 
 
 def spot_terms() -> list[dict[str, Any]]:
-    """Node selector terms (any of them): the node carries a known spot label."""
+    """Node selector terms, any of which matches a node with a known spot label."""
     return [
         {"matchExpressions": [{"key": key, "operator": "In", "values": list(values)}]}
         for key, values in SPOT_LABELS.items()
@@ -23,7 +23,7 @@ def spot_terms() -> list[dict[str, Any]]:
 
 
 def not_spot_terms() -> list[dict[str, Any]]:
-    """Node selector terms: the node carries none of the known spot labels."""
+    """Node selector terms for nodes without any known spot label."""
     return [
         {
             "matchExpressions": [
@@ -35,14 +35,14 @@ def not_spot_terms() -> list[dict[str, Any]]:
 
 
 def affinity(job: TrainingJob, place: Place) -> dict[str, Any]:
-    """The nodes of the role; for a replacement rather not the one that still holds an earlier pod of the place.
+    """The nodes of the role; a replacement prefers another node than an earlier pod of its place.
 
-    That node is going, or silent. The pod is avoided and not the node by its name: Karpenter makes no node for a pod
-    whose affinity names nodes. Only a preference, since the old node may be the last one. Schedulers look at pods that
-    have not ended: after one that a kubelet rejected there is the back-off alone.
+    That node is terminating or silent. The affinity refers to the pod, since Karpenter provisions no node for a pod
+    whose affinity names nodes. It is a preference, since no other node may be left. Schedulers ignore pods that have
+    ended, so after a rejection by a kubelet only the back-off applies.
     """
     terms = spot_terms() if place.role == "worker" else not_spot_terms()
-    wanted: dict[str, Any] = {
+    result: dict[str, Any] = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     }
     if place.incarnation > 0:
@@ -51,13 +51,13 @@ def affinity(job: TrainingJob, place: Place) -> dict[str, Any]:
             "labelSelector": {"matchLabels": place_selector(job, place)},
         }
         preferred = [{"weight": 100, "podAffinityTerm": elsewhere}]
-        wanted["podAntiAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
-    return wanted
+        result["podAntiAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+    return result
 
 
 def tolerations(role: str) -> list[dict[str, Any]]:
-    """Taints that a role lives with."""
-    lived_with = [
+    """The tolerations of a role."""
+    tolerated = [
         {
             "key": "node.kubernetes.io/not-ready",
             "operator": "Exists",
@@ -72,10 +72,10 @@ def tolerations(role: str) -> list[dict[str, Any]]:
         },
     ]
     if role == "worker":
-        lived_with += [
+        tolerated += [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
             {"key": "kubernetes.azure.com/scalesetpriority", "value": "spot", "effect": "NoSchedule"},
             {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"},
             {"key": "cloud.google.com/gke-preemptible", "value": "true", "effect": "NoSchedule"},
         ]
-    return lived_with
+    return tolerated

@@ -1,79 +1,69 @@
-"""Pods that do not get going, and what a person can do about it."""
+"""Pods that cannot start, and what a user can do about it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 
 from shoal.api.kube import Pod
-from shoal.policy.model import Observation
+from shoal.policy.model import Observation, Reason
 from shoal.policy.names import place_of
+from shoal.policy.timers import Timers
 from shoal.policy.times import parse_time
 from shoal.policy.wording import short
 
 UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
-"""A node pool that grows needs a while; before that an unschedulable pod is no news."""
+"""An unschedulable pod is reported after this time: a growing node pool needs a while."""
 
 _IMAGE = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_MOST_IMPORTANT_FIRST = ("ImagePullFailed", "ContainerConfigError", "CrashLooping", "Unschedulable")
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """A reason in one word, and a sentence that says what to do."""
-
-    reason: str
-    message: str
+def find(seen: Observation, timers: Timers) -> Reason | None:
+    """The most important problem, if there is one."""
+    problems = [problem for pod in seen.pods if (problem := _problem_of(pod, timers)) is not None]
+    return min(problems, key=lambda problem: _MOST_IMPORTANT_FIRST.index(problem.reason), default=None)
 
 
-def find(seen: Observation, wake_after: list[float]) -> Trouble | None:
-    """The trouble that matters most, if there is any."""
-    found = [trouble for pod in seen.pods if (trouble := _of(pod, seen, wake_after)) is not None]
-    order = ["ImagePullFailed", "ContainerConfigError", "CrashLooping", "Unschedulable"]
-    return min(found, key=lambda trouble: order.index(trouble.reason), default=None)
-
-
-def _of(pod: Pod, seen: Observation, wake_after: list[float]) -> Trouble | None:
-    if pod.metadata.deletion_timestamp or pod.status.phase in {"Failed", "Succeeded"}:
+def _problem_of(pod: Pod, timers: Timers) -> Reason | None:
+    if pod.metadata.deletion_timestamp or pod.ended:
         return None
-    return _container_trouble(pod) or _scheduling_trouble(pod, seen, wake_after)
+    return _container_problem(pod) or _scheduling_problem(pod, timers)
 
 
-def _container_trouble(pod: Pod) -> Trouble | None:
+def _container_problem(pod: Pod) -> Reason | None:
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = container.state.waiting
         if waiting is None:
             continue
-        said = short(waiting.message, 300)
+        message = short(waiting.message, 300)
         where = f"pod {pod.metadata.name}, container {container.name}"
         if waiting.reason in _IMAGE:
             hint = "check the image in the job's template, and imagePullSecrets if the registry is private"
-            return Trouble("ImagePullFailed", f"{where}: the image cannot be pulled: {said}; {hint}")
+            return Reason("ImagePullFailed", f"{where}: the image cannot be pulled: {message}; {hint}")
         if waiting.reason in _CONFIG:
             hint = "check the volumes, Secrets, ConfigMaps and securityContext in the job's template"
-            return Trouble(
-                "ContainerConfigError", f"{where}: the container cannot be started: {said}; {hint}"
+            return Reason(
+                "ContainerConfigError", f"{where}: the container cannot be started: {message}; {hint}"
             )
         if waiting.reason == "CrashLoopBackOff":
             hint = f"see `kubectl logs {pod.metadata.name} -c {container.name} --previous`"
-            return Trouble("CrashLooping", f"{where}: the container crashes repeatedly; {hint}")
+            return Reason("CrashLooping", f"{where}: the container crashes repeatedly; {hint}")
     return None
 
 
-def _scheduling_trouble(pod: Pod, seen: Observation, wake_after: list[float]) -> Trouble | None:
+def _scheduling_problem(pod: Pod, timers: Timers) -> Reason | None:
     scheduled = pod.condition("PodScheduled")
     created = parse_time(pod.metadata.creation_timestamp)
     if scheduled is None or scheduled.status != "False" or created is None:
         return None
-    left = (created + UNSCHEDULABLE_PATIENCE - seen.now).total_seconds()
-    if left > 0:
-        wake_after.append(left)
+    if timers.pending(created + UNSCHEDULABLE_PATIENCE):
         return None
     place = place_of(pod)
     kind = "a node without a spot label" if place and place.role == "ps" else "a spot node"
     hint = f"the pod needs {kind} with room for its requests, unless the template sets another nodeAffinity"
     if "persistentvolumeclaim" in scheduled.message and "not found" in scheduled.message:
         hint = "create this PersistentVolumeClaim in the job's namespace, or change spec.storage.volumeClaim"
-    return Trouble("Unschedulable", f"pod {pod.metadata.name}: {short(scheduled.message, 300)}; {hint}")
+    return Reason("Unschedulable", f"pod {pod.metadata.name}: {short(scheduled.message, 300)}; {hint}")

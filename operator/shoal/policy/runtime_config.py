@@ -1,4 +1,4 @@
-"""What a pod is told: the trainer's runtime configuration, as the value of one environment variable."""
+"""The trainer's runtime configuration, passed to a pod in one environment variable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODE_NAME_ENV = "SHOAL_NODE_NAME"
 
 
 def storage_uri(job: TrainingJob) -> str:
-    """Where the job's runs lie, as its pods see it."""
+    """The storage of the job's runs, as its pods see it."""
     return job.spec.storage.uri or f"file://{STORAGE_DIR}"
 
 
@@ -42,8 +42,8 @@ def runtime_config(job: TrainingJob, place: names.Place) -> RuntimeConfig:
         args=dict(training.args),
         batch_size=training.batch_size,
         batch_sizes=tuple(
-            AcceleratorBatch(accelerator=of.accelerator, batch_size=of.batch_size)
-            for of in training.batch_sizes
+            AcceleratorBatch(accelerator=each.accelerator, batch_size=each.batch_size)
+            for each in training.batch_sizes
         ),
         stop_after=StopAfter(
             epochs=stop.epochs,
@@ -63,7 +63,7 @@ def runtime_config(job: TrainingJob, place: names.Place) -> RuntimeConfig:
 
 
 def as_environment(config: RuntimeConfig) -> str:
-    """JSON in which the kubelet expands the pod's address and node, and nothing that a user wrote."""
+    """JSON in which the kubelet expands only the pod's address and node, never a user's `$(NAME)`."""
     filled_by_kubelet = {"bind_host": config.bind_host, "node_name": config.node_name}
     blank = {name: f"\x00{name}\x00" for name in filled_by_kubelet}
     text = config.model_copy(update=blank).to_json().replace("$", "$$")

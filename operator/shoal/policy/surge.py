@@ -1,4 +1,4 @@
-"""One place, several incarnations that hold it: which of them stays."""
+"""Several incarnations of one place are active, because a replacement was created early: which of them stays."""
 
 from __future__ import annotations
 
@@ -11,30 +11,36 @@ from shoal.policy.times import whole
 from shoal.policy.verdict import PodOutcome, Verdict
 
 
-def settle(of: tuple[Incarnation, ...], seen: Observation, counters: Counters) -> tuple[Incarnation, ...]:
-    """Several incarnations hold one place: a worker that was silent, or had a notice, and its replacements.
+def settle(
+    incarnations: tuple[Incarnation, ...], seen: Observation, counters: Counters
+) -> tuple[Incarnation, ...]:
+    """Choose one of several active incarnations: a worker that was silent or had a notice, and its replacements.
 
-    The newest stays if it runs, else the oldest that is not silent. Replacements after it are taken back; those before
-    it go when it runs.
+    The newest stays if it runs, otherwise the oldest that is not silent. Later ones are taken back; earlier ones are
+    deleted once the chosen one runs.
     """
-    holding = [h for h in of if h.staying]
-    if len(holding) < 2:
-        return of
-    newest = holding[-1]
-    stays = newest if newest.running else next((h for h in holding if h.slot.state != "Silent"), newest)
-    gone: dict[Place, Slot] = {}
-    for each in holding:
-        if each.place > stays.place:
-            gone[each.place] = _leaving(each.slot, TAKEN_BACK, seen)
-        elif each.place < stays.place and stays.running:
+    active = [each for each in incarnations if each.active]
+    if len(active) < 2:
+        return incarnations
+    newest = active[-1]
+    chosen = (
+        newest if newest.running else next((each for each in active if each.slot.state != "Silent"), newest)
+    )
+    leaving: dict[Place, Slot] = {}
+    for each in active:
+        if each.place > chosen.place:
+            leaving[each.place] = _draining(each.slot, TAKEN_BACK, seen)
+        elif each.place < chosen.place and chosen.running:
             assert each.pod is not None
             counters.lost(each.slot, each.pod.metadata.name, Verdict(PodOutcome.LEAVING, SILENT))
-            gone[each.place] = _leaving(each.slot, SILENT, seen)
+            leaving[each.place] = _draining(each.slot, SILENT, seen)
     return tuple(
-        Incarnation(h.place, gone[h.place], h.pod, h.verdict, settled=False) if h.place in gone else h
-        for h in of
+        Incarnation(each.place, leaving[each.place], each.pod, each.verdict, recorded=False)
+        if each.place in leaving
+        else each
+        for each in incarnations
     )
 
 
-def _leaving(slot: Slot, cause: str, seen: Observation) -> Slot:
+def _draining(slot: Slot, cause: str, seen: Observation) -> Slot:
     return slot.model_copy(update={"cause": cause, "state": "Draining", "ended_at": whole(seen.now)})

@@ -1,4 +1,4 @@
-"""What PS 0 tells, as it stands in the status; and whether a status differs in nothing else."""
+"""The parts of the status that come from parameter server 0's report."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shoal_trainer.contract import DataReport, StatusReport, TerminationMessage
 
 
 def decimal(value: float | None) -> str | None:
-    """A number as people read it: four digits that matter."""
+    """A number with at least four significant digits."""
     if value is None:
         return None
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def progress(seen: Observation) -> TrainingProgress:
-    """`status.training`. A step never goes back: PS 0 may have, and counts again from its snapshot."""
+    """`status.training`. The step never decreases, though the server's does when it restarts from a snapshot."""
     before, report = seen.job.status.training, seen.report
     if report is None:
         return before
@@ -52,7 +52,7 @@ def _percent(report: StatusReport) -> int:
 
 
 def data(before: DataStatus, report: DataReport | None) -> DataStatus:
-    """`status.data`: what is worked on now as told, what went wrong only growing."""
+    """`status.data`: figures of the epoch as reported, totals of the run only growing."""
     if report is None:
         return before
     return DataStatus(
@@ -65,26 +65,28 @@ def data(before: DataStatus, report: DataReport | None) -> DataStatus:
     )
 
 
-def final(before: TrainingJobStatus, said: TerminationMessage) -> dict[str, object]:
-    """What the last word of PS 0 changes in the status."""
+def final(before: TrainingJobStatus, message: TerminationMessage) -> dict[str, object]:
+    """The changes to the status that follow from parameter server 0's termination message."""
     training = before.training.model_copy(
         update={
-            "phase": said.outcome.value,
-            "step": max(before.training.step, said.step),
-            "epoch": max(before.training.epoch, said.epoch),
-            "loss": decimal(said.loss) or before.training.loss,
+            "phase": message.outcome.value,
+            "step": max(before.training.step, message.step),
+            "epoch": max(before.training.epoch, message.epoch),
+            "loss": decimal(message.loss) or before.training.loss,
             "progress_percent": 100,
             "remaining_seconds": 0,
-            "wasted_steps": max(before.training.wasted_steps, said.wasted_steps),
-            "metrics": {k: decimal(v) or "" for k, v in said.metrics.items()} or before.training.metrics,
+            "wasted_steps": max(before.training.wasted_steps, message.wasted_steps),
+            "metrics": {k: decimal(v) or "" for k, v in message.metrics.items()} or before.training.metrics,
         }
     )
-    output = Output(uri=said.model_uri, digest=said.model_digest) if said.model_uri else before.output
-    return {"training": training, "data": data(before.data, said.data), "output": output}
+    output = (
+        Output(uri=message.model_uri, digest=message.model_digest) if message.model_uri else before.output
+    )
+    return {"training": training, "data": data(before.data, message.data), "output": output}
 
 
 def last_snapshot(seen: Observation) -> datetime | None:
-    """When all shards had last been saved."""
+    """The oldest of the shards' last snapshots."""
     before = seen.job.status.parameter_servers.last_snapshot_time
     shards = seen.report.shards if seen.report else ()
     if not shards or any(s.last_snapshot_at is None for s in shards):
@@ -94,12 +96,13 @@ def last_snapshot(seen: Observation) -> datetime | None:
 
 
 def recovery(last: LastDisruption | None, seen: Observation, workers: ByIndex) -> LastDisruption | None:
-    """How long it took until the lost worker's replacement was made, and until it trained."""
+    """Add how long it took until the replacement was created, and until its first push."""
     place = place_of_name(last.pod) if last else None
     if last is None or place is None or place.role != "worker" or last.recovered_seconds is not None:
         return last
-    newer = [h for h in workers.get(place.index, ()) if h.place.incarnation > place.incarnation and h.pod]
-    created = parse_time(newer[0].pod.metadata.creation_timestamp) if newer and newer[0].pod else None
+    newer = (each for each in workers.get(place.index, ()) if each.place > place)
+    replacement = next((each.pod for each in newer if each.pod), None)
+    created = parse_time(replacement.metadata.creation_timestamp) if replacement else None
     if created is not None and last.replacement_created_seconds is None:
         last = last.model_copy(update={"replacement_created_seconds": seconds_between(last.time, created)})
     pushes = [

@@ -1,8 +1,8 @@
-"""What has become of a pod: the one place where the platform's doing is told from the job's own fault.
+"""Decides what happened to a pod: the only place that distinguishes disruptions by the platform from failures.
 
-First match wins: refused by the kubelet, taken by the platform by the pod's word, by the node's word, deleted, out of
-memory, the user's rules for exit codes, killed without a word, ended too early, the job's own fault. A pod whose
-training container never began is judged by its init container.
+The first match wins: rejected by the kubelet, disrupted according to the pod, according to its node, deleted, out of
+memory, the user's rules for exit codes, killed without a known cause, exited early, failed. A pod whose training
+container never started is judged by its init container.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
 from shoal.policy.disruption import (
     Meaning,
-    exceeded_its_own_limit,
+    Signal,
+    exceeded_own_limit,
     node_signal,
     pod_disruption,
     rejection,
@@ -35,35 +36,28 @@ from shoal_trainer.contract import (
 
 
 class PodOutcome(StrEnum):
-    """What has become of a pod."""
+    """What happened to a pod."""
 
     HEALTHY = "Healthy"  # starting or running
-    LEAVING = "Leaving"  # runs, but was told to go or its node is going
-    LOST = "Lost"  # its node is gone, whatever the API shows
-    REJECTED = "Rejected"  # its node would not take it
-    DISRUPTED = "Disrupted"  # ended, the platform's doing
-    KILLED = "Killed"  # ended by a signal, nobody says why
-    DONE = "Done"  # exit 0
-    FAILED = "Failed"  # ended, the job's own fault
-    IGNORED = "Ignored"  # ended, and the user's rules say not to count it
+    LEAVING = "Leaving"  # still runs, but it or its node is terminating
+    LOST = "Lost"  # its node is gone, whatever the API still shows
+    REJECTED = "Rejected"  # the kubelet did not admit it
+    DISRUPTED = "Disrupted"  # ended by the platform
+    KILLED = "Killed"  # ended by a signal without a known cause
+    DONE = "Done"  # exit code 0
+    FAILED = "Failed"  # ended by an error of the job
+    IGNORED = "Ignored"  # ended, and a rule of the user says not to count it
 
 
-ENDED = frozenset(
-    {
-        PodOutcome.REJECTED,
-        PodOutcome.DISRUPTED,
-        PodOutcome.KILLED,
-        PodOutcome.DONE,
-        PodOutcome.FAILED,
-        PodOutcome.IGNORED,
-    }
-)
-"""Its process is no more."""
+ENDED = frozenset(PodOutcome) - {PodOutcome.HEALTHY, PodOutcome.LEAVING, PodOutcome.LOST}
+"""Outcomes of pods whose process has ended."""
+KILLS_TOLERATED = 3
+"""How often in a row a pod may be killed without a known cause before that counts as a failure."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A outcome, with the reason in one word, in a sentence, and whether starting again is pointless."""
+    """An outcome with its reason in one word, a message for people, and whether a restart is pointless (`fatal`)."""
 
     outcome: PodOutcome
     reason: str = ""
@@ -77,7 +71,7 @@ _KILLED = {137: "SIGKILL", 143: "SIGTERM"}
 
 
 def termination_message(terminated: Terminated | None) -> TerminationMessage | None:
-    """What the trainer wrote before it ended, if it is one of its messages."""
+    """The trainer's termination message; None if the container left none or another text."""
     if terminated is None or not terminated.message:
         return None
     try:
@@ -87,9 +81,9 @@ def termination_message(terminated: Terminated | None) -> TerminationMessage | N
 
 
 def terminated(pod: Pod, container: str) -> Terminated | None:
-    """How the training container ended, if it has and is not being started again."""
-    found = next((c for c in pod.status.container_statuses if c.name == container), None)
-    return found.state.terminated if found else None
+    """How the container ended; None if it runs or is being restarted."""
+    status = next((c for c in pod.status.container_statuses if c.name == container), None)
+    return status.state.terminated if status else None
 
 
 def judge(
@@ -97,34 +91,47 @@ def judge(
 ) -> Verdict:
     """The verdict on a pod.
 
-    `nodes` are all nodes as they are now, None where nodes cannot be read; `slot` says which machine it was when the
-    pod was bound.
+    `nodes`: all current nodes, None where nodes cannot be read. `slot`: identifies the machine that the pod was bound
+    to.
     """
     end = terminated(pod, slot.role)
     restarts_in_place = slot.role == "ps" and end is not None and end.exit_code != 0
-    ended = pod.status.phase in {"Failed", "Succeeded"} or (end is not None and not restarts_in_place)
-    bound = pod.spec.node_name
-    signal = node_signal(nodes.get(bound), slot) if bound and nodes is not None else None
+    ended = pod.ended or (end is not None and not restarts_in_place)
+    node_name = pod.spec.node_name
+    signal = node_signal(nodes.get(node_name), slot) if node_name and nodes is not None else None
     if not ended:
-        return _alive(pod, signal.reason if signal else "", signal.meaning if signal else None)
+        return _alive(pod, signal)
     code = end.exit_code if end else None
-    if refused := rejection(pod):
-        return Verdict(PodOutcome.REJECTED, refused, pod.status.message, code)
-    if exceeded_its_own_limit(pod):
+    if rejected := rejection(pod):
+        return Verdict(PodOutcome.REJECTED, rejected, pod.status.message, code)
+    if exceeded_own_limit(pod):
         return Verdict(PodOutcome.FAILED, "Evicted", pod.status.message, code)
-    if taken := pod_disruption(pod):
-        return Verdict(PodOutcome.DISRUPTED, taken, pod.status.message, code)
+    if disrupted := pod_disruption(pod):
+        return Verdict(PodOutcome.DISRUPTED, disrupted, pod.status.message, code)
     if signal is not None and signal.meaning >= Meaning.LEAVING:
         return Verdict(PodOutcome.DISRUPTED, signal.reason, pod.status.message, code)
     if pod.metadata.deletion_timestamp:
         return Verdict(PodOutcome.DISRUPTED, "Deleted", pod.status.message, code)
     if end is None:
-        return _never_began(pod)
+        return _never_started(pod)
     return judge_exit(end, slot, rules)
 
 
-def _never_began(pod: Pod) -> Verdict:
-    """The verdict on a pod that ended before its training container began."""
+def _alive(pod: Pod, signal: Signal | None) -> Verdict:
+    """The verdict on a pod whose training container has not ended."""
+    if signal is not None and signal.meaning is Meaning.LOST:
+        return Verdict(PodOutcome.LOST, signal.reason)
+    if disrupted := pod_disruption(pod):
+        return Verdict(PodOutcome.LEAVING, disrupted, pod.status.message)
+    if signal is not None and signal.meaning is Meaning.LEAVING:
+        return Verdict(PodOutcome.LEAVING, signal.reason)
+    if pod.metadata.deletion_timestamp:
+        return Verdict(PodOutcome.LEAVING, "Deleted")
+    return HEALTHY
+
+
+def _never_started(pod: Pod) -> Verdict:
+    """The verdict on a pod that ended before its training container started."""
     ends = ((c.name, c.state.terminated) for c in pod.status.init_container_statuses)
     failed = next(((name, end) for name, end in ends if end is not None and end.exit_code != EXIT_OK), None)
     if failed is None:
@@ -136,27 +143,16 @@ def _never_began(pod: Pod) -> Verdict:
         words = f"{ended}: out of memory: raise its resources.limits.memory in the job's template"
         return Verdict(PodOutcome.FAILED, "OOMKilled", words, code)
     if code in _KILLED:
-        return Verdict(PodOutcome.KILLED, "Killed", f"{ended} ({_KILLED[code]}); no cause was reported", code)
+        return _killed(ended, code)
     last = conclusion(end.message)
     words = f"{ended}{f': {last}' if last else ''} (see `kubectl logs {pod.metadata.name} -c {name}`)"
     return Verdict(PodOutcome.FAILED, "InitContainerFailed", words, code)
 
 
-def _alive(pod: Pod, reason: str, meaning: Meaning | None) -> Verdict:
-    if meaning is Meaning.LOST:
-        return Verdict(PodOutcome.LOST, reason)
-    if taken := pod_disruption(pod):
-        return Verdict(PodOutcome.LEAVING, taken, pod.status.message)
-    if meaning is Meaning.LEAVING:
-        return Verdict(PodOutcome.LEAVING, reason)
-    if pod.metadata.deletion_timestamp:
-        return Verdict(PodOutcome.LEAVING, "Deleted")
-    return HEALTHY
-
-
 def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Verdict:
     """The verdict on an exit that nothing outside the container explains."""
     code = end.exit_code
+    ended = f"container {slot.role} ended with exit code {code}"
     if end.reason == "OOMKilled":
         words = f"out of memory: raise resources.limits.memory of container {slot.role}, or lower training.batchSize"
         return Verdict(PodOutcome.FAILED, "OOMKilled", words, code)
@@ -164,21 +160,34 @@ def judge_exit(end: Terminated, slot: Slot, rules: Sequence[FailureRule]) -> Ver
         if code in rule.on_exit_codes:
             return _by_rule(rule, code)
     if code in _KILLED:
-        words = f"container {slot.role} ended with exit code {code} ({_KILLED[code]}); no cause was reported"
-        return Verdict(PodOutcome.KILLED, "Killed", words, code)
+        return _killed(ended, code)
     if code == EXIT_FENCED:
         return Verdict(PodOutcome.KILLED, "Fenced", "a newer incarnation has replaced it", code)
-    said = termination_message(end)
-    if said is not None and said.outcome is Outcome.FAILED:
-        fatal = code in {EXIT_OK, EXIT_USER}  # the coordinator ends 0 when it has said all there is to say
-        if said.reason in FAILURE_REASONS:
-            return Verdict(PodOutcome.FAILED, said.reason, said.message, code, fatal)
-        words = f"{short(said.reason, 100)}: {said.message}" if said.reason else said.message
-        return Verdict(PodOutcome.FAILED, "Error", words, code, fatal)  # reasons are keys and labels: few
+    message = termination_message(end)
+    if message is not None and message.outcome is Outcome.FAILED:
+        return _reported_failure(message, code)
     if code == EXIT_OK:
         return Verdict(PodOutcome.DONE, "Done", "", code)
-    last = conclusion(end.message) or f"container {slot.role} ended with exit code {code}"
-    return Verdict(PodOutcome.FAILED, "Error", f"{last} (see the logs of the pod)", code)
+    return Verdict(
+        PodOutcome.FAILED, "Error", f"{conclusion(end.message) or ended} (see the logs of the pod)", code
+    )
+
+
+def _killed(ended: str, code: int) -> Verdict:
+    return Verdict(PodOutcome.KILLED, "Killed", f"{ended} ({_KILLED[code]}); no cause was reported", code)
+
+
+def _reported_failure(message: TerminationMessage, code: int) -> Verdict:
+    """The verdict on a failure that the trainer explained."""
+    fatal = code in {
+        EXIT_OK,
+        EXIT_USER,
+    }  # the coordinator exits with 0 after it has reported the job's failure
+    if message.reason in FAILURE_REASONS:
+        return Verdict(PodOutcome.FAILED, message.reason, message.message, code, fatal)
+    # Reasons become keys of a map and labels of a metric: a container must not make up its own.
+    words = f"{short(message.reason, 100)}: {message.message}" if message.reason else message.message
+    return Verdict(PodOutcome.FAILED, "Error", words, code, fatal)
 
 
 def _by_rule(rule: FailureRule, code: int) -> Verdict:

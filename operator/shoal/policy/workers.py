@@ -1,8 +1,8 @@
-"""Workers: each place that is wanted has one pod, and a replacement is there before its predecessor is gone.
+"""Workers: each wanted slot has one pod, and a replacement starts before its predecessor ends.
 
-A place whose pod is leaving, or silent, gets its replacement beside it, at most `maxSurge` at a time; where there is
-no surge left it follows the old pod's end. A pod on a lost machine holds nothing. Of the replacements that find no
-room only a bounded number waits, so that neither the scheduler nor an autoscaler is flooded.
+A slot whose pod is draining or silent gets its replacement at once, at most `maxSurge` at a time; beyond that the
+replacement follows the end of the old pod. A pod on a lost node does not occupy its slot. Only a bounded number of
+replacements may be unscheduled, so that neither the scheduler nor an autoscaler is flooded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from shoal.policy.creation import Creator, Decisions
 from shoal.policy.incarnations import ByIndex, Incarnation
 from shoal.policy.model import Observation
 
-LEAST_WAITING = 16
-WAITING_SHARE = 0.25
+MIN_UNSCHEDULED = 16
+UNSCHEDULED_SHARE = 0.25
 
 
 def max_surge(value: int | str, replicas: int) -> int:
@@ -24,31 +24,30 @@ def max_surge(value: int | str, replicas: int) -> int:
     return ceil(int(value.removesuffix("%")) * replicas / 100)
 
 
-def fill(seen: Observation, workers: ByIndex, decisions: Decisions) -> None:
-    """Create the pods that are wanted and not there."""
+def create_workers(seen: Observation, workers: ByIndex, decisions: Decisions) -> None:
+    """Create the missing pods."""
     spec = seen.job.spec.workers
     creator = Creator(seen, "worker", decisions)
-    alive = {index: sum(h.alive for h in of) for index, of in workers.items()}
+    alive = {index: sum(each.alive for each in group) for index, group in workers.items()}
     surge_left = max_surge(spec.max_surge, spec.replicas) - sum(max(0, n - 1) for n in alive.values())
-    waiting_left = max(LEAST_WAITING, int(WAITING_SHARE * spec.replicas)) - sum(
-        _waits_again(of) for of in workers.values()
+    unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * spec.replicas)) - sum(
+        _is_unscheduled_replacement(group) for group in workers.values()
     )
-    vacant = [i for i in range(spec.replicas) if not _held(workers.get(i, ()))]
-    beside = {i for i in vacant if alive.get(i)}
-    for index in sorted(vacant, key=lambda i: i in beside):  # the vacant first: they need no surge
-        of = workers.get(index, ())
-        if (index in beside and surge_left <= 0) or (of and waiting_left <= 0):
+    vacant = [index for index in range(spec.replicas) if not _occupied(workers.get(index, ()))]
+    needs_surge = {index for index in vacant if alive.get(index)}
+    for index in sorted(vacant, key=lambda index: index in needs_surge):
+        group = workers.get(index, ())
+        if (index in needs_surge and surge_left <= 0) or (group and unscheduled_left <= 0):
             continue
-        if creator.create(index, of) is not None:
-            surge_left -= index in beside
-            waiting_left -= bool(of)
+        if creator.create(index, group) is not None:
+            surge_left -= index in needs_surge
+            unscheduled_left -= bool(group)
 
 
-def _held(of: tuple[Incarnation, ...]) -> bool:
-    """There is a pod that needs no replacement, or the worker was told that the work is done."""
-    return any((h.staying and h.slot.state != "Silent") or h.awaiting_the_end for h in of)
+def _occupied(group: tuple[Incarnation, ...]) -> bool:
+    """Whether the slot has a pod that needs no replacement, or its worker exited because the work is done."""
+    return any((each.active and each.slot.state != "Silent") or each.awaiting_job_end for each in group)
 
 
-def _waits_again(of: tuple[Incarnation, ...]) -> bool:
-    """The place was filled before, and its newest pod found no room yet."""
-    return bool(of) and of[-1].place.incarnation > 0 and of[-1].staying and not of[-1].node
+def _is_unscheduled_replacement(group: tuple[Incarnation, ...]) -> bool:
+    return bool(group) and group[-1].place.incarnation > 0 and group[-1].active and not group[-1].node

@@ -141,7 +141,7 @@ async def test_a_pod_that_was_made_and_not_seen_is_found_by_its_name() -> None:
     await rig.reconcile(KEY)
     uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
     rig.state.pods.replace([], rig.cluster.version)  # a cache that knows of nothing
-    rig.state.pods._dead.clear()
+    rig.state.pods._deleted.clear()
     rig.cluster.change(JOB_PATH, status={})
     rig.state.jobs.put(rig.job)
     await rig.reconcile(KEY)
@@ -261,11 +261,11 @@ async def test_a_run_that_is_gone_is_forgotten() -> None:
     rig.apply()
     await settled(rig)
     uid = rig.job.metadata.uid
-    assert rig.answers.of(uid).existing
+    assert rig.answers.get(uid).existing
     rig.cluster.objects.clear()
     rig.see()
     assert await rig.reconcile(KEY) is None
-    assert not rig.answers.of(uid).existing
+    assert not rig.answers.get(uid).existing
 
 
 async def test_progress_alone_is_written_rarely() -> None:

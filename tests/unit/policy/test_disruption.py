@@ -11,6 +11,7 @@ from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
 from shoal.policy import pod_problems
 from shoal.policy.disruption import Meaning, is_spot, node_signal
+from shoal.policy.timers import Timers
 from shoal.policy.verdict import PodOutcome, judge
 from shoal_trainer.contract import Outcome
 from tests.unit.policy import build
@@ -203,7 +204,7 @@ def test_a_pod_whose_init_container_ended(
 )
 def test_an_init_container_that_does_not_get_going_is_a_trouble(role: str, waits: str, reason: str) -> None:
     pod = build.Pod.model_validate(not_begun(build.waiting(waits), role=role, phase="Pending"))
-    trouble = pod_problems.find(build.observe(build.job(), pod), [])
+    trouble = pod_problems.find(build.observe(build.job(), pod), Timers(build.NOW))
     assert trouble is not None
     assert trouble.reason == reason
     assert "container fetch" in trouble.message

@@ -276,7 +276,7 @@ def test_what_the_server_refuses_is_terminal_until_the_spec_changes() -> None:
 @pytest.mark.parametrize(("going_away", "reason"), [(False, "NameCollision"), (True, None)])
 def test_a_name_that_is_taken(going_away: bool, reason: str | None) -> None:
     made = plan(
-        build.observe(build.job(), foreign={"digits-worker-1-0": NameConflict(terminating=going_away)})
+        build.observe(build.job(), name_conflicts={"digits-worker-1-0": NameConflict(terminating=going_away)})
     )
     assert names(made) == ["digits-worker-0-0", "digits-worker-2-0"]
     stalled = made.status.condition("Stalled")

@@ -1,0 +1,23 @@
+"""Timers: only the earliest counts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from shoal.policy.timers import Timers
+from tests.unit.policy.build import NOW
+
+
+def test_earliest_of_several_times_is_next() -> None:
+    timers = Timers(NOW)
+    timers.after(30.0)
+    assert timers.pending(NOW + timedelta(seconds=10))
+    timers.after(20.0)
+    assert timers.next_seconds == 10.0
+
+
+def test_time_that_has_passed_is_not_pending() -> None:
+    timers = Timers(NOW)
+    assert not timers.pending(NOW)
+    assert not timers.pending(NOW - timedelta(seconds=1))
+    assert timers.next_seconds is None
