@@ -1,1 +1,1 @@
-"""Seeing and touching the cluster: one client, caches that reflectors keep true, a work queue, a Lease."""
+"""Access to the cluster: a client, caches kept up to date by reflectors, a work queue, a Lease."""

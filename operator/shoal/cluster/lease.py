@@ -1,10 +1,10 @@
-"""One of two operators leads: a `coordination.k8s.io` Lease, on a monotonic clock.
+"""Leader election with a `coordination.k8s.io` Lease, on a monotonic clock.
 
-The wall clocks of two machines differ and jump, so they are written into the Lease for people and never compared.
-A candidate takes over when it has seen the Lease unchanged for its whole duration *by its own monotonic clock*. The
-leader counts from the moment *before* it sent its last renewal, and sends nothing once `renew_deadline` has passed:
-as that is shorter than the Lease's duration, two never write at once. (client-go's leaderelection, with this fence
-added.) Losing the Lease ends the process: the next start lists everything anew.
+Wall clocks of two machines differ and jump, so the times in the Lease are informational and never compared. A candidate
+takes over after it has seen the Lease unchanged for its whole duration *by its own monotonic clock*. The leader counts
+from *before* it sent its last renewal and sends nothing after `renew_deadline`, which is shorter than the duration, so
+two leaders never write at the same time. (This is client-go's leaderelection plus that fence.) The process ends when
+the Lease is lost; the next start lists everything again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LeaseTimes:
 
 
 class Lease:
-    """A candidate for one Lease. `acquire`, then `keep` for as long as it lasts; `check` before every write."""
+    """A candidate for one Lease: `acquire`, then `keep`, and `check` before every write."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Lease:
             raise LeaseLost(f"{self.identity} does not hold Lease {self._name}: the request is not sent")
 
     async def acquire(self) -> None:
-        """Wait until we lead."""
+        """Wait until the Lease is held."""
         while True:
             try:
                 if await self._try():
@@ -79,10 +79,10 @@ class Lease:
             await asyncio.sleep(self._times.retry_period * random.uniform(1.0, 1.2))
 
     async def keep(self) -> None:
-        """Renew for ever.
+        """Renew the Lease until it is lost.
 
         Raises:
-            LeaseLost: another one has it, or it could not be renewed in time.
+            LeaseLost: another process holds it, or it could not be renewed in time.
         """
         while True:
             await asyncio.sleep(self._times.retry_period)
@@ -95,7 +95,7 @@ class Lease:
             self.check()
 
     async def release(self) -> None:
-        """Give it up, so that the other one need not wait. After this nothing must be written."""
+        """Release the Lease for the next leader. Nothing may be written afterwards."""
         if not self.held:
             return
         try:
@@ -108,25 +108,25 @@ class Lease:
         self._renewed_at = None
 
     async def _try(self) -> bool:
-        """One attempt to take or renew it; whether we hold it."""
+        """Try once to take or renew the Lease; whether it is held."""
         began = self._now()
         lease = await self._read()
         if lease is None:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
             spec = self._spec({})
-            self._hold(began, await self._send("POST", self._collection, {**body, "spec": spec}))
+            self._held_since(began, await self._send("POST", self._collection, {**body, "spec": spec}))
             return True
         spec = lease.get("spec") or {}
         if not self._may_take(spec, str(lease["metadata"].get("resourceVersion"))):
             return False
         lease["spec"] = self._spec(spec)
-        self._hold(began, await self._send("PUT", self._path, lease))
+        self._held_since(began, await self._send("PUT", self._path, lease))
         return True
 
     def _may_take(self, spec: dict[str, Any], version: str) -> bool:
         if (spec.get("holderIdentity") or "") in {"", self.identity}:
             return True
-        if version != self._seen:  # not renewTime: the holder's clock may stand still
+        if version != self._seen:  # not renewTime, which depends on the holder's clock
             self._seen, self._seen_at = version, self._now()
         return self._now() >= self._seen_at + float(spec.get("leaseDurationSeconds") or self._times.duration)
 
@@ -142,8 +142,8 @@ class Lease:
             "leaseTransitions": old.get("leaseTransitions", -1) + (0 if ours else 1),
         }
 
-    def _hold(self, began: float, answer: Answer) -> None:
-        if not answer.ok:  # a 409, too: it changed since we read it
+    def _held_since(self, began: float, answer: Answer) -> None:
+        if not answer.ok:  # including 409: it changed since it was read
             raise Unavailable(f"Lease {self._name}: {answer.status} {answer.message}")
         self._renewed_at = began
 
@@ -161,7 +161,7 @@ class Lease:
 
     @property
     def _timeout(self) -> float:
-        """A request that is slow must leave time for another attempt."""
+        """Short enough that a slow request leaves time for another attempt."""
         return self._times.renew_deadline / 2
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Keeps a cache true: lists once, then watches, and lists again only when the API server has forgotten where we were.
+"""Keeps a cache up to date: lists once, then watches, and relists only when the resource version has expired.
 
-Written here because what exists falls short where it matters: a relist must tell of what vanished in the gap (kopf's
-does not, so there are phantoms), an ERROR event other than 410 must not end the process, and a watch that is silent
-longer than its bookmarks allow is dead. Objects are parsed straight into slim models, without a detour over dicts.
+Existing implementations are not sufficient: a relist must report objects deleted in the gap (kopf's does not), an ERROR
+event other than 410 must not end the process, and a watch without bookmarks must be detected as dead. Objects are
+parsed straight into slim models.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 PAGE = 500
 WATCH_SECONDS = 300
 SILENCE_SECONDS = 75.0
-"""The server sends a bookmark every minute: a watch silent for longer than this is dead."""
+"""The server sends a bookmark every minute, so a watch without events for this long is dead."""
 DENIED_SECONDS = 30.0
-"""How often a list that RBAC forbids is tried again."""
+"""Interval of retries of a list that RBAC forbids."""
 ABSENT_SECONDS = 3.0
-"""How often a list whose CRD is not there yet is tried again."""
+"""Interval of retries of a list whose CRD does not exist yet."""
 
 
 class Expired(Exception):
@@ -49,14 +49,14 @@ class ListMeta(_Wire):
     continue_: str = Field("", alias="continue")
 
 
-class _Loose(_Wire):
+class _LoosePage(_Wire):
     metadata: ListMeta = ListMeta()
     items: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
 class Source(Generic[T]):
-    """What to list and watch: a collection's path, what its objects are parsed into, and which of them."""
+    """What to list and watch: path of the collection, model of its objects, label selector."""
 
     path: str
     model: type[T]
@@ -64,12 +64,12 @@ class Source(Generic[T]):
 
     @property
     def query(self) -> dict[str, str]:
-        """The part of the query that is the same for lists and watches."""
+        """Query parameters shared by lists and watches."""
         return {"labelSelector": self.label_selector} if self.label_selector else {}
 
 
 class Reflector(Generic[T]):
-    """One list and watch, for ever. `synced` is set after the first list; `denied` says that RBAC forbids it."""
+    """Lists and watches one collection. `synced` is set after the first list; `denied`: RBAC forbids it."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Reflector(Generic[T]):
         self.synced = asyncio.Event()
         self.denied = False
         self.first_try = asyncio.Event()
-        """Set when the first list has ended, well or not."""
+        """Set when the first list has succeeded or failed."""
         self._transport = transport
         self._source = source
         self._cache = cache
@@ -92,7 +92,7 @@ class Reflector(Generic[T]):
         self._frame: Any = _frame_of(model)
 
     async def run(self) -> None:
-        """List and watch until cancelled. Every error is answered by trying again, with jitter."""
+        """List and watch until cancelled. Errors are retried with jitter."""
         version, failures = "", 0
         while True:
             try:
@@ -104,7 +104,7 @@ class Reflector(Generic[T]):
                 version = ""
                 self._on_restart("expired")
                 logger.info("%s: relisting: %s", self._source.path, error)
-            except _Broken as error:
+            except _WatchFailed as error:
                 version = error.version
                 failures = 0 if error.progress else failures + 1
                 self._on_restart("broken")
@@ -135,7 +135,7 @@ class Reflector(Generic[T]):
         query = {**self._source.query, "limit": str(PAGE)}
         while True:
             answer = await self._transport.request("GET", self._source.path, query=query)
-            if answer.status == 410:  # a page's token grew too old
+            if answer.status == 410:  # the page token has expired
                 raise Expired(answer.message)
             if not answer.ok:
                 raise StreamRefused(answer)
@@ -152,7 +152,7 @@ class Reflector(Generic[T]):
         return meta.resource_version
 
     async def _watch(self, version: str) -> str:
-        """Follow until the server ends the watch; where to go on."""
+        """Watch until the server ends it; returns the resource version to continue from."""
         query = {
             **self._source.query,
             "watch": "1",
@@ -175,11 +175,11 @@ class Reflector(Generic[T]):
                 raise Expired(str(error)) from error
             raise
         except (Unavailable, TimeoutError) as error:
-            raise _Broken(version, progress=version != began, why=repr(error)) from error
+            raise _WatchFailed(version, progress=version != began, why=repr(error)) from error
         return version
 
     def _take(self, line: bytes, version: str) -> str:
-        """One event; the resource version after it."""
+        """Apply one event; returns its resource version."""
         if line.startswith(b'{"type":"ERROR"'):
             status = json.loads(line)["object"]
             if status.get("code") == 410:
@@ -189,15 +189,15 @@ class Reflector(Generic[T]):
             frame = self._frame.model_validate_json(line)
         except ValidationError as error:
             return self._skip(line, version, error)
-        seen: T = frame.object
+        fresh: T = frame.object
         if frame.type == "DELETED":
-            self._cache.drop(seen.metadata.uid)
+            self._cache.drop(fresh.metadata.uid)
         elif frame.type != "BOOKMARK":
-            self._cache.put(seen)
-        return seen.metadata.resource_version
+            self._cache.put(fresh)
+        return fresh.metadata.resource_version
 
     def _skip(self, line: bytes, version: str, error: ValidationError) -> str:
-        """An object that cannot be read must not stop the others; the last that was known of it stays."""
+        """Skip an object that cannot be parsed, and keep its last known state."""
         event = json.loads(line)
         meta = event["object"].get("metadata", {})
         if event["type"] == "DELETED":
@@ -207,11 +207,11 @@ class Reflector(Generic[T]):
         return str(meta.get("resourceVersion", version))
 
     def _parse(self, body: bytes) -> tuple[ListMeta, list[T], list[str]]:
-        """A page: its metadata, its objects, the uids of those that cannot be read."""
+        """The metadata of a page, its objects, and the uids of objects that cannot be parsed."""
         try:
             page = self._page.model_validate_json(body)
         except ValidationError:
-            loose = _Loose.model_validate_json(body)
+            loose = _LoosePage.model_validate_json(body)
             readable: list[T] = []
             unread: list[str] = []
             for item in loose.items:
@@ -228,8 +228,8 @@ def _unreadable(meta: dict[str, Any], error: ValidationError) -> None:
     logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
 
 
-class _Broken(Exception):
-    """A watch ended in an error; it goes on from `version`."""
+class _WatchFailed(Exception):
+    """A watch failed; it continues from `version`."""
 
     def __init__(self, version: str, *, progress: bool, why: str) -> None:
         super().__init__(why)

@@ -1,8 +1,7 @@
-"""How requests reach the API server: the one seam below which everything is the official client.
+"""Requests to the API server through the official client.
 
-The typed methods of the client would build every object twice and check the user's pod template against a schema of
-their own, so only its low level is used (`ApiClient.param_serialize`, `call_api`): bytes in, bytes out. Tests put
-another `Transport` in its place.
+Only its low level is used (`ApiClient.param_serialize`, `call_api`), with bytes in and out: the typed methods would
+build every object twice and check the user's pod template against their own schema. Tests replace the `Transport`.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from shoal.errors import Unavailable, UsageError
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 CONNECTIONS = 100
-"""To the API server, watches among them."""
+"""Connections to the API server, including watches."""
 
 Query = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server said: an HTTP status below 500 and other than 429, and its body."""
+    """The answer of the API server: an HTTP status below 500 other than 429, and the body."""
 
     status: int
     body: bytes
 
     @property
     def ok(self) -> bool:
-        """Whether the request was carried out."""
+        """Whether the request succeeded."""
         return self.status < 300
 
     @property
     def message(self) -> str:
-        """The server's words for a refusal."""
+        """The server's message about a refusal."""
         try:
             return str(json.loads(self.body)["message"])
         except (ValueError, KeyError, TypeError):
@@ -50,7 +49,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The server's one word for a refusal (metav1.Status); empty where it gives none."""
+        """The reason of a refusal in one word (metav1.Status), or empty."""
         try:
             return str(json.loads(self.body)["reason"])
         except (ValueError, KeyError, TypeError):
@@ -60,7 +59,7 @@ class Answer:
 class Transport(Protocol):
     """Requests to one API server.
 
-    Both methods raise `Unavailable` where no answer came, or one that may differ next time (429, 5xx).
+    Both methods raise `Unavailable` without an answer, or for one that may differ on retry (429, 5xx).
     """
 
     async def request(
@@ -73,11 +72,11 @@ class Transport(Protocol):
         content_type: str = JSON,
         timeout: float = 30.0,
     ) -> Answer:
-        """One request; `body` is made JSON, `timeout` is in seconds."""
+        """Send one request; `body` is serialized as JSON, `timeout` is in seconds."""
         ...
 
     def stream(self, path: str, query: Query) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """The lines of a long GET. An HTTP error is raised as `StreamRefused`."""
+        """The lines of a watch. An HTTP error is raised as `StreamRefused`."""
         ...
 
 
@@ -90,14 +89,14 @@ class StreamRefused(Exception):
 
 
 class HttpTransport:
-    """The official client's asynchronous flavour."""
+    """A transport on the official asynchronous client."""
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
 
     @property
     def configuration(self) -> client.Configuration:
-        """Server and credentials, for whoever must speak to the same API server in another way."""
+        """Server and credentials, for other clients of the same API server."""
         return self._api.configuration
 
     async def close(self) -> None:
@@ -114,26 +113,26 @@ class HttpTransport:
         content_type: str = JSON,
         timeout: float = 30.0,
     ) -> Answer:
-        """As the protocol says."""
+        """See `Transport`."""
         try:
             answer = await self._call(method, path, query or {}, body, content_type, timeout)
             content = bytes(await answer.read())
         except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
             raise Unavailable(f"{method} {path}: {error!r}") from error
-        return _sorted(method, path, Answer(answer.status, content))
+        return _available(method, path, Answer(answer.status, content))
 
     @asynccontextmanager
     async def stream(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
-        """As the protocol says."""
+        """See `Transport`."""
         try:
-            # aiohttp's own limit is off; who reads the lines knows how long silence may be.
+            # No total timeout: the reader limits the time between lines.
             answer = await self._call("GET", path, query, None, JSON, aiohttp.ClientTimeout(sock_connect=10))
         except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
             raise Unavailable(f"GET {path}: {error!r}") from error
         try:
             if answer.status != 200:
                 refused = Answer(answer.status, bytes(await answer.read()))
-                raise StreamRefused(_sorted("GET", path, refused))
+                raise StreamRefused(_available("GET", path, refused))
             yield _lines(path, answer.response)
         finally:
             answer.response.close()
@@ -160,14 +159,14 @@ async def _lines(path: str, response: aiohttp.ClientResponse) -> AsyncIterator[b
         raise Unavailable(f"watch of {path}: {error!r}") from error
 
 
-def _sorted(method: str, path: str, answer: Answer) -> Answer:
+def _available(method: str, path: str, answer: Answer) -> Answer:
     if answer.status == 429 or answer.status >= 500:
         raise Unavailable(f"{method} {path}: {answer.status} {answer.message}")
     return answer
 
 
 class Fenced:
-    """A transport that writes only while `check` lets it: after the Lease's renew deadline nothing is sent."""
+    """A transport that calls `check` before every write, so that none is sent after the Lease's renew deadline."""
 
     def __init__(self, inner: Transport, check: Callable[[], None]) -> None:
         self._inner = inner
@@ -183,7 +182,7 @@ class Fenced:
         content_type: str = JSON,
         timeout: float = 30.0,
     ) -> Answer:
-        """As the protocol says; whatever `check` raises, for a write that must not be sent."""
+        """See `Transport`. For a write, raises what `check` raises."""
         if method != "GET":
             self._check()
         return await self._inner.request(
@@ -191,15 +190,15 @@ class Fenced:
         )
 
     def stream(self, path: str, query: Query) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """As the protocol says."""
+        """See `Transport`."""
         return self._inner.stream(path, query)
 
 
 async def connect() -> HttpTransport:
-    """The cluster this process belongs to: its service account in a pod, else KUBECONFIG or ~/.kube/config.
+    """Connect with the pod's service account, or else with KUBECONFIG or ~/.kube/config.
 
     Raises:
-        UsageError: neither is there.
+        UsageError: none of them is available.
     """
     configuration = client.Configuration()
     try:

@@ -1,8 +1,8 @@
-"""Which job is worked on next: client-go's work queue with priorities, on asyncio.
+"""A work queue as in client-go, with priorities, on asyncio.
 
-A key is never worked on twice at once; additions while it waits coalesce, additions while it is worked on make it come
-again; failures back off with jitter; a disruption goes ahead of a resync. Each key has at most one timer: what a
-reconcile asks for replaces what an earlier one asked for.
+A key is never processed twice concurrently. Additions of a waiting key coalesce; an addition of a key in process queues
+it again afterwards. Failures back off with jitter; disruptions precede resyncs. Each key has at most one timer: a newer
+delay replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ LONGEST_RETRY = 60.0
 
 
 class Priority(IntEnum):
-    """Smaller goes first."""
+    """Lower values go first."""
 
-    URGENT = 0  # a pod or its node is going
+    URGENT = 0  # a pod or its node is terminating
     NORMAL = 1  # something changed
     ROUTINE = 2  # a timer, a relist, telemetry
 
 
 class WorkQueue(Generic[K]):
-    """Keys to be worked on. Times are of the running loop's clock."""
+    """Keys to process. Times are of the running loop's clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Priority, int, K]] = []
@@ -48,11 +48,11 @@ class WorkQueue(Generic[K]):
         self._filled = asyncio.Event()
 
     def __len__(self) -> int:
-        """Keys that wait to be worked on now."""
+        """Number of waiting keys."""
         return len(self._waiting)
 
     def add(self, key: K, priority: Priority = Priority.NORMAL) -> None:
-        """Work on the key; soon, however often it is added."""
+        """Queue the key once, however often it is added."""
         known = self._again if key in self._busy else self._waiting
         if key in known and known[key] <= priority:
             return
@@ -61,19 +61,19 @@ class WorkQueue(Generic[K]):
             self._push(key, priority)
 
     def add_after(self, key: K, delay: float) -> None:
-        """Work on the key in `delay` seconds; replaces an earlier such wish."""
+        """Queue the key in `delay` seconds; replaces an earlier delay."""
         self._cancel_timer(key)
         loop = asyncio.get_running_loop()
         self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key)
 
     async def work(self, reconcile: Callable[[K], Awaitable[float | None]]) -> None:
-        """Take keys for ever. `reconcile` answers after how many seconds it wants the key again, or None."""
+        """Process keys until cancelled. `reconcile` returns the seconds until the key is queued again, or None."""
         while True:
             key = await self._take()
             self._cancel_timer(key)
             try:
                 delay = await reconcile(key)
-            except Exception as error:  # the one broad except: the queue must outlive any job
+            except Exception as error:  # broad: an error of one job must not stop the queue
                 self._fail(key, error)
             else:
                 self._failures.pop(key, None)
@@ -101,7 +101,7 @@ class WorkQueue(Generic[K]):
         while True:
             while self._heap:
                 priority, _, key = heapq.heappop(self._heap)
-                if self._waiting.get(key) == priority:  # else it was raised, and taken, before
+                if self._waiting.get(key) == priority:  # else it was taken with a higher priority
                     del self._waiting[key]
                     self._busy.add(key)
                     return key

@@ -1,1 +1,1 @@
-"""Telemetry: what a job's coordinator tells, and what Shoal tells Prometheus."""
+"""Telemetry: reads reports of coordinators, and exports metrics of the operator."""

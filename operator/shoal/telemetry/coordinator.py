@@ -1,7 +1,7 @@
-"""Asks PS 0 how the training goes: HTTPS to the pod itself, trusting the job's own certificate and no other.
+"""Reads the report of parameter server 0 over HTTPS, with the job's own certificate pinned.
 
-The certificate and the token come from the job's key, which the operator derives; nothing is read from Secrets, and
-no name is looked up: the pod's address is in the cache. A pod that took over the address cannot answer for the job.
+The operator derives the certificate and the token from the job's key and takes the pod's address from the cache, so it
+reads no Secret and resolves no name. Another pod that gets the same address cannot answer for the job.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shoal.errors import Unavailable
 from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, StatusReport
 
 TIMEOUT_SECONDS = 3.0
-LARGEST_REPORT = 4 << 20
+MAX_REPORT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a job's coordinator is, and how both sides know each other. Its repr shows no token."""
+    """Address and credentials of a job's coordinator. Its repr shows no token."""
 
     job_uid: str
     address: str
@@ -35,23 +35,23 @@ class Endpoint:
 
 
 class Coordinator(Protocol):
-    """Reads one report. Tests put another one in its place."""
+    """Reads reports. Tests replace it."""
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
         """The report of the coordinator at this endpoint.
 
         Raises:
-            Unavailable: no answer, or none that is to be believed.
+            Unavailable: no answer, or an invalid one.
         """
         ...
 
     def forget(self, job_uid: str) -> None:
-        """The job has ended or is gone: what was kept for its reports is given up."""
+        """Release the resources of a job that finished or was deleted."""
         ...
 
 
 class HttpsCoordinator:
-    """The real one. Close it at the end."""
+    """A coordinator client over HTTPS."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -63,11 +63,11 @@ class HttpsCoordinator:
             await self._session.close()
 
     def forget(self, job_uid: str) -> None:
-        """As the protocol says."""
+        """See `Coordinator`."""
         self._contexts.pop(job_uid, None)
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
-        """As the protocol says."""
+        """See `Coordinator`."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
@@ -76,9 +76,9 @@ class HttpsCoordinator:
         context = self._context(endpoint)
         try:
             async with self._session.get(url, headers=headers, ssl=context) as answer:
-                body = await answer.content.read(LARGEST_REPORT)
-                while not answer.content.at_eof() and len(body) < LARGEST_REPORT:
-                    body += await answer.content.read(LARGEST_REPORT - len(body))
+                body = await answer.content.read(MAX_REPORT_BYTES)
+                while not answer.content.at_eof() and len(body) < MAX_REPORT_BYTES:
+                    body += await answer.content.read(MAX_REPORT_BYTES - len(body))
                 if answer.status != 200:
                     raise Unavailable(f"{url}: HTTP {answer.status}")
             report = StatusReport.model_validate_json(body)
@@ -93,7 +93,7 @@ class HttpsCoordinator:
         if context is None or certificate != endpoint.certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
-            context.check_hostname = False  # the certificate itself is pinned
+            context.check_hostname = False  # the certificate is pinned
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(cadata=endpoint.certificate)
             self._contexts[endpoint.job_uid] = endpoint.certificate, context

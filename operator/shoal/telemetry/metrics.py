@@ -1,4 +1,4 @@
-"""What Shoal tells Prometheus about itself. No label has a job's name: their number must stay small."""
+"""Prometheus metrics of the operator. No label contains a job's name, so that their number stays small."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 
 
 
 class Metrics:
-    """All metrics, in a registry of their own."""
+    """All metrics, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -63,19 +63,19 @@ class Metrics:
         self.leading = Gauge("shoal_leading", "1 while this process holds the Lease.", registry=self.registry)
 
     def count_jobs(self, phases: Callable[[], Iterable[str]], queued: Callable[[], int]) -> None:
-        """Export the number of jobs by phase and of jobs that wait for a reconcile, read when scraped."""
-        self.registry.register(_Live(phases, queued))
+        """Export the number of jobs by phase and of queued jobs, computed at each scrape."""
+        self.registry.register(_LiveGauges(phases, queued))
 
     def count_changes(self, old: TrainingJobStatus, new: TrainingJobStatus) -> None:
-        """What a status that was written has more than the one before it: so nothing is counted twice."""
+        """Count the increments between two written statuses, so that nothing is counted twice."""
         self.disruptions.inc(max(0, new.restarts.disruptions - old.restarts.disruptions))
         self.failures.inc(max(0, new.restarts.failures - old.restarts.failures))
         self.server_restarts.inc(max(0, new.parameter_servers.restarts - old.parameter_servers.restarts))
-        for reason, more in _more(old.restarts.by_reason, new.restarts.by_reason).items():
+        for reason, more in _increments(old.restarts.by_reason, new.restarts.by_reason).items():
             self.lost.labels(reason).inc(more)
 
 
-class _Live(Collector):
+class _LiveGauges(Collector):
     def __init__(self, phases: Callable[[], Iterable[str]], queued: Callable[[], int]) -> None:
         self._phases = phases
         self._queued = queued
@@ -96,5 +96,5 @@ class _Live(Collector):
         yield waiting
 
 
-def _more(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
+def _increments(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
     return {reason: count - old.get(reason, 0) for reason, count in new.items() if count > old.get(reason, 0)}

@@ -1,7 +1,7 @@
-"""Keeps the newest report of every running job, apart from the reconciles: no plan ever waits for a coordinator.
+"""Polls the coordinators of running jobs in the background, so that no plan waits for one.
 
-A job is woken at once when its report says something a policy acts on (its phase, a worker's state), and otherwise
-only as often as its status is to show progress.
+A job is woken at once when its report changes in a way that policies act on (phase, state of a worker), and otherwise
+at the rate at which its status shows progress.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Seen:
-    """A report, and when it came (the loop's clock)."""
+    """A report, and when it arrived (the loop's clock)."""
 
     report: StatusReport
     at: float
@@ -32,12 +32,11 @@ class Seen:
 @dataclass
 class _Followed:
     endpoint: Endpoint
-    wake: Callable[[bool], None]
     task: asyncio.Task[None]
 
 
 class Poller:
-    """Follows coordinators. `show_every`: seconds between wakes that only bring progress."""
+    """Polls coordinators. `show_every`: seconds between wakes that only update progress."""
 
     def __init__(
         self, coordinator: Coordinator, *, poll_seconds: float = POLL_SECONDS, show_every: float = 30.0
@@ -49,22 +48,22 @@ class Poller:
         self._seen: dict[str, Seen] = {}
 
     def follow(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
-        """Ask this endpoint from now on, until told otherwise. `wake(urgent)` is called about what it says."""
+        """Poll this endpoint until `pause` or `forget`. `wake(urgent)` is called about its reports."""
         uid = endpoint.job_uid
         known = self._followed.get(uid)
         if known is not None and known.endpoint == endpoint and not known.task.done():
             return
         self.pause(uid)
         task = asyncio.create_task(self._poll(endpoint, wake), name=f"telemetry of {uid}")
-        self._followed[uid] = _Followed(endpoint, wake, task)
+        self._followed[uid] = _Followed(endpoint, task)
 
     def pause(self, uid: str) -> None:
-        """Nobody is there to ask. What was last told stays, and grows older."""
+        """Stop polling, but keep the last report."""
         if (known := self._followed.pop(uid, None)) is not None:
             known.task.cancel()
 
     def forget(self, uid: str) -> None:
-        """The job has ended or is gone."""
+        """Stop polling and drop the report of a job that finished or was deleted."""
         self.pause(uid)
         self._seen.pop(uid, None)
         self._coordinator.forget(uid)
@@ -75,7 +74,7 @@ class Poller:
         return (None, 0.0) if seen is None else (seen.report, self._now() - seen.at)
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop all polling."""
         tasks = [each.task for each in self._followed.values()]
         for uid in list(self._followed):
             self.forget(uid)
@@ -92,7 +91,7 @@ class Poller:
             else:
                 old = self._seen.get(endpoint.job_uid)
                 self._seen[endpoint.job_uid] = Seen(report, self._now())
-                urgent = old is None or _gist(old.report) != _gist(report)
+                urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
                 if urgent or shown is None or self._now() - shown >= self._show_every:
                     shown = self._now()
                     wake(urgent)
@@ -103,6 +102,6 @@ class Poller:
         return asyncio.get_running_loop().time()
 
 
-def _gist(report: StatusReport) -> Any:
-    """What a policy acts on; everything else only shows progress."""
+def _policy_relevant(report: StatusReport) -> Any:
+    """The parts of a report that policies act on."""
     return report.phase, {(w.slot, w.incarnation): (w.state, w.first_push_at is None) for w in report.workers}
