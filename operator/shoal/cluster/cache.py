@@ -56,7 +56,7 @@ class Cache(Generic[T]):
         """The newest object of this name."""
         return self._by_uid.get(self._by_name.get((namespace, name), ""))
 
-    def of(self, index: str, key: Hashable) -> tuple[T, ...]:
+    def indexed(self, index: str, key: Hashable) -> tuple[T, ...]:
         """The objects with this key in an index."""
         return tuple(self._indices[index].get(key, {}).values())
 

@@ -67,7 +67,7 @@ class ClusterState:
                 del self._nodes[name]
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
-        for key in {key for pod in self.pods.of("node", name) if (key := _job_of(pod)) is not None}:
+        for key in {key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None}:
             self._wake(key, Priority.URGENT)
 
 

@@ -45,13 +45,13 @@ class Observer:
         answers = self._answers.get(uid)
         pods: list[Pod] = []
         conflicts = answers.conflicts(now)
-        for pod in self._state.pods.of("job", key):
+        for pod in self._state.pods.indexed("job", key):
             if pod.metadata.controller_uid == uid:
                 pods.append(pod)
             else:
                 conflicts[pod.metadata.name] = name_conflict(pod.metadata, job, pod.spec.node_name)
         services = {}
-        for service in self._state.services.of("job", key):
+        for service in self._state.services.indexed("job", key):
             if service.metadata.controller_uid == uid:
                 services[service.metadata.name] = service
             else:

@@ -93,7 +93,7 @@ class ServerAndCache(RuleBasedStateMachine):
         known = {pod.metadata.uid: pod for pod in self.cache.all()}
         assert known == self.told
         for node in ("n1", "n2"):
-            filed = {pod.metadata.uid for pod in self.cache.of("node", node)}
+            filed = {pod.metadata.uid for pod in self.cache.indexed("node", node)}
             assert filed == {uid for uid, pod in known.items() if pod.spec.node_name == node}
         for name in NAMES:
             if (found := self.cache.get(name, "ns")) is not None:
