@@ -1,4 +1,4 @@
-"""The chart as `helm` renders it: what is installed, with how much right, and what values are refused."""
+"""The chart as rendered by `helm`: objects, permissions, and rejected values."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def test_lint(tools: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_crds_are_kept_on_uninstall_and_part_of_the_release(tools: Path) -> None:
+def test_crds_are_part_of_the_release_and_kept_on_uninstall(tools: Path) -> None:
     crds = of_kind(render(tools), "CustomResourceDefinition")
     assert [c["metadata"]["name"] for c in crds] == ["trainingjobs.shoal.dev"]
     assert all(c["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for c in crds)
@@ -55,13 +55,13 @@ def test_secrets_are_never_read(tools: Path) -> None:
         assert not verbs & {"get", "list", "watch", "*"}
 
 
-def test_no_rule_has_a_wildcard(tools: Path) -> None:
+def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
     rules = [r for role in of_kind(render(tools), "ClusterRole") for r in role["rules"]]
     assert rules
     assert not [r for r in rules if "*" in r["verbs"] + r["resources"] + r["apiGroups"]]
 
 
-def test_one_namespace_needs_only_a_role_and_the_reading_of_nodes(tools: Path) -> None:
+def test_single_namespace_needs_a_role_and_read_access_to_nodes(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team-a")
     assert granted(documents, "ClusterRole") == {("nodes", "list"), ("nodes", "watch")}
     assert ("pods", "create") in granted(documents, "Role")
@@ -69,7 +69,7 @@ def test_one_namespace_needs_only_a_role_and_the_reading_of_nodes(tools: Path) -
     assert role["metadata"]["namespace"] == "team-a"
 
 
-def test_without_the_right_to_read_nodes_nothing_is_cluster_wide(tools: Path) -> None:
+def test_without_node_access_nothing_is_cluster_wide(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team-a", "scope.nodes=false")
     assert of_kind(documents, "ClusterRole") == []
     assert of_kind(documents, "ClusterRoleBinding") == []
@@ -77,7 +77,7 @@ def test_without_the_right_to_read_nodes_nothing_is_cluster_wide(tools: Path) ->
     assert {"name": "SHOAL_NODE_SIGNALS", "value": "false"} in environment
 
 
-def test_the_operator_runs_under_the_restricted_standard(tools: Path) -> None:
+def test_operator_meets_the_restricted_standard(tools: Path) -> None:
     (deployment,) = of_kind(render(tools), "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -92,7 +92,7 @@ def test_the_operator_runs_under_the_restricted_standard(tools: Path) -> None:
     assert container["livenessProbe"]["httpGet"]["port"] == "health"
 
 
-def test_your_own_install_key_replaces_the_made_one(tools: Path) -> None:
+def test_existing_install_key_replaces_the_generated_one(tools: Path) -> None:
     documents = render(tools, "installKey.existingSecret=mine")
     assert of_kind(documents, "Secret") == []
     volumes = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["volumes"]
@@ -103,14 +103,14 @@ def test_your_own_install_key_replaces_the_made_one(tools: Path) -> None:
     "setting",
     ["replica=3", "replicas=0", "image.repo=x", "logLevel=loud", "scope.namespace=Team_A", "metrics.port=80"],
 )
-def test_a_value_that_does_not_exist_is_refused(tools: Path, setting: str) -> None:
+def test_invalid_value_is_rejected(tools: Path, setting: str) -> None:
     done = helm(tools, "template", "shoal", str(CHART), "--set", setting)
     assert done.returncode != 0
     name, _, _ = setting.partition("=")
     assert name.rpartition(".")[2] in done.stderr
 
 
-def test_the_metrics_cannot_have_the_health_port(tools: Path) -> None:
+def test_metrics_port_must_differ_from_the_health_port(tools: Path) -> None:
     refused = helm(tools, "template", "shoal", str(CHART), "--set", "metrics.port=8081")
     assert refused.returncode != 0
     assert "metrics" in refused.stderr
@@ -124,7 +124,7 @@ def names_of(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     return {(d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents}
 
 
-def test_a_shoal_for_each_of_two_namespaces_share_no_object(tools: Path) -> None:
+def test_releases_in_two_namespaces_share_no_object(tools: Path) -> None:
     settings = ["crds.install=false", "scope.namespace=team-{}"]
     one, two = (
         names_of(render(tools, *(s.format(team) for s in settings), namespace=f"shoal-{team}"))
@@ -136,7 +136,7 @@ def test_a_shoal_for_each_of_two_namespaces_share_no_object(tools: Path) -> None
 
 @pytest.mark.parametrize("release", ["123", "true", "1e3", "7-a"])
 @pytest.mark.parametrize("scope", ["", "77"])
-def test_names_that_yaml_takes_for_something_else_stay_names(tools: Path, release: str, scope: str) -> None:
+def test_names_that_look_like_other_yaml_types_stay_strings(tools: Path, release: str, scope: str) -> None:
     def strings(part: Any) -> Iterator[Any]:
         if isinstance(part, dict):
             for name, each in part.items():

@@ -133,7 +133,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("manifest", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG]
 )
-def test_a_wrong_manifest_is_refused_with_words(
+def test_invalid_manifest_is_rejected_with_a_message(
     control_plane: ControlPlane, manifest: Any, message: str
 ) -> None:
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
@@ -156,7 +156,9 @@ CANNOT_CHANGE: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("change", "message"), [c[1:] for c in CANNOT_CHANGE], ids=[c[0] for c in CANNOT_CHANGE]
 )
-def test_what_cannot_change(control_plane: ControlPlane, namespace: str, change: Any, message: str) -> None:
+def test_immutable_fields_are_rejected(
+    control_plane: ControlPlane, namespace: str, change: Any, message: str
+) -> None:
     kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
     patch = json.dumps({"spec": change})
     done = kubectl(control_plane, "patch", "-n", namespace, "etj", "good", "--type=merge", "-p", patch)
@@ -164,7 +166,7 @@ def test_what_cannot_change(control_plane: ControlPlane, namespace: str, change:
     assert message in done.stderr
 
 
-def test_a_good_manifest_with_its_defaults(control_plane: ControlPlane, namespace: str) -> None:
+def test_valid_manifest_gets_its_defaults(control_plane: ControlPlane, namespace: str) -> None:
     assert kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD)).returncode == 0
     spec = json.loads(kubectl(control_plane, "get", "-n", namespace, "etj", "good", "-o", "json").stdout)[
         "spec"
@@ -190,7 +192,7 @@ def test_a_good_manifest_with_its_defaults(control_plane: ControlPlane, namespac
         {"metric": "auc_1", "value": "0.9"},
     ],
 )
-def test_a_metrics_target(control_plane: ControlPlane, stop: Any) -> None:
+def test_metric_target_is_accepted(control_plane: ControlPlane, stop: Any) -> None:
     manifest = json.dumps(with_(spec__training__stopAfter=stop))
     done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=manifest)
     assert done.returncode == 0, done.stderr
@@ -202,9 +204,7 @@ def test_staleness_of_zero_and_data_tls_are_accepted(control_plane: ControlPlane
     assert done.returncode == 0, done.stderr
 
 
-def test_the_shards_may_change_while_the_job_is_suspended(
-    control_plane: ControlPlane, namespace: str
-) -> None:
+def test_shards_can_change_while_suspended(control_plane: ControlPlane, namespace: str) -> None:
     kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(with_(spec__suspend=True)))
     patch = json.dumps({"spec": {"parameterServers": {"replicas": 2}}})
     done = kubectl(control_plane, "patch", "-n", namespace, "etj", "good", "--type=merge", "-p", patch)
@@ -221,7 +221,7 @@ def test_kubectl_scale_within_the_limits(control_plane: ControlPlane, namespace:
     assert "lower replicas or raise maxReplicas" in too_far.stderr
 
 
-def test_a_template_keeps_what_shoal_does_not_know(control_plane: ControlPlane, namespace: str) -> None:
+def test_template_keeps_unknown_fields(control_plane: ControlPlane, namespace: str) -> None:
     container = {**TRAINS, "resources": {"limits": {"nvidia.com/gpu": 1}}, "fieldOfTomorrow": {"a": [1]}}
     manifest = template("workers", containers=[container], runtimeClassName="gvisor")
     kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest))
@@ -229,7 +229,7 @@ def test_a_template_keeps_what_shoal_does_not_know(control_plane: ControlPlane, 
     assert kept["spec"]["workers"]["template"]["spec"] == manifest["spec"]["workers"]["template"]["spec"]
 
 
-def test_kubectl_explain_reads_well(control_plane: ControlPlane) -> None:
+def test_kubectl_explain_shows_descriptions(control_plane: ControlPlane) -> None:
     fields = {
         "etj": "keeps training while its spot workers come and go",
         "etj.spec": "on spot nodes. They may join and leave",
@@ -244,7 +244,7 @@ def test_kubectl_explain_reads_well(control_plane: ControlPlane) -> None:
         assert words in " ".join(said.split()), said
 
 
-def test_every_field_is_explained(control_plane: ControlPlane) -> None:
+def test_every_field_has_a_description(control_plane: ControlPlane) -> None:
     said = kubectl(control_plane, "get", "crd", "trainingjobs.shoal.dev", "-o", "json").stdout
     schema = json.loads(said)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     missing: list[str] = []
@@ -261,7 +261,7 @@ def test_every_field_is_explained(control_plane: ControlPlane) -> None:
     assert missing == []
 
 
-def test_the_columns(control_plane: ControlPlane, namespace: str) -> None:
+def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
     kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
     narrow = kubectl(control_plane, "get", "-n", namespace, "etj").stdout.splitlines()[0].split()
     assert narrow == ["NAME", "PHASE", "PS", "WORKERS", "DESIRED", "SPEED", "PROGRESS", "DISRUPTIONS", "AGE"]
@@ -274,7 +274,7 @@ def test_the_columns(control_plane: ControlPlane, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").glob("*.yaml")), ids=lambda p: p.name)
-def test_the_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
+def test_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
     jobs = [d for d in yaml.safe_load_all(path.read_text()) if d and d["kind"] == "TrainingJob"]
     for manifest in jobs:
         done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(manifest))

@@ -60,7 +60,7 @@ async def running(kube: Kube, namespace: str, name: str) -> None:
     await eventually(is_running)
 
 
-async def test_a_pod_is_scheduled_runs_and_is_in_the_audit_log(
+async def test_pod_is_scheduled_and_in_the_audit_log(
     control_plane: ControlPlane, kube: Kube, namespace: str, fake_kubelet: FakeKubelet
 ) -> None:
     await fake_kubelet.add_node("gpu-1", spot=True, capacity={"nvidia.com/gpu": "8"})
@@ -76,7 +76,7 @@ async def test_a_pod_is_scheduled_runs_and_is_in_the_audit_log(
     assert written.received <= written.answered
 
 
-async def test_a_deleted_pod_ends_and_goes(kube: Kube, namespace: str, fake_kubelet: FakeKubelet) -> None:
+async def test_deleted_pod_terminates(kube: Kube, namespace: str, fake_kubelet: FakeKubelet) -> None:
     await fake_kubelet.add_node("n1")
     await create(kube, namespace, pod("a"))
     await running(kube, namespace, "a")
@@ -88,7 +88,7 @@ async def test_a_deleted_pod_ends_and_goes(kube: Kube, namespace: str, fake_kube
     await eventually(gone)
 
 
-async def test_a_notice_is_said_by_the_node_and_its_pods_end_later(
+async def test_notice_sets_the_node_condition_before_pods_end(
     kube: Kube, namespace: str, fake_kubelet: FakeKubelet
 ) -> None:
     await fake_kubelet.add_node("s1", spot=True)
@@ -115,7 +115,7 @@ async def test_a_notice_is_said_by_the_node_and_its_pods_end_later(
     assert any(c["type"] == "DisruptionTarget" for c in status["conditions"])
 
 
-async def test_a_vanished_node_says_nothing_and_serves_nothing(
+async def test_vanished_node_keeps_pods_terminating(
     kube: Kube, namespace: str, fake_kubelet: FakeKubelet
 ) -> None:
     await fake_kubelet.add_node("v1")
@@ -133,7 +133,7 @@ async def test_a_vanished_node_says_nothing_and_serves_nothing(
     await kube.delete(f"/api/v1/namespaces/{namespace}/pods/a", grace_seconds=0)
 
 
-async def test_how_containers_end(kube: Kube, namespace: str, fake_kubelet: FakeKubelet) -> None:
+async def test_container_exit_states(kube: Kube, namespace: str, fake_kubelet: FakeKubelet) -> None:
     await fake_kubelet.add_node("n2")
     for name in ("oom", "done", "again"):
         await create(kube, namespace, pod(name))
@@ -157,7 +157,9 @@ async def test_how_containers_end(kube: Kube, namespace: str, fake_kubelet: Fake
     assert again["lastState"]["terminated"]["exitCode"] == 3
 
 
-async def test_an_image_that_cannot_be_pulled(kube: Kube, namespace: str, fake_kubelet: FakeKubelet) -> None:
+async def test_missing_image_is_image_pull_back_off(
+    kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+) -> None:
     fake_kubelet.image_errors["fake"] = 'Back-off pulling image "fake"'
     await fake_kubelet.add_node("n3")
     await create(kube, namespace, pod("a"))

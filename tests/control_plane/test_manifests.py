@@ -38,7 +38,7 @@ def create(plane: ControlPlane, *manifest: dict[str, Any]) -> subprocess.Complet
     return subprocess.run(command, env=plane.env, input=text, capture_output=True, text=True, check=False)
 
 
-def test_everything_is_taken_under_restricted_pod_security(
+def test_manifests_are_accepted_under_restricted_pod_security(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     control_plane.kubectl("label", "ns", namespace, "pod-security.kubernetes.io/enforce=restricted")
@@ -47,9 +47,7 @@ def test_everything_is_taken_under_restricted_pod_security(
     assert "Warning" not in made.stderr
 
 
-def test_a_typing_error_in_a_template_is_an_error_with_its_path(
-    control_plane: ControlPlane, namespace: str
-) -> None:
+def test_typo_in_a_template_is_rejected_with_its_path(control_plane: ControlPlane, namespace: str) -> None:
     pod = objects(namespace)[1]
     pod["spec"]["containers"][0]["imagePolicy"] = "Always"
     made = create(control_plane, pod)

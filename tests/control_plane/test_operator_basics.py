@@ -60,7 +60,7 @@ async def fetched(url: str, words: str) -> str:
     return str(await eventually(page, what=f"{words} at {url}"))
 
 
-async def test_a_job_from_apply_to_succeeded(
+async def test_job_runs_from_apply_to_succeeded(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -91,7 +91,7 @@ async def test_a_job_from_apply_to_succeeded(
         await eventually(told)
 
 
-async def test_the_real_process(
+async def test_process_runs_a_job_and_stops_cleanly(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
 ) -> None:
     job = Job(kube, namespace)
@@ -115,7 +115,7 @@ async def test_the_real_process(
 
 
 @pytest.mark.timeout(120)
-async def test_deleting_the_job_leaves_nothing(
+async def test_deleted_job_leaves_no_objects(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)

@@ -48,7 +48,7 @@ def staying(pods: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.timeout(180)
-async def test_killed_at_five_random_points(
+async def test_operator_killed_at_random_points_counts_each_loss_once(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
 ) -> None:
     workers, lost = 6, 0
@@ -159,7 +159,7 @@ class Cutter:
 
 
 @pytest.mark.timeout(120)
-async def test_no_phantoms_after_a_cut_watch(
+async def test_objects_deleted_during_a_cut_watch_are_dropped(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job, other = Job(kube, namespace), Job(kube, namespace, "other")
@@ -195,7 +195,7 @@ async def test_no_phantoms_after_a_cut_watch(
         assert not await other.pods()
 
 
-async def test_one_leads_and_the_other_takes_over(
+async def test_standby_takes_over_from_a_disconnected_leader(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -259,7 +259,7 @@ class Switch:
         return self._inner.stream(path, query)
 
 
-async def test_the_lease_lost_ends_the_process_with_1(
+async def test_lost_lease_ends_the_process_with_1(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, tmp_path: Path
 ) -> None:
     async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path) as process:
@@ -273,7 +273,7 @@ async def test_the_lease_lost_ends_the_process_with_1(
         assert await asyncio.wait_for(process.wait(), 20) == 1
 
 
-async def test_a_bad_environment_ends_the_process_with_2(
+async def test_invalid_environment_ends_the_process_with_2(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with OperatorProcess(

@@ -95,7 +95,7 @@ async def count(job: Job, disruptions: int, failures: int) -> dict[str, Any]:
         raise AssertionError(f"{error}: {await job.status()}") from None
 
 
-async def test_a_notice_is_answered_within_a_second(
+async def test_notice_creates_a_replacement_within_a_second(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -122,7 +122,7 @@ async def test_a_notice_is_answered_within_a_second(
         await eventually(told)
 
 
-async def test_a_silent_worker_is_replaced_and_a_voice_takes_it_back(
+async def test_replacement_of_a_silent_worker_is_withdrawn_if_it_recovers(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job, coordinator = Job(kube, namespace), PlayedCoordinator()
@@ -160,7 +160,7 @@ async def test_a_silent_worker_is_replaced_and_a_voice_takes_it_back(
         assert status["restarts"]["byReason"] == {"Silent": 1}
 
 
-async def test_a_node_that_is_gone_does_not_hold_its_slot(
+async def test_lost_node_does_not_block_its_slot(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -178,7 +178,7 @@ async def test_a_node_that_is_gone_does_not_hold_its_slot(
         await count(job, 1, 0)
 
 
-async def test_a_node_that_comes_back_under_its_name_is_another_one(
+async def test_recreated_node_of_the_same_name_loses_its_pods(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -200,7 +200,7 @@ async def test_a_node_that_comes_back_under_its_name_is_another_one(
         ({"exit_code": 1, "pod_reason": "OutOfnvidia.com/gpu"}, 1, 0, "OutOfnvidia.com/gpu"),
     ],
 )
-async def test_faults_and_disruptions_have_two_counters(
+async def test_failures_and_disruptions_are_counted_separately(
     control_plane: ControlPlane,
     crds: None,
     kube: Kube,
@@ -222,7 +222,7 @@ async def test_faults_and_disruptions_have_two_counters(
             assert status["lastFailure"]["reason"] == reason
 
 
-async def test_too_many_failures_end_the_job(
+async def test_exceeded_backoff_limit_fails_the_job(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -236,7 +236,7 @@ async def test_too_many_failures_end_the_job(
         assert (await job.condition("Failed"))["reason"] == "BackoffLimitExceeded"
 
 
-async def test_a_parameter_server_comes_back_as_the_next_epoch(
+async def test_deleted_parameter_server_returns_with_the_next_epoch(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -258,7 +258,7 @@ async def test_a_parameter_server_comes_back_as_the_next_epoch(
         assert (await job.status())["restarts"]["disruptions"] == 0
 
 
-async def test_an_evicted_worker_is_replaced_while_it_drains(
+async def test_evicted_worker_is_replaced_while_it_drains(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     nodes.stop_seconds = 15
@@ -281,7 +281,7 @@ async def test_an_evicted_worker_is_replaced_while_it_drains(
         assert status["restarts"]["byReason"] == {"EvictionByEvictionAPI": 1}
 
 
-async def test_many_at_once(
+async def test_many_workers_are_replaced_at_once(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet
 ) -> None:
     workers = 40
@@ -316,7 +316,7 @@ async def test_many_at_once(
             ) from None
 
 
-async def test_each_of_many_jobs_tells_of_its_losses(
+async def test_each_of_many_jobs_reports_its_disruptions(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, fake_kubelet: FakeKubelet
 ) -> None:
     await fake_kubelet.add_node("safe-1")

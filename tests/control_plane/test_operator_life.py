@@ -69,7 +69,7 @@ async def test_suspend_and_resume(
         assert status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
 
 
-async def test_suspended_from_the_start_makes_no_pod(
+async def test_job_created_suspended_has_no_pods(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -85,7 +85,7 @@ async def test_suspended_from_the_start_makes_no_pod(
 
 
 @pytest.mark.timeout(120)
-async def test_applied_again_it_is_another_run(
+async def test_job_applied_again_is_a_new_run(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     nodes.stop_seconds = 1
@@ -102,7 +102,7 @@ async def test_applied_again_it_is_another_run(
         assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
 
 
-async def test_one_name_in_two_namespaces(
+async def test_jobs_of_the_same_name_in_two_namespaces(
     control_plane: ControlPlane,
     crds: None,
     kube: Kube,
@@ -130,7 +130,7 @@ async def test_one_name_in_two_namespaces(
         assert keys[0] != keys[1]
 
 
-async def test_a_finished_job_starts_nothing(
+async def test_finished_job_creates_no_pods(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -156,7 +156,7 @@ async def test_a_finished_job_starts_nothing(
         assert (await job.status())["phase"] == "Succeeded"
 
 
-async def test_what_is_managed_by_another_is_left_alone(
+async def test_job_of_another_controller_has_no_pods(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     other, job = Job(kube, namespace, "other"), Job(kube, namespace)

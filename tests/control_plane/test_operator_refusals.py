@@ -55,7 +55,7 @@ async def limit(kube: Kube, namespace: str, resource: str, number: int) -> str:
     return f"{quotas}/few"
 
 
-async def test_a_quota_is_a_wait(
+async def test_exceeded_quota_waits(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     quota = await limit(kube, namespace, "pods", 2)
@@ -73,7 +73,7 @@ async def test_a_quota_is_a_wait(
 
 
 @pytest.mark.parametrize("resource", ["services", "secrets"])
-async def test_pods_wait_for_what_they_need(
+async def test_pods_wait_for_refused_secret_or_service(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, resource: str
 ) -> None:
     quota = await limit(kube, namespace, resource, 0)
@@ -88,7 +88,7 @@ async def test_pods_wait_for_what_they_need(
         await condition_ends(job, "QuotaExceeded")
 
 
-async def test_without_a_disruption_budget_it_runs_and_says_so(
+async def test_job_without_disruption_budget_runs_degraded(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     budgets = "count/poddisruptionbudgets.policy"
@@ -103,7 +103,7 @@ async def test_without_a_disruption_budget_it_runs_and_says_so(
         await condition_ends(job, "Degraded")
 
 
-async def test_a_name_that_somebody_else_has(
+async def test_name_conflict_stalls_until_resolved(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     pods = f"/api/v1/namespaces/{namespace}/pods"
@@ -129,7 +129,7 @@ async def test_a_name_that_somebody_else_has(
         await condition_ends(job, "Stalled")
 
 
-async def test_a_template_that_the_api_server_refuses(
+async def test_rejected_template_stalls_until_fixed(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
@@ -144,7 +144,7 @@ async def test_a_template_that_the_api_server_refuses(
         await condition_ends(job, "Stalled")
 
 
-async def test_an_image_that_does_not_exist(
+async def test_missing_image_degrades_the_job(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     nodes.image_errors["no/such:image"] = 'Back-off pulling image "no/such:image"'
@@ -158,7 +158,7 @@ async def test_an_image_that_does_not_exist(
         assert (await job.status())["restarts"]["failures"] == 0
 
 
-async def test_restricted_pod_security_takes_our_pods(
+async def test_pods_run_under_restricted_pod_security(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -235,7 +235,7 @@ async def rights_in_force(kube: Kube, namespace: str, account: str, rules: list[
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace", "no-nodes"])
-async def test_the_charts_rights_are_enough(
+async def test_permissions_of_the_chart_are_sufficient(
     control_plane: ControlPlane,
     crds: None,
     kube: Kube,

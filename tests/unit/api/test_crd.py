@@ -1,4 +1,4 @@
-"""The CRD that is checked in is the one that the models make, and what it holds the models can read."""
+"""The checked-in CRDs and reference match the models, and the models read what the CRD allows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HINT = (
 
 
 @pytest.mark.parametrize("folder", ["crds", "charts/shoal/files/crds"])
-def test_what_is_checked_in_is_what_is_generated(folder: str) -> None:
+def test_checked_in_crds_match_the_models(folder: str) -> None:
     for name, content in files().items():
         assert (ROOT / folder / name).read_text() == content, HINT
 
 
-def test_the_reference_is_what_is_generated() -> None:
+def test_checked_in_reference_matches_the_models() -> None:
     assert (ROOT / "docs" / "api.md").read_text() == reference(), HINT
 
 
@@ -36,8 +36,8 @@ def test_reference_describes_the_pod_template_once() -> None:
     assert "template.spec" not in text
 
 
-def test_the_schema_is_structural() -> None:
-    """What the API server refuses in a CRD (or quietly misreads) is not there."""
+def test_schema_is_structural() -> None:
+    """Nothing that the API server rejects in a CRD or silently misinterprets."""
 
     def walk(part: Any, path: str) -> None:
         if isinstance(part, list):
@@ -61,11 +61,11 @@ def test_only_templates_keep_unknown_fields() -> None:
     assert kept == 4  # spec and containers of the two templates
 
 
-def test_no_floats_in_the_api() -> None:
+def test_schema_has_no_floats() -> None:
     assert "type: number" not in next(iter(files().values()))
 
 
-def test_every_whole_number_of_the_spec_is_bounded_and_one_stored_before_is_read_at_the_bound() -> None:
+def test_integers_of_the_spec_are_bounded_and_stored_ones_clamped() -> None:
     def integers(part: Any, path: str) -> Iterator[str]:
         if isinstance(part, dict):
             if part.get("type") == "integer" and "maximum" not in part:
@@ -79,7 +79,7 @@ def test_every_whole_number_of_the_spec_is_bounded_and_one_stored_before_is_read
     assert policy.active_deadline_seconds == policy.progress_deadline_seconds == 2**31 - 1
 
 
-def test_an_unknown_field_is_an_error_for_the_models_too() -> None:
+def test_unknown_field_of_the_spec_is_rejected() -> None:
     manifest = {
         "metadata": {"name": "x"},
         "spec": {
@@ -93,7 +93,7 @@ def test_an_unknown_field_is_an_error_for_the_models_too() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
-def test_the_examples_parse(path: Path) -> None:
+def test_examples_parse(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         if document and document["kind"] == "TrainingJob":
             assert TrainingJob.model_validate(document).spec.training.entrypoint

@@ -1,4 +1,4 @@
-"""A small API server behind the transport's seam: objects with versions, watches that can be cut, faults at will."""
+"""A fake API server behind the transport: objects with versions, watches that can be cut, faults on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 class SmallServer:
-    """One collection at `path`, or any number of single objects; every write is remembered in `writes`."""
+    """One collection of objects; every write is recorded in `writes`."""
 
     def __init__(self) -> None:
         self.version = 100
@@ -30,7 +30,7 @@ class SmallServer:
         self.delay = 0.0
         self._pages: dict[str, tuple[list[Json], int]] = {}
 
-    # --- what a test does to it
+    # --- changes by the test
 
     def set(self, name: str, **fields: Any) -> Json:
         """Create or change an object."""
@@ -46,7 +46,7 @@ class SmallServer:
             **fields.get("metadata", {}),
         }
         self.objects[name] = fresh
-        self._tell(kind, fresh)
+        self._publish(kind, fresh)
         return fresh
 
     def remove(self, name: str) -> None:
@@ -54,29 +54,29 @@ class SmallServer:
         self.version += 1
         gone = self.objects.pop(name)
         gone["metadata"]["resourceVersion"] = str(self.version)
-        self._tell("DELETED", gone)
+        self._publish("DELETED", gone)
 
     def bookmark(self) -> None:
-        """Tell how far the watch is."""
-        self._tell("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}}, remember=False)
+        """Send a bookmark to all watches."""
+        self._publish("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}}, remember=False)
 
     def send(self, line: bytes) -> None:
-        """Anything, to every watch."""
+        """Send a line to all watches."""
         for watch in self.watches:
             watch.put_nowait(line)
 
     def cut(self) -> None:
-        """Every connection breaks."""
+        """Break all connections."""
         for watch in self.watches:
             watch.put_nowait(Unavailable("connection reset"))
 
     def compact(self) -> None:
-        """Forget history: a watch from before now is answered with 410."""
+        """Drop the history: watches from earlier versions are answered with 410."""
         self.oldest = self.version
         self.history.clear()
 
-    def _tell(self, kind: str, told: Json, *, remember: bool = True) -> None:
-        line = json.dumps({"type": kind, "object": told}, separators=(",", ":")).encode() + b"\n"
+    def _publish(self, kind: str, published: Json, *, remember: bool = True) -> None:
+        line = json.dumps({"type": kind, "object": published}, separators=(",", ":")).encode() + b"\n"
         if remember:
             self.history.append((self.version, line))
         self.send(line)
@@ -109,7 +109,7 @@ class SmallServer:
         return self.answer(method, path, query or {}, body)
 
     def answer(self, method: str, path: str, query: Query, body: Any) -> Answer:
-        """A list, page by page. Subclasses know more."""
+        """A list, page by page. Subclasses override it."""
         return self._list(query)
 
     def _list(self, query: Query) -> Answer:
@@ -153,9 +153,9 @@ class SmallServer:
     @staticmethod
     async def _lines(watch: asyncio.Queue[bytes | Exception]) -> AsyncIterator[bytes]:
         while True:
-            told = await watch.get()
-            if isinstance(told, Exception):
-                raise told
-            if told == b"":
+            line = await watch.get()
+            if isinstance(line, Exception):
+                raise line
+            if line == b"":
                 return
-            yield told
+            yield line

@@ -1,4 +1,4 @@
-"""The cache against what really happened: facts arrive late, twice, out of order, or not at all until a relist."""
+"""The cache with updates that arrive late, twice, out of order, or only with a relist."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ NAMES = ["a", "b", "c"]
 
 
 class ServerAndCache(RuleBasedStateMachine):
-    """A server whose events reach the cache whenever they like; writing through and relists go past them."""
+    """A server whose events reach the cache late, while writes and relists reach it at once."""
 
     @initialize()
     def begin(self) -> None:
         self.version = 0
-        self.there: dict[str, Pod] = {}
+        self.existing: dict[str, Pod] = {}
         self.undelivered: list[tuple[str, Pod]] = []
-        self.told: dict[str, Pod] = {}
+        self.notified: dict[str, Pod] = {}
         self.cache: Cache[Pod] = Cache(self.changed, {"node": lambda pod: pod.spec.node_name})
         self.uids = 0
 
     def changed(self, old: Pod | None, new: Pod | None) -> None:
-        """What a listener believes must always follow from what it was told."""
+        """The old object of a change must be the one that the listener knows."""
         if old is not None:
-            assert self.told[old.metadata.uid] == old
+            assert self.notified[old.metadata.uid] == old
         if new is None:
             assert old is not None
-            del self.told[old.metadata.uid]
+            del self.notified[old.metadata.uid]
         else:
-            self.told[new.metadata.uid] = new
+            self.notified[new.metadata.uid] = new
 
     def write(self, pod: Pod) -> Pod:
         self.version += 1
@@ -42,26 +42,26 @@ class ServerAndCache(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), through=st.booleans())
     def create(self, name: str, through: bool) -> None:
-        if name in self.there:
+        if name in self.existing:
             return
         self.uids += 1
         pod = self.write(Pod(metadata=OwnedMeta(name=name, namespace="ns", uid=f"u{self.uids}")))
-        self.there[name] = pod
+        self.existing[name] = pod
         self.undelivered.append(("ADDED", pod))
         if through:
             self.cache.put(pod)
 
     @rule(name=st.sampled_from(NAMES), node=st.sampled_from(NODES))
     def bind(self, name: str, node: str | None) -> None:
-        if name in self.there:
-            pod = self.write(self.there[name].model_copy(update={"spec": PodSpec(node_name=node)}))
-            self.there[name] = pod
+        if name in self.existing:
+            pod = self.write(self.existing[name].model_copy(update={"spec": PodSpec(node_name=node)}))
+            self.existing[name] = pod
             self.undelivered.append(("MODIFIED", pod))
 
     @rule(name=st.sampled_from(NAMES), through=st.booleans())
     def delete(self, name: str, through: bool) -> None:
-        if name in self.there:
-            pod = self.write(self.there.pop(name))
+        if name in self.existing:
+            pod = self.write(self.existing.pop(name))
             self.undelivered.append(("DELETED", pod))
             if through:
                 self.cache.drop(pod.metadata.uid)
@@ -75,23 +75,23 @@ class ServerAndCache(RuleBasedStateMachine):
 
     @rule(late=st.lists(st.sampled_from(NAMES), max_size=2))
     def relist(self, late: list[str]) -> None:
-        """The watch was lost: what it had not told is never told. Pods may be made after the list was taken."""
-        listed, at = list(self.there.values()), self.version
+        """Relist after a lost watch, whose pending events are lost. Pods may be created after the list was taken."""
+        listed, at = list(self.existing.values()), self.version
         self.undelivered.clear()
         for name in late:
             self.create(name, through=True)
         self.cache.replace(listed, at)
 
     @invariant()
-    def no_phantom_once_all_is_told(self) -> None:
+    def cache_matches_the_server_once_all_is_delivered(self) -> None:
         if not self.undelivered:
             known = {pod.metadata.uid: pod for pod in self.cache.all()}
-            assert known == {pod.metadata.uid: pod for pod in self.there.values()}
+            assert known == {pod.metadata.uid: pod for pod in self.existing.values()}
 
     @invariant()
     def indices_and_listeners_agree(self) -> None:
         known = {pod.metadata.uid: pod for pod in self.cache.all()}
-        assert known == self.told
+        assert known == self.notified
         for node in ("n1", "n2"):
             filed = {pod.metadata.uid for pod in self.cache.indexed("node", node)}
             assert filed == {uid for uid, pod in known.items() if pod.spec.node_name == node}
@@ -109,7 +109,7 @@ def pod(name: str, uid: str, version: int) -> Pod:
     return Pod(metadata=OwnedMeta(name=name, namespace="ns", uid=uid, resource_version=str(version)))
 
 
-def test_an_answer_that_comes_after_the_end_does_not_raise_the_dead() -> None:
+def test_late_answer_does_not_restore_a_deleted_object() -> None:
     cache: Cache[Pod] = Cache(lambda _old, _new: None)
     cache.put(pod("a", "u1", 5))
     cache.drop("u1")
@@ -117,7 +117,7 @@ def test_an_answer_that_comes_after_the_end_does_not_raise_the_dead() -> None:
     assert cache.get("a", "ns") is None
 
 
-def test_what_cannot_be_read_stays_as_it_was() -> None:
+def test_unread_object_is_kept() -> None:
     cache: Cache[Pod] = Cache(lambda _old, _new: None)
     cache.put(pod("a", "u1", 5))
     cache.put(pod("b", "u2", 6))
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_stays_as_it_was() -> None:
     assert [each.metadata.uid for each in cache.all()] == ["u1"]
 
 
-def test_a_name_belongs_to_the_newest() -> None:
+def test_name_refers_to_the_newest_object() -> None:
     cache: Cache[Pod] = Cache(lambda _old, _new: None)
     cache.put(pod("a", "u1", 5))
     cache.put(pod("a", "u2", 8))

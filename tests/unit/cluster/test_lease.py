@@ -1,4 +1,4 @@
-"""The Lease, in virtual time: two candidates, an API server that comes and goes, and never two leaders."""
+"""The Lease in virtual time: candidates, an unreliable API server, and never two leaders."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class LeaseServer(SmallServer):
 
 
 def wall() -> datetime:
-    return datetime(2026, 1, 1, tzinfo=UTC)  # it never moves: nothing may depend on it
+    return datetime(2026, 1, 1, tzinfo=UTC)  # constant: nothing may depend on it
 
 
 def candidate(server: SmallServer, identity: str) -> Lease:
     return Lease(server, namespace="shoal", name="shoal", identity=identity, times=TIMES, wall=wall)
 
 
-async def test_the_first_takes_it_and_renews_it() -> None:
+async def test_first_candidate_acquires_and_renews() -> None:
     server = LeaseServer()
     lease = candidate(server, "one")
     await lease.acquire()
@@ -60,18 +60,18 @@ async def test_the_first_takes_it_and_renews_it() -> None:
     keeping.cancel()
 
 
-async def test_the_second_waits_for_as_long_as_it_lasts() -> None:
+async def test_second_candidate_waits_for_the_lease_duration() -> None:
     server = LeaseServer()
     one, two = candidate(server, "one"), candidate(server, "two")
     await one.acquire()
     began = asyncio.get_running_loop().time()
-    await two.acquire()  # nobody keeps the first
+    await two.acquire()  # the first is not renewed
     waited = asyncio.get_running_loop().time() - began
     assert TIMES.duration <= waited <= TIMES.duration + 2 * 1.2 * TIMES.retry_period
     assert not one.held
 
 
-async def test_given_up_it_is_free_at_once() -> None:
+async def test_released_lease_is_free_at_once() -> None:
     server = LeaseServer()
     one, two = candidate(server, "one"), candidate(server, "two")
     await one.acquire()
@@ -82,7 +82,7 @@ async def test_given_up_it_is_free_at_once() -> None:
     assert asyncio.get_running_loop().time() - began < TIMES.retry_period
 
 
-async def test_a_restart_in_the_same_pod_need_not_wait() -> None:
+async def test_restarted_holder_does_not_wait() -> None:
     server = LeaseServer()
     await candidate(server, "one").acquire()
     began = asyncio.get_running_loop().time()
@@ -102,7 +102,7 @@ async def test_nothing_is_sent_after_the_renew_deadline() -> None:
     await fenced.request("GET", "/x")
 
 
-async def test_unable_to_renew_it_ends() -> None:
+async def test_failed_renewal_loses_the_lease() -> None:
     server = LeaseServer()
     lease = candidate(server, "one")
     await lease.acquire()
@@ -113,7 +113,7 @@ async def test_unable_to_renew_it_ends() -> None:
     assert asyncio.get_running_loop().time() - began <= TIMES.renew_deadline + TIMES.retry_period
 
 
-async def test_a_touched_lease_is_not_a_lost_one() -> None:
+async def test_conflicting_update_does_not_lose_the_lease() -> None:
     server = LeaseServer()
     lease = candidate(server, "one")
     await lease.acquire()
@@ -133,7 +133,7 @@ async def test_a_touched_lease_is_not_a_lost_one() -> None:
     keeping.cancel()
 
 
-async def test_taken_by_another_it_ends() -> None:
+async def test_lease_of_another_holder_is_lost() -> None:
     server = LeaseServer()
     lease = candidate(server, "one")
     await lease.acquire()
@@ -145,12 +145,12 @@ async def test_taken_by_another_it_ends() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_never_two_at_once(seed: int) -> None:
+async def test_two_candidates_never_lead_at_once(seed: int) -> None:
     dice, server = random.Random(seed), LeaseServer()
     cut: set[str] = set()
 
-    class Line:
-        """A way to the server that can be cut, for one candidate, and is slow at times."""
+    class Connection:
+        """One candidate's slow connection to the server, which can be cut."""
 
         def __init__(self, identity: str) -> None:
             self.identity = identity
@@ -175,7 +175,7 @@ async def test_never_two_at_once(seed: int) -> None:
 
     async def live(identity: str) -> None:
         while True:
-            leases[identity] = lease = candidate(Line(identity), identity)  # type: ignore[arg-type]
+            leases[identity] = lease = candidate(Connection(identity), identity)  # type: ignore[arg-type]
             await lease.acquire()
             try:
                 await lease.keep()

@@ -1,4 +1,4 @@
-"""The reflector, in virtual time, against a server that cuts, forgets, refuses and falls silent."""
+"""The reflector in virtual time, against a server that cuts, compacts, refuses and falls silent."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_lists_by_pages_then_follows() -> None:
         assert w.server.lists == 1
 
 
-async def test_a_broken_connection_goes_on_where_it_was() -> None:
+async def test_broken_watch_continues_from_its_version() -> None:
     w = Watched()
     w.server.set("a")
     async with w.running():
@@ -75,7 +75,7 @@ async def test_a_broken_connection_goes_on_where_it_was() -> None:
         assert w.restarts == ["broken"]
 
 
-async def test_what_vanished_in_the_gap_is_no_phantom() -> None:
+async def test_objects_deleted_in_the_gap_are_dropped() -> None:
     w = Watched()
     w.server.set("a")
     w.server.set("b")
@@ -92,7 +92,7 @@ async def test_what_vanished_in_the_gap_is_no_phantom() -> None:
 
 
 @pytest.mark.parametrize("code", [410, 500])
-async def test_an_error_event_ends_nothing(code: int) -> None:
+async def test_error_event_restarts_the_watch(code: int) -> None:
     w = Watched()
     w.server.set("a")
     async with w.running():
@@ -104,7 +104,7 @@ async def test_an_error_event_ends_nothing(code: int) -> None:
         assert w.server.lists == (2 if code == 410 else 1)
 
 
-async def test_a_silent_watch_is_dead_and_bookmarks_keep_it_alive() -> None:
+async def test_watch_without_bookmarks_is_restarted() -> None:
     w = Watched()
     w.server.set("a")
     async with w.running():
@@ -113,14 +113,14 @@ async def test_a_silent_watch_is_dead_and_bookmarks_keep_it_alive() -> None:
             w.server.bookmark()
             await asyncio.sleep(SILENCE_SECONDS - 5)
         assert w.restarts == []
-        w.server.watches[0].put_nowait = lambda _line: None  # type: ignore[method-assign]  nothing comes through
+        w.server.watches[0].put_nowait = lambda _line: None  # type: ignore[method-assign]  no line arrives
         w.server.set("b")
         await asyncio.sleep(SILENCE_SECONDS + 5)
         assert w.names == {"a", "b"}
         assert w.restarts == ["broken"]
 
 
-async def test_refused_by_rbac_it_says_so_and_tries_again() -> None:
+async def test_denied_list_is_retried() -> None:
     w = Watched()
     w.server.set("a")
     w.server.fault = lambda method, _path: (
@@ -136,7 +136,7 @@ async def test_refused_by_rbac_it_says_so_and_tries_again() -> None:
         assert not w.reflector.denied
 
 
-async def test_rights_taken_away_midway_are_noticed() -> None:
+async def test_revoked_permission_is_detected() -> None:
     w = Watched()
     w.server.set("a")
     async with w.running():
@@ -148,7 +148,7 @@ async def test_rights_taken_away_midway_are_noticed() -> None:
         assert w.names == {"a"}
 
 
-async def test_one_object_that_cannot_be_read_does_not_stop_the_others() -> None:
+async def test_unparsable_object_does_not_stop_the_others() -> None:
     w = Watched()
     w.server.set("a", status={"phase": "Running"})
     w.server.set("bad", status={"conditions": "?"})
@@ -170,7 +170,7 @@ async def test_one_object_that_cannot_be_read_does_not_stop_the_others() -> None
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_any_order_of_faults_ends_in_the_truth(seed: int) -> None:
+async def test_cache_converges_after_random_faults(seed: int) -> None:
     dice, w = random.Random(seed), Watched()
     broken = False
 

@@ -32,7 +32,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_additions_coalesce_and_a_key_is_never_worked_on_twice_at_once() -> None:
+async def test_additions_coalesce_and_keys_are_processed_one_at_a_time() -> None:
     queue: WorkQueue[str] = WorkQueue()
     busy: set[str] = set()
     passes: list[str] = []
@@ -49,13 +49,13 @@ async def test_additions_coalesce_and_a_key_is_never_worked_on_twice_at_once() -
             queue.add("a")
         await asyncio.sleep(0.5)
         for _ in range(5):
-            queue.add("a")  # while it is worked on: once more, afterwards
+            queue.add("a")  # in process: queued once more afterwards
         queue.add("b")
         await asyncio.sleep(10)
     assert sorted(passes) == ["a", "a", "b"]
 
 
-async def test_a_disruption_goes_first() -> None:
+async def test_urgent_keys_go_first() -> None:
     queue: WorkQueue[str] = WorkQueue()
     passes: list[str] = []
 
@@ -74,7 +74,7 @@ async def test_a_disruption_goes_first() -> None:
     assert len(queue) == 0
 
 
-async def test_what_is_urgent_while_it_is_worked_on_is_urgent_afterwards() -> None:
+async def test_urgent_addition_of_a_key_in_process_stays_urgent() -> None:
     queue: WorkQueue[str] = WorkQueue()
     passes: list[str] = []
 
@@ -91,7 +91,7 @@ async def test_what_is_urgent_while_it_is_worked_on_is_urgent_afterwards() -> No
     assert passes == ["a", "a", "b"]
 
 
-async def test_failures_back_off_and_a_success_forgives_them() -> None:
+async def test_failures_back_off_until_a_success() -> None:
     queue: WorkQueue[str] = WorkQueue()
     at: list[float] = []
 
@@ -113,7 +113,7 @@ async def test_failures_back_off_and_a_success_forgives_them() -> None:
         assert at[9] - at[8] <= 0.07
 
 
-async def test_the_longest_pause_is_a_minute() -> None:
+async def test_back_off_is_at_most_a_minute() -> None:
     queue: WorkQueue[str] = WorkQueue()
     at: list[float] = []
 
@@ -127,7 +127,7 @@ async def test_the_longest_pause_is_a_minute() -> None:
     assert 48 <= at[-1] - at[-2] <= 72.1
 
 
-async def test_a_wish_replaces_the_one_before_it() -> None:
+async def test_newer_delay_replaces_the_earlier_one() -> None:
     queue: WorkQueue[str] = WorkQueue()
     at: list[float] = []
 
@@ -139,6 +139,6 @@ async def test_a_wish_replaces_the_one_before_it() -> None:
     async with working(queue, reconcile):
         queue.add("a")
         await asyncio.sleep(50)
-        queue.add("a")  # the first wish (at 100) is forgotten: the second counts from here
+        queue.add("a")  # the first delay (until 100) is dropped
         await asyncio.sleep(1000)
     assert [round(t - began) for t in at] == [0, 50, 150]

@@ -1,7 +1,4 @@
-"""A cluster small enough to live in a test: what the controller asks of an API server, and faults at will.
-
-It speaks the transport's language, so the code under test is everything from the reconcile down to the bytes.
-"""
+"""A fake API server behind the transport, with faults on demand, and the controller around it."""
 
 from __future__ import annotations
 
@@ -36,18 +33,20 @@ KEY = ("ns", "digits")
 
 
 class Cluster:
-    """Objects by path. `fault` may answer, or raise, instead of the server."""
+    """Objects by path. `fault` may answer or raise instead of the server."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
         self.version = 1
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.fault: Callable[[str, str], Answer | Exception | None] = lambda _method, _path: None
         self.loses_answer: Callable[[str, str], bool] = lambda _method, _path: False
 
     def writes(self, method: str, kind: str) -> list[str]:
-        """Names (POST: of the collection) that were written."""
-        return [path.rpartition("/")[2] for verb, path in self.asked if verb == method and f"/{kind}" in path]
+        """Names that were written (for POST: of the collection)."""
+        return [
+            path.rpartition("/")[2] for verb, path in self.requests if verb == method and f"/{kind}" in path
+        ]
 
     def add(self, path: str, body: Json) -> Json:
         self.version += 1
@@ -74,7 +73,7 @@ class Cluster:
         content_type: str = "application/json",
         timeout: float = 30.0,
     ) -> Answer:
-        self.asked.append((method, path))
+        self.requests.append((method, path))
         fault = self.fault(method, path)
         if isinstance(fault, Exception):
             raise fault
@@ -129,18 +128,18 @@ def _merge(old: Any, patch: Any) -> Any:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-class Silence:
+class UnreachableCoordinator:
     """A coordinator that never answers."""
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
-        raise Unavailable("nobody there")
+        raise Unavailable("unreachable")
 
     def forget(self, job_uid: str) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
 
 class Rig:
-    """The controller around a `Cluster`, without reflectors: `see` is what a watch would have told."""
+    """The controller around a `Cluster`. Without reflectors: `see` updates the caches."""
 
     def __init__(self, *, telemetry_seconds: float = 30.0) -> None:
         self.cluster = Cluster()
@@ -149,7 +148,7 @@ class Rig:
         self.metrics = Metrics()
         self.state = ClusterState(lambda key, priority: self.woken.append((key, priority)))
         self.answers = AnswerStore()
-        self.poller = Poller(Silence())
+        self.poller = Poller(UnreachableCoordinator())
         self.recorder = Recorder(self.cluster, reporter="test", wall=lambda: self.wall)
         self.reporter = Reporter(
             self.cluster, self.state, self.recorder, self.metrics, telemetry_seconds=telemetry_seconds
@@ -184,7 +183,7 @@ class Rig:
 
     @property
     def job(self) -> TrainingJob:
-        """As the cluster has it."""
+        """The job in the cluster."""
         return TrainingJob.model_validate(self.cluster.objects[JOB_PATH])
 
     def apply(self, **spec: Any) -> TrainingJob:
@@ -205,7 +204,7 @@ class Rig:
         return self.job
 
     def see(self) -> None:
-        """Everything is listed anew."""
+        """Relist everything."""
         jobs = [o for p, o in self.cluster.objects.items() if p == JOB_PATH]
         self.state.jobs.replace(map(TrainingJob.model_validate, jobs), self.cluster.version)
         for kind, cache in (("pods", self.state.pods), ("services", self.state.services)):
@@ -220,7 +219,7 @@ class Rig:
         return {p.rpartition("/")[2] for p in self.cluster.objects if "/pods/" in p}
 
     def run_pods(self) -> None:
-        """What kubelets do."""
+        """Make all pods run, as kubelets do."""
         for path in [p for p in self.cluster.objects if "/pods/" in p]:
             ready = [{"type": "Ready", "status": "True"}]
             self.cluster.change(path, status={"phase": "Running", "podIP": "10.0.0.1", "conditions": ready})

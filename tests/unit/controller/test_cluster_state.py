@@ -1,4 +1,4 @@
-"""Which change wakes which job, and how urgently."""
+"""Which change wakes which job, with which priority."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def node(version: int, ready: str = "True", name: str = "n", uid: str = "n1") ->
     )
 
 
-def test_a_node_wakes_the_jobs_on_it_once_and_a_heartbeat_nobody(
+def test_changed_node_wakes_its_jobs_once_and_a_heartbeat_none(
     state: ClusterState, woken: list[tuple[Key, Priority]]
 ) -> None:
     state.nodes.put(node(1))
@@ -53,15 +53,15 @@ def test_a_node_wakes_the_jobs_on_it_once_and_a_heartbeat_nobody(
     assert "n" not in state.nodes_by_name
 
 
-def test_a_node_that_comes_back_is_the_one_that_is_known(state: ClusterState) -> None:
+def test_late_deletion_keeps_the_recreated_node(state: ClusterState) -> None:
     state.nodes.put(node(1))
     state.nodes.put(node(5, uid="n2"))
-    state.nodes.drop("n1")  # the news of the old one's end comes late
+    state.nodes.drop("n1")  # the deletion of the old node is reported late
     assert state.nodes_by_name["n"].metadata.uid == "n2"
 
 
 @pytest.mark.parametrize(("phase", "priority"), [("Running", Priority.NORMAL), ("Failed", Priority.URGENT)])
-def test_a_pod_that_ends_is_urgent(
+def test_ended_pod_wakes_its_job_urgently(
     state: ClusterState, woken: list[tuple[Key, Priority]], phase: str, priority: Priority
 ) -> None:
     state.pods.put(pod("p", 1, phase="Pending"))
@@ -70,7 +70,7 @@ def test_a_pod_that_ends_is_urgent(
     assert woken == [(("ns", "a"), priority)]
 
 
-def test_what_is_watched() -> None:
+def test_sources_of_one_or_all_namespaces() -> None:
     everywhere = [source.path for source in sources("")]
     assert everywhere == [
         "/apis/shoal.dev/v1alpha1/trainingjobs",

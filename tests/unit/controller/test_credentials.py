@@ -1,4 +1,4 @@
-"""A job's credentials: the same on every replica, and good enough for the trainer's TLS."""
+"""A job's credentials: deterministic, and accepted by the trainer's TLS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal_trainer.security import Credentials
 KEY = bytes(range(32))
 
 
-def test_the_same_job_gives_the_same_bytes() -> None:
+def test_credentials_are_deterministic() -> None:
     one, two = job_credentials(KEY, "uid-1"), job_credentials(KEY, "uid-1")
     assert one == two
     assert one.secret_data() == two.secret_data()
@@ -26,13 +26,13 @@ def test_the_same_job_gives_the_same_bytes() -> None:
     assert one != job_credentials(b"x" * 32, "uid-1")
 
 
-def test_nothing_secret_is_shown() -> None:
+def test_repr_shows_no_secret() -> None:
     made = job_credentials(KEY, "uid-1")
     assert made.private_key not in repr(made)
     assert repr(made.key) not in repr(made)
 
 
-async def test_the_trainer_can_use_them_and_a_stranger_cannot_pose_as_it(tmp_path: Path) -> None:
+async def test_trainer_accepts_the_credentials_and_rejects_another_jobs(tmp_path: Path) -> None:
     made = job_credentials(KEY, "uid-1")
     for name, content in made.secret_data().items():
         (tmp_path / name).write_bytes(content)
@@ -49,10 +49,10 @@ async def test_the_trainer_can_use_them_and_a_stranger_cannot_pose_as_it(tmp_pat
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=theirs.client_context())
     assert await reader.read() == b"hello"
     writer.close()
-    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    stranger.check_hostname = False
-    stranger.load_verify_locations(cadata=job_credentials(KEY, "uid-2").certificate)
+    other_job = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    other_job.check_hostname = False
+    other_job.load_verify_locations(cadata=job_credentials(KEY, "uid-2").certificate)
     with pytest.raises(ssl.SSLCertVerificationError):
-        await asyncio.open_connection("127.0.0.1", port, ssl=stranger)
+        await asyncio.open_connection("127.0.0.1", port, ssl=other_job)
     server.close()
     await server.wait_closed()

@@ -1,4 +1,4 @@
-"""Health and metrics, over real sockets of this machine."""
+"""Health and metrics endpoints over real sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOSTS = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
 
 
 @pytest.mark.parametrize("host", HOSTS)
-async def test_both_families_are_answered(host: str) -> None:
+async def test_endpoints_answer_over_ipv4_and_ipv6(host: str) -> None:
     metrics = Metrics()
     metrics.disruptions.inc(3)
     runners = [await serve(0, "/healthz", healthy), await serve(0, "/metrics", exposition(metrics.registry))]
@@ -30,14 +30,14 @@ async def test_both_families_are_answered(host: str) -> None:
         await runner.cleanup()
 
 
-async def test_a_machine_without_ipv6_is_served_by_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_without_ipv6_is_served_over_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     with listen(0) as listener:
         assert listener.family == socket.AF_INET
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
-    with listen(0) as taken:
-        port = taken.getsockname()[1]
+async def test_port_in_use_is_named() -> None:
+    with listen(0) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(UsageError, match=f"cannot listen on port {port}"):
             await serve(port, "/healthz", healthy)

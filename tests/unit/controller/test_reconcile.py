@@ -1,4 +1,4 @@
-"""One pass over one job, down to the requests: their order, their repetition, and what is made of refusals."""
+"""Reconciles of one job, down to the requests and their order."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ pytestmark = pytest.mark.looptime
 
 
 async def settled(rig: Rig) -> None:
-    """Reconcile until a pass changes nothing."""
+    """Reconcile until nothing changes."""
     for _ in range(10):
         rig.see()
         before = rig.cluster.version
         await rig.reconcile(KEY)
         if rig.cluster.version == before:
             return
-    raise AssertionError(f"it does not settle: {rig.cluster.asked[-20:]}")
+    raise AssertionError(f"does not settle: {rig.cluster.requests[-20:]}")
 
 
-async def test_everything_is_made_in_one_pass_and_the_status_written_once() -> None:
+async def test_first_reconcile_creates_everything_and_writes_one_status() -> None:
     rig = Rig()
     rig.apply()
     await rig.reconcile(KEY)
     assert rig.pods() == EVERYTHING
-    kinds = [path for method, path in rig.cluster.asked if method == "POST" and "events" not in path]
+    kinds = [path for method, path in rig.cluster.requests if method == "POST" and "events" not in path]
     assert kinds[:2] == ["/api/v1/namespaces/ns/secrets", "/api/v1/namespaces/ns/services"]
     assert rig.cluster.writes("PUT", "trainingjobs") == ["status"]
     slots = {(s.role, s.index, s.incarnation) for s in rig.job.status.slots}
     assert slots == {("ps", 0, 0), ("worker", 0, 0), ("worker", 1, 0)}
 
 
-async def test_what_is_settled_asks_nothing_more() -> None:
+async def test_settled_job_sends_no_requests() -> None:
     rig = Rig()
     rig.apply()
     await settled(rig)
     rig.run_pods()
     await settled(rig)
-    rig.cluster.asked.clear()
+    rig.cluster.requests.clear()
     await rig.reconcile(KEY)
-    assert rig.cluster.asked == []
+    assert rig.cluster.requests == []
     assert rig.job.status.phase == "Running"
 
 
-async def test_a_lost_pod_is_replaced_before_anything_is_written() -> None:
+async def test_lost_pod_is_replaced_before_the_status_is_written() -> None:
     rig = Rig()
     rig.apply()
     await settled(rig)
@@ -59,16 +59,16 @@ async def test_a_lost_pod_is_replaced_before_anything_is_written() -> None:
     rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
     rig.see()
     assert rig.woken[-1] == (KEY, Priority.URGENT)
-    rig.cluster.asked.clear()
+    rig.cluster.requests.clear()
     await rig.reconcile(KEY)
-    assert rig.cluster.asked[0] == ("POST", "/api/v1/namespaces/ns/pods")
+    assert rig.cluster.requests[0] == ("POST", "/api/v1/namespaces/ns/pods")
     assert "digits-worker-1-1" in rig.pods()
     assert rig.job.status.restarts.disruptions == 1
     assert rig.metrics.registry.get_sample_value("shoal_disruptions_total") == 1
     assert rig.metrics.registry.get_sample_value("shoal_workers_lost_total", {"reason": "Gone"}) == 1
 
 
-async def test_a_loss_whose_reason_changes_within_a_pass_is_told_once() -> None:
+async def test_loss_whose_reason_changes_is_reported_once() -> None:
     rig = Rig()
     rig.apply()
     await settled(rig)
@@ -78,18 +78,18 @@ async def test_a_loss_whose_reason_changes_within_a_pass_is_told_once() -> None:
     rig.cluster.change(path, status={"phase": "Failed", "reason": "Evicted"})
     rig.see()
 
-    def goes(method: str, path_: str) -> None:
+    def vanish(method: str, path_: str) -> None:
         if method == "POST" and path_.endswith("/pods") and rig.cluster.objects.pop(path, None):
             rig.see()
 
-    rig.cluster.fault = goes
+    rig.cluster.fault = vanish
     await rig.reconcile(KEY)
-    told = [o["message"] for o in rig.cluster.objects.values() if o.get("reason") == "WorkerDisrupted"]
+    messages = [o["message"] for o in rig.cluster.objects.values() if o.get("reason") == "WorkerDisrupted"]
     [reason] = rig.job.status.restarts.by_reason
-    assert told == [f"worker digits-worker-1-0 was disrupted: {reason}"]
+    assert messages == [f"worker digits-worker-1-0 was disrupted: {reason}"]
 
 
-async def test_nothing_is_deleted_before_its_reason_is_written_down() -> None:
+async def test_pods_are_deleted_after_the_status_is_written() -> None:
     rig = Rig()
     rig.apply()
     await settled(rig)
@@ -97,50 +97,50 @@ async def test_nothing_is_deleted_before_its_reason_is_written_down() -> None:
     await settled(rig)
     rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "workers": {"replicas": 1}})
     rig.see()
-    rig.cluster.fault = lambda method, _path: Unavailable("no status today") if method == "PUT" else None
+    rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
     with pytest.raises(Unavailable):
         await rig.reconcile(KEY)
     assert rig.pods() == EVERYTHING
     rig.cluster.fault = lambda _method, _path: None
-    rig.cluster.asked.clear()
+    rig.cluster.requests.clear()
     await settled(rig)
     assert rig.pods() == EVERYTHING - {"digits-worker-1-0"}
-    methods = [method for method, path in rig.cluster.asked if "events" not in path]
+    methods = [method for method, path in rig.cluster.requests if "events" not in path]
     assert methods.index("PUT") < methods.index("DELETE")
     assert rig.job.status.restarts.disruptions == 0
 
 
-async def test_a_status_that_was_overtaken_is_made_anew() -> None:
+async def test_status_conflict_is_retried() -> None:
     rig = Rig()
     rig.apply()
     rig.cluster.change(JOB_PATH, metadata={**rig.cluster.objects[JOB_PATH]["metadata"], "labels": {"a": "b"}})
-    assert await rig.reconcile(KEY) is not None  # a conflict: it wants to come again
+    assert await rig.reconcile(KEY) is not None  # a conflict, which is retried
     assert not rig.job.status.slots
     await settled(rig)
     assert len(rig.job.status.slots) == 3
     assert rig.job.status.restarts.disruptions == 0
 
 
-async def test_an_answer_that_was_lost_makes_no_second_pod() -> None:
+async def test_lost_answer_creates_no_second_pod() -> None:
     rig = Rig()
     rig.apply()
     rig.cluster.loses_answer = lambda method, path: method == "POST" and path.endswith("/pods")
     with pytest.raises(Unavailable):
         await rig.reconcile(KEY)
-    assert rig.pods() == EVERYTHING  # it was done, and we never heard of it
+    assert rig.pods() == EVERYTHING  # created, but the answers were lost
     rig.cluster.loses_answer = lambda _method, _path: False
-    await rig.reconcile(KEY)  # the watch has not told of them either: by their names they are found
+    await rig.reconcile(KEY)  # the watch has not reported them either, so they are found by name
     await settled(rig)
     assert rig.pods() == EVERYTHING
     assert rig.job.status.restarts.disruptions == 0
 
 
-async def test_a_pod_that_was_made_and_not_seen_is_found_by_its_name() -> None:
+async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
     rig = Rig()
     rig.apply()
     await rig.reconcile(KEY)
     uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
-    rig.state.pods.replace([], rig.cluster.version)  # a cache that knows of nothing
+    rig.state.pods.replace([], rig.cluster.version)  # an empty cache
     rig.state.pods._deleted.clear()
     rig.cluster.change(JOB_PATH, status={})
     rig.state.jobs.put(rig.job)
@@ -149,7 +149,7 @@ async def test_a_pod_that_was_made_and_not_seen_is_found_by_its_name() -> None:
     assert rig.pod("digits-worker-0-0")["metadata"]["uid"] == uid
 
 
-async def test_a_quota_is_remembered_and_tried_again() -> None:
+async def test_exceeded_quota_is_retried_later() -> None:
     rig = Rig()
     rig.apply()
     words = {"message": 'pods "x" is forbidden: exceeded quota: few, requested: pods=1'}
@@ -163,7 +163,7 @@ async def test_a_quota_is_remembered_and_tried_again() -> None:
     assert "exceeded quota: few" in condition.message
     tried = len(rig.cluster.writes("POST", "pods"))
     await rig.reconcile(KEY)
-    assert len(rig.cluster.writes("POST", "pods")) == tried  # not before its time
+    assert len(rig.cluster.writes("POST", "pods")) == tried  # not retried yet
     rig.cluster.fault = lambda _method, _path: None
     rig.pass_time(31)
     await settled(rig)
@@ -172,7 +172,7 @@ async def test_a_quota_is_remembered_and_tried_again() -> None:
     assert condition is None or condition.status == "False"
 
 
-async def test_what_is_invalid_is_not_tried_again_until_the_spec_changes() -> None:
+async def test_invalid_pod_is_not_retried_until_the_spec_changes() -> None:
     rig = Rig()
     rig.apply()
     no = Answer(422, b'{"message": "spec.containers[0].image: Required value"}')
@@ -193,7 +193,7 @@ async def test_what_is_invalid_is_not_tried_again_until_the_spec_changes() -> No
     assert rig.pods() == EVERYTHING
 
 
-async def test_a_name_that_is_taken_is_tried_again_soon() -> None:
+async def test_name_conflict_is_retried_soon() -> None:
     rig = Rig()
     pod: dict[str, Any] = {"metadata": {"name": "digits-worker-0-0", "namespace": "ns"}, "spec": {}}
     path = "/api/v1/namespaces/ns/pods/digits-worker-0-0"
@@ -211,10 +211,10 @@ async def test_a_name_that_is_taken_is_tried_again_soon() -> None:
     assert rig.pods() == EVERYTHING
 
 
-async def test_a_fault_of_the_operators_own_is_told_on_the_job_once_and_taken_back() -> None:
+async def test_internal_error_is_reported_once_and_cleared() -> None:
     rig = Rig()
-    of_before_it_was_refused = {"metric": "accuracy", "value": "1e999"}
-    rig.apply(training={"entrypoint": "digits:job", "stopAfter": of_before_it_was_refused})
+    stored_before_validation = {"metric": "accuracy", "value": "1e999"}
+    rig.apply(training={"entrypoint": "digits:job", "stopAfter": stored_before_validation})
     for _ in range(3):
         with pytest.raises(ValueError, match="finite"):
             await rig.reconcile(KEY)
@@ -232,16 +232,16 @@ async def test_a_fault_of_the_operators_own_is_told_on_the_job_once_and_taken_ba
     assert rig.pods() == EVERYTHING
 
 
-async def test_a_fault_that_cannot_be_told_is_raised_as_it_is() -> None:
+async def test_internal_error_that_cannot_be_reported_is_raised() -> None:
     rig = Rig()
     rig.apply(training={"entrypoint": "digits:job", "stopAfter": {"metric": "accuracy", "value": "1e999"}})
-    rig.cluster.fault = lambda method, _path: Unavailable("no status today") if method == "PUT" else None
+    rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
     with pytest.raises(ValueError, match="finite") as raised:
         await rig.reconcile(KEY)
-    assert any("no status today" in note for note in raised.value.__notes__)
+    assert any("status unavailable" in note for note in raised.value.__notes__)
 
 
-async def test_a_job_that_goes_while_we_are_busy_gets_nothing_more() -> None:
+async def test_job_deleted_during_a_reconcile_gets_no_pods() -> None:
     rig = Rig()
     rig.apply()
     uid = rig.job.metadata.uid
@@ -256,7 +256,7 @@ async def test_a_job_that_goes_while_we_are_busy_gets_nothing_more() -> None:
     assert not rig.pods()
 
 
-async def test_a_run_that_is_gone_is_forgotten() -> None:
+async def test_answers_about_a_deleted_run_are_dropped() -> None:
     rig = Rig()
     rig.apply()
     await settled(rig)
@@ -268,7 +268,7 @@ async def test_a_run_that_is_gone_is_forgotten() -> None:
     assert not rig.answers.get(uid).existing
 
 
-async def test_progress_alone_is_written_rarely() -> None:
+async def test_telemetry_writes_are_rate_limited() -> None:
     rig = Rig(telemetry_seconds=30)
     rig.apply()
     await settled(rig)

@@ -1,4 +1,4 @@
-"""What the API server will not make: asked for again in time and not before, and told in a condition."""
+"""Refusals by the API server: retried when due and reported in a condition."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def refusing(kind: str, status: int, message: str = "no", reason: str = "") -> F
     return lambda method, path: answer if method == "POST" and path.endswith(f"/{kind}") else None
 
 
-def nothing(_method: str, _path: str) -> None:
+def no_fault(_method: str, _path: str) -> None:
     return None
 
 
 async def passes(rig: Rig, number: int = 5) -> list[float | None]:
-    """What each of some passes at one moment asks for."""
-    wishes = []
+    """Reconcile several times at one moment; returns the requested delays."""
+    delays = []
     for _ in range(number):
         rig.see()
-        wishes.append(await rig.reconcile(KEY))
-    return wishes
+        delays.append(await rig.reconcile(KEY))
+    return delays
 
 
 def condition(rig: Rig, kind: str) -> tuple[str, str, str]:
@@ -47,30 +47,30 @@ def condition(rig: Rig, kind: str) -> tuple[str, str, str]:
     ("status", "message", "again"),
     [(403, "forbidden: no such right", 30), (403, "exceeded quota: few", 5), (422, "invalid", None)],
 )
-async def test_what_is_refused_is_asked_for_once_and_then_in_time(
+async def test_refused_object_is_retried_only_when_due(
     kind: str, status: int, message: str, again: int | None
 ) -> None:
     rig = Rig()
     rig.apply()
     rig.cluster.fault = refusing(kind, status, message)
-    wishes = await passes(rig)
+    delays = await passes(rig)
     assert len(rig.cluster.writes("POST", kind)) == 1
-    assert all(wish is None or wish >= 1.0 for wish in wishes)
-    told = [condition(rig, which) for which in ("Stalled", "QuotaExceeded", "Degraded")]
-    assert any(status_ == "True" and message in words for status_, _, words in told)
+    assert all(delay is None or delay >= 1.0 for delay in delays)
+    conditions = [condition(rig, which) for which in ("Stalled", "QuotaExceeded", "Degraded")]
+    assert any(status_ == "True" and message in words for status_, _, words in conditions)
     if again is None:
         rig.pass_time(3600)
         await passes(rig)
         assert len(rig.cluster.writes("POST", kind)) == 1
         return
     rig.pass_time(again - 1)
-    wish = (await passes(rig))[-1]
+    delay = (await passes(rig))[-1]
     assert len(rig.cluster.writes("POST", kind)) == 1
-    assert wish is not None
-    rig.pass_time(wish)
+    assert delay is not None
+    rig.pass_time(delay)
     await passes(rig)
     assert len(rig.cluster.writes("POST", kind)) == 2
-    rig.cluster.fault = nothing
+    rig.cluster.fault = no_fault
     rig.pass_time(again)
     await passes(rig)
     assert rig.pods() == EVERYTHING
@@ -80,7 +80,7 @@ async def test_what_is_refused_is_asked_for_once_and_then_in_time(
 
 
 @pytest.mark.parametrize("kind", ["secrets", "services"])
-async def test_pods_are_not_made_before_what_they_need(kind: str) -> None:
+async def test_pods_wait_for_secret_and_service(kind: str) -> None:
     rig = Rig()
     rig.apply()
     rig.cluster.fault = refusing(kind, 403, "exceeded quota: few")
@@ -103,7 +103,7 @@ async def test_pods_do_not_wait_for_the_disruption_budget(status: int) -> None:
     assert (state, reason) == ("True", "NoDisruptionBudget")
     assert "policy is not for you" in words
     assert condition(rig, "Stalled")[0] != "True"
-    rig.cluster.fault = nothing
+    rig.cluster.fault = no_fault
     body = rig.cluster.objects[JOB_PATH]
     rig.cluster.change(JOB_PATH, metadata={**body["metadata"], "generation": 2})
     rig.pass_time(31)
@@ -111,18 +111,18 @@ async def test_pods_do_not_wait_for_the_disruption_budget(status: int) -> None:
     assert condition(rig, "Degraded")[0] == "False"
 
 
-async def test_a_pass_that_could_change_nothing_does_not_come_again_at_once() -> None:
-    """Whatever a later plan overlooks: there is a second between two passes that are in vain."""
+async def test_reconcile_without_effect_is_not_repeated_at_once() -> None:
+    """Even if a plan misses a cause, reconciles without effect are a second apart."""
     rig = Rig()
     rig.apply()
     rig.cluster.fault = refusing("pods", 409, "digits-ps-0-0 exists", "AlreadyExists")  # and GET says 404
     assert await rig.reconcile(KEY) == 1.0
 
 
-# --- what is there --------------------------------------------------------------------------------------------------
+# --- existing objects ------------------------------------------------------------------------------------------------
 
 
-async def test_a_secret_that_somebody_deleted_is_made_again() -> None:
+async def test_deleted_secret_is_created_again() -> None:
     rig = Rig()
     rig.apply()
     await passes(rig)
@@ -130,20 +130,20 @@ async def test_a_secret_that_somebody_deleted_is_made_again() -> None:
     made = rig.cluster.objects.pop(path)
     for pod in rig.pods():
         rig.cluster.change(f"/api/v1/namespaces/ns/pods/{pod}", spec={"nodeName": "spot-0"})
-    wish = (await passes(rig))[-1]  # pods are bound and have not started: they may wait for it
-    assert wish is not None
-    assert wish <= 301
-    rig.pass_time(wish)
+    delay = (await passes(rig))[-1]  # pods that are bound but not started may wait for it
+    assert delay is not None
+    assert delay <= 301
+    rig.pass_time(delay)
     await passes(rig)
     assert rig.cluster.objects[path]["data"] == made["data"]
 
 
-async def test_what_is_there_costs_one_request_in_five_minutes() -> None:
+async def test_existing_secret_costs_one_request_in_five_minutes() -> None:
     rig = Rig()
     rig.apply()
     await passes(rig)
     rig.run_pods()
-    rig.cluster.asked.clear()
+    rig.cluster.requests.clear()
     for _ in range(60):
         rig.pass_time(10)
         await passes(rig, 1)
@@ -152,8 +152,8 @@ async def test_what_is_there_costs_one_request_in_five_minutes() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_full_quota_says_nothing_against_a_secret_that_is_there(restarted: bool) -> None:
-    """Quotas are asked before anybody looks whether the object exists."""
+async def test_full_quota_does_not_block_pods_with_an_existing_secret(restarted: bool) -> None:
+    """The API server checks quotas before it looks whether the object exists."""
     rig = Rig()
     rig.apply()
     await passes(rig)
@@ -164,24 +164,24 @@ async def test_a_full_quota_says_nothing_against_a_secret_that_is_there(restarte
     if restarted:
         rig.answers.forget(rig.job.metadata.uid)
     rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
-    wishes = await passes(rig)
+    delays = await passes(rig)
     assert "digits-worker-1-1" in rig.pods()
     assert len(rig.cluster.writes("POST", "secrets")) == 2
-    assert all(wish is None or wish >= 1.0 for wish in wishes)
+    assert all(delay is None or delay >= 1.0 for delay in delays)
 
 
-# --- what an answer means -------------------------------------------------------------------------------------------
+# --- kinds of answers ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["secrets", "services", "pods"])
 @pytest.mark.parametrize("status", [401, 404, 405, 409])
-async def test_what_speaks_of_the_moment_is_tried_again(kind: str, status: int) -> None:
+async def test_temporary_refusal_is_retried(kind: str, status: int) -> None:
     rig = Rig()
     rig.apply()
     rig.cluster.fault = refusing(kind, status, "Operation cannot be fulfilled on resourcequotas", "Conflict")
     with pytest.raises(Unavailable):
         await rig.reconcile(KEY)
-    rig.cluster.fault = nothing
+    rig.cluster.fault = no_fault
     await passes(rig)
     assert rig.pods() == EVERYTHING
     created: dict[str, Any] = rig.cluster.objects
@@ -189,10 +189,10 @@ async def test_what_speaks_of_the_moment_is_tried_again(kind: str, status: int) 
     assert f"/apis/policy/v1/namespaces/ns/poddisruptionbudgets/{budget_name(rig.job)}" in created
 
 
-# --- a name that an earlier run still has ---------------------------------------------------------------------------
+# --- names of an earlier run ----------------------------------------------------------------------------------------
 
 
-async def test_a_pod_of_the_earlier_run_on_a_dead_machine_is_named() -> None:
+async def test_overdue_pod_of_an_earlier_run_stalls_the_job() -> None:
     rig = Rig()
     path = "/api/v1/namespaces/ns/pods/digits-ps-0-0"
     owner = {"kind": "TrainingJob", "name": "digits", "uid": "the-earlier-run", "controller": True}
@@ -208,22 +208,22 @@ async def test_a_pod_of_the_earlier_run_on_a_dead_machine_is_named() -> None:
     rig.cluster.add(path, {"metadata": meta, "spec": {"nodeName": "safe-7"}})
     rig.apply()
     await passes(rig)
-    assert condition(rig, "Stalled")[0] != "True"  # it is ending
+    assert condition(rig, "Stalled")[0] != "True"  # it is terminating
     rig.pass_time(66)
-    wish = (await passes(rig))[-1]
+    delay = (await passes(rig))[-1]
     state, reason, words = condition(rig, "Stalled")
     assert (state, reason) == ("True", "NameCollision")
     assert "digits-ps-0-0" in words
     assert "kubectl delete node safe-7" in words
-    assert wish is not None
-    assert wish >= 1.0
+    assert delay is not None
+    assert delay >= 1.0
     rig.cluster.objects.pop(path)
     await passes(rig)
     assert rig.pods() == EVERYTHING
     assert condition(rig, "Stalled")[0] == "False"
 
 
-async def test_it_is_named_also_where_no_watch_shows_it() -> None:
+async def test_overdue_pod_unknown_to_the_watch_stalls_the_job() -> None:
     rig = Rig()
     meta = {"name": "digits-ps-0-0", "namespace": "ns", "deletionTimestamp": NOW.isoformat()}
     path = "/api/v1/namespaces/ns/pods/digits-ps-0-0"

@@ -1,4 +1,4 @@
-"""The environment: read whole, or refused in one sentence that names the variable."""
+"""Settings from environment variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_defaults(environment: dict[str, str]) -> None:
     settings = Settings.from_environment(environment)
-    assert settings.install_key == b" " * 31 + b"\n"  # a random key may end in white space
+    assert settings.install_key == b" " * 31 + b"\n"  # a random key may end with whitespace
     assert (settings.images.ps, settings.images.worker) == ("ps:1", "worker:1")
     assert (settings.namespace, settings.node_signals, settings.lease_name) == ("", True, "shoal")
     assert (settings.metrics_port, settings.health_port, settings.log_level) == (8080, 8081, "INFO")
@@ -27,7 +27,7 @@ def test_defaults(environment: dict[str, str]) -> None:
     assert "\\n" not in repr(settings)
 
 
-def test_what_the_chart_sets(environment: dict[str, str]) -> None:
+def test_variables_of_the_chart(environment: dict[str, str]) -> None:
     environment |= {
         "SHOAL_NAMESPACE": "ml",
         "SHOAL_NODE_SIGNALS": "false",
@@ -60,6 +60,6 @@ def test_what_the_chart_sets(environment: dict[str, str]) -> None:
         ("SHOAL_LOG_LEVEL", "loud", "SHOAL_LOG_LEVEL=loud must be debug, info"),
     ],
 )
-def test_what_is_wrong_is_named(environment: dict[str, str], name: str, value: str, words: str) -> None:
+def test_invalid_variable_is_named(environment: dict[str, str], name: str, value: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Settings.from_environment({**environment, name: value})

@@ -1,4 +1,4 @@
-"""Builders of the objects that policies see: short to write, complete enough to parse."""
+"""Builders of the objects in an observation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGES = Images(ps="shoal/ps:test", worker="shoal/worker:test")
 
 
 def job_manifest(**spec: Any) -> dict[str, Any]:
-    """A TrainingJob as the API server gives it; keyword arguments replace parts of the spec."""
+    """A TrainingJob as the API server returns it; keyword arguments replace parts of the spec."""
     return {
         "apiVersion": "shoal.dev/v1alpha1",
         "kind": "TrainingJob",
@@ -36,7 +36,7 @@ def job(status: dict[str, Any] | None = None, **spec: Any) -> TrainingJob:
 
 
 def stamp(moment: datetime) -> str:
-    """As Kubernetes writes it."""
+    """The timestamp format of Kubernetes."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -144,17 +144,17 @@ def report(
     fenced: list[tuple[int, int]] | None = None,
     **fields: Any,
 ) -> StatusReport:
-    """What PS 0 tells; `silent`: (slot, incarnation) of workers that it does not hear; and so on."""
+    """A report of parameter server 0; `silent`, `active`, `fenced`: (slot, incarnation) of workers."""
     states = {WorkerState.SILENT: silent, WorkerState.ACTIVE: active, WorkerState.FENCED: fenced}
     workers = tuple(
         WorkerReport(slot=s, incarnation=i, state=state)
-        for state, those in states.items()
-        for s, i in (those or [])
+        for state, workers_in_state in states.items()
+        for s, i in (workers_in_state or [])
     )
     return StatusReport(**{"job_uid": UID, "phase": Phase.TRAINING, "workers": workers, **fields})
 
 
-def last_word(outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> str:
+def termination_message(outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> str:
     """A termination message."""
     return TerminationMessage(outcome=outcome, **fields).to_json()
 

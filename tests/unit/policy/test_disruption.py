@@ -64,7 +64,7 @@ def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
         ({"boot": "boot-2"}, "NodeReplaced", Meaning.LOST),
     ],
 )
-def test_what_a_node_says(how: dict[str, Any], reason: str, meaning: Meaning) -> None:
+def test_node_signals(how: dict[str, Any], reason: str, meaning: Meaning) -> None:
     signal = node_signal(build.node(**how), SLOT)
     assert signal is not None
     assert (signal.reason, signal.meaning) == (reason, meaning)
@@ -80,18 +80,18 @@ def test_what_a_node_says(how: dict[str, Any], reason: str, meaning: Meaning) ->
         taint("nvidia.com/gpu"),
     ],
 )
-def test_what_says_nothing(how: dict[str, Any]) -> None:
+def test_conditions_that_are_not_signals(how: dict[str, Any]) -> None:
     assert node_signal(build.node(**how), SLOT) is None
 
 
-def test_a_node_that_is_gone_took_its_pods_only_if_it_was_known() -> None:
+def test_missing_node_is_deleted_only_if_it_was_seen() -> None:
     gone = node_signal(None, SLOT)
     assert gone is not None
     assert gone.reason == "NodeDeleted"
     assert node_signal(None, SLOT.model_copy(update={"node_uid": ""})) is None
 
 
-def test_the_strongest_signal_counts() -> None:
+def test_strongest_signal_applies() -> None:
     both = build.node(ready="Unknown", taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}])
     signal = node_signal(both, SLOT)
     assert signal is not None
@@ -107,7 +107,7 @@ def test_the_strongest_signal_counts() -> None:
         {"kubernetes.azure.com/scalesetpriority": "spot"},
     ],
 )
-def test_spot_nodes_of_every_cloud(label: dict[str, str]) -> None:
+def test_spot_labels_of_all_clouds(label: dict[str, str]) -> None:
     plain = build.node(spot=False)
     assert not is_spot(plain)
     assert is_spot(plain.model_copy(update={"metadata": plain.metadata.model_copy(update={"labels": label})}))
@@ -119,7 +119,7 @@ TARGET = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationB
 LOW = "The node was low on resource: memory."
 LIMIT = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
 TAKEN = {"phase": "Failed", "state": build.ended(1), "conditions": TARGET}
-USER_FAULT = build.last_word(Outcome.FAILED, reason="UserError", message="no module named digts")
+USER_FAULT = build.termination_message(Outcome.FAILED, reason="UserError", message="no module named digts")
 
 
 @pytest.mark.parametrize(
@@ -148,17 +148,15 @@ USER_FAULT = build.last_word(Outcome.FAILED, reason="UserError", message="no mod
         ({"phase": "Succeeded", "state": build.ended(0)}, None, PodOutcome.DONE, "Done"),
         ({"phase": "Failed", "state": build.ended(1)}, None, PodOutcome.FAILED, "Error"),
         ({"phase": "Failed", "state": build.ended(2, message=USER_FAULT)}, None, PodOutcome.FAILED, "UserError"),
-        ({"phase": "Running", "state": build.ended(1)}, None, PodOutcome.FAILED, "Error"),  # a sidecar runs on
+        ({"phase": "Running", "state": build.ended(1)}, None, PodOutcome.FAILED, "Error"),  # a sidecar still runs
     ],
 )  # fmt: skip
-def test_what_has_become_of_a_worker(
-    pod: dict[str, Any], node: Any, outcome: PodOutcome, reason: str
-) -> None:
+def test_verdict_on_a_worker(pod: dict[str, Any], node: Any, outcome: PodOutcome, reason: str) -> None:
     verdict = judge(build.pod(**pod), SLOT, {"spot-0": node or build.node()})
     assert (verdict.outcome, verdict.reason) == (outcome, reason)
 
 
-def test_a_pod_evicted_before_its_containers_were_made() -> None:
+def test_pod_evicted_before_its_containers_existed_is_disrupted() -> None:
     manifest = build.pod_manifest(
         phase="Failed", reason="Evicted", message="The node was low on resource: memory."
     )
@@ -184,7 +182,7 @@ def not_begun(init: dict[str, Any], **how: Any) -> dict[str, Any]:
         (build.waiting("PodInitializing"), PodOutcome.DISRUPTED, "Unknown", ""),
     ],
 )  # fmt: skip
-def test_a_pod_whose_init_container_ended(
+def test_verdict_on_a_pod_whose_init_container_ended(
     end: dict[str, Any], outcome: PodOutcome, reason: str, words: str
 ) -> None:
     pod = build.Pod.model_validate(not_begun(end, phase="Failed"))
@@ -200,14 +198,14 @@ def test_a_pod_whose_init_container_ended(
 
 @pytest.mark.parametrize("role", ["worker", "ps"])
 @pytest.mark.parametrize(
-    ("waits", "reason"), [("CrashLoopBackOff", "CrashLooping"), ("ImagePullBackOff", "ImagePullFailed")]
+    ("waiting", "reason"), [("CrashLoopBackOff", "CrashLooping"), ("ImagePullBackOff", "ImagePullFailed")]
 )
-def test_an_init_container_that_does_not_get_going_is_a_trouble(role: str, waits: str, reason: str) -> None:
-    pod = build.Pod.model_validate(not_begun(build.waiting(waits), role=role, phase="Pending"))
-    trouble = pod_problems.find(build.observe(build.job(), pod), Timers(build.NOW))
-    assert trouble is not None
-    assert trouble.reason == reason
-    assert "container fetch" in trouble.message
+def test_init_container_that_cannot_start_is_a_pod_problem(role: str, waiting: str, reason: str) -> None:
+    pod = build.Pod.model_validate(not_begun(build.waiting(waiting), role=role, phase="Pending"))
+    problem = pod_problems.find(build.observe(build.job(), pod), Timers(build.NOW))
+    assert problem is not None
+    assert problem.reason == reason
+    assert "container fetch" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -219,7 +217,7 @@ def test_an_init_container_that_does_not_get_going_is_a_trouble(role: str, waits
         ("CountAsDisruption", PodOutcome.DISRUPTED, False),
     ],
 )
-def test_the_users_rules_for_exit_codes(action: Any, outcome: PodOutcome, fatal: bool) -> None:
+def test_failure_rules_decide_the_outcome(action: Any, outcome: PodOutcome, fatal: bool) -> None:
     rules = [
         FailureRule(on_exit_codes=[7], action="FailJob"),
         FailureRule(on_exit_codes=[42, 137], action=action),
@@ -228,27 +226,27 @@ def test_the_users_rules_for_exit_codes(action: Any, outcome: PodOutcome, fatal:
     assert (verdict.outcome, verdict.fatal) == (outcome, fatal)
 
 
-def test_only_the_trainers_word_makes_exit_2_final() -> None:
-    told = judge(build.pod(phase="Failed", state=build.ended(2, message=USER_FAULT)), SLOT, NODES)
-    assert told.fatal
-    assert told.message == "no module named digts"
-    untold = judge(build.pod(phase="Failed", state=build.ended(2, message="usage: python")), SLOT, NODES)
-    assert not untold.fatal
+def test_exit_2_is_fatal_only_with_a_termination_message() -> None:
+    explained = judge(build.pod(phase="Failed", state=build.ended(2, message=USER_FAULT)), SLOT, NODES)
+    assert explained.fatal
+    assert explained.message == "no module named digts"
+    unexplained = judge(build.pod(phase="Failed", state=build.ended(2, message="usage: python")), SLOT, NODES)
+    assert not unexplained.fatal
 
 
-def test_a_server_that_is_restarted_in_place_has_not_ended() -> None:
+def test_server_restarted_in_place_is_healthy() -> None:
     slot = SLOT.model_copy(update={"role": "ps"})
     again = judge(build.pod("ps", state=build.ended(1)), slot, NODES)
     assert again.outcome is PodOutcome.HEALTHY
 
 
-def test_a_name_that_comes_back_is_another_machine() -> None:
-    """GKE makes a reclaimed node anew under its old name: the pod that was on it is lost."""
+def test_rebooted_node_loses_its_pods() -> None:
+    """GKE recreates a reclaimed node under the same name: the pod on the old one is lost."""
     pod = build.pod(created=build.NOW - timedelta(minutes=5))
     assert judge(pod, SLOT, {"spot-0": build.node(boot="boot-2")}).outcome is PodOutcome.LOST
 
 
-def test_a_node_that_cannot_be_read_says_nothing() -> None:
-    """An operator that loses its right to read nodes must not take all of them for gone."""
+def test_unreadable_nodes_are_no_signal() -> None:
+    """An operator that may no longer read nodes must not treat all of them as deleted."""
     assert judge(build.pod(), SLOT, {}).outcome is PodOutcome.LOST
     assert judge(build.pod(), SLOT, None).outcome is PodOutcome.HEALTHY

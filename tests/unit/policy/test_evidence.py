@@ -1,4 +1,4 @@
-"""What is said of a worker is left only on evidence: silence, exit 0, a notice that is withdrawn, a fence."""
+"""A worker's state changes only on evidence: exit code 0, silence, fences, withdrawn notices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from shoal.policy.model import CreatePod, Plan
 from shoal.policy.plan import plan
 from tests.unit.policy import build
-from tests.unit.policy.world import World
-
-
-def running_world(**how: Any) -> World:
-    world = World(**how)
-    world.settle()
-    return world
+from tests.unit.policy.world import World, running_world
 
 
 def made(plan_: Plan) -> list[str]:
@@ -36,7 +30,7 @@ def by_reason(world: World) -> dict[str, int]:
 # --- exit 0 ----------------------------------------------------------------------------------------------------------
 
 
-def test_workers_that_were_done_are_not_blamed_while_server_0_cannot_report() -> None:
+def test_exit_0_without_a_fresh_report_is_not_a_failure() -> None:
     world = running_world(workers=8, spot_nodes=8, spec={"runPolicy": {"backoffLimit": 3}})
     for i in range(3):
         world.kill_pod(f"digits-worker-{i}-0", 0)
@@ -48,12 +42,12 @@ def test_workers_that_were_done_are_not_blamed_while_server_0_cannot_report() ->
     assert world.status["phase"] == "Running"
     assert world.status["restarts"]["failures"] == 0
 
-    world.report_age, world.report = 0.0, build.report(phase="Training")  # it is back, and there is work left
+    world.report_age, world.report = 0.0, build.report(phase="Training")  # it reports again, and work remains
     assert made(world.reconcile()) == [f"digits-worker-{i}-1" for i in range(3)]
     assert by_reason(world) == {"ExitedEarly": 3}
 
 
-def test_an_exit_0_is_early_only_after_a_while() -> None:
+def test_exit_0_is_early_only_after_the_patience() -> None:
     world = running_world()
     world.kill_pod("digits-worker-0-0", 0)
     world.reconcile()
@@ -63,7 +57,7 @@ def test_an_exit_0_is_early_only_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("age", [0.0, 3600.0])
-def test_server_0_itself_is_not_waited_for(age: float) -> None:
+def test_exit_0_of_server_0_is_early_after_the_patience(age: float) -> None:
     world = running_world()
     world.end("digits-ps-0-0", 0, "Completed")
     world.report_age = age
@@ -76,12 +70,12 @@ def test_server_0_itself_is_not_waited_for(age: float) -> None:
 # --- silence ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("away", ["does not answer", "was restarted and has heard of nobody"])
-def test_a_silent_worker_stays_silent_until_it_speaks(away: str) -> None:
+@pytest.mark.parametrize("coordinator", ["unreachable", "restarted"])
+def test_silent_worker_stays_silent_until_reported_active(coordinator: str) -> None:
     world = running_world(spot_nodes=3)  # no room for the replacement
     world.hush("digits-worker-0-0")
     assert made(world.reconcile()) == ["digits-worker-0-1"]
-    if away == "does not answer":
+    if coordinator == "unreachable":
         world.report_age = 16.0
     else:
         world.report = build.report(phase="Starting")
@@ -98,7 +92,7 @@ def test_a_silent_worker_stays_silent_until_it_speaks(away: str) -> None:
     assert slot(world, 0)["state"] == "Running"
 
 
-def test_the_word_of_another_incarnation_is_no_word_of_the_silent_one() -> None:
+def test_active_replacement_does_not_make_the_silent_worker_active() -> None:
     world = running_world(spot_nodes=3)
     world.hush("digits-worker-0-0")
     world.reconcile()
@@ -107,10 +101,10 @@ def test_the_word_of_another_incarnation_is_no_word_of_the_silent_one() -> None:
     assert slot(world, 0)["state"] == "Silent"
 
 
-# --- a fence ---------------------------------------------------------------------------------------------------------
+# --- fences ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_was_given_up_makes_room_for_its_replacement() -> None:
+def test_fenced_worker_is_deleted_before_its_replacement_runs() -> None:
     world = running_world(spot_nodes=3)
     world.fenced.add("digits-worker-0-0")
     world.reconcile()
@@ -123,7 +117,7 @@ def test_a_worker_that_was_given_up_makes_room_for_its_replacement() -> None:
     assert world.deleted == ["digits-worker-0-0"]
 
 
-def test_one_that_is_only_silent_keeps_its_place_until_its_replacement_runs() -> None:
+def test_silent_worker_is_kept_until_its_replacement_runs() -> None:
     world = running_world(spot_nodes=3)
     world.hush("digits-worker-0-0")
     for _ in range(5):
@@ -133,7 +127,7 @@ def test_one_that_is_only_silent_keeps_its_place_until_its_replacement_runs() ->
     assert by_reason(world) == {}
 
 
-def test_a_fenced_worker_whose_notice_was_counted_is_not_counted_again() -> None:
+def test_fenced_worker_with_a_counted_notice_is_not_counted_again() -> None:
     world = running_world(spot_nodes=3)
     node = world.pods["digits-worker-0-0"]["spec"]["nodeName"]
     world.taint(node)
@@ -145,11 +139,11 @@ def test_a_fenced_worker_whose_notice_was_counted_is_not_counted_again() -> None
     assert by_reason(world) == {"NodeNotReady": 1}
 
 
-# --- a notice that is withdrawn --------------------------------------------------------------------------------------
+# --- withdrawn notices --------------------------------------------------------------------------------------
 
 
-def test_a_worker_whose_notice_is_withdrawn_stays_and_its_replacement_goes() -> None:
-    world = running_world(spot_nodes=3)  # no room for the replacement but the worker's own place
+def test_withdrawn_notice_keeps_the_worker_and_deletes_its_replacement() -> None:
+    world = running_world(spot_nodes=3)  # no room for the replacement but on the worker's node
     node = world.pods["digits-worker-1-0"]["spec"]["nodeName"]
     world.taint(node)
     assert made(world.reconcile()) == ["digits-worker-1-1"]
@@ -167,7 +161,7 @@ def test_a_worker_whose_notice_is_withdrawn_stays_and_its_replacement_goes() -> 
     assert world.deleted == ["digits-worker-1-1"]
 
 
-def test_it_goes_all_the_same_once_its_replacement_runs() -> None:
+def test_withdrawn_notice_is_ignored_once_the_replacement_runs() -> None:
     world = running_world(spot_nodes=5)
     node = world.pods["digits-worker-1-0"]["spec"]["nodeName"]
     world.taint(node)
@@ -183,7 +177,7 @@ def test_it_goes_all_the_same_once_its_replacement_runs() -> None:
     assert by_reason(world) == {"NodeNotReady": 1}
 
 
-def test_losing_the_right_to_read_nodes_withdraws_nothing() -> None:
+def test_unreadable_nodes_do_not_withdraw_a_notice() -> None:
     world = running_world(spot_nodes=3)
     world.taint(world.pods["digits-worker-1-0"]["spec"]["nodeName"])
     world.reconcile()
@@ -201,7 +195,7 @@ flaps = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 3)),
 
 @settings(max_examples=100, deadline=None)
 @given(flaps, st.integers(0, 2), st.integers(3, 5))
-def test_a_taint_that_comes_and_goes_makes_and_deletes_at_most_one_pod_each_time(
+def test_flapping_taint_creates_and_deletes_at_most_one_pod_each_time(
     steps: list[tuple[int, bool, int]], surge: int, nodes: int
 ) -> None:
     world = running_world(surge=surge, spot_nodes=nodes)

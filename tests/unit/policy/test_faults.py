@@ -1,4 +1,4 @@
-"""200 random sequences of faults through the pure plan: whatever happens, these things hold."""
+"""Invariants of the plan under random sequences of faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.policy.world import World
 
-pytestmark = pytest.mark.timeout(300)  # hundreds of whole lives: 37 s on a busy machine
+pytestmark = pytest.mark.timeout(300)  # hundreds of simulated jobs
 
 FAULTS = [
     "notice", "kill_node", "remake_node", "exit 1", "exit 137", "exit 143", "exit 0", "oom", "vanish", "evict",
@@ -20,7 +20,7 @@ steps = st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 999)), max_si
 
 
 def do(world: World, fault: str, number: int) -> bool:
-    """One fault. False: the operator crashed, so nothing was written."""
+    """Inject one fault. False: the operator crashed, so no status was written."""
     pods, nodes = sorted(world.pods), sorted(world.nodes)
     pod = pods[number % len(pods)] if pods else None
     node = nodes[number % len(nodes)]
@@ -56,7 +56,7 @@ def do(world: World, fault: str, number: int) -> bool:
 
 
 def draining(world: World, name: str) -> bool:
-    """On its way out, by what really happened or by what the record says."""
+    """Whether the pod is draining, according to what really happened or to its record."""
     pod, node = world.pods[name], world.pods[name]["spec"].get("nodeName")
     slot = slot_of(world, name)
     return (
@@ -83,7 +83,7 @@ def place(name: str) -> str:
 def check(world: World, before: dict[str, Any]) -> None:
     workers = [n for n in world.pods if "-worker-" in n]
     holding = [place(n) for n in workers if not draining(world, n)]
-    assert len(holding) == len(set(holding)), f"two pods hold one place: {sorted(world.pods)}"
+    assert len(holding) == len(set(holding)), f"two active pods of one place: {sorted(world.pods)}"
     assert len(holding) <= world.manifest["spec"]["workers"]["maxReplicas"]
 
     alive = [
@@ -94,7 +94,7 @@ def check(world: World, before: dict[str, Any]) -> None:
         and world.pods[n]["spec"].get("nodeName") not in world.dead_nodes
     ]
     beside = len(alive) - len(set(alive))
-    assert beside <= world.surge, f"more than maxSurge replacements beside draining pods: {sorted(alive)}"
+    assert beside <= world.surge, f"more than maxSurge surplus pods: {sorted(alive)}"
 
     servers = [
         place(n)
@@ -104,7 +104,7 @@ def check(world: World, before: dict[str, Any]) -> None:
         and n not in world.ever_lost
         and not world.pods[n]["metadata"].get("deletionTimestamp")
     ]
-    assert len(servers) == len(set(servers)), "two pods are one shard"
+    assert len(servers) == len(set(servers)), "two live pods of one shard"
 
     for counter in ("failures", "disruptions"):
         was = before.get("restarts", {}).get(counter, 0)
@@ -112,8 +112,8 @@ def check(world: World, before: dict[str, Any]) -> None:
     assert world.status["parameterServers"]["restarts"] >= before.get("parameterServers", {}).get(
         "restarts", 0
     )
-    most = len(world.taken) + own_reason(world, "Silent") + own_reason(world, "NodeNotReady")
-    assert counted(world) <= most, "something was counted twice"
+    upper_bound = len(world.taken) + own_reason(world, "Silent") + own_reason(world, "NodeNotReady")
+    assert counted(world) <= upper_bound, "something was counted twice"
 
 
 def counted(world: World) -> int:
@@ -121,13 +121,13 @@ def counted(world: World) -> int:
 
 
 def own_reason(world: World, reason: str) -> int:
-    """What is counted though nothing was taken."""
+    """What is counted without a lost pod."""
     return int(world.status["restarts"]["byReason"].get(reason, 0))
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.integers(1, 2), st.integers(0, 2))
-def test_invariants_hold_whatever_happens(faults: list[tuple[str, int]], servers: int, surge: int) -> None:
+def test_invariants_hold_under_random_faults(faults: list[tuple[str, int]], servers: int, surge: int) -> None:
     world = World(servers=servers, surge=surge, spot_nodes=7)
     world.reconcile()
     for fault, number in faults:
@@ -138,7 +138,7 @@ def test_invariants_hold_whatever_happens(faults: list[tuple[str, int]], servers
 
     world.heal()
     wanted = world.manifest["spec"]["workers"]["replicas"]
-    for _ in range(8):  # back-offs end, stuck pods are deleted by force
+    for _ in range(8):  # back-offs end, stuck pods are force-deleted
         world.tick(seconds=61)
         world.reconcile()
         check(world, world.status)
@@ -162,7 +162,7 @@ def test_invariants_hold_whatever_happens(faults: list[tuple[str, int]], servers
         max_size=12,
     )
 )
-def test_each_loss_of_a_worker_is_counted_exactly_once(faults: list[tuple[str, int]]) -> None:
+def test_each_lost_worker_is_counted_exactly_once(faults: list[tuple[str, int]]) -> None:
     world = World(surge=2)
     world.settle()
     for fault, number in faults:
@@ -177,7 +177,7 @@ def test_each_loss_of_a_worker_is_counted_exactly_once(faults: list[tuple[str, i
 
 @settings(max_examples=50, deadline=None)
 @given(steps)
-def test_a_finished_job_starts_nothing(faults: list[tuple[str, int]]) -> None:
+def test_finished_job_creates_no_pods(faults: list[tuple[str, int]]) -> None:
     world = World(spec={"runPolicy": {"backoffLimit": 0}})
     world.settle()
     world.kill_pod("digits-worker-0-0", 1)

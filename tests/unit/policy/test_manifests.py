@@ -1,4 +1,4 @@
-"""The objects as they are POSTed."""
+"""Manifests of pods, Services, the Secret and the disruption budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def container(pod: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def config(pod: dict[str, Any], name: str) -> RuntimeConfig:
-    """As the kubelet would give it to the process."""
+    """The configuration as the kubelet passes it to the process."""
     value = next(e["value"] for e in container(pod, name)["env"] if e["name"] == "SHOAL_CONFIG")
     expanded = (
         value.replace("$(SHOAL_POD_IP)", "10.0.0.7")
@@ -62,7 +62,7 @@ def test_restricted_pod_security(pod: dict[str, Any]) -> None:
         }
 
 
-def test_workers_on_any_spot_node_servers_on_none() -> None:
+def test_workers_require_spot_nodes_and_servers_exclude_them() -> None:
     def terms(pod: dict[str, Any]) -> list[dict[str, Any]]:
         required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         return required["nodeSelectorTerms"]  # type: ignore[no-any-return]
@@ -73,14 +73,14 @@ def test_workers_on_any_spot_node_servers_on_none() -> None:
     assert {e["operator"] for e in terms(server())[0]["matchExpressions"]} == {"NotIn"}
 
 
-def test_restart_policies_and_grace() -> None:
+def test_restart_policies_and_grace_periods() -> None:
     assert worker()["spec"]["restartPolicy"] == "Never"
     assert worker()["spec"]["terminationGracePeriodSeconds"] == 20
     assert server()["spec"]["restartPolicy"] == "OnFailure"
     assert server()["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
 
 
-def test_what_a_pod_is_told() -> None:
+def test_runtime_config_of_a_worker() -> None:
     training = {
         "entrypoint": "digits:job",
         "args": {"path": "$(HOME)/$x", "depth": 20},
@@ -90,17 +90,23 @@ def test_what_a_pod_is_told() -> None:
         "initialFrom": {"uri": "s3://b/other", "weightsOnly": True},
         "staleness": {"max": 8, "policy": "Inverse"},
     }
-    told = config(worker(training=training, parameterServers={"replicas": 2}), "worker")
-    assert told.job.prefix == f"team/digits/{build.UID}"
-    assert (told.role, told.index, told.incarnation) == ("worker", 2, 5)
-    assert told.parameter_servers == (Shard(host="digits-ps-0.team.svc"), Shard(host="digits-ps-1.team.svc"))
-    assert told.args == {"path": "$(HOME)/$x", "depth": 20}
-    assert (told.batch_size, told.batch_sizes) == (16, (AcceleratorBatch(accelerator="T4", batch_size=8),))
-    assert told.stop_after == StopAfter(metric="dice", value=0.97, mode="Max")
-    assert told.initial_from is not None
-    assert told.initial_from.weights_only
-    assert (told.staleness.max, told.staleness.policy) == (8, "Inverse")
-    assert (told.bind_host, told.node_name) == ("10.0.0.7", "spot-1")
+    received = config(worker(training=training, parameterServers={"replicas": 2}), "worker")
+    assert received.job.prefix == f"team/digits/{build.UID}"
+    assert (received.role, received.index, received.incarnation) == ("worker", 2, 5)
+    assert received.parameter_servers == (
+        Shard(host="digits-ps-0.team.svc"),
+        Shard(host="digits-ps-1.team.svc"),
+    )
+    assert received.args == {"path": "$(HOME)/$x", "depth": 20}
+    assert (received.batch_size, received.batch_sizes) == (
+        16,
+        (AcceleratorBatch(accelerator="T4", batch_size=8),),
+    )
+    assert received.stop_after == StopAfter(metric="dice", value=0.97, mode="Max")
+    assert received.initial_from is not None
+    assert received.initial_from.weights_only
+    assert (received.staleness.max, received.staleness.policy) == (8, "Inverse")
+    assert (received.bind_host, received.node_name) == ("10.0.0.7", "spot-1")
 
 
 @pytest.mark.parametrize("data_tls", [False, True])
@@ -111,8 +117,8 @@ def test_data_tls_reaches_both_roles(data_tls: bool) -> None:
 
 
 def test_data_tls_and_staleness_limit_are_off_by_default() -> None:
-    told = config(worker(), "worker")
-    assert (told.data_tls, told.staleness.max) == (False, None)
+    received = config(worker(), "worker")
+    assert (received.data_tls, received.staleness.max) == (False, None)
 
 
 def test_staleness_of_zero_reaches_the_worker() -> None:
@@ -132,7 +138,7 @@ def test_staleness_of_zero_reaches_the_worker() -> None:
         ({"ephemeral": {}}, "file:///var/run/shoal/storage", {"emptyDir": {}}),
     ],
 )
-def test_storage_is_mounted_by_servers_only(
+def test_storage_is_mounted_only_by_servers(
     storage: dict[str, Any], uri: str, volume: dict[str, Any] | None
 ) -> None:
     pod = server(storage=storage)
@@ -142,7 +148,7 @@ def test_storage_is_mounted_by_servers_only(
     assert "shoal-storage" not in {v["name"] for v in worker(storage=storage)["spec"]["volumes"]}
 
 
-def test_the_template_is_merged_over_the_defaults() -> None:
+def test_template_is_merged_over_the_defaults() -> None:
     template = {
         "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "x"}},
         "spec": {
@@ -177,40 +183,40 @@ def test_the_template_is_merged_over_the_defaults() -> None:
     assert {t["key"] for t in pod["spec"]["tolerations"]} >= {"mine", "nvidia.com/gpu"}
 
 
-def test_a_preference_of_the_template_stands_beside_ours() -> None:
+def test_preferred_affinity_of_the_template_is_added_to_ours() -> None:
     apart = {
         "weight": 10,
         "podAffinityTerm": {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {}},
     }
-    wish = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}}
-    pod = worker(workers={"replicas": 3, "template": {"spec": {"affinity": wish}}})
+    affinity = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    pod = worker(workers={"replicas": 3, "template": {"spec": {"affinity": affinity}}})
     preferred = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert [each["weight"] for each in preferred] == [100, 10]
     assert preferred[1] == apart
     assert "nodeAffinity" in pod["spec"]["affinity"]
 
 
-def test_two_jobs_of_one_name_do_not_meet() -> None:
+def test_jobs_of_the_same_name_share_no_secret_or_selector() -> None:
     one = build.job()
     other = one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": "ffffffff-0000"})})
     assert names.secret_name(one) != names.secret_name(other)
     assert names.service_selector(one, 0, 0) != names.service_selector(other, 0, 0)
 
 
-def test_the_secret_carries_the_bytes() -> None:
+def test_secret_encodes_its_data() -> None:
     made = manifests.secret(build.job(), {"key": b"\x00\x01"})
     assert made["data"] == {"key": "AAE="}
     assert made["immutable"]
 
 
-def test_the_budget_lets_no_parameter_server_be_evicted_however_many_there_will_be() -> None:
+def test_disruption_budget_covers_any_number_of_shards() -> None:
     budgets = [
         manifests.disruption_budget(build.job(parameterServers={"replicas": n})) for n in (1, MOST_SHARDS)
     ]
     assert [budget["spec"]["minAvailable"] for budget in budgets] == [MOST_SHARDS] * 2
 
 
-def test_everything_is_json() -> None:
+def test_manifests_are_json() -> None:
     a_job = build.job(storage={"volumeClaim": {"name": "runs"}})
     for made in (worker(), server(), manifests.service(a_job, 0, 0), manifests.disruption_budget(a_job)):
         assert json.loads(json.dumps(made)) == made

@@ -1,9 +1,8 @@
-"""Workers: replaced before they are gone, within maxSurge, and counted once."""
+"""Workers: replaced early within maxSurge, and counted once."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -12,17 +11,11 @@ from shoal.policy.plan import plan
 from shoal.policy.workers import max_surge
 from shoal_trainer.contract import WorkerReport, WorkerState
 from tests.unit.policy import build
-from tests.unit.policy.world import World
+from tests.unit.policy.world import World, running_world
 
 
 def names(made: Plan, kind: type = CreatePod) -> list[str]:
     return [a.name for a in made.actions if isinstance(a, kind) and "-worker-" in a.name]
-
-
-def running_world(**how: Any) -> World:
-    world = World(**how)
-    world.settle()
-    return world
 
 
 def node_of(world: World, pod: str) -> str:
@@ -37,12 +30,12 @@ def test_max_surge_rounds_up(value: int | str, replicas: int, pods: int) -> None
     assert max_surge(value, replicas) == pods
 
 
-def test_a_job_begins_with_all_its_workers() -> None:
+def test_new_job_creates_all_workers() -> None:
     made = plan(build.observe(build.job()))
     assert names(made) == [f"digits-worker-{i}-0" for i in range(3)]
 
 
-def test_at_the_notice_the_replacement_is_created_at_once() -> None:
+def test_notice_creates_a_replacement_at_once() -> None:
     world = running_world()
     node = node_of(world, "digits-worker-1-0")
     world.notice(node)
@@ -53,7 +46,7 @@ def test_at_the_notice_the_replacement_is_created_at_once() -> None:
     assert "WorkerDisrupted" in {e.reason for e in made.events}
 
 
-def test_the_same_notice_is_not_counted_again_when_the_pod_ends_and_is_gone() -> None:
+def test_notice_is_counted_once_until_the_pod_is_gone() -> None:
     world = running_world()
     world.notice(node_of(world, "digits-worker-1-0"))
     for _ in range(6):
@@ -64,7 +57,7 @@ def test_the_same_notice_is_not_counted_again_when_the_pod_ends_and_is_gone() ->
     assert world.status["workers"]["ready"] == 3
 
 
-def test_two_notices_with_one_surge_the_second_follows_the_old_pods_end() -> None:
+def test_second_notice_beyond_max_surge_waits_for_the_old_pod() -> None:
     world = running_world(surge=1)
     for worker in (0, 1):
         world.notice(node_of(world, f"digits-worker-{worker}-0"))
@@ -74,7 +67,7 @@ def test_two_notices_with_one_surge_the_second_follows_the_old_pods_end() -> Non
     assert names(world.reconcile()) == ["digits-worker-1-1"]
 
 
-def test_without_surge_a_replacement_follows_the_old_pods_end() -> None:
+def test_without_surge_the_replacement_waits_for_the_old_pod() -> None:
     world = running_world(surge=0)
     world.notice(node_of(world, "digits-worker-0-0"))
     assert names(world.reconcile()) == []
@@ -82,7 +75,7 @@ def test_without_surge_a_replacement_follows_the_old_pods_end() -> None:
     assert names(world.reconcile()) == ["digits-worker-0-1"]
 
 
-def test_a_pod_on_a_lost_machine_holds_nothing_and_is_removed_by_force() -> None:
+def test_pod_on_a_lost_node_is_replaced_and_force_deleted() -> None:
     world = running_world(surge=0)
     node = node_of(world, "digits-worker-2-0")
     world.kill_node(node)
@@ -97,7 +90,7 @@ def test_a_pod_on_a_lost_machine_holds_nothing_and_is_removed_by_force() -> None
     assert world.status["restarts"]["byReason"] == {"NodeLost": 1}
 
 
-def test_a_silent_worker_gets_a_replacement_that_is_taken_back_if_it_speaks() -> None:
+def test_replacement_of_a_silent_worker_is_deleted_if_it_recovers() -> None:
     world = running_world()
     world.hush("digits-worker-0-0")
     assert names(world.reconcile()) == ["digits-worker-0-1"]
@@ -110,30 +103,30 @@ def test_a_silent_worker_gets_a_replacement_that_is_taken_back_if_it_speaks() ->
     assert world.status["restarts"]["disruptions"] == 0
 
 
-def test_a_replacement_would_rather_not_go_where_its_predecessor_still_is() -> None:
+def test_replacement_prefers_another_node_than_its_predecessor() -> None:
     world = running_world()
     world.hush("digits-worker-0-0")
     (create,) = world.reconcile().actions
     assert isinstance(create, CreatePod)
     affinity = create.manifest["spec"]["affinity"]
-    (rather,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert rather["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
-    selected = rather["podAffinityTerm"]["labelSelector"]["matchLabels"].items()
-    there = {name: pod["metadata"]["labels"].items() for name, pod in world.pods.items()}
-    assert {name for name, labels in there.items() if selected <= labels} == {
+    (preferred,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    selected = preferred["podAffinityTerm"]["labelSelector"]["matchLabels"].items()
+    labels_by_pod = {name: pod["metadata"]["labels"].items() for name, pod in world.pods.items()}
+    assert {name for name, labels in labels_by_pod.items() if selected <= labels} == {
         "digits-worker-0-0",
         "digits-worker-0-1",
     }
 
 
-def test_who_has_no_predecessor_burdens_no_scheduler_with_one() -> None:
+def test_first_incarnation_has_no_pod_anti_affinity() -> None:
     made = plan(build.observe(build.job()))
     affinities = [a.manifest["spec"]["affinity"] for a in made.actions if isinstance(a, CreatePod)]
     assert [affinity.keys() for affinity in affinities] == [{"nodeAffinity"}] * 4
 
 
-def test_no_affinity_names_a_node() -> None:
-    """Karpenter makes no node for such a pod, before the middle of 2025 at least."""
+def test_affinities_name_no_node() -> None:
+    """Karpenter provisions no node for a pod whose affinity names nodes (at least before mid-2025)."""
     world = running_world(servers=2)
     world.notice(node_of(world, "digits-worker-1-0"))
     world.evict("digits-ps-1-0")
@@ -146,7 +139,7 @@ def test_no_affinity_names_a_node() -> None:
     assert not any(f"'{node}'" in text for node in world.nodes for text in manifests)
 
 
-def test_a_silent_worker_is_fenced_and_counted_once_its_replacement_runs() -> None:
+def test_silent_worker_is_counted_when_its_replacement_runs() -> None:
     world = running_world()
     world.hush("digits-worker-0-0")
     world.reconcile()
@@ -159,7 +152,7 @@ def test_a_silent_worker_is_fenced_and_counted_once_its_replacement_runs() -> No
     assert world.status["restarts"]["disruptions"] == 1
 
 
-def test_a_worker_that_ps_0_has_given_up_is_replaced_before_its_node_says_anything() -> None:
+def test_fenced_worker_is_replaced_without_a_node_signal() -> None:
     seen = running_world().observation()
     fenced = WorkerReport(slot=0, incarnation=0, state=WorkerState.FENCED)
     report = build.report().model_copy(update={"workers": (fenced,)})
@@ -169,7 +162,7 @@ def test_a_worker_that_ps_0_has_given_up_is_replaced_before_its_node_says_anythi
     assert names(plan(now)) == ["digits-worker-0-1"]
 
 
-def test_what_an_old_report_says_of_silence_is_not_believed() -> None:
+def test_silence_in_an_old_report_is_ignored() -> None:
     world = running_world()
     seen = world.observation()
     late = build.observe(
@@ -179,7 +172,7 @@ def test_what_an_old_report_says_of_silence_is_not_believed() -> None:
     assert names(plan(late)) == []
 
 
-def test_a_pod_that_vanished_while_nobody_looked_counts_once() -> None:
+def test_vanished_pod_is_counted_once() -> None:
     world = running_world()
     world.vanish("digits-worker-1-0")
     made = world.reconcile()
@@ -189,7 +182,7 @@ def test_a_pod_that_vanished_while_nobody_looked_counts_once() -> None:
     assert world.status["restarts"]["disruptions"] == 1
 
 
-def test_exit_0_before_the_end_is_not_success() -> None:
+def test_early_exit_0_is_a_failure() -> None:
     world = running_world()
     world.kill_pod("digits-worker-0-0", 0)
     assert names(world.reconcile()) == []  # the job may be ending
@@ -198,7 +191,7 @@ def test_exit_0_before_the_end_is_not_success() -> None:
     assert world.status["restarts"] == {"failures": 1, "disruptions": 0, "byReason": {"ExitedEarly": 1}}
 
 
-def test_workers_that_were_told_that_the_work_is_done_are_not_replaced_while_the_model_is_exported() -> None:
+def test_done_workers_are_not_replaced_while_the_model_is_exported() -> None:
     world = running_world()
     world.kill_pod("digits-worker-0-0", 0)
     world.reconcile()
@@ -211,7 +204,7 @@ def test_workers_that_were_told_that_the_work_is_done_are_not_replaced_while_the
     assert made.status.restarts.failures == 0
 
 
-def test_a_failure_backs_off_and_counts_against_the_limit() -> None:
+def test_failure_backs_off_and_counts_against_the_limit() -> None:
     world = running_world(spec={"runPolicy": {"backoffLimit": 1}})
     world.kill_pod("digits-worker-0-0", 1)
     made = world.reconcile()
@@ -228,7 +221,7 @@ def test_a_failure_backs_off_and_counts_against_the_limit() -> None:
     assert "2 failures" in made.events[-1].message
 
 
-def test_kills_without_a_reason_are_forgiven_three_times() -> None:
+def test_fourth_kill_in_a_row_is_a_failure() -> None:
     world = running_world()
     for incarnation in range(4):
         world.kill_pod(f"digits-worker-0-{incarnation}", 137)
@@ -242,7 +235,7 @@ def test_kills_without_a_reason_are_forgiven_three_times() -> None:
     }
 
 
-def test_a_quota_makes_it_wait_and_never_fails_the_job() -> None:
+def test_exceeded_quota_waits_and_never_fails_the_job() -> None:
     world = running_world()
     world.quota = len(world.pods)
     world.notice(node_of(world, "digits-worker-0-0"))
@@ -259,7 +252,7 @@ def test_a_quota_makes_it_wait_and_never_fails_the_job() -> None:
     assert {c["type"]: c["status"] for c in world.status["conditions"]}["QuotaExceeded"] == "False"
 
 
-def test_what_the_server_refuses_is_terminal_until_the_spec_changes() -> None:
+def test_invalid_pod_stalls_the_job_until_the_spec_changes() -> None:
     words = 'Pod in version "v1" cannot be handled: unknown field "spec.containers[0].imagee"'
     refusal = Refusal(RefusalKind.INVALID, "digits-worker-0-0", words, 1, build.NOW)
     made = plan(build.observe(build.job(), refusals=(refusal,)))
@@ -273,18 +266,20 @@ def test_what_the_server_refuses_is_terminal_until_the_spec_changes() -> None:
     assert len(names(plan(build.observe(changed, refusals=(refusal,))))) == 3
 
 
-@pytest.mark.parametrize(("going_away", "reason"), [(False, "NameCollision"), (True, None)])
-def test_a_name_that_is_taken(going_away: bool, reason: str | None) -> None:
+@pytest.mark.parametrize(("terminating", "reason"), [(False, "NameCollision"), (True, None)])
+def test_name_conflict_stalls_unless_terminating(terminating: bool, reason: str | None) -> None:
     made = plan(
-        build.observe(build.job(), name_conflicts={"digits-worker-1-0": NameConflict(terminating=going_away)})
+        build.observe(
+            build.job(), name_conflicts={"digits-worker-1-0": NameConflict(terminating=terminating)}
+        )
     )
     assert names(made) == ["digits-worker-0-0", "digits-worker-2-0"]
     stalled = made.status.condition("Stalled")
     assert (stalled.reason if stalled else None) == reason
-    assert (made.wake_after == 1.0) is going_away
+    assert (made.wake_after == 1.0) is terminating
 
 
-def test_scaling_down_is_no_disruption() -> None:
+def test_scaling_down_is_not_a_disruption() -> None:
     world = running_world()
     world.manifest["spec"]["workers"]["replicas"] = 1
     made = world.reconcile()
@@ -294,10 +289,10 @@ def test_scaling_down_is_no_disruption() -> None:
     assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
     world.manifest["spec"]["workers"]["replicas"] = 2
     world.settle()
-    assert "digits-worker-1-1" in world.pods  # an incarnation is never used twice
+    assert "digits-worker-1-1" in world.pods  # an incarnation is never reused
 
 
-def test_of_the_replacements_without_room_only_a_bounded_number_waits() -> None:
+def test_unscheduled_replacements_are_bounded() -> None:
     world = World(workers=6, spot_nodes=6, surge=6, spec={"workers": {"replicas": 40, "maxSurge": "100%"}})
     world.spot_nodes = 40
     world.nodes |= {f"spot-{i}": build.node_manifest(f"spot-{i}") for i in range(40)}
@@ -309,7 +304,7 @@ def test_of_the_replacements_without_room_only_a_bounded_number_waits() -> None:
     assert len([n for n in world.pods if n.endswith("-1")]) == 16
 
 
-def test_a_plan_carried_out_leaves_nothing_to_do() -> None:
+def test_plan_after_an_executed_plan_is_empty() -> None:
     world = running_world()
     world.tick(seconds=0)
     assert world.reconcile().actions == ()
@@ -318,7 +313,7 @@ def test_a_plan_carried_out_leaves_nothing_to_do() -> None:
     assert world.status == before
 
 
-def test_slots_stay_few() -> None:
+def test_slots_are_bounded_after_many_replacements() -> None:
     world = running_world()
     for incarnation in range(30):
         world.vanish(f"digits-worker-0-{incarnation}")
@@ -330,7 +325,7 @@ def test_slots_stay_few() -> None:
     assert world.status["restarts"]["disruptions"] == 30
 
 
-def test_a_second_look_after_five_minutes_of_quiet_forgets_nothing() -> None:
+def test_status_is_unchanged_after_five_idle_minutes() -> None:
     world = running_world()
     first = world.status["workers"]
     world.now += timedelta(minutes=5)
@@ -338,7 +333,7 @@ def test_a_second_look_after_five_minutes_of_quiet_forgets_nothing() -> None:
     assert world.status["workers"] == first
 
 
-def test_losing_the_right_to_read_nodes_changes_nothing() -> None:
+def test_unreadable_nodes_disrupt_no_worker() -> None:
     world = running_world()
     seen = world.observation()
     more = {"services": seen.services, "existing": seen.existing, "now": world.now}

@@ -1,7 +1,7 @@
-"""A small world for the plan: pods, nodes, a scheduler, kubelets, quota, and an operator that may crash.
+"""A simulated cluster for the plan: pods, nodes, a scheduler, kubelets, a quota, and an operator that may crash.
 
-Nothing here knows the policies; it does what Kubernetes does. `truth` is what really happened to each pod, for the
-invariants to compare with what the plan believes.
+It behaves as Kubernetes does and knows nothing of the policies. `taken` records what really happened to each pod, so
+that invariants can compare it with what the plan counted.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ class World:
         self.dead_nodes: set[str] = set()
         self.silent: set[str] = set()
         self.fenced: set[str] = set()
-        """Hung, and given up by PS 0."""
+        """Hung, and fenced by the coordinator."""
         self.report: StatusReport | None = None
-        """What PS 0 says instead of the truth."""
+        """A report that replaces the true one."""
         self.report_age = 0.0
         self.quota: int | None = None
         self.taken: set[str] = set()
-        """Pods that the platform or a fault took, by name: each may be counted once."""
+        """Pods that were disrupted or failed, by name: each may be counted once."""
         self.ever_lost: set[str] = set()
         self.created: list[str] = []
         self.deleted: list[str] = []
         self.unrecorded: set[str] = set()
-        """Made, and the operator crashed before it could write that down."""
+        """Created, but the operator crashed before the status was written."""
         self.last_plan: Plan | None = None
 
     # --- the operator -----------------------------------------------------------------------------------------------
@@ -90,9 +90,12 @@ class World:
     def job(self) -> TrainingJob:
         return TrainingJob.model_validate({**self.manifest, "status": self.status})
 
+    def condition(self, kind: str) -> dict[str, Any]:
+        return next((c for c in self.status["conditions"] if c["type"] == kind), {})
+
     def observation(self) -> Observation:
         running = {n for n, p in self.pods.items() if p["status"]["phase"] == "Running" and "-worker-" in n}
-        told = self.report or build.report(
+        report = self.report or build.report(
             self._places(self.silent), self._places(running - self.silent - self.fenced),
             self._places(self.fenced & self.pods.keys()),
         )  # fmt: skip
@@ -104,7 +107,7 @@ class World:
             services={n: Service.model_validate(s) for n, s in self.services.items()},
             existing=frozenset(self.existing),
             nodes={n: Node.model_validate(o) for n, o in self.nodes.items()},
-            report=told,
+            report=report,
             report_age=self.report_age,
             refusals=tuple(self.refusals.values()),
         )
@@ -116,9 +119,9 @@ class World:
         return Pod.model_validate(self.pods[name])
 
     def reconcile(self, crash_after: int | None = None) -> Plan:
-        """One pass as the controller makes it: create, look again, write the status, delete.
+        """One reconcile as by the controller: create, plan again, write the status, delete. Returns the first plan.
 
-        With `crash_after` the operator dies after so many actions and writes no status. Returns the first plan.
+        With `crash_after` the operator crashes after this many actions and writes no status.
         """
         first = made = plan(self.observation())
         number = 0
@@ -144,7 +147,7 @@ class World:
         return first
 
     def settle(self, most: int = 60) -> Plan:
-        """Reconcile and let time pass until nothing is left to do."""
+        """Reconcile and let time pass until nothing changes."""
         for _ in range(most):
             before = self.status
             made = self.reconcile()
@@ -160,7 +163,7 @@ class World:
             case CreateService(name, manifest):
                 manifest = copy.deepcopy(manifest)
                 manifest["metadata"]["uid"] = f"uid-{name}"
-                assert name not in self.services, "a Service that is there was made again"
+                assert name not in self.services, "an existing Service was created again"
                 self.services[name] = manifest
             case UpdateService(name, selector):
                 self.services[name]["spec"]["selector"] = selector
@@ -176,12 +179,12 @@ class World:
     def _create(self, action: CreatePod) -> None:
         name = action.name
         if name in self.pods:
-            raise AssertionError(f"409 for {name}: its own cache shows it")
+            raise AssertionError(f"{name} was created although it exists")
         if self.quota is not None and len(self.pods) >= self.quota:
             self.refusals[name] = Refusal(RefusalKind.QUOTA, name, "exceeded quota: pods", 1, self.now)
             return
         self.refusals.pop(name, None)
-        assert name not in self.created or name in self.unrecorded, f"{name} was there before"
+        assert name not in self.created or name in self.unrecorded, f"{name} existed before"
         self.created.append(name)
         self.unrecorded.add(name)
         manifest = build.pod_manifest(
@@ -339,3 +342,10 @@ class World:
             self.taint(node, on=False)
         self.quota, self.silent = None, set()
         self.manifest["spec"]["suspend"] = False
+
+
+def running_world(**how: Any) -> World:
+    """A world whose job runs with all its pods."""
+    world = World(**how)
+    world.settle()
+    return world

@@ -1,4 +1,4 @@
-"""Reading a coordinator over real TLS: the job's certificate and token, and nobody else's."""
+"""Reading a coordinator's report over real TLS, with the job's certificate and token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = b"k" * 32
 
 
 def mounted(folder: Path, job_uid: str) -> Credentials:
-    """The job's Secret, as a pod finds it."""
+    """The job's Secret as mounted in a pod."""
     for name, content in job_credentials(KEY, job_uid).secret_data().items():
         (folder / name).write_bytes(content)
     return Credentials.load(folder)
@@ -31,7 +31,7 @@ def mounted(folder: Path, job_uid: str) -> Credentials:
 
 @asynccontextmanager
 async def serving(folder: Path, job_uid: str, answer: web.Response | None = None) -> AsyncIterator[str]:
-    """A coordinator as the trainer's credentials make it; its address."""
+    """A coordinator with the trainer's credentials; yields its address."""
     credentials = mounted(folder, job_uid)
 
     async def status(request: web.Request) -> web.Response:
@@ -54,7 +54,7 @@ async def serving(folder: Path, job_uid: str, answer: web.Response | None = None
 
 
 async def _listen(runner: web.AppRunner, context: ssl.SSLContext) -> str:
-    """The port is fixed by the contract, so each test takes an address of its own on loopback."""
+    """Listen on a random loopback address, since the contract fixes the port."""
     for _ in range(20):
         address = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.{random.randint(1, 254)}"
         try:
@@ -72,35 +72,33 @@ async def coordinator() -> AsyncIterator[HttpsCoordinator]:
     await reader.close()
 
 
-def endpoint(job_uid: str, address: str, of: JobCredentials | None = None) -> Endpoint:
-    made = of or job_credentials(KEY, job_uid)
+def endpoint(job_uid: str, address: str, credentials: JobCredentials | None = None) -> Endpoint:
+    made = credentials or job_credentials(KEY, job_uid)
     return Endpoint(job_uid, address, made.token, made.certificate)
 
 
-async def test_a_report_is_read(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
+async def test_report_is_read(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
     async with serving(tmp_path, "u1") as address:
         for _ in range(3):
             report = await coordinator.read(endpoint("u1", address))
             assert (report.phase, report.step) == (Phase.TRAINING, 3)
 
 
-async def test_of_a_job_that_is_forgotten_nothing_is_kept(
+async def test_tls_context_of_a_forgotten_job_is_dropped(
     tmp_path: Path, coordinator: HttpsCoordinator
 ) -> None:
     async with serving(tmp_path, "u1") as address:
         poller = Poller(coordinator)
-        heard = asyncio.Event()
-        poller.follow(endpoint("u1", address), lambda _urgent: heard.set())
-        await heard.wait()
+        received = asyncio.Event()
+        poller.follow(endpoint("u1", address), lambda _urgent: received.set())
+        await received.wait()
         assert coordinator._contexts.keys() == {"u1"}
         poller.forget("u1")
         assert not coordinator._contexts
         await poller.close()
 
 
-async def test_another_jobs_coordinator_is_not_believed(
-    tmp_path: Path, coordinator: HttpsCoordinator
-) -> None:
+async def test_report_of_another_job_is_rejected(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
     async with serving(tmp_path, "u2") as address:
         with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
             await coordinator.read(endpoint("u1", address))
@@ -108,7 +106,7 @@ async def test_another_jobs_coordinator_is_not_believed(
             await coordinator.read(endpoint("u1", address, job_credentials(KEY, "u2")))
 
 
-async def test_a_wrong_token_is_refused(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
+async def test_wrong_token_is_rejected(tmp_path: Path, coordinator: HttpsCoordinator) -> None:
     async with serving(tmp_path, "u1") as address:
         right = endpoint("u1", address)
         with pytest.raises(Unavailable, match="HTTP 401"):
@@ -117,13 +115,15 @@ async def test_a_wrong_token_is_refused(tmp_path: Path, coordinator: HttpsCoordi
 
 
 @pytest.mark.parametrize("body", ["", "{", '{"phase": "Dreaming", "jobUid": "u1"}', "[]"])
-async def test_nonsense_is_unavailable(tmp_path: Path, coordinator: HttpsCoordinator, body: str) -> None:
+async def test_invalid_report_is_unavailable(
+    tmp_path: Path, coordinator: HttpsCoordinator, body: str
+) -> None:
     async with serving(tmp_path, "u1", web.Response(text=body)) as address:
         with pytest.raises(Unavailable):
             await coordinator.read(endpoint("u1", address))
 
 
-async def test_nobody_there(coordinator: HttpsCoordinator) -> None:
+async def test_unreachable_coordinator_is_unavailable(coordinator: HttpsCoordinator) -> None:
     async with asyncio.timeout(50):
         with pytest.raises(Unavailable):
             await coordinator.read(endpoint("u1", "127.0.0.99"))

@@ -1,4 +1,4 @@
-"""Metrics: counted from what was written, and with few labels."""
+"""Metrics: counted from written statuses, with few labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def status(disruptions: int, failures: int, **by_reason: int) -> TrainingJobStat
     )
 
 
-def test_only_what_is_new_is_counted() -> None:
+def test_only_increments_are_counted() -> None:
     metrics = Metrics()
     one, two = status(1, 0, Gone=1), status(2, 1, Gone=2, Error=1)
     metrics.count_changes(TrainingJobStatus(), one)
@@ -27,7 +27,7 @@ def test_only_what_is_new_is_counted() -> None:
     assert read("shoal_workers_lost_total", {"reason": "Error"}) == 1
 
 
-def test_jobs_are_counted_by_phase_and_never_named() -> None:
+def test_jobs_are_counted_by_phase_without_names() -> None:
     metrics = Metrics()
     metrics.count_jobs(lambda: ["Running", "Running", "", "Failed"], lambda: 7)
     text = generate_latest(metrics.registry).decode()

@@ -1,4 +1,4 @@
-"""The poller, in virtual time: quick with what matters, rare with the rest, and never in anybody's way."""
+"""The poller in virtual time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.looptime
 class Coordinator:
     def __init__(self) -> None:
         self.report: StatusReport | None = None
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.forgotten: list[str] = []
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
-        self.asked.append(endpoint.address)
+        self.requests.append(endpoint.address)
         if self.report is None:
-            raise Unavailable("nobody there")
+            raise Unavailable("unreachable")
         return self.report
 
     def forget(self, job_uid: str) -> None:
@@ -39,7 +39,7 @@ def endpoint(address: str = "10.0.0.1") -> Endpoint:
     return Endpoint("u", address, "token", "certificate")
 
 
-async def test_silence_is_told_at_once_and_progress_now_and_then() -> None:
+async def test_state_change_wakes_at_once_and_progress_rarely() -> None:
     coordinator = Coordinator()
     poller = Poller(coordinator, poll_seconds=2, show_every=30)
     wakes: list[bool] = []
@@ -64,7 +64,7 @@ async def test_silence_is_told_at_once_and_progress_now_and_then() -> None:
     await poller.close()
 
 
-async def test_what_was_told_grows_older_when_nobody_answers() -> None:
+async def test_report_ages_while_the_coordinator_is_unreachable() -> None:
     coordinator = Coordinator()
     coordinator.report = report(7)
     poller = Poller(coordinator, poll_seconds=2)
@@ -82,17 +82,17 @@ async def test_what_was_told_grows_older_when_nobody_answers() -> None:
     await poller.close()
 
 
-async def test_following_again_changes_nothing_and_another_address_does() -> None:
+async def test_following_again_restarts_only_for_another_address() -> None:
     coordinator = Coordinator()
     poller = Poller(coordinator, poll_seconds=2)
     for _ in range(5):
         poller.follow(endpoint(), lambda _urgent: None)
         await asyncio.sleep(0.1)
-    assert coordinator.asked == ["10.0.0.1"]
+    assert coordinator.requests == ["10.0.0.1"]
     poller.follow(endpoint("10.0.0.2"), lambda _urgent: None)
     await asyncio.sleep(5)
-    assert coordinator.asked == ["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.2"]
+    assert coordinator.requests == ["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.2"]
     poller.pause("u")
     await asyncio.sleep(20)
-    assert len(coordinator.asked) == 4
+    assert len(coordinator.requests) == 4
     await poller.close()

@@ -1,0 +1,77 @@
+"""Parameter servers: replacement, restarts in place, and the number of shards."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from shoal.policy.model import CreatePod, CreateService, DeleteService, UpdateService
+from shoal.policy.plan import plan
+from tests.unit.policy import build
+from tests.unit.policy.world import running_world
+
+
+def test_services_are_created_before_pods() -> None:
+    made = plan(build.observe(build.job(parameterServers={"replicas": 2})))
+    kinds = [type(a).__name__ for a in made.actions]
+    assert kinds[:4] == ["CreateSecret", "CreateService", "CreateService", "CreatePod"]
+    services = [a.manifest["spec"] for a in made.actions if isinstance(a, CreateService)]
+    assert all(s["publishNotReadyAddresses"] for s in services)
+
+
+def test_deleted_server_is_replaced_after_its_final_snapshot() -> None:
+    world = running_world()
+    world.delete("digits-ps-0-0")
+    assert not [
+        a for a in world.reconcile().actions if isinstance(a, CreatePod)
+    ]  # it takes its final snapshot first
+    world.tick()
+    made = world.reconcile()
+    assert [a.name for a in made.actions if isinstance(a, CreatePod)] == ["digits-ps-0-1"]
+    moved = next(a for a in made.actions if isinstance(a, UpdateService))
+    assert moved.selector["shoal.dev/incarnation"] == "1"
+    world.settle()
+    assert world.status["parameterServers"] == {"desired": 1, "ready": 1, "restarts": 1}
+    assert world.status["restarts"]["disruptions"] == 0
+    assert world.status["phase"] == "Running"
+
+
+def test_server_past_its_grace_period_is_replaced() -> None:
+    world = running_world()
+    world.delete("digits-ps-0-0")
+    world.now += timedelta(seconds=10)
+    assert world.reconcile().wake_after == pytest.approx(15)
+    world.now += timedelta(seconds=16)
+    assert [a.name for a in world.reconcile().actions if isinstance(a, CreatePod)] == ["digits-ps-0-1"]
+
+
+def test_server_on_a_lost_node_is_replaced_at_once() -> None:
+    world = running_world()
+    world.kill_node("safe-0")
+    assert [a.name for a in world.reconcile().actions if isinstance(a, CreatePod)] == ["digits-ps-0-1"]
+
+
+def test_failed_restarts_in_place_count_against_the_backoff_limit() -> None:
+    world = running_world(spec={"runPolicy": {"backoffLimit": 1}})
+    container = world.pods["digits-ps-0-0"]["status"]["containerStatuses"][0]
+    container |= {"restartCount": 1, "lastState": build.ended(137)}
+    world.reconcile()
+    world.reconcile()
+    assert world.status["parameterServers"]["restarts"] == 1
+    assert world.status["restarts"]["failures"] == 0
+    container |= {"restartCount": 3, "lastState": build.ended(1)}
+    world.reconcile()
+    assert world.status["parameterServers"]["restarts"] == 3
+    assert world.status["phase"] == "Failed"
+
+
+def test_fewer_shards_after_suspension_removes_the_service() -> None:
+    world = running_world(servers=2)
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    world.manifest["spec"] |= {"suspend": False, "parameterServers": {"replicas": 1}}
+    made = world.reconcile()
+    assert [a.name for a in made.actions if isinstance(a, DeleteService)] == ["digits-ps-1"]
+    world.settle()
+    assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]

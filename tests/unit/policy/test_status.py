@@ -1,0 +1,141 @@
+"""The status and the events of an active job."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from shoal.policy.plan import plan
+from shoal.policy.telemetry import differs_in_telemetry_only
+from tests.unit.policy import build
+from tests.unit.policy.world import World, running_world
+
+IMAGE_ERROR = 'Back-off pulling image "nowhere/digits:1"'
+
+
+@pytest.mark.parametrize(
+    ("waiting", "reason", "words"),
+    [
+        ("ImagePullBackOff", "ImagePullFailed", "check the image"),
+        ("CreateContainerConfigError", "ContainerConfigError", "check the volumes"),
+    ],
+)
+def test_pod_that_cannot_start_degrades_the_job_with_a_hint(waiting: str, reason: str, words: str) -> None:
+    pod = build.pod(phase="Pending", state=build.waiting(waiting, IMAGE_ERROR))
+    made = plan(build.observe(build.job(), pod))
+    degraded = made.status.condition("Degraded")
+    assert degraded is not None
+    assert (degraded.status, degraded.reason) == ("True", reason)
+    assert words in degraded.message
+    assert IMAGE_ERROR in degraded.message
+    assert reason in {e.reason for e in made.events}
+    assert made.status.restarts.failures == 0
+
+
+def test_unschedulable_pod_degrades_the_job_after_a_minute() -> None:
+    unschedulable = [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}]
+    pod = build.pod(phase="Pending", node=None, state={}, conditions=unschedulable)
+    first = plan(build.observe(build.job(), pod))
+    assert first.status.condition("Degraded") is None
+    assert first.wake_after == pytest.approx(60)
+    later = plan(build.observe(build.job(), pod, now=build.NOW + timedelta(seconds=60)))
+    degraded = later.status.condition("Degraded")
+    assert degraded is not None
+    assert "0/4 nodes are available" in degraded.message
+
+
+def test_missing_volume_claim_is_named_in_the_hint() -> None:
+    message = 'persistentvolumeclaim "runs" not found'
+    unschedulable = [{"type": "PodScheduled", "status": "False", "message": message}]
+    pod = build.pod("ps", phase="Pending", node=None, state={}, conditions=unschedulable)
+    made = plan(build.observe(build.job(), pod, now=build.NOW + timedelta(seconds=60)))
+    degraded = made.status.condition("Degraded")
+    assert degraded is not None
+    assert f"{message}; create this PersistentVolumeClaim" in degraded.message
+    assert "spot label" not in degraded.message
+
+
+def test_failure_event_has_the_last_line_of_the_traceback() -> None:
+    log = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named 'shoal_trainer'\n"
+    made = plan(build.observe(build.job(), build.pod(phase="Failed", state=build.ended(1, message=log))))
+    failed = next(e for e in made.events if e.reason == "WorkerFailed")
+    assert failed.message.startswith("digits-worker-0-0: Error: ModuleNotFoundError: No module named")
+    assert "Traceback" not in failed.message
+
+
+def test_missing_progress_degrades_the_job() -> None:
+    world = running_world(spec={"runPolicy": {"progressDeadlineSeconds": 60}})
+    world.now += timedelta(seconds=61)
+    world.reconcile()
+    assert world.condition("Degraded")["reason"] == "NoProgress"
+
+
+def test_unreadable_nodes_set_node_signals_unavailable() -> None:
+    made = plan(build.observe(build.job(), nodes={}, node_signals=False))
+    condition = made.status.condition("NodeSignalsUnavailable")
+    assert condition is not None
+    assert condition.status == "True"
+
+
+def test_changed_template_replaces_only_pods_that_never_ran() -> None:
+    world = running_world(workers=2)
+    world.manifest["spec"]["workers"]["template"] = {"spec": {"priorityClassName": "low"}}
+    world.settle()
+    assert {"digits-worker-0-0", "digits-worker-1-0"} <= world.pods.keys()  # running pods are kept
+
+    waiting = World(workers=2, spot_nodes=0)
+    waiting.settle()
+    assert {"digits-worker-0-0", "digits-worker-1-0"} <= waiting.pods.keys()
+    waiting.manifest["spec"]["workers"]["template"] = {"spec": {"priorityClassName": "low"}}
+    waiting.settle()
+    workers = {name for name in waiting.pods if "worker" in name}
+    assert workers == {"digits-worker-0-1", "digits-worker-1-1"}
+    assert "digits-ps-0-0" in waiting.pods
+    assert waiting.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+def test_job_of_another_controller_is_ignored() -> None:
+    made = plan(build.observe(build.job(managedBy="kueue.x-k8s.io/multikueue")))
+    assert made.actions == ()
+    assert made.status == build.job().status
+
+
+def test_job_being_deleted_is_ignored() -> None:
+    a_job = build.job()
+    deleting = a_job.metadata.model_copy(update={"deletion_timestamp": build.stamp(build.NOW)})
+    assert plan(build.observe(a_job.model_copy(update={"metadata": deleting}))).actions == ()
+
+
+def test_new_report_differs_in_telemetry_only() -> None:
+    world = running_world()
+    seen = world.observation()
+    old = plan(seen).status
+    report = build.report(step=10, samples=100, loss=0.5, samples_per_second=1234.5, input_wait=0.125)
+    new = plan(
+        build.observe(
+            seen.job, *seen.pods, services=seen.services, nodes=seen.nodes, now=seen.now, report=report
+        )
+    ).status
+    assert new.training.step == 10
+    assert new.training.samples_per_second in {"1234", "1235"}
+    assert new.training.input_wait == "0.125"
+    assert differs_in_telemetry_only(old, new)
+    assert not differs_in_telemetry_only(old, new.model_copy(update={"phase": "Failed"}))
+
+
+def test_recovery_times_are_recorded() -> None:
+    world = running_world()
+    world.vanish("digits-worker-0-0")
+    world.reconcile()
+    world.reconcile()
+    assert world.status["lastDisruption"]["replacementCreatedSeconds"] == 0
+    world.tick()
+    seen = world.observation()
+    pushed = world.now.timestamp() + 5
+    report = build.report(
+        workers=({"slot": 0, "incarnation": 1, "state": "Active", "first_push_at": pushed},)
+    )
+    status = plan(build.observe(seen.job, *seen.pods, nodes=seen.nodes, now=seen.now, report=report)).status
+    assert status.last_disruption is not None
+    assert status.last_disruption.recovered_seconds == 7

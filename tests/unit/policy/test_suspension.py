@@ -1,0 +1,43 @@
+"""Suspending and resuming a job."""
+
+from __future__ import annotations
+
+from shoal.policy.model import DeletePod
+from shoal.policy.plan import plan
+from tests.unit.policy import build
+from tests.unit.policy.world import running_world
+
+
+def test_job_created_suspended_creates_no_pods() -> None:
+    made = plan(build.observe(build.job(suspend=True)))
+    assert made.actions == ()
+    assert made.status.phase == "Suspended"
+
+
+def test_suspending_deletes_workers_before_servers_and_counts_nothing() -> None:
+    world = running_world()
+    world.manifest["spec"]["suspend"] = True
+    made = world.reconcile()
+    assert {a.name for a in made.actions if isinstance(a, DeletePod)} == {
+        f"digits-worker-{i}-0" for i in range(3)
+    }
+    world.settle()
+    assert not world.pods
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+    assert world.condition("Suspended")["reason"] == "Suspended"
+    world.manifest["spec"]["suspend"] = False
+    assert "Resumed" in {e.reason for e in world.reconcile().events}
+    world.settle()
+    assert "digits-ps-0-1" in world.pods
+
+
+def test_suspending_deletes_shard_0_before_the_other_shards() -> None:
+    world = running_world(servers=2)
+    world.manifest["spec"]["suspend"] = True
+    world.reconcile()
+    world.tick()
+    made = world.reconcile()
+    assert [a.name for a in made.actions if isinstance(a, DeletePod)] == ["digits-ps-0-0"]
+    world.tick()
+    made = world.reconcile()
+    assert [a.name for a in made.actions if isinstance(a, DeletePod)] == ["digits-ps-1-0"]
