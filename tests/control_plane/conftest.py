@@ -1,4 +1,4 @@
-"""One control plane for all tests of this tier: a test makes its own namespace and its own nodes in it."""
+"""One control plane for all tests of this tier; each test has a separate namespace and nodes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.control_plane)
-            if (
-                item.get_closest_marker("timeout") is None
-            ):  # each wait has its own end; this is for what hangs
+            if item.get_closest_marker("timeout") is None:  # each wait has a timeout; this one is for hangs
                 item.add_marker(pytest.mark.timeout(180))
             if not sys.platform.startswith("linux"):
                 item.add_marker(pytest.mark.skip(reason="the local control plane runs on Linux"))
@@ -48,10 +46,10 @@ async def kube(control_plane: ControlPlane) -> AsyncIterator[Kube]:
 
 @contextlib.asynccontextmanager
 async def fresh_namespace(kube: Kube) -> AsyncIterator[str]:
-    """A namespace in which pods can be made at once, and from which none is left.
+    """A namespace in which pods can be created at once, and whose pods are deleted at the end.
 
-    The default service account is there a moment after the namespace. A pod that goes slowly would be bound to a node
-    that the next test adds, since they are called the same, or would hold its room.
+    The default service account exists a moment after the namespace. A remaining pod could be bound to a node of the
+    next test, since nodes have the same names, or use its capacity.
     """
     name = f"test-{os.urandom(4).hex()}"
     path = f"/api/v1/namespaces/{name}"
@@ -62,27 +60,27 @@ async def fresh_namespace(kube: Kube) -> AsyncIterator[str]:
 
     await eventually(account, what="the namespace's service account")
     yield name
-    await kube.delete(path)  # from now on nothing is made in it
+    await kube.delete(path)  # no more objects can be created in it
     await kube.delete(f"{path}/pods", grace_seconds=0)
 
 
 @pytest.fixture
 async def namespace(kube: Kube) -> AsyncIterator[str]:
-    """A namespace of this test alone."""
+    """A namespace for one test."""
     async with fresh_namespace(kube) as name:
         yield name
 
 
 @pytest.fixture
 async def second_namespace(kube: Kube) -> AsyncIterator[str]:
-    """Another one."""
+    """A second namespace for one test."""
     async with fresh_namespace(kube) as name:
         yield name
 
 
 @pytest.fixture
 async def fake_kubelet(control_plane: ControlPlane) -> AsyncIterator[FakeKubelet]:
-    """Fake nodes, all of which are removed at the end of the test."""
+    """Fake nodes, removed at the end of the test."""
     async with FakeKubelet(control_plane.kubeconfig) as kubelet:
         yield kubelet
         for name in list(kubelet.nodes):
@@ -91,13 +89,13 @@ async def fake_kubelet(control_plane: ControlPlane) -> AsyncIterator[FakeKubelet
 
 @pytest.fixture(scope="session")
 def crds(control_plane: ControlPlane) -> None:
-    """The custom resources, installed from `crds/` and served."""
+    """The custom resource definitions from `crds/`, installed and served."""
     control_plane.kubectl("apply", "--server-side", "-f", str(HERE.parents[1] / "crds"))
     deadline = time.monotonic() + 60
     while True:  # `kubectl wait` fails where a new CRD has no conditions yet
         try:
             control_plane.get("/apis/shoal.dev/v1alpha1/trainingjobs")
-            control_plane.kubectl("get", "trainingjobs")  # which reads what is served, a moment later
+            control_plane.kubectl("get", "trainingjobs")  # discovery follows a moment later
             return
         except (OSError, subprocess.CalledProcessError):
             assert time.monotonic() < deadline, "the TrainingJobs are not served"

@@ -1,4 +1,4 @@
-"""Operators under test: in this process with a coordinator that the test plays, or as the real process."""
+"""Operators under test: in this process with a fake coordinator, or as the real process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from shoal_trainer.contract import StatusReport
 
 INSTALL_KEY = bytes(range(32))
 QUICK_LEASE = LeaseTimes(duration=10, renew_deadline=8, retry_period=0.5)
-"""For tests of taking over. The machine may be busy: much quicker would lose the Lease without a reason."""
+"""For tests of takeover. On a busy machine, shorter times would lose the Lease for no reason."""
 
 
-class PlayedCoordinator:
-    """Says what the test lets it say, by uid of the job."""
+class FakeCoordinator:
+    """Returns the reports that the test sets, by uid of the job."""
 
     def __init__(self) -> None:
         self.reports: dict[str, StatusReport] = {}
@@ -39,14 +39,14 @@ class PlayedCoordinator:
         try:
             return self.reports[endpoint.job_uid]
         except KeyError:
-            raise Unavailable("nobody answers") from None
+            raise Unavailable("unreachable") from None
 
     def forget(self, job_uid: str) -> None:
         self.reports.pop(job_uid, None)
 
 
 def settings(namespace: str, **changes: Any) -> Settings:
-    """For one namespace."""
+    """Settings for one namespace."""
     values: dict[str, Any] = {
         "install_key": INSTALL_KEY,
         "images": Images(ps="shoal/ps:test", worker="shoal/worker:test"),
@@ -68,17 +68,17 @@ async def transport(kubeconfig: Path) -> HttpTransport:
 async def running_operator(
     kubeconfig: Path,
     namespace: str,
-    coordinator: PlayedCoordinator | None = None,
+    coordinator: FakeCoordinator | None = None,
     through: Callable[[Transport], Transport] = lambda inner: inner,
     lease_times: LeaseTimes = LEASE_TIMES,
     **changes: Any,
 ) -> AsyncIterator[Operator]:
-    """An operator in this process, until the end of the block. `through` may put itself before the API server."""
+    """An operator in this process, until the end of the block. `through` may wrap its transport."""
     http = await transport(kubeconfig)
     operator = Operator(
         through(http),
         settings(namespace, **changes),
-        coordinator or PlayedCoordinator(),
+        coordinator or FakeCoordinator(),
         lease_times=lease_times,
     )
     task = asyncio.create_task(operator.run())
@@ -125,11 +125,11 @@ class OperatorProcess:
             )
 
     async def kill(self) -> None:
-        """SIGKILL: no good-bye."""
+        """Send SIGKILL."""
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; returns the exit code."""
         return await self._end(signal.SIGTERM)
 
     async def wait(self) -> int:
@@ -153,11 +153,11 @@ class OperatorProcess:
 
 
 COLLECTED_SECONDS = 50.0
-"""The garbage collector looks for new kinds of owners every 30 s: the first test that needs it waits."""
+"""The garbage collector discovers new kinds of owners every 30 s, so the first test that needs it waits."""
 
 
 PATIENCE = 40.0
-"""For what takes a moment: a busy machine is no failure."""
+"""Timeout of quick operations on a busy machine."""
 
 
 async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = PATIENCE, what: str = "") -> Any:
@@ -170,12 +170,12 @@ async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = PATIEN
         except ApiError as error:
             if error.status != 404:
                 raise
-        assert time.monotonic() < deadline, f"it did not happen in time {what}"
+        assert time.monotonic() < deadline, f"timeout: {what}"
         await asyncio.sleep(0.02)
 
 
 class Job:
-    """One TrainingJob in one namespace, as a test looks at it."""
+    """One TrainingJob in one namespace."""
 
     def __init__(self, kube: Kube, namespace: str, name: str = "digits") -> None:
         self.kube, self.namespace, self.name = kube, namespace, name
@@ -208,7 +208,7 @@ class Job:
         return next((c for c in (await self.status()).get("conditions", []) if c["type"] == kind), {})
 
     async def pods(self) -> dict[str, Json]:
-        """By name, the newest of each, the terminating too."""
+        """The job's pods by name, including terminating ones."""
         listed = await self.kube.get(
             f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=f"shoal.dev/job={self.name}"
         )
@@ -231,25 +231,25 @@ class Job:
         return dict(await eventually(runs, what=f"{name} runs"))
 
     async def runs(self, workers: int = 2, seconds: float = PATIENCE) -> None:
-        """The phase is Running, with so many workers."""
+        """Wait until the phase is Running with this many workers."""
 
-        async def all_there() -> bool:
+        async def all_run() -> bool:
             status = await self.status()
             return status.get("phase") == "Running" and status["workers"]["ready"] == workers
 
         try:
-            await eventually(all_there, seconds)
+            await eventually(all_run, seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}: {await self.status()}") from None
 
     async def reaches(self, **wanted: Any) -> Json:
-        """The status has these top-level values."""
+        """Wait until the status has these top-level values."""
 
-        async def there() -> Json | None:
+        async def reached() -> Json | None:
             status = await self.status()
             return status if all(status.get(k) == v for k, v in wanted.items()) else None
 
         try:
-            return dict(await eventually(there))
+            return dict(await eventually(reached))
         except AssertionError as error:
             raise AssertionError(f"{error}: wanted {wanted}, has {await self.status()}") from None

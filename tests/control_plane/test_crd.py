@@ -1,4 +1,4 @@
-"""The CRD on a real API server: `kubectl apply` refuses a bad manifest and says what to change."""
+"""The CRD on a real API server: `kubectl apply` rejects a bad manifest and says what to change."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def kubectl(plane: ControlPlane, *arguments: str, stdin: str = "") -> subprocess
 
 
 def eventually(call: Callable[[], str], seconds: float = 20.0) -> str:
-    """What `call` says as soon as it says anything: the OpenAPI document follows a new CRD after a moment."""
+    """The first non-empty output: the OpenAPI document follows a new CRD after a moment."""
     deadline = time.monotonic() + seconds
-    while not (said := call()) and time.monotonic() < deadline:
+    while not (output := call()) and time.monotonic() < deadline:
         pass
-    return said
+    return output
 
 
 def with_(**at: Any) -> dict[str, Any]:
-    """The good manifest with values at paths, `__` between the steps; None takes a field away."""
+    """The valid manifest with changes at paths, `__` between the steps; None removes a field."""
     manifest = copy.deepcopy(GOOD)
     for path, value in at.items():
         *steps, last = path.split("__")
@@ -240,13 +240,13 @@ def test_kubectl_explain_shows_descriptions(control_plane: ControlPlane) -> None
         "etj.status.restarts.disruptions": "Workers that the platform disrupted",
     }
     for field, words in fields.items():
-        said = eventually(lambda field=field: kubectl(control_plane, "explain", field).stdout)
-        assert words in " ".join(said.split()), said
+        output = eventually(lambda field=field: kubectl(control_plane, "explain", field).stdout)
+        assert words in " ".join(output.split()), output
 
 
 def test_every_field_has_a_description(control_plane: ControlPlane) -> None:
-    said = kubectl(control_plane, "get", "crd", "trainingjobs.shoal.dev", "-o", "json").stdout
-    schema = json.loads(said)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    crd = kubectl(control_plane, "get", "crd", "trainingjobs.shoal.dev", "-o", "json").stdout
+    schema = json.loads(crd)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     missing: list[str] = []
 
     def walk(part: dict[str, Any], path: str) -> None:

@@ -1,4 +1,4 @@
-"""The fake kubelet against the real control plane: a test of the tests' own ground."""
+"""The fake kubelet against the real control plane."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ async def eventually(read: Callable[[], Awaitable[Any]], seconds: float = 20) ->
     """The first truthy answer."""
     deadline = time.monotonic() + seconds
     while not (answer := await read()):
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "timeout"
         await asyncio.sleep(0.05)
     return answer
 
 
 def pod(name: str, **spec: Any) -> dict[str, Any]:
-    # The default service account of a namespace is there a moment after it.
     container = {"name": "worker", "image": "fake", "resources": spec.pop("resources", {})}
     return {
         "metadata": {"name": name},

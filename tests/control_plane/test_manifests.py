@@ -1,4 +1,4 @@
-"""What Shoal makes is taken by a real API server as it is: strictly, and under the restricted Pod Security Standard."""
+"""A real API server accepts the manifests, with strict validation and under the restricted Pod Security Standard."""
 
 from __future__ import annotations
 

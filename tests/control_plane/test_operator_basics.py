@@ -1,4 +1,4 @@
-"""A job's life against the real API server: from apply over loss and replacement to its end."""
+"""A job on a real API server, from apply to its end."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
     return fake_kubelet
 
 
-NEVER_GIVEN = range(20_000, 32_000)
-"""Below the ports that kernels give to whoever asks for any: nobody beside us gets one of these by chance."""
+FIXED_PORTS = range(20_000, 32_000)
+"""Below the ephemeral ports of the kernel, so that no other process gets one by chance."""
 
 
 def free_ports(count: int) -> list[int]:
     ports: list[int] = []
-    for port in random.sample(NEVER_GIVEN, len(NEVER_GIVEN)):
+    for port in random.sample(FIXED_PORTS, len(FIXED_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("0.0.0.0", port))
             ports.append(port)
@@ -48,7 +48,7 @@ def free_ports(count: int) -> list[int]:
 
 
 async def fetched(url: str, words: str) -> str:
-    """The page as soon as it holds these words: what is served follows what was done a moment later."""
+    """The page, as soon as it contains these words."""
 
     async def page() -> str:
         with contextlib.suppress(aiohttp.ClientError):
@@ -74,8 +74,8 @@ async def test_job_runs_from_apply_to_succeeded(
         service = await kube.get(f"/api/v1/namespaces/{namespace}/services/digits-ps-0")
         assert service["spec"]["selector"]["shoal.dev/incarnation"] == "0"
 
-        said = TerminationMessage(outcome=Outcome.SUCCEEDED, model_uri="file:///m", step=7).to_json()
-        await nodes.succeed_pod(namespace, "digits-ps-0-0", message=said)
+        message = TerminationMessage(outcome=Outcome.SUCCEEDED, model_uri="file:///m", step=7).to_json()
+        await nodes.succeed_pod(namespace, "digits-ps-0-0", message=message)
         status = await job.reaches(phase="Succeeded")
         assert status["output"]["uri"] == "file:///m"
         assert (await job.condition("Complete"))["status"] == "True"
@@ -85,10 +85,10 @@ async def test_job_runs_from_apply_to_succeeded(
 
         await eventually(workers_gone)
 
-        async def told() -> bool:
+        async def event_posted() -> bool:
             return "Succeeded" in await job.events()
 
-        await eventually(told)
+        await eventually(event_posted)
 
 
 async def test_process_runs_a_job_and_stops_cleanly(
@@ -124,15 +124,15 @@ async def test_deleted_job_leaves_no_objects(
         await job.runs()
         await kube.delete(job.path)
 
-        async def nothing_left() -> bool:
-            left = []
+        async def no_objects() -> bool:
+            names = []
             for path in ("api/v1/{}/pods", "api/v1/{}/services", "api/v1/{}/secrets"):
                 listed = await kube.get("/" + path.format(f"namespaces/{namespace}"))
-                left += [item["metadata"]["name"] for item in listed["items"]]
+                names += [item["metadata"]["name"] for item in listed["items"]]
             budgets = await kube.get(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets")
-            return not left and not budgets["items"]
+            return not names and not budgets["items"]
 
-        await eventually(nothing_left, COLLECTED_SECONDS)
+        await eventually(no_objects, COLLECTED_SECONDS)
 
         async def forgotten() -> bool:
             return not list(operator.state.jobs.all())

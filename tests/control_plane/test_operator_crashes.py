@@ -1,4 +1,4 @@
-"""The operator is killed, cut off, or fenced: nothing is made twice, nothing is lost, everything is counted once."""
+"""Crashes and network faults of the operator: nothing is created twice, and each loss is counted once."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
     return fake_kubelet
 
 
-def staying(pods: dict[str, Any]) -> list[tuple[str, str]]:
-    """(role, index) of the pods that are neither ended nor on their way out."""
+def active(pods: dict[str, Any]) -> list[tuple[str, str]]:
+    """(role, index) of the pods that have not ended and are not terminating."""
     return sorted(
         (labels["shoal.dev/role"], labels["shoal.dev/index"])
         for pod in pods.values()
@@ -61,18 +61,18 @@ async def test_operator_killed_at_random_points_counts_each_loss_once(
             victims = dice.sample(range(workers), 2)
             names = [n for n in await job.pods() if any(n.startswith(f"digits-worker-{v}-") for v in victims)]
             assert len(names) == 2
-            # One is taken while the operator may or may not be there to see it, one certainly while it is away.
+            # One is deleted while the operator may still run, the other while it does not.
             before = len(list(writes(control_plane.audit_log, namespace=namespace)))
             await kube.delete(f"/api/v1/namespaces/{namespace}/pods/{names[0]}", grace_seconds=0)
             within = dice.randint(0, 4)
-            await made(control_plane, namespace, before + within)
+            await written(control_plane, namespace, before + within)
             await process.kill()
             await kube.delete(f"/api/v1/namespaces/{namespace}/pods/{names[1]}", grace_seconds=0)
             lost += 2
             await process.start()
             await counted(job, workers, lost)
         pods = await job.pods()
-        assert staying(pods) == [("ps", "0"), *(("worker", str(i)) for i in range(workers))]
+        assert active(pods) == [("ps", "0"), *(("worker", str(i)) for i in range(workers))]
         status = await job.status()
         assert status["restarts"]["failures"] == 0
         assert status["parameterServers"]["restarts"] == 0
@@ -80,30 +80,30 @@ async def test_operator_killed_at_random_points_counts_each_loss_once(
         assert len(made_names) == len(set(made_names)) == 1 + workers + lost
 
 
-async def made(plane: ControlPlane, namespace: str, count: int) -> None:
-    """So many writes were seen, or it is clear that no more come."""
+async def written(plane: ControlPlane, namespace: str, count: int) -> None:
+    """Wait until there are this many writes, or no more arrive."""
 
-    async def there() -> bool:
+    async def enough() -> bool:
         return len(list(writes(plane.audit_log, namespace=namespace))) >= count
 
     with contextlib.suppress(AssertionError):
-        await eventually(there, seconds=1)
+        await eventually(enough, seconds=1)
 
 
 async def counted(job: Job, workers: int, lost: int) -> None:
-    async def there() -> bool:
+    async def reached() -> bool:
         status = await job.status()
         return status["workers"]["ready"] == workers and status["restarts"]["disruptions"] >= lost
 
     try:
-        await eventually(there, seconds=40)
+        await eventually(reached, seconds=40)
     except AssertionError as error:
         raise AssertionError(f"{error}: {await job.status()}") from None
     assert (await job.status())["restarts"]["disruptions"] == lost
 
 
 class Cutter:
-    """A transport whose watches can be cut: they fall silent, and are then answered with 410 Gone."""
+    """A transport whose watches can be silenced and then ended with 410 Gone."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -112,11 +112,11 @@ class Cutter:
         self.lists = 0
 
     def silence(self) -> None:
-        """Nothing that happens from now on is told."""
+        """Drop all further events."""
         self._silent = True
 
     def cut(self) -> None:
-        """Every watch ends with 410."""
+        """End every watch with 410."""
         self._cut.set()
 
     async def request(self, method: str, path: str, **options: Any) -> Answer:
@@ -149,11 +149,11 @@ class Cutter:
                     yield json.dumps({"type": "ERROR", "object": gone}, separators=(",", ":")).encode()
                     return
                 try:
-                    told = line.result()
+                    event = line.result()
                 except StopAsyncIteration:
                     return
                 if not self._silent:
-                    yield told
+                    yield event
         finally:
             cut.cancel()
 
@@ -187,11 +187,11 @@ async def test_objects_deleted_during_a_cut_watch_are_dropped(
         await job.pod_runs("digits-worker-0-1")
         await counted(job, 2, 1)
 
-        async def seen_as_it_is() -> bool:  # each kind of object is listed again by itself
+        async def caches_match() -> bool:  # each kind of object is relisted separately
             known = {p.metadata.name for p in operator.state.pods.all()}
             return operator.state.jobs.get("other", namespace) is None and known == set(await job.pods())
 
-        await eventually(seen_as_it_is)
+        await eventually(caches_match)
         assert not await other.pods()
 
 
@@ -199,7 +199,7 @@ async def test_standby_takes_over_from_a_disconnected_leader(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
     job = Job(kube, namespace)
-    first = Switch()
+    first = Disconnectable()
     async with contextlib.AsyncExitStack() as stack:
         one = await stack.enter_async_context(
             running_operator(
@@ -217,7 +217,7 @@ async def test_standby_takes_over_from_a_disconnected_leader(
         )
         assert one.lease.held
         assert not two.lease.held
-        first.off = True  # it reaches the API server no more
+        first.off = True  # it no longer reaches the API server
 
         async def taken_over() -> bool:
             assert not (one.lease.held and two.lease.held)
@@ -235,8 +235,8 @@ async def test_standby_takes_over_from_a_disconnected_leader(
         assert lease["spec"]["leaseTransitions"] == 1
 
 
-class Switch:
-    """Cuts the way to the API server, and counts the writes that got through."""
+class Disconnectable:
+    """A transport that can be disconnected and counts its writes."""
 
     def __init__(self) -> None:
         self.off = False
@@ -269,7 +269,7 @@ async def test_lost_lease_ends_the_process_with_1(
             return (await kube.get(path))["spec"]["holderIdentity"] == "operator-0"
 
         await eventually(leads)
-        await kube.patch(path, {"spec": {"holderIdentity": "somebody-else", "leaseDurationSeconds": 60}})
+        await kube.patch(path, {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 60}})
         assert await asyncio.wait_for(process.wait(), 20) == 1
 
 

@@ -1,4 +1,4 @@
-"""Nodes and pods are taken in every way; what was asked of the API server, and when, is read from its audit log."""
+"""Disruptions of nodes and pods. Reaction times are read from the API server's audit log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
-from tests.control_plane.operators import Job, PlayedCoordinator, eventually, running_operator
+from tests.control_plane.operators import FakeCoordinator, Job, eventually, running_operator
 
 ONE_POD = {"pods": "1"}
-"""Of a node that takes one worker with it: which pods share a node is the scheduler's choice, and random."""
+"""Capacity of one pod: otherwise the scheduler places a random number of workers on a node."""
 
 
 @pytest.fixture
@@ -29,17 +29,17 @@ async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
 
 
 def created_at(plane: ControlPlane, namespace: str, name: str) -> dt.datetime | None:
-    """When the API server received the request that made the pod."""
+    """When the API server received the request that created the pod."""
     return next(
         (w.received for w in creates(plane.audit_log, "pods", namespace=namespace) if w.name == name), None
     )
 
 
 async def created(plane: ControlPlane, namespace: str, name: str) -> dt.datetime:
-    async def there() -> dt.datetime | None:
+    async def is_created() -> dt.datetime | None:
         return created_at(plane, namespace, name)
 
-    at = await eventually(there, what=f"{name} is created")
+    at = await eventually(is_created, what=f"{name} is created")
     assert isinstance(at, dt.datetime)
     return at
 
@@ -48,31 +48,31 @@ def utc_now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
-async def heard(plane: ControlPlane, since: dt.datetime, *what: str) -> dt.datetime:
-    """When the API server had heard what the test told it: the first such (verb, resource, subresource, name).
+async def answered(plane: ControlPlane, since: dt.datetime, *request: str) -> dt.datetime:
+    """When the API server answered the test's request (verb, resource, subresource, name).
 
-    Here the promises begin. How long the test itself took to say it is not the operator's time.
+    Reaction times are measured from then, so that they exclude the time of the test itself.
     """
 
-    async def there() -> dt.datetime | None:
+    async def is_answered() -> dt.datetime | None:
         return next(
             (
                 w.answered
                 for w in writes(plane.audit_log)
-                if (w.verb, w.resource, w.subresource, w.name) == what and w.received >= since
+                if (w.verb, w.resource, w.subresource, w.name) == request and w.received >= since
             ),
             None,
         )
 
-    at = await eventually(there, what=f"{what} is heard")
+    at = await eventually(is_answered, what=f"{request} is answered")
     assert isinstance(at, dt.datetime)
     return at
 
 
 async def room(kube: Kube, kubelet: FakeKubelet, name: str) -> None:
-    """A spot node for those who replace others, when the scheduler sees it: its taint goes a moment after it is Ready.
+    """Add a spot node for replacements, and wait until it is schedulable: its taint is removed after it is Ready.
 
-    Without it the only node that takes them may be the one that was told to go.
+    Otherwise the only node with room may be the terminating one.
     """
     await kubelet.add_node(name, spot=True)
 
@@ -86,8 +86,8 @@ async def count(job: Job, disruptions: int, failures: int) -> dict[str, Any]:
     async def counted() -> dict[str, Any] | None:
         status = await job.status()
         restarts = status["restarts"]
-        there = (restarts["disruptions"], restarts["failures"]) == (disruptions, failures)
-        return status if there and status["workers"]["ready"] == 2 else None
+        reached = (restarts["disruptions"], restarts["failures"]) == (disruptions, failures)
+        return status if reached and status["workers"]["ready"] == 2 else None
 
     try:
         return dict(await eventually(counted))
@@ -106,7 +106,7 @@ async def test_notice_creates_a_replacement_within_a_second(
         asked = utc_now()
         await nodes.notice(node)
         at = await created(control_plane, namespace, "digits-worker-0-1")
-        began = await heard(control_plane, asked, "patch", "nodes", "status", node)
+        began = await answered(control_plane, asked, "patch", "nodes", "status", node)
         assert (at - began).total_seconds() <= 1.0
         replacement = await job.pod_runs("digits-worker-0-1")
         assert replacement["spec"]["nodeName"] not in {node, "safe-1", "safe-2"}
@@ -116,18 +116,18 @@ async def test_notice_creates_a_replacement_within_a_second(
         assert status["restarts"]["byReason"] == {"NodeShutdown": 1}
         assert status["parameterServers"]["restarts"] == 0
 
-        async def told() -> bool:
+        async def event_posted() -> bool:
             return len((await job.events()).get("WorkerDisrupted", [])) == 1
 
-        await eventually(told)
+        await eventually(event_posted)
 
 
 async def test_replacement_of_a_silent_worker_is_withdrawn_if_it_recovers(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:
-    job, coordinator = Job(kube, namespace), PlayedCoordinator()
+    job, coordinator = Job(kube, namespace), FakeCoordinator()
 
-    def say(uid: str, state: WorkerState) -> None:
+    def set_report(uid: str, state: WorkerState) -> None:
         workers = (
             WorkerReport(slot=0, incarnation=0, state=state),
             WorkerReport(slot=1, incarnation=0, state=WorkerState.ACTIVE),
@@ -136,14 +136,14 @@ async def test_replacement_of_a_silent_worker_is_withdrawn_if_it_recovers(
 
     async with running_operator(control_plane.kubeconfig, namespace, coordinator):
         uid = (await job.apply())["metadata"]["uid"]
-        say(uid, WorkerState.ACTIVE)
+        set_report(uid, WorkerState.ACTIVE)
         await job.runs()
         nodes.hold = lambda pod: pod["metadata"]["name"] == "digits-worker-0-1"
         began = utc_now()
-        say(uid, WorkerState.SILENT)
+        set_report(uid, WorkerState.SILENT)
         at = await created(control_plane, namespace, "digits-worker-0-1")
-        assert (at - began).total_seconds() <= 10.0  # of 15 s, and the coordinator itself needs 5 s
-        say(uid, WorkerState.ACTIVE)
+        assert (at - began).total_seconds() <= 10.0  # of 15 s; the coordinator takes 5 s
+        set_report(uid, WorkerState.ACTIVE)
 
         async def taken_back() -> bool:
             pods = await job.pods()
@@ -154,7 +154,7 @@ async def test_replacement_of_a_silent_worker_is_withdrawn_if_it_recovers(
         assert status["training"]["step"] == 5
 
         nodes.hold = lambda _pod: False
-        say(uid, WorkerState.SILENT)
+        set_report(uid, WorkerState.SILENT)
         await job.pod_runs("digits-worker-0-2")
         status = await count(job, 1, 0)
         assert status["restarts"]["byReason"] == {"Silent": 1}
@@ -273,10 +273,10 @@ async def test_evicted_worker_is_replaced_while_it_drains(
             {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "digits-worker-1-0"}},
         )
         at = await created(control_plane, namespace, "digits-worker-1-1")
-        began = await heard(control_plane, asked, "create", "pods", "eviction", "digits-worker-1-0")
+        began = await answered(control_plane, asked, "create", "pods", "eviction", "digits-worker-1-0")
         assert (at - began).total_seconds() <= 1.0
         await job.pod_runs("digits-worker-1-1")
-        assert "digits-worker-1-0" in await job.pods()  # the old one still drains
+        assert "digits-worker-1-0" in await job.pods()  # it is still draining
         status = await count(job, 1, 0)
         assert status["restarts"]["byReason"] == {"EvictionByEvictionAPI": 1}
 
@@ -286,9 +286,7 @@ async def test_many_workers_are_replaced_at_once(
 ) -> None:
     workers = 40
     await fake_kubelet.add_node("safe-1")
-    for number in range(
-        4
-    ):  # 44 places: wherever the scheduler puts the workers, at least 7 stand on each node
+    for number in range(4):  # 44 places, so at least 7 workers are on each node
         await fake_kubelet.add_node(f"spot-{number}", spot=True, capacity={"pods": "11"})
     job = Job(kube, namespace)
     async with running_operator(control_plane.kubeconfig, namespace):
@@ -300,7 +298,7 @@ async def test_many_workers_are_replaced_at_once(
         asked = utc_now()
         await fake_kubelet.notice("spot-0")
         last = max([await created(control_plane, namespace, name[:-1] + "1") for name in gone])
-        began = await heard(control_plane, asked, "patch", "nodes", "status", "spot-0")
+        began = await answered(control_plane, asked, "patch", "nodes", "status", "spot-0")
         assert (last - began).total_seconds() <= 5.0
 
         async def counted() -> bool:
@@ -312,7 +310,7 @@ async def test_many_workers_are_replaced_at_once(
         except AssertionError as error:
             status = await job.status()
             raise AssertionError(
-                f"{error}: {len(gone)} went; {status['restarts']}, {status['workers']}"
+                f"{error}: {len(gone)} disrupted; {status['restarts']}, {status['workers']}"
             ) from None
 
 
@@ -329,10 +327,10 @@ async def test_each_of_many_jobs_reports_its_disruptions(
         await fake_kubelet.notice("spot-1")
         await asyncio.gather(*(count(job, 2, 0) for job in jobs))
 
-        async def all_told() -> bool:
-            told = [await job.events() for job in jobs]
-            return all(len(each.get("WorkerReplaced", [])) == 2 for each in told)
+        async def all_replaced() -> bool:
+            events = [await job.events() for job in jobs]
+            return all(len(each.get("WorkerReplaced", [])) == 2 for each in events)
 
-        await eventually(all_told)
-        for job in jobs:  # what was lost was told before
+        await eventually(all_replaced)
+        for job in jobs:  # disruptions are reported before replacements
             assert len((await job.events())["WorkerDisrupted"]) == 2

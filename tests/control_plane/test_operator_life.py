@@ -1,4 +1,4 @@
-"""What a user does to a job while it runs: scale, suspend, delete and apply again, twice in two namespaces."""
+"""Changes to a running job: scale, suspend, delete and apply again; jobs in two namespaces."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ async def test_kubectl_scale_up_and_down(
         status = await job.status()
         assert status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
 
-        async def told() -> bool:
+        async def events_posted() -> bool:
             return {"ScaledUp", "ScaledDown"} <= (await job.events()).keys()
 
-        await eventually(told)
+        await eventually(events_posted)
         listed = control_plane.kubectl("get", "etj", "-n", namespace)
         assert "digits" in listed
         assert "Running" in listed
@@ -77,7 +77,7 @@ async def test_job_created_suspended_has_no_pods(
         await job.apply(suspend=True)
         await job.reaches(phase="Suspended")
 
-        async def at_rest() -> bool:  # its own status write wakes it once more
+        async def at_rest() -> bool:  # the status write wakes the job once more
             return len(operator.queue) == 0
 
         await eventually(at_rest)

@@ -1,4 +1,4 @@
-"""What the API server will not have: quotas, names that are taken, bad templates, missing rights. None is a failure."""
+"""Refusals by the API server (quotas, name conflicts, bad templates, missing permissions); none is a failure."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ async def test_exceeded_quota_waits(
     job = Job(kube, namespace)
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
-        said = await condition_holds(job, "QuotaExceeded")
-        assert "exceeded quota: few" in said["message"]
+        condition = await condition_holds(job, "QuotaExceeded")
+        assert "exceeded quota: few" in condition["message"]
         assert (await job.status())["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
         assert len(await job.pods()) == 2
         await kube.patch(quota, {"spec": {"hard": {"pods": "5"}}})
@@ -80,8 +80,8 @@ async def test_pods_wait_for_refused_secret_or_service(
     job = Job(kube, namespace)
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
-        said = await condition_holds(job, "QuotaExceeded")
-        assert f"requested: {resource}=1" in said["message"]
+        condition = await condition_holds(job, "QuotaExceeded")
+        assert f"requested: {resource}=1" in condition["message"]
         assert not await job.pods()
         await kube.patch(quota, {"spec": {"hard": {resource: "5"}}})
         await job.runs()
@@ -97,8 +97,8 @@ async def test_job_without_disruption_budget_runs_degraded(
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
         await job.runs()
-        said = await condition_holds(job, "Degraded", "NoDisruptionBudget")
-        assert "exceeded quota: few" in said["message"]
+        condition = await condition_holds(job, "Degraded", "NoDisruptionBudget")
+        assert "exceeded quota: few" in condition["message"]
         await kube.patch(quota, {"spec": {"hard": {budgets: "5"}}})
         await condition_ends(job, "Degraded")
 
@@ -122,8 +122,8 @@ async def test_name_conflict_stalls_until_resolved(
     job = Job(kube, namespace)
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply()
-        said = await condition_holds(job, "Stalled", "NameCollision")
-        assert "digits-worker-0-0 exists and does not belong to this job" in said["message"]
+        condition = await condition_holds(job, "Stalled", "NameCollision")
+        assert "digits-worker-0-0 exists and does not belong to this job" in condition["message"]
         await kube.delete(f"{pods}/digits-worker-0-0", grace_seconds=0)
         await job.runs()
         await condition_ends(job, "Stalled")
@@ -136,8 +136,8 @@ async def test_rejected_template_stalls_until_fixed(
     bad = {"spec": {"containers": [{"name": "worker", "image": "a", "recources": {}}]}}
     async with running_operator(control_plane.kubeconfig, namespace):
         await job.apply(workers={"replicas": 2, "template": bad})
-        said = await condition_holds(job, "Stalled", "Invalid")
-        assert 'unknown field "spec.containers[0].recources"' in said["message"]
+        condition = await condition_holds(job, "Stalled", "Invalid")
+        assert 'unknown field "spec.containers[0].recources"' in condition["message"]
         good = {"spec": {"containers": [{"name": "worker", "image": "a"}]}}
         await kube.patch(job.path, {"spec": {"workers": {"template": good}}})
         await job.runs()
@@ -152,9 +152,9 @@ async def test_missing_image_degrades_the_job(
     async with running_operator(control_plane.kubeconfig, namespace):
         template = {"spec": {"containers": [{"name": "worker", "image": "no/such:image"}]}}
         await job.apply(workers={"replicas": 1, "template": template})
-        said = await condition_holds(job, "Degraded", "ImagePullFailed")
-        assert "no/such:image" in said["message"]
-        assert "check the image" in said["message"]
+        condition = await condition_holds(job, "Degraded", "ImagePullFailed")
+        assert "no/such:image" in condition["message"]
+        assert "check the image" in condition["message"]
         assert (await job.status())["restarts"]["failures"] == 0
 
 
@@ -169,7 +169,7 @@ async def test_pods_run_under_restricted_pod_security(
         await job.runs()
 
 
-# --- with the chart's rights and no others --------------------------------------------------------------------------
+# --- with the permissions of the chart ------------------------------------------------------------------------------
 
 
 def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
@@ -188,10 +188,10 @@ def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
 async def as_service_account(
     plane: ControlPlane, kube: Kube, namespace: str, folder: Path, *values: str
 ) -> Path:
-    """A kubeconfig with the rights that the chart gives the operator."""
+    """A kubeconfig with the operator's permissions from the chart."""
     wanted = {"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
     objects = [o for o in rendered(plane, namespace, *values) if o["kind"] in wanted]
-    for each in objects:  # one installation per test: cluster-wide names must not meet
+    for each in objects:  # one installation per test: cluster-scoped names must differ
         if each["kind"].startswith("Cluster"):
             each["metadata"]["name"] += f"-{namespace}"
             if "roleRef" in each:
@@ -199,7 +199,7 @@ async def as_service_account(
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
     account = next(o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount")
     roles = [o for o in objects if o["kind"] in {"Role", "ClusterRole"}]
-    await rights_in_force(kube, namespace, account, [o["rules"][0] for o in roles])
+    await permissions_in_force(kube, namespace, account, [o["rules"][0] for o in roles])
     answer = await kube.create(
         f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
         {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
@@ -211,8 +211,8 @@ async def as_service_account(
     return path
 
 
-async def rights_in_force(kube: Kube, namespace: str, account: str, rules: list[Json]) -> None:
-    """The API server's authorizer follows new roles and bindings a moment later; before, all is forbidden."""
+async def permissions_in_force(kube: Kube, namespace: str, account: str, rules: list[Json]) -> None:
+    """Wait until the API server's authorizer has seen the new roles and bindings."""
     for rule in rules:
         attributes = {
             "verb": rule["verbs"][0],
@@ -256,21 +256,21 @@ async def test_permissions_of_the_chart_are_sufficient(
         await job.apply(runPolicy={"ttlSecondsAfterFinished": 0})
         await job.runs()
         if scope == "no-nodes":
-            said = await condition_holds(job, "NodeSignalsUnavailable")
-            assert "nodes cannot be read" in said["message"]
+            condition = await condition_holds(job, "NodeSignalsUnavailable")
+            assert "nodes cannot be read" in condition["message"]
         else:
             assert not await job.condition("NodeSignalsUnavailable")
         secrets = await kube.get(f"/api/v1/namespaces/{namespace}/secrets")
         [secret] = [s for s in secrets["items"] if s["metadata"]["name"].startswith("digits-")]
         assert len(base64.b64decode(secret["data"]["key"])) == 32
         await kube.delete(f"/api/v1/namespaces/{namespace}/pods/digits-ps-0-0", grace_seconds=0)
-        await job.pod_runs("digits-ps-0-1")  # which updates a Service
+        await job.pod_runs("digits-ps-0-1")  # this updates a Service
         await job.runs()
 
-        async def told() -> bool:
+        async def event_posted() -> bool:
             return "ParameterServerRestored" in await job.events()
 
-        await eventually(told)
+        await eventually(event_posted)
         await nodes.succeed_pod(
             namespace, "digits-ps-0-1", message='{"outcome": "Succeeded", "modelUri": "file:///m"}'
         )
@@ -279,4 +279,4 @@ async def test_permissions_of_the_chart_are_sufficient(
             listed = await kube.get(job.path.rpartition("/")[0])
             return not listed["items"]
 
-        await eventually(gone)  # its time to live is over
+        await eventually(gone)  # ttlSecondsAfterFinished

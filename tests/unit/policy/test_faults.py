@@ -93,8 +93,8 @@ def check(world: World, before: dict[str, Any]) -> None:
         and n not in world.ever_lost
         and world.pods[n]["spec"].get("nodeName") not in world.dead_nodes
     ]
-    beside = len(alive) - len(set(alive))
-    assert beside <= world.surge, f"more than maxSurge surplus pods: {sorted(alive)}"
+    surplus = len(alive) - len(set(alive))
+    assert surplus <= world.surge, f"more than maxSurge surplus pods: {sorted(alive)}"
 
     servers = [
         place(n)
