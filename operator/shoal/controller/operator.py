@@ -66,6 +66,7 @@ class Operator:
         fenced = Fenced(transport, self.lease.check)
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
         answers = AnswerStore()
+        recorder = Recorder(fenced, reporter=settings.identity, wall=wall)
         self._reconcile = Reconciler(
             Observer(
                 state,
@@ -76,13 +77,7 @@ class Operator:
                 wall=wall,
             ),
             Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=metrics),
-            Reporter(
-                fenced,
-                state,
-                Recorder(fenced, reporter=settings.identity, wall=wall),
-                metrics,
-                telemetry_seconds=settings.telemetry_seconds,
-            ),
+            Reporter(fenced, state, recorder, metrics, telemetry_seconds=settings.telemetry_seconds),
             state=state,
             answers=answers,
             poller=self._poller,
