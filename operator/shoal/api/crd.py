@@ -36,17 +36,17 @@ class _Structural(GenerateJsonSchema):
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
         """A single value becomes an enum with one element."""
-        made = super().literal_schema(schema)
-        return {"type": "string", "enum": [made["const"]]} if "const" in made else made
+        result = super().literal_schema(schema)
+        return {"type": "string", "enum": [result["const"]]} if "const" in result else result
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         """Omit null and empty defaults. The default of an object is `{}`: its fields have defaults themselves."""
-        made = super().default_schema(schema)
-        if isinstance(made.get("default"), dict):
-            made["default"] = {}
-        elif made.get("default", ...) in (None, []):
-            made.pop("default")
-        return made
+        result = super().default_schema(schema)
+        if isinstance(result.get("default"), dict):
+            result["default"] = {}
+        elif result.get("default", ...) in (None, []):
+            result.pop("default")
+        return result
 
 
 def structural(model: type[BaseModel]) -> Schema:
@@ -61,23 +61,23 @@ def structural(model: type[BaseModel]) -> Schema:
             return node
         if "$ref" in node:
             node = definitions[node["$ref"]] | {k: v for k, v in node.items() if k != "$ref"}
-        made: Schema = {}
+        result: Schema = {}
         for key, value in node.items():
             if key in _NO_MEANING_IN_A_CRD or (key == "additionalProperties" and value is False):
                 continue
             if key == "properties":
-                made[key] = {name: walk(field) for name, field in value.items()}
+                result[key] = {name: walk(field) for name, field in value.items()}
             elif key == "description":
-                made[key] = _flow(value)
+                result[key] = _flow(value)
             else:
-                made[key] = value if key in _VERBATIM else walk(value)
-        if made.get("x-kubernetes-int-or-string"):
-            made.pop("type", None)
-        elif _is_int_or_string(made):
-            made = {**made, "x-kubernetes-int-or-string": True}
-        if made.get("type") == "object" and "properties" in made:
-            made.pop("additionalProperties", None)
-        return made
+                result[key] = value if key in _VERBATIM else walk(value)
+        if result.get("x-kubernetes-int-or-string"):
+            result.pop("type", None)
+        elif _is_int_or_string(result):
+            result = {**result, "x-kubernetes-int-or-string": True}
+        if result.get("type") == "object" and "properties" in result:
+            result.pop("additionalProperties", None)
+        return result
 
     schema: Schema = walk(root)
     return schema

@@ -98,7 +98,7 @@ def node_signal(node: Node | None, slot: Slot) -> Signal | None:
     """The strongest signal of a pod's node.
 
     `slot` identifies the machine: if its node is deleted, has another uid, or was rebooted, the pod is lost. A node
-    that was never seen is no signal: the watch of nodes may lag behind that of pods.
+    that was never seen is not a signal: the watch of nodes may lag behind that of pods.
     """
     if node is None:
         return NODE_DELETED if slot.node_uid else None

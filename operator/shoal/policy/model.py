@@ -120,7 +120,7 @@ class Observation:
 
     @property
     def nodes_if_readable(self) -> Mapping[str, Node] | None:
-        """The nodes; None where they cannot be read, so that a missing node is no signal."""
+        """The nodes; None where they cannot be read, so that a missing node is not a signal."""
         return self.nodes if self.node_signals else None
 
 

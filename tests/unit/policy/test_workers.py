@@ -243,13 +243,14 @@ def test_exceeded_quota_waits_and_never_fails_the_job() -> None:
     made = world.reconcile()
     assert names(made) == []
     assert 0 < (made.wake_after or 0) <= 5
-    assert {c["type"]: c["status"] for c in world.status["conditions"]}["QuotaExceeded"] == "True"
+    assert world.condition("QuotaExceeded")["status"] == "True"
     for _ in range(8):
         world.tick()
         world.reconcile()
     assert "digits-worker-0-1" in world.pods
     assert world.status["restarts"] == {"failures": 0, "disruptions": 1, "byReason": {"NodeShutdown": 1}}
-    assert {c["type"]: c["status"] for c in world.status["conditions"]}["QuotaExceeded"] == "False"
+    quota = world.condition("QuotaExceeded")
+    assert (quota["status"], quota["reason"]) == ("False", "QuotaAvailable")
 
 
 def test_invalid_pod_stalls_the_job_until_the_spec_changes() -> None:
