@@ -96,7 +96,6 @@ def test_object_store_files_are_fetched(tmp_path):
         ([1, None, 3], pa.uint8()),
         ([True, None, False], pa.bool_()),
         (["a", None, "c"], pa.string()),
-        ([None, None, None], pa.null()),
         ([[1, 2], [None, 3], [4, 5]], pa.list_(pa.int32(), 2)),
         ([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2)),
     ],

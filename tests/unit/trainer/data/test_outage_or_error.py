@@ -94,6 +94,7 @@ def test_too_large_tensor_is_a_user_error(records):
         ([datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)], "timestamp"),
         ([datetime.date(2026, 1, 1)], "date32"),
         ([datetime.timedelta(1)], "duration"),
+        ([None], "null"),
     ],
 )
 def test_parquet_column_without_tensor_type_is_named(tmp_path, values, kind):

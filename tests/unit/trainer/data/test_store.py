@@ -114,7 +114,7 @@ def test_damaged_file_and_user_code_errors_are_user_errors(tmp_path, error):
     def broken(_path):
         return tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.float32))
 
-    with pytest.raises(UserError, match=r"a\.txt cannot be read: .*(snappy|field|label|No such file).*Mend"):
+    with pytest.raises(UserError, match=r"a\.txt cannot be read: .*(snappy|field|label|No such file).*Fix"):
         list(Files(f"{tmp_path}/*", broken).batches(f"{tmp_path}/a.txt", 0, None, 1))
 
 
