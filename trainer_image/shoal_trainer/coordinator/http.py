@@ -12,6 +12,7 @@ import logging
 import math
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -160,7 +161,9 @@ class _Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Broken connections are normal: log them at debug level."""
+        """Broken connections are normal; anything else (no thread is left) is logged as a refusal."""
+        if not isinstance(error := sys.exception(), OSError):
+            self.refusals.refused(str(client_address[0]), error)
         log.debug("a control connection from %s broke", client_address, exc_info=True)
 
 

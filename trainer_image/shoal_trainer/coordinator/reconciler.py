@@ -55,7 +55,7 @@ class Reconciler:
         self._shard, self._others, self._coordinator = shard, others, coordinator
         self._clock = clock
         self._lock = threading.Lock()
-        self._untold: set[Span] = set()
+        self._unexplained: set[Span] = set()
         self._due = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
@@ -89,9 +89,9 @@ class Reconciler:
         """
         with self._lock:
             held = [Contents(part) for part in parts]
-            untold = set(self._learn(held).spans())
-            if new := untold - self._untold:
-                self._untold |= new
+            unexplained = set(self._learn(held).spans())
+            if new := unexplained - self._unexplained:
+                self._unexplained |= new
                 raise Unreachable("a shard was lost while its part of the snapshot was written")
             self._coordinator.compare(held)
             return self._coordinator.partial.dump(held)

@@ -1,16 +1,19 @@
 """The coordinator's background threads log what they did not expect, and go on."""
 
+import socket
 import threading
 
 import pytest
 
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer.coordinator import reconciler, rollback
+from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import RollBack
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.security import create_secret_dir
 
 SECONDS = 20
 
@@ -76,3 +79,31 @@ def test_rollback_survives_an_unexpected_error(monkeypatch, caplog, error):
     assert Other.roll_back.enough.wait(SECONDS)
     assert str(error) in caplog.text
     made.stop()
+
+
+def test_control_server_logs_a_refused_thread_and_goes_on(tmp_path, monkeypatch, caplog):
+    """A pod's limit of processes counts threads."""
+    credentials = create_secret_dir(tmp_path / "secret")
+    control = ControlServer(credentials, {}, host="127.0.0.1")
+    control.start()
+    start, refused = threading.Thread.start, []
+
+    def limited(self):
+        if "process_request_thread" in self.name and not refused:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    try:
+        with socket.create_connection(("127.0.0.1", control.port), timeout=SECONDS) as sock:
+            assert sock.recv(1) == b""
+        assert "can't start new thread" in caplog.text
+        with (
+            socket.create_connection(("127.0.0.1", control.port), timeout=SECONDS) as sock,
+            credentials.client_context().wrap_socket(sock) as secured,
+        ):
+            secured.sendall(b"GET /nothing HTTP/1.1\r\n\r\n")
+            assert secured.recv(12) == b"HTTP/1.1 400"
+    finally:
+        control.close()
