@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -315,7 +315,7 @@ class ShardStore(Attendance):
             self.updates = 0
         self.model = model
 
-    def _take_applied(self, applied: Applied) -> None:
+    def _take_applied(self, applied: Mapping[tuple[int, int], int]) -> None:
         """A slot's newest incarnation in `applied` fences the older ones, as it did on the shard that was lost."""
         self.applied = dict(applied)
         for slot, incarnation in applied:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.header import Codec
 from shoal_trainer.wire.messages import ModelSpec, Push, WorkerIdentity
+from tests.unit.trainer.ps.house import until
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
@@ -54,15 +55,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     yield place
     place.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does; 30 s at most."""
-    event, left = threading.Event(), 3000
-    while not condition():
-        event.wait(0.01)
-        left -= 1
-        assert left, "it never happened"
 
 
 def test_acceptor_survives_a_refused_thread(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
