@@ -1,11 +1,11 @@
 """The process `shoal-trainer serve`: one shard of the parameters, and on shard 0 the coordinator.
 
-It claims its place in the storage, so that an older incarnation ends; starts from the newest snapshot, or another
-run's, or empty; serves until the job has ended or it is told to stop; and leaves a last snapshot behind. It imports no
-TensorFlow, so it is back within a second or two.
+It claims its shard in the storage, so that an older incarnation ends; begins from the newest snapshot, another run's,
+or empty; serves until the job ends or SIGTERM arrives; and takes a last snapshot. It does not import TensorFlow, so it
+restarts within a second or two.
 
 Exit codes: 0 the job has ended (the termination message says how), 2 the configuration is wrong, 4 a newer incarnation
-of this shard is there, 143 told to stop.
+of this shard exists, 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
-from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.errors import Fenced, TrainerError, UserError
 from shoal_trainer.patience import patiently
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
@@ -58,10 +58,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 TICK_SECONDS = 0.25
 LINGER_SECONDS = 10.0
-"""After the end: how long workers may take to hear of it."""
+"""How long after the job's end workers may still ask and learn of it."""
 RETRY_SECONDS = 1.0
 OPEN_FILES = MAX_CONNECTIONS + CONTROL_CONNECTIONS + 1024
-"""Connections and whatever else a large job needs; most systems begin with 1,024."""
+"""Enough for the connections of a large job; the usual default is 1,024."""
 
 
 class ParameterServer:
@@ -77,8 +77,8 @@ class ParameterServer:
         self._store = SnapshotStore(storage)
         self._claim = Claim(storage, config.index, config.incarnation)
         self._watch = Watch(self._claim, self._give_up)
-        # Where this container's folder for passing things outlives it, an earlier life in the same pod is seen here: it
-        # had parameters, of which workers may hold a copy though no snapshot was taken yet.
+        # The pod's temporary folder may outlive the container. This file then shows that an earlier container had
+        # parameters: workers may hold copies, even before the first snapshot.
         self._trace = (
             Path(tempfile.gettempdir()) / f"shoal-{config.job.uid}-{config.index}-{config.incarnation}"
         )
@@ -142,19 +142,19 @@ class ParameterServer:
             control.close()
 
     def stop(self) -> None:
-        """Told to stop: take a last snapshot and end."""
+        """Take a last snapshot and end."""
         self._stop.set()
 
     def _serve(self) -> int:
         ended_at: float | None = None
-        told = self.config.index == 0 or not (self.shard.follows or self._restored)
+        reported = self.config.index == 0 or not (self.shard.follows or self._restored)
         while not self._stop.wait(TICK_SECONDS):
             self._leave_trace()
             if self._fenced is not None:
                 log.error("fenced: %s", self._fenced)
                 return EXIT_FENCED
-            if not told and self.shard.state is State.READY:
-                told = self._tell_ready()
+            if not reported and self.shard.state is State.READY:
+                reported = self._tell_ready()
             if self.desk is None:
                 continue
             coordinator = self.desk.coordinator
@@ -165,7 +165,7 @@ class ParameterServer:
                 if not coordinator.members.present() or now - ended_at > LINGER_SECONDS:
                     return self._ended(coordinator.finished)
         self._last_snapshot()
-        self._trace.unlink(missing_ok=True)  # it did not end in the middle
+        self._trace.unlink(missing_ok=True)  # the last snapshot holds all
         return EXIT_DRAINED
 
     def _leave_trace(self) -> None:
@@ -186,9 +186,11 @@ class ParameterServer:
         self.desk.snapshotter.stop()
         try:
             if (manifest := self.desk.snapshotter.take()) is not None:
-                log.info("told to stop: snapshot %d is the last", manifest.number)
-        except (Unreachable, Fenced, OSError) as error:
-            log.warning("told to stop, and no last snapshot could be taken: %s", error)
+                log.info("stopping: snapshot %d is the last", manifest.number)
+        except (TrainerError, OSError) as error:
+            log.warning("stopping: no last snapshot could be taken: %s", error)
+        except Exception:
+            log.exception("stopping: no last snapshot could be taken")
 
     # --- the beginning --------------------------------------------------------------------------------------------
 
@@ -229,15 +231,16 @@ class ParameterServer:
         log.info("begins with snapshot %d of %s", manifest.number, initial.uri)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """What the storage answers, as soon as it does: workers wait for this server."""
+        """The result of `call`, as soon as the storage answers."""
         return patiently(call, self._stop, "the storage", longest=RETRY_SECONDS)
 
     def _tell_ready(self) -> bool:
-        """The shard was lost and is back: tell the coordinator."""
+        """Tell the coordinator that this restarted shard is READY; returns whether it answered."""
         client = ShardControl(self.config.parameter_servers[0], self._credentials, timeout=2.0)
         try:
             client.shard_ready(self.config.index, self.config.incarnation)
-        except Unreachable:
+        except TrainerError as error:
+            log.debug("the coordinator does not know yet that this shard is ready: %s", error)
             return False
         finally:
             client.close()
@@ -248,7 +251,7 @@ class ParameterServer:
 
 
 def allow_open_files(wanted: int = OPEN_FILES) -> None:
-    """Raise this process' own limit, as far as the system lets it."""
+    """Raise this process's limit of open files, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -274,10 +277,10 @@ def main() -> int:
         allow_open_files()
         server = ParameterServer(config)
 
-        def told(_signal: int, _frame: FrameType | None) -> None:
+        def terminate(_signal: int, _frame: FrameType | None) -> None:
             server.stop()
 
-        signal.signal(signal.SIGTERM, told)
+        signal.signal(signal.SIGTERM, terminate)
         return server.run()
     except UserError as error:
         log.error("%s", error)

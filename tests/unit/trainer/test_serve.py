@@ -184,7 +184,7 @@ def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_p
 
 def test_replaced_server_does_not_restart_in_place(server, tmp_path):
     successor_of(tmp_path)
-    with pytest.raises(Fenced, match="incarnation 1 of shard 0 is there, this is incarnation 0"):
+    with pytest.raises(Fenced, match="incarnation 1 of shard 0 exists, this is incarnation 0"):
         ParameterServer(config(tmp_path))._restore()
     assert successor_of(tmp_path)._watch.look()  # the newest server may restart
 
@@ -231,9 +231,9 @@ def test_replaced_server_exports_nothing(server, tmp_path):
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     successor = successor_of(tmp_path)
     # Not Fenced: the worker is valid and must connect to the successor.
-    with pytest.raises(Unreachable, match="incarnation 1 of shard 0 is there"):
+    with pytest.raises(Unreachable, match="incarnation 1 of shard 0 exists"):
         server.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
-    with pytest.raises(Unreachable, match="incarnation 1 of shard 0 is there"):
+    with pytest.raises(Unreachable, match="incarnation 1 of shard 0 exists"):
         server.desk.task_done(done)
     assert isinstance(server._fenced, Fenced)
     assert server.desk.coordinator.finished is None
@@ -266,7 +266,7 @@ def test_successor_that_finds_the_model_ends_with_it(server, tmp_path):
     coordinator = successor.desk.coordinator
     coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     token, _ = exported(successor)
-    with pytest.raises(Overtaken, match="the model is there already"):
+    with pytest.raises(Overtaken, match="the model is published already"):
         successor.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
     assert coordinator.finished == outcome
     assert coordinator.next_work(0, 0).kind == "finished"

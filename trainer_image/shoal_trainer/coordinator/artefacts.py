@@ -1,16 +1,16 @@
-"""What tasks produce, on its way to the storage: the callbacks' files, and the model with its manifest.
+"""Writes the output of tasks to the storage: the callbacks' files, and the model with its manifest.
 
-Workers on spot nodes hold no storage credentials: they stream files here. The model exists when `model/manifest.json`
-does; it names every file with its SHA-256 and holds the message that ends the job, so a parameter server that is
-restarted after that moment ends the job with the same words.
+Workers on spot nodes have no storage credentials: they stream files here. The model exists when `model/manifest.json`
+does. It names every file with its SHA-256 and holds the job's termination message, so a parameter server that restarts
+afterwards ends the job with the same message.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ from shoal_trainer.contract import Message, TerminationMessage
 from shoal_trainer.errors import Fenced, ProtocolError
 from shoal_trainer.snapshot.shard_file import Digest
 from shoal_trainer.snapshot.storage import Storage
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "model/manifest.json"
 
@@ -31,7 +33,7 @@ class ModelFile(Message):
 
 
 class ModelManifest(Message):
-    """What `model/` holds. `outcome` is the job's last word."""
+    """The files of `model/`. `outcome` is the job's termination message."""
 
     version: int = 1
     job_uid: str
@@ -40,9 +42,9 @@ class ModelManifest(Message):
 
 
 class Artefacts:
-    """Files of tasks in the folder of one run. Safe from any thread.
+    """Files of tasks in the folder of one run. Thread-safe.
 
-    Tasks are given out one at a time, under tokens that grow: what came is remembered for the newest one only.
+    Tasks are assigned one at a time, under increasing tokens: only the files of the newest one are kept in memory.
     """
 
     def __init__(self, storage: Storage, job_uid: str) -> None:
@@ -53,7 +55,7 @@ class Artefacts:
         self._files: dict[str, ModelFile] = {}
 
     def receive(self, token: tuple[int, int], kind: str, name: str, chunks: Iterator[bytes]) -> None:
-        """Write one file of a task: below `model/` for the export, below `logs/` else."""
+        """Write one file of a task: below `model/` for the export, otherwise below `logs/`."""
         if kind == "export":
             target = f"model/{name}"
             if target == MANIFEST:
@@ -71,14 +73,18 @@ class Artefacts:
                 self._files[name] = ModelFile(name=name, size=digest.size, sha256=digest.hex)
 
     def check(self, token: tuple[int, int], names: tuple[str, ...]) -> None:
-        """All files that a task says it made must be here."""
+        """`ProtocolError` unless all files that a task reports were uploaded."""
         here = {file.name for file in self._of(token)}
         missing = [name for name in names if name not in here]
         if missing:
             raise ProtocolError(f"{missing[0]} was not uploaded")
 
     def publish_model(self, token: tuple[int, int], outcome: TerminationMessage) -> TerminationMessage:
-        """Make the model visible; the message with its digest. `Fenced` if another export got there first."""
+        """Publish the model; returns the message with its digest, or the message of the export that was first.
+
+        Call it as the highest incarnation (`Claim.check`): an unreadable manifest is replaced. `Fenced` if the model
+        is another run's.
+        """
         files = tuple(sorted(self._of(token), key=lambda file: file.name))
         digest = hashlib.sha256(
             "\n".join(f"{f.sha256} {f.size} {f.name}" for f in files).encode()
@@ -87,22 +93,31 @@ class Artefacts:
             update={"model_uri": f"{self._storage.uri}/model", "model_digest": digest}
         )
         manifest = ModelManifest(job_uid=self._job_uid, files=files, outcome=outcome)
-        if not self._storage.create(MANIFEST, manifest.to_json().encode()):
-            there = self.published()
-            if there is None:
-                raise Fenced("another parameter server published the model")
-            return there
-        return outcome
+        content = manifest.to_json().encode()
+        if self._storage.create(MANIFEST, content):
+            return outcome
+        existing = self._read()
+        if existing is None:
+            log.warning("%s is replaced", MANIFEST)
+            self._storage.write(MANIFEST, [content])
+            return outcome
+        if existing.job_uid != self._job_uid:
+            raise Fenced("another parameter server published the model")
+        return existing.outcome
 
     def published(self) -> TerminationMessage | None:
-        """The last word of a job whose model is there already."""
+        """The termination message of a job whose model is published; None if it is not, or its manifest unreadable."""
+        existing = self._read()
+        return existing.outcome if existing is not None and existing.job_uid == self._job_uid else None
+
+    def _read(self) -> ModelManifest | None:
         try:
-            found: Any = ModelManifest.model_validate_json(self._storage.read(MANIFEST))
+            return ModelManifest.model_validate_json(self._storage.read(MANIFEST))
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise Fenced(f"{MANIFEST} cannot be read: {str(error).splitlines()[0]}") from None
-        return found.outcome if found.job_uid == self._job_uid else None
+        except ValueError as error:  # its writer was killed on a volume without hard links
+            log.warning("%s cannot be read: %s", MANIFEST, str(error).splitlines()[0])
+            return None
 
     def _of(self, token: tuple[int, int]) -> list[ModelFile]:
         with self._lock:

@@ -1,7 +1,7 @@
-"""The coordinator at work: what stands beside it on parameter server 0, and who answers what is asked of it.
+"""The coordinator with its helpers on PS 0, and the handlers of the control port.
 
-Its helpers each have a thread: the snapshotter saves, the reconciler counts what is not in every shard, the roll back
-returns all shards to a snapshot. What tasks produce goes to the storage through `Artefacts`.
+Each helper has a thread: the snapshotter saves, the reconciler counts pushes that some shards lack, the rollback
+returns all shards to a snapshot. The output of tasks goes to the storage through `Artefacts`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from shoal_trainer.snapshot.store import SnapshotStore
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 2.0
-"""How long another shard may take to say what is in it."""
+"""How long another shard may take to report its pushes."""
 TELL_SECONDS = 30.0
-"""How long another shard may take to go back before it is told once more."""
+"""How long another shard may take to roll back before it is asked again."""
 
 
 class Desk:
-    """The coordinator of one job and its helpers. `fenced`: the storage knows a newer incarnation of this process."""
+    """The coordinator of one job and its helpers. Calls `fenced` when a newer incarnation has claimed the storage."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Desk:
         )
 
     def start(self, *, follows: bool) -> None:
-        """Start the helpers. `follows`: another process was here before, so the shards may differ."""
+        """Start the helpers. `follows`: an earlier process served this job, so the shards may differ."""
         self.snapshotter.start()
         self._reconciler.start()
         if follows:
@@ -92,13 +92,13 @@ class Desk:
         self._rollback.start()
 
     def stop(self) -> None:
-        """Begin no roll back any more."""
+        """Begin no further rollback."""
         self._rollback.stop()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Who answers which request of the control port."""
+        """The handler of each request of the control port."""
         return {
             "join": self.coordinator.join,
             "next": self._next,
@@ -112,10 +112,10 @@ class Desk:
         }
 
     def task_done(self, request: TaskDone) -> Message:
-        """Take a result. The export is done when its model is in the storage, not before: it may be away just now."""
+        """Accept a result. The export is done only when its model is in the storage, which may be unreachable now."""
         coordinator = self.coordinator
         task = coordinator.held_task(request.slot, request.incarnation, request.token)
-        if task is None:  # somebody else's by now, or done: its answer was lost
+        if task is None:  # reassigned, or done and its answer lost
             return Done()
         self.artefacts.check(request.token, request.files)
         if task.kind == "export":
@@ -141,7 +141,7 @@ class Desk:
 
         def all_of_it() -> Iterator[bytes]:
             yield from chunks
-            may_write()  # else it would replace a file of the one who holds it now
+            may_write()  # the task may be another worker's by now
 
         def may_write() -> Task:
             if (task := held()).kind == "export":
@@ -151,7 +151,7 @@ class Desk:
         self.artefacts.receive(token, may_write().kind, name, all_of_it())
 
     def status(self) -> StatusReport:
-        """The coordinator's status with what is known of the shards."""
+        """The coordinator's status, with the shards'."""
         last = self.snapshotter.last
         shards = [
             ShardReport(
@@ -173,7 +173,7 @@ class Desk:
 
     @contextlib.contextmanager
     def _ours(self) -> Iterator[None]:
-        """What is `Fenced` within is this server, and not the worker who asks."""
+        """`Fenced` in this block concerns this server, not the worker that asks."""
         try:
             yield
         except Fenced as error:
@@ -181,13 +181,13 @@ class Desk:
             raise Unreachable(str(error)) from None
 
     def _not_exported(self) -> None:
-        """Nothing of a model may be written over: neither once it is there, nor where a successor of this server is."""
+        """`Overtaken` if the model is published, `Unreachable` if a successor exists: a model is never overwritten."""
         with self._ours():
             self._claim.check()
-            there = self.artefacts.published()
-        if there is not None:
-            self.coordinator.end(there)
-            raise Overtaken("the model is there already")
+            message = self.artefacts.published()
+        if message is not None:
+            self.coordinator.end(message)
+            raise Overtaken("the model is published already")
 
     def _next(self, request: Next) -> Message:
         return self.coordinator.next_work(
@@ -211,7 +211,7 @@ class Desk:
         return Done()
 
     def _shard_ready(self, request: ShardReady) -> Message:
-        log.warning("shard %d is back at epoch %d", request.index, request.epoch)
+        log.warning("shard %d is reachable again, at epoch %d", request.index, request.epoch)
         self._rollback.came_back(request.index)
         self._reconciler.due()
         return Done()

@@ -25,13 +25,20 @@ class Follower:
         self._shard = shard
         self._store = store
         self._going_back = threading.Lock()
+        self._writing = threading.Lock()
 
     def handlers(self) -> Mapping[str, Handler]:
         """Who answers which request of the control port."""
         return {"snapshot": self._snapshot, "pushes": self._pushes, "roll-back": self._go_back}
 
     def _snapshot(self, request: SnapshotShard) -> Message:
-        return write_part(self._shard, self._store, request)
+        # PS 0 may ask again while an earlier write hangs: more writers would only hold more copies in memory.
+        if not self._writing.acquire(blocking=False):
+            raise Unreachable(f"shard {self._shard.index} is still writing its part of an earlier snapshot")
+        try:
+            return write_part(self._shard, self._store, request)
+        finally:
+            self._writing.release()
 
     def _pushes(self, request: AskPushes) -> Message:
         return tell(self._shard, request.of)

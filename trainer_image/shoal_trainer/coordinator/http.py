@@ -1,8 +1,8 @@
-"""The control plane's HTTPS: a thread for each connection, keep-alive, everything bounded.
+"""The control plane's HTTPS server: a thread for each connection, keep-alive, every length and wait bounded.
 
-It knows requests, tokens and sizes; what they mean is the handler's. The certificate is the job's own and pinned by
-clients; clients prove the key by a token derived from it, for each purpose another one. Errors become status codes that
-the client turns back into the same errors.
+It checks requests, tokens and sizes; handlers do the rest. Clients pin the job's own certificate, and prove the key by
+a token derived from it, a different one for each purpose. Errors become status codes, which the client turns back into
+the same errors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import math
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,14 +32,14 @@ from shoal_trainer.security import Credentials
 log = logging.getLogger(__name__)
 
 SECONDS = 30.0
-"""A connection that says nothing for so long is closed; also the bound of one read (slow-loris)."""
+"""An idle connection is closed after this time; also the timeout of one read (slow-loris)."""
 HANDSHAKE_SECONDS = 5.0
 PROOF_SECONDS = 15.0
-"""A connection on which no request with a valid token has arrived by then is closed, however busily it drips."""
+"""A connection without a request with a valid token is closed after this time, even if it sends data."""
 MAX_CONNECTIONS = 4096
-"""Each worker has two, and one more for what a task made: enough for 1000 workers and their replacements."""
+"""Each worker has two, and a third for the files of a task: enough for 1000 workers and their replacements."""
 MAX_UNPROVEN = 512
-"""Of them, those on which no request with a valid token has arrived yet."""
+"""Connections without a request with a valid token yet."""
 CHUNK = 1 << 20
 
 CODES: Mapping[type[Exception], HTTPStatus] = {
@@ -81,7 +82,7 @@ class ControlServer:
         )
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start to accept."""
         self._thread.start()
 
     def close(self) -> None:
@@ -110,7 +111,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Connection)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """TLS happens here, in the connection's own thread: a client that stalls holds up nobody."""
+        """The TLS handshake runs in the connection's thread: a client that stalls delays no other."""
         with self._open_lock:
             full = self._places >= MAX_CONNECTIONS or self._unproven >= MAX_UNPROVEN
             if not full:
@@ -142,17 +143,17 @@ class _Server(ThreadingHTTPServer):
                 self._unproven -= until != math.inf
 
     def proven(self, connection: ssl.SSLSocket) -> None:
-        """A request with a valid token has come on it."""
+        """A request with a valid token arrived on this connection."""
         with self._open_lock:
             self._unproven -= self._open[connection] != math.inf
             self._open[connection] = math.inf
 
     def service_actions(self) -> None:
-        """Several times a second: end the connections of those who prove nothing."""
+        """Called several times a second: close the connections that did not prove themselves in time."""
         self.end_connections(by=time.monotonic())
 
     def end_connections(self, by: float = math.inf) -> None:
-        """Close what clients keep open and was to be proven by this time."""
+        """Close the connections whose proof was due by this time."""
         with self._open_lock:
             connections = [connection for connection, until in self._open.items() if until <= by]
         for connection in connections:
@@ -160,7 +161,9 @@ class _Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Connections break; that is no news."""
+        """Broken connections are normal; anything else (no thread is left) is logged as a refusal."""
+        if not isinstance(error := sys.exception(), OSError):
+            self.refusals.refused(str(client_address[0]), error)
         log.debug("a control connection from %s broke", client_address, exc_info=True)
 
 
@@ -168,8 +171,8 @@ class _Connection(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "shoal"
     sys_version = ""
-    # An answer is one segment that leaves at once. As two, the second would wait until the client's kernel acknowledges
-    # the first, for up to 40 ms: a worker that leases two batches at a time could do no more than 50 steps a second.
+    # Send an answer as one segment. As two, the second waits until the client's kernel acknowledges the first, up to
+    # 40 ms: a worker that leases two batches at a time could do no more than 50 steps a second.
     wbufsize = -1
     disable_nagle_algorithm = True
     server: _Server
@@ -179,7 +182,7 @@ class _Connection(BaseHTTPRequestHandler):
 
         def answer() -> Message:
             if self.path != STATUS_PATH or self.server.control.status is None:
-                raise ProtocolError(f"there is no {self.path} here")
+                raise ProtocolError(f"unknown path {self.path}")
             self._authorize("status")
             return self.server.control.status()
 
@@ -193,7 +196,7 @@ class _Connection(BaseHTTPRequestHandler):
             name = self.path.removeprefix("/v1/")
             handler = self.server.control.handlers.get(name)
             if handler is None:
-                raise ProtocolError(f"there is no {self.path} here")
+                raise ProtocolError(f"unknown path {self.path}")
             body = self.rfile.read(self._length(MAX_JOIN if name == "join" else MAX_BODY))
             try:
                 request = REQUESTS[name].model_validate_json(body)
@@ -213,7 +216,7 @@ class _Connection(BaseHTTPRequestHandler):
             upload = self.server.control.upload
             parts = self.path.removeprefix("/v1/files/").split("/", 4)
             if upload is None or len(parts) != 5 or not all(part.isdecimal() for part in parts[:4]):
-                raise ProtocolError(f"there is no {self.path[:200]} here")
+                raise ProtocolError(f"unknown path {self.path[:200]}")
             slot, incarnation, term, counter = (int(part) for part in parts[:4])
             upload(slot, incarnation, (term, counter), safe_name(unquote(parts[4])), self._chunks())
             return Message()
@@ -221,7 +224,7 @@ class _Connection(BaseHTTPRequestHandler):
         self._reply(answer)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged: there are several each second."""
+        """Do not log requests: several arrive each second."""
 
     # ---
 
@@ -259,7 +262,7 @@ class _Connection(BaseHTTPRequestHandler):
     def _length(self, most: int) -> int:
         text = self.headers.get("Content-Length", "")
         if not text.isdecimal() or int(text) > most:
-            raise ProtocolError(f"a body has a Content-Length of at most {most} bytes")
+            raise ProtocolError(f"Content-Length must be a number of at most {most} bytes")
         return int(text)
 
     def _chunks(self) -> Iterator[bytes]:
@@ -273,10 +276,10 @@ class _Connection(BaseHTTPRequestHandler):
 
 
 def safe_name(name: str) -> str:
-    """A relative name without surprises; `ProtocolError` for anything else."""
+    """The name, if it is relative and stays below its folder; `ProtocolError` otherwise."""
     parts = name.split("/")
     if not name or len(name) > 512 or name.startswith("/") or "\\" in name or "\0" in name:
-        raise ProtocolError("not a name of a file")
+        raise ProtocolError("not a file name")
     if any(part in {"", ".", ".."} for part in parts):
-        raise ProtocolError("not a name of a file")
+        raise ProtocolError("not a file name")
     return name

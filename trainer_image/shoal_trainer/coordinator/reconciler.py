@@ -1,7 +1,7 @@
-"""Compares what is in the shards, so that `partial` is what the parameters say and no estimate.
+"""Compares the pushes that the shards hold, so that `partial` is exact and not an estimate.
 
-It asks each shard which pushes it holds, and those that have one what it covers. That happens when a shard came back,
-at each snapshot (whose manifest remembers what the journals forget with it), and before the job's end is told.
+It asks each shard which pushes it holds, and for those that some shards lack, which positions they cover. It does so
+after a shard restarted, at each snapshot (whose manifest keeps what the journals then drop), and before the job ends.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 END_SECONDS = 3.0
-"""How long the job's end waits for pushes that are under way, or for a shard that does not answer."""
+"""How long the job's end waits for pushes in flight, or for a shard that does not answer."""
 
 
 class Asked(Protocol):
     """Another shard."""
 
     def pushes(self, of: Sequence[Span]) -> Pushes:
-        """Which pushes are in it, and what those of `of` cover. `Unreachable` while it is away or not ready."""
+        """Which pushes it holds, and what those in `of` cover. `Unreachable` if it does not answer or is not ready."""
 
 
 def tell(shard: ShardStore, of: Sequence[Span]) -> Pushes:
-    """What a shard answers when it is asked."""
+    """A shard's answer to the reconciler."""
     with shard.lock:
         if shard.state is not State.READY:
             raise Unreachable(f"shard {shard.index} is {shard.state.value.lower()}")
@@ -42,7 +42,7 @@ def tell(shard: ShardStore, of: Sequence[Span]) -> Pushes:
 
 
 class Reconciler:
-    """Beside the coordinator, on shard 0. `others`: the other shards, in order. May be used from several threads."""
+    """Runs on PS 0. `others`: the other shards, in order. Thread-safe."""
 
     def __init__(
         self,
@@ -55,27 +55,27 @@ class Reconciler:
         self._shard, self._others, self._coordinator = shard, others, coordinator
         self._clock = clock
         self._lock = threading.Lock()
-        self._untold: set[Span] = set()
+        self._unexplained: set[Span] = set()
         self._due = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
     def start(self) -> None:
-        """Begin to look whenever it is due."""
+        """Start the thread, if there are other shards."""
         if self._others:
             self._thread.start()
 
     def stop(self) -> None:
-        """Look no more by oneself."""
+        """Stop the thread; `look` still works."""
         self._stop.set()
         self._due.set()
 
     def due(self) -> None:
-        """A shard came back: look soon."""
+        """A shard restarted: compare soon."""
         self._due.set()
 
     def look(self, *, at_end: bool = False) -> bool:
-        """Count what is partial now; whether nothing of it may yet come. `Unreachable` if a shard cannot be asked."""
+        """Count what is partial now; returns whether none of it may still arrive. `Unreachable` if a shard is."""
         with self._lock:
             held = [Contents(tell(self._shard, ()).held)]
             held += [Contents(other.pushes(()).held) for other in self._others]
@@ -83,43 +83,43 @@ class Reconciler:
             return not self._coordinator.compare(held, at_end=at_end)
 
     def beside(self, parts: Sequence[Sequence[Span]]) -> dict[str, Any]:
-        """What the manifest of a snapshot with these contents has to remember.
+        """What the manifest of a snapshot with these contents has to keep.
 
-        `Unreachable` where a shard no longer knows what it held a moment ago, for it was lost: once for each such push.
+        `Unreachable` if a shard was lost since it wrote its part and no journal knows a push: once for each such push.
         """
         with self._lock:
             held = [Contents(part) for part in parts]
-            untold = set(self._learn(held).spans())
-            if new := untold - self._untold:
-                self._untold |= new
+            unexplained = set(self._learn(held).spans())
+            if new := unexplained - self._unexplained:
+                self._unexplained |= new
                 raise Unreachable("a shard was lost while its part of the snapshot was written")
             self._coordinator.compare(held)
             return self._coordinator.partial.dump(held)
 
     def published(self, parts: Sequence[Sequence[Span]]) -> None:
-        """That snapshot can be seen by everyone."""
+        """The snapshot with these contents was published."""
         with self._lock:
             self._coordinator.partial.published([Contents(part) for part in parts])
 
     def settle(self) -> None:
-        """Before the end is told: count once more, and wait a little for what is under way."""
+        """Before the job ends: compare once more, and wait a little for pushes in flight."""
         if not self._others:
             return
-        until, said = self._clock() + END_SECONDS, ""
+        until, reason = self._clock() + END_SECONDS, ""
         while True:
             try:
-                said = ""
+                reason = ""
                 if self.look(at_end=True):
                     return
             except TrainerError as error:
-                said = str(error)
+                reason = str(error)
             if self._clock() >= until or self._stop.wait(RETRY_SECONDS / 4):
                 break
-        if said:
-            log.warning("what is partial was counted without the latest of every shard: %s", said)
+        if reason:
+            log.warning("partial samples were counted without the latest pushes of every shard: %s", reason)
 
     def _learn(self, held: Sequence[Contents]) -> Contents:
-        """Ask for what is not known; returns what nobody could tell."""
+        """Ask for what the unknown pushes cover; returns those that no shard knows."""
         partial, differs = self._coordinator.partial, uneven(held)
         if unknown := partial.unknown(differs):
             partial.learn(tell(self._shard, unknown.spans()).entries)
@@ -134,7 +134,10 @@ class Reconciler:
             self._due.clear()
             try:
                 self.look()
+                continue
             except TrainerError as error:
                 log.debug("cannot compare the shards yet: %s", error)
-                self._stop.wait(RETRY_SECONDS)
-                self._due.set()
+            except Exception:
+                log.exception("cannot compare the shards yet")
+            self._stop.wait(RETRY_SECONDS)
+            self._due.set()

@@ -1,13 +1,12 @@
-"""Going back: the whole job returns to its newest snapshot, because a batch gave a loss that is not finite.
+"""Rollback: the whole job returns to its newest snapshot, because a batch gave a loss that is not finite.
 
-A roll back is one more manifest: the newest one's files, the next **generation**, and a ledger in which nothing is
-leased and the batch counts as lost. With it the roll back is decided, whatever crashes afterwards, for everyone who
-starts begins with it. Then shard 0 goes back in place, parameters and ledger at one moment, and a thread tells the
-other shards until each has answered. Workers see another generation and drop what they have: a copy, a lease or a push
-of an older one is taken by nobody.
+A rollback is one more manifest: the newest one's files, the next **generation**, and a ledger in which nothing is
+leased and the batch counts as lost. That manifest commits the rollback: a process that starts later begins with it.
+Then shard 0 restores its parameters and the ledger under one lock, and a thread asks the other shards until each has
+answered. Workers see the new generation and drop their copies and leases; pushes of an older generation are refused.
 
-The limit counts roll backs without a newer snapshot between them: a long job may meet a few bad batches, far apart, and
-go on; a job that gets no further than its snapshot never will.
+The limit counts rollbacks without a newer snapshot between them: a long job may skip a few bad batches, but one that
+never gets past its snapshot fails.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from shoal_trainer.coordinator.counters import Counters, wasted_by
 from shoal_trainer.coordinator.ledger import Ledger, Segment
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.store import SnapshotStore
@@ -35,11 +34,11 @@ log = logging.getLogger(__name__)
 MAX_IN_A_ROW = 3
 RETRY_SECONDS = 0.5
 IN_A_ROW = "rollbacksInARow"
-"""Of a manifest's ledger: how many roll backs led to it; a snapshot that was taken does not have it."""
+"""Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
 
 
 class RollBack:
-    """Beside shard 0. `others`: control connections to the other shards, by index; `fenced` as the snapshotter's."""
+    """Runs on PS 0. `others`: control connections to the other shards, by index; `fenced` as the snapshotter's."""
 
     def __init__(
         self,
@@ -55,25 +54,26 @@ class RollBack:
         self._shard, self._others, self._coordinator = shard, others, coordinator
         self._store, self._snapshotter = store, snapshotter
         self._fenced, self._wall = fenced, wall
-        self._told: dict[int, int] = {}
+        self._generations: dict[int, int] = {}
+        """The generation that each other shard has confirmed."""
         self._wake = threading.Event()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="roll-back", daemon=True)
 
     def start(self) -> None:
-        """Begin to tell the other shards."""
+        """Start the thread that asks the other shards."""
         self._wake.set()
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell them no more."""
+        """Stop the thread."""
         self._stop = True
         self._wake.set()
 
     def diverged(self, report: Diverged) -> None:
-        """Go back, unless somebody had the same generation go back before.
+        """Roll back, unless another worker's report has already rolled this generation back.
 
-        `UserError` where there is nothing to go back to, or it does not help; `Unreachable` where the storage is away.
+        `UserError` if there is no snapshot, or the limit is reached; `Unreachable` if the storage is.
         """
         self._coordinator.heartbeat(report.slot, report.incarnation)
         with self._snapshotter.taking:
@@ -98,11 +98,11 @@ class RollBack:
 
     def came_back(self, index: int) -> None:
         """Another shard was restarted: it may have found an older snapshot."""
-        self._told.pop(index, None)
+        self._generations.pop(index, None)
         self._wake.set()
 
     def _publish(self, newest: Manifest, report: Diverged) -> Manifest:
-        """The manifest that decides it."""
+        """Commit the rollback."""
         saved, coordinator = newest.ledger, self._coordinator
         again = int(saved.get(IN_A_ROW, 0)) + 1
         if again > MAX_IN_A_ROW:
@@ -122,15 +122,15 @@ class RollBack:
         }
         try:
             return self._store.publish(newest.model_copy(update=amends))
-        except Fenced as error:  # it is this server that is fenced, not the worker who asks
+        except Fenced as error:  # this server is fenced, not the worker that reports
             self._fenced(error)
             raise Unreachable(str(error)) from None
 
     def _behind(self) -> list[int]:
-        return [index for index in self._others if self._told.get(index, 0) < self._shard.generation]
+        return [index for index in self._others if self._generations.get(index, 0) < self._shard.generation]
 
     def _run(self) -> None:
-        said = ""
+        logged = ""
         while not self._stop:
             self._wake.wait(RETRY_SECONDS if self._behind() else None)
             self._wake.clear()
@@ -138,18 +138,19 @@ class RollBack:
             for index in self._behind():
                 try:
                     self._others[index].roll_back(generation)
-                except (Unreachable, ProtocolError) as error:
-                    if str(error) != said:
-                        log.warning("shard %d has not gone back yet: %s", index, error)
-                    said = str(error)
+                except Exception as error:
+                    if str(error) != logged:
+                        unexpected = not isinstance(error, TrainerError)
+                        log.warning("shard %d has not rolled back yet: %s", index, error, exc_info=unexpected)
+                    logged = str(error)
                 else:
-                    self._told[index] = generation
+                    self._generations[index] = generation
 
 
 def amended(saved: dict[str, Any], ledger: Ledger, batch: Diverged, now: Counters) -> dict[str, Any]:
-    """The ledger to go back to: the saved one, with nothing leased, and the batch done by being lost.
+    """The ledger to roll back to: the saved one, with nothing leased, and the batch done but counted as lost.
 
-    `ledger`: the job's, blank; `now`: what is counted at this moment.
+    `ledger`: a blank one of this job; `now`: the current counters.
     """
     counters = Counters()
     ledger.load(saved["ledger"])
@@ -167,8 +168,8 @@ ADVICE = "Lower the learning rate, clip gradients (clipnorm=…), or look for ba
 
 
 def _place(report: Diverged) -> str:
-    of = f" of file {report.file}" if report.file >= 0 else ""
+    file = f" of file {report.file}" if report.file >= 0 else ""
     return (
         f"The loss or its gradient is not finite ({report.what}) in epoch {report.epoch + 1}, "
-        f"positions {report.start} to {report.stop}{of}, of worker {report.slot}."
+        f"positions {report.start} to {report.stop}{file}, of worker {report.slot}."
     )

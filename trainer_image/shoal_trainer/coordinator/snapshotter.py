@@ -1,7 +1,7 @@
-"""Takes the snapshots: a thread beside shard 0 that has all shards write their part and publishes the manifest.
+"""Takes the snapshots: a thread on PS 0 that has all shards write their part and publishes the manifest.
 
-Only the copy is made under the shard's lock; writing never holds up a push. A storage that is away stops no training:
-the next attempt comes with the next interval, and it is said once.
+Only the copy is made under the shard's lock, so writing never delays a push. An unreachable storage does not stop
+training: the next attempt comes with the next interval, and each reason is logged once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable
-from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.store import SnapshotStore
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) -> ShardFile:
-    """Another shard's part of a snapshot. `Unreachable` while it holds nothing, or what was given up."""
+    """Another shard's part of a snapshot. `Unreachable` before it has parameters of the requested generation."""
     with shard.lock:
         copy, journal = shard.copy(), shard.journal
         if copy is None:
-            raise Unreachable(f"shard {shard.index} holds nothing yet")
+            raise Unreachable(f"shard {shard.index} has no parameters yet")
         if copy.generation != request.generation:
-            raise Unreachable(f"shard {shard.index} has not gone back yet")
+            raise Unreachable(f"shard {shard.index} has not rolled back yet")
         journal.published_part((request.epoch, request.published))
     file = store.write_shard(request.number, request.epoch, copy)
     with shard.lock:
@@ -41,7 +41,7 @@ def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) 
 
 
 class Snapshotter:
-    """Snapshots of all shards, every `policy.every_seconds`. `fenced` is called when a newer epoch has published."""
+    """Snapshots of all shards, every `policy.every_seconds`. Calls `fenced` when a newer epoch has published."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class Snapshotter:
         self._fenced, self._wall, self._executor = fenced, wall, executor
         self._stop = threading.Event()
         self.taking = threading.Lock()
-        """Who holds it alone writes manifests."""
+        """Held while a manifest is written."""
         self._version = -1
         self._published = 0
-        self._away = ""
+        self._logged = ""
         self.last: Manifest | None = None
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
 
@@ -74,31 +74,25 @@ class Snapshotter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more by oneself."""
+        """Stop the thread; `take` still works."""
         self._stop.set()
 
     def take(self) -> Manifest | None:
-        """Take one now; None where nothing has changed since the last one, or nothing is there yet."""
+        """Take one now; None if nothing has changed since the last one, or there are no parameters yet."""
         with self.taking:
             with self._shard.lock:
                 copy = self._shard.copy()
                 if copy is None or copy.version == self._version or self._coordinator.behind:
                     return None
                 ledger = self._coordinator.dump()
-            number, epoch = self._store.next_number(), self._shard.epoch
-            with self._executor(max(1, len(self._others))) as pool:
-                parts = [
-                    pool.submit(other.snapshot, number, epoch, self._published, copy.generation)
-                    for other in self._others
-                ]
-                own = self._store.write_shard(number, epoch, copy)
-                files = (own, *(part.result() for part in parts))
+            number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
+            files = self._write(number, copy)
             pushes = [file.pushes for file in files]
-            if ledger:  # also of one shard: there may have been several, and may be again
+            if ledger:  # even with one shard: their number may change between snapshots
                 ledger["partial"] = self._reconciler.beside(pushes)
             manifest = Manifest(
                 number=number,
-                epoch=epoch,
+                epoch=self._shard.epoch,
                 generation=copy.generation,
                 job_uid=self._coordinator.job.uid,
                 shards=files,
@@ -117,8 +111,19 @@ class Snapshotter:
             return self.last
 
     def begin_at(self, manifest: Manifest, version: int) -> None:
-        """The job has gone back to this snapshot, and this version of shard 0. Call it while holding `taking`."""
+        """The job was rolled back to this snapshot, and this version of shard 0. Call it while holding `taking`."""
         self.last, self._version = manifest, version
+
+    def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
+        epoch = self._shard.epoch
+        self._store.clear(number, epoch)
+        with self._executor(max(1, len(self._others))) as pool:
+            parts = [
+                pool.submit(other.snapshot, number, epoch, self._published, copy.generation)
+                for other in self._others
+            ]
+            own = self._store.write_shard(number, epoch, copy)
+            return (own, *(part.result() for part in parts))
 
     def _run(self) -> None:
         while not self._stop.wait(self._policy.every_seconds):
@@ -128,10 +133,12 @@ class Snapshotter:
                 self._fenced(error)
                 return
             except (TrainerError, OSError) as error:
-                if str(error) != self._away:
+                if str(error) != self._logged:
                     log.warning("no snapshot could be taken, training goes on: %s", error)
-                self._away = str(error)
+                self._logged = str(error)
+            except Exception:
+                log.exception("no snapshot could be taken, training goes on")
             else:
-                if self._away:
+                if self._logged:
                     log.warning("snapshots can be taken again")
-                self._away = ""
+                self._logged = ""

@@ -1,6 +1,6 @@
-"""Who a shard knows: which incarnation of each slot may write, who is connected, and whose gradients are awaited.
+"""A shard's view of the workers: which incarnation of each slot may write, connections, and gradients in flight.
 
-Plain bookkeeping without a lock of its own: it is used inside the shard's.
+Plain bookkeeping without a lock: the caller holds the shard's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Members:
-    """Newest incarnations and open connections by slot. `said`: how many live workers the coordinator counts."""
+    """Newest incarnations and open connections by slot. `said`: the coordinator's count of live workers."""
 
     def __init__(self) -> None:
         self.said: int | None = None
@@ -33,14 +33,14 @@ class Members:
         return slot in self._connections
 
     def connect(self, slot: int, incarnation: int) -> None:
-        """One more connection; its incarnation fences older ones."""
+        """Count a connection; its incarnation fences older ones."""
         self._left.pop(slot, None)
         self.check(slot, incarnation)
         self._newest[slot] = incarnation
         self._connections[slot] = self._connections.get(slot, 0) + 1
 
     def disconnect(self, slot: int) -> bool:
-        """One connection less; whether another one is left."""
+        """Discount a connection; returns whether the slot has another one."""
         left = self._connections.get(slot, 0) - 1
         if left > 0:
             self._connections[slot] = left
@@ -49,27 +49,27 @@ class Members:
         return left > 0
 
     def fence(self, slot: int, minimum_incarnation: int) -> bool:
-        """Refuse all older incarnations of a slot from now on; whether that is news."""
+        """Refuse all older incarnations of a slot from now on; returns whether that changes anything."""
         before = self._newest.get(slot, 0)
         self._newest[slot] = max(minimum_incarnation, before)
         return minimum_incarnation > before
 
     def leave(self, slot: int, incarnation: int) -> None:
-        """It says that it pushes no more; another connection of it begins anew."""
+        """The worker pushes no more; a new connection of it revokes that."""
         self._left[slot] = incarnation
 
     def check(self, slot: int, incarnation: int) -> None:
-        """`Fenced` if a newer incarnation of this slot has been here, or this one has said goodbye."""
+        """`Fenced` if a newer incarnation of this slot is known, or this one has left."""
         newest = self._newest.get(slot, 0)
         if incarnation == self._left.get(slot):
-            raise Fenced(f"worker {slot}-{incarnation} has said goodbye: what it held is somebody else's")
+            raise Fenced(f"worker {slot}-{incarnation} has left: its leases are reassigned")
         if incarnation < newest:
             raise Fenced(
-                f"slot {slot} has incarnation {newest}; incarnation {incarnation} may not write any more"
+                f"slot {slot} has incarnation {newest}; incarnation {incarnation} may no longer write"
             )
 
     def pushed(self, slot: int, incarnation: int, *, spoilt: bool) -> None:
-        """What it pushed is in the parameters; say once of each that some of it was not finite."""
+        """A push was applied; log non-finite values once for each worker."""
         if spoilt and self._spoilt.get(slot, -1) < incarnation:
             self._spoilt[slot] = incarnation
             log.warning(
@@ -78,9 +78,9 @@ class Members:
 
 
 class Permits:
-    """Bounded staleness: which versions the gradients under way are computed on.
+    """Bounded staleness: which versions the gradients in flight are computed on.
 
-    The oldest one never waits, so no two wait for each other; a worker that has gone is waited for by nobody.
+    The oldest one never waits, so no two workers wait for each other, and none waits for a worker that has left.
     """
 
     def __init__(self) -> None:
@@ -88,32 +88,32 @@ class Permits:
         self._waiting: dict[int, int] = {}
 
     def pulled(self, slot: int, version: int) -> None:
-        """A worker got these parameters and will push what it computes on them."""
+        """A worker pulled these parameters and will push a gradient computed on them."""
         self._pulled.setdefault(slot, deque(maxlen=8)).append(version)
 
     def pushed(self, slot: int, base: int) -> None:
-        """What a worker computed on `base`, or before, is applied."""
+        """A worker's gradient on `base` is applied; earlier ones will not come."""
         versions = self._pulled.get(slot)
         while versions and versions[0] <= base:
             versions.popleft()
 
     def forget(self, slot: int) -> None:
-        """A worker has gone."""
+        """A worker has left."""
         self._pulled.pop(slot, None)
 
     def give_up(self, slot: int, version: int, bound: int) -> None:
-        """Wait no more for those whose gradients one more push would make older than `bound`."""
+        """Stop waiting for workers whose gradients one more push would make older than `bound`."""
         for other in [other for other in self._pulled if other != slot]:
             versions = self._pulled[other]
             if versions and version + 1 - versions[0] > bound:
                 del self._pulled[other]
 
     def arrive(self, slot: int, base: int) -> None:
-        """A push is here and may have to wait."""
+        """A push arrived and may have to wait."""
         self._waiting[slot] = base
 
     def leave(self, slot: int) -> None:
-        """It waits no longer."""
+        """The push no longer waits."""
         self._waiting.pop(slot, None)
 
     def admits(self, slot: int, base: int, version: int, bound: int) -> bool:
@@ -124,6 +124,6 @@ class Permits:
         return base <= oldest or version + 1 - oldest <= bound
 
     def forget_all(self) -> None:
-        """The versions begin again at an older one."""
+        """The shard was rolled back: versions restart at an older one."""
         self._pulled.clear()
         self._waiting.clear()

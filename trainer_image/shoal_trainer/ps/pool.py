@@ -1,8 +1,8 @@
-"""The buffers of requests in flight: what bounds a server's memory beside its parameters.
+"""The buffers of requests in flight: they bound a server's memory apart from its parameters.
 
-Who finds none waits, and TCP makes the worker wait. A buffer is held while its payload comes and its answer goes, so a
-worker behind a slow link holds one for seconds. Where all of them are held for so long the pool makes one more, up to
-`MOST`, and gives it up again when it is no longer needed: two slow links would otherwise slow down everybody.
+A request without a buffer waits, and TCP makes its worker wait. A buffer is held from the first byte of the payload to
+the last byte of the answer, so a worker on a slow link holds one for seconds. If all buffers are held that long, the
+pool adds one, up to `MOST`, and drops it when it is no longer needed: otherwise two slow links slow down all workers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.header import Codec
 
@@ -31,7 +32,7 @@ MOST = 8
 
 
 class BufferPool:
-    """At least two buffers, as many as fit into `limit` bytes, made when first needed; more behind slow links."""
+    """At least two buffers, as many as fit into `limit` bytes, made when first needed; more for slow links."""
 
     def __init__(self, limit: int = POOL_BYTES, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -41,16 +42,25 @@ class BufferPool:
         self._made = 0
         self._lent: dict[int, float] = {}
         self._needed = clock()
-        """When all of them were lent for the last time."""
+        """When all buffers were last lent at once."""
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def lend(self, values: int, codec: Codec, largest: int) -> Iterator[NDArray[Any]]:
-        """A buffer for `values` in `codec`; waits for one. `largest`: bytes that any request of this shard needs."""
+    def lend(
+        self, values: int, codec: Codec, largest: int, *, deadline: float = math.inf
+    ) -> Iterator[NDArray[Any]]:
+        """A buffer for `values` in `codec`. `largest`: bytes that any request of this shard needs.
+
+        Waits for a free one; `Unreachable` if there is none by `deadline` (on the pool's clock).
+        """
         with self._changed:
             while (buffer := self._take(largest)) is None:
-                # Nobody tells when a holder becomes slow.
-                self._changed.wait(SLOW_SECONDS if self._made < MOST else None)
+                left = deadline - self._clock()
+                if left <= 0:
+                    raise Unreachable("no buffer is free: slow links hold all of them")
+                # No notification comes when a holder becomes slow, so look again.
+                pause = min(left, SLOW_SECONDS if self._made < MOST else math.inf)
+                self._changed.wait(None if pause == math.inf else pause)
             self._lent[id(buffer)] = self._clock()
         try:
             yield buffer[: values * codec.itemsize].view(codec.dtype)
@@ -60,7 +70,7 @@ class BufferPool:
                 self._changed.notify()
 
     def _take(self, largest: int) -> NDArray[np.uint8] | None:
-        if self._size != largest:  # again after each wait: others may need buffers of another size
+        if self._size != largest:  # checked after each wait: the codec of another request may differ
             self._size, self._made = largest, 0
             self._free.clear()
             self._lent.clear()
@@ -72,7 +82,7 @@ class BufferPool:
             newest = max(self._lent.values(), default=-math.inf)
             if self._made >= MOST or self._clock() - newest < SLOW_SECONDS:
                 return None
-            log.info("workers behind slow links hold all %d buffers: one more", self._made)
+            log.info("workers on slow links hold all %d buffers: one more is made", self._made)
         self._made += 1
         return aligned(largest, np.uint8)
 

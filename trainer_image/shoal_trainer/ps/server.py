@@ -1,9 +1,9 @@
 """The data port: one thread for each connection, one buffer for each request in flight.
 
-A connection proves itself first, under one deadline for all of it, and only so many may be unproven at once. What a
-header states is compared with the size of the shard before a buffer is taken, and buffers come from a pool that bounds
-the server's memory: who finds none waits, and TCP makes the worker wait. Blocking calls release the interpreter lock,
-kernels do too, so threads are enough for tens of workers.
+A client proves itself first, under one deadline for the whole handshake; the number of unproven connections is bounded.
+The length in a header is compared with the size of the shard before a buffer is taken. Buffers come from a pool that
+bounds the server's memory: a request without one waits, and TCP makes its worker wait. Blocking calls and kernels
+release the interpreter lock, so threads are enough for tens of workers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
 MAX_UNPROVEN = 64
 MAX_CONNECTIONS = 4096
-ADMISSION_SECONDS = 20.0
-READY_SECONDS = 20.0
-"""How long a request may wait for a recovering shard: shorter than the client's own patience."""
+WAIT_SECONDS = 20.0
+"""How long a request may wait in all: for a recovering shard, bounded staleness, and a buffer. The client's timeout is
+longer, so it hears why."""
+PAUSE_SECONDS = 0.05
+"""Before the next accept, where the system has no descriptor or thread left: served connections go on."""
+PUSHES = {Op.PUSH_PULL, Op.DELTA_PULL, Op.MERGE_PULL}
 
 
 class RefusalLog:
-    """Says once a minute for each address that it was refused, and how often."""
+    """Logs refused connections: one message a minute for each address, with a count."""
 
     def __init__(self, clock: Callable[[], float], every: float = 60.0, most: int = 1024) -> None:
         self._clock, self._every, self._most = clock, every, most
@@ -50,7 +53,7 @@ class RefusalLog:
         self._lock = threading.Lock()
 
     def refused(self, address: str, reason: object) -> None:
-        """Count one refusal, and perhaps say so."""
+        """Count one refusal, and log it when a message is due."""
         with self._lock:
             now = self._clock()
             last, count = self._seen.get(address, (-self._every, 0))
@@ -67,7 +70,7 @@ class RefusalLog:
 class DataServer:
     """Serves `shard` on `host`:`port` (0: any free one; then see `port`).
 
-    `on_superseded(epoch)`: a client has met a newer incarnation of this shard.
+    Calls `on_superseded(epoch)` when a proven client has met a newer incarnation of this shard.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class DataServer:
         self._acceptor = threading.Thread(target=self._accept, name="data-accept", daemon=True)
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start to accept."""
         self._acceptor.start()
 
     def close(self) -> None:
@@ -128,7 +131,7 @@ class DataServer:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(0.05)  # out of descriptors: those who are served go on
+                time.sleep(PAUSE_SECONDS)
                 continue
             name = str(address[0])
             with self._open_lock:
@@ -137,7 +140,15 @@ class DataServer:
                 self._refusals.refused(name, "too many connections")
                 sock.close()
                 continue
-            threading.Thread(target=self._serve, args=(sock, name), name=f"data-{name}", daemon=True).start()
+            try:
+                threading.Thread(
+                    target=self._serve, args=(sock, name), name=f"data-{name}", daemon=True
+                ).start()
+            except RuntimeError as error:  # a pod's limit of processes counts threads
+                self._unproven.release()
+                self._refusals.refused(name, error)
+                sock.close()
+                time.sleep(PAUSE_SECONDS)
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         channel: Channel | None = None
@@ -153,7 +164,7 @@ class DataServer:
         except Unreachable as error:
             log.debug("%s: %s", address, error)
         except Exception:
-            log.exception("a connection from %s ended by an error of this server", address)
+            log.exception("an error of this server ended a connection from %s", address)
         finally:
             with self._open_lock:
                 self._open.discard(sock)
@@ -162,8 +173,9 @@ class DataServer:
             (channel or sock).close()
 
     def _prove(self, sock: socket.socket) -> tuple[Channel, Peer | None]:
+        accepted = sock
         with self._open_lock:
-            self._open.add(sock)
+            self._open.add(accepted)
         deadline = self._clock() + self._handshake_seconds
         try:
             if self._context is not None:
@@ -175,6 +187,7 @@ class DataServer:
         except OSError as error:
             raise Unreachable(str(error)) from None
         with self._open_lock:
+            self._open.discard(accepted)
             self._open.add(channel)
             if self._closed:
                 raise Unreachable("closed")
@@ -188,26 +201,31 @@ class DataServer:
             binding=self._binding,
             deadline=deadline,
         )
-        verdict = Verdict.WELCOME
-        if peer.minimum_epoch > self._shard.epoch:
-            verdict = Verdict.SUPERSEDED
-        elif peer.role is not Role.WORKER:
-            verdict = Verdict.REFUSED
-        else:
-            try:
-                self._shard.connect(peer.slot, peer.incarnation)
-            except Fenced:
-                verdict = Verdict.FENCED
+        verdict = self._judge(peer)
         try:
             handshake.conclude(channel, verdict)
         except Unreachable:
             if verdict is Verdict.WELCOME:
                 self._shard.disconnect(peer.slot)
             raise
-        if verdict is Verdict.SUPERSEDED and self._on_superseded is not None:
-            self._on_superseded(peer.minimum_epoch)
         channel.set_timeout(10.0)
         return channel, peer if verdict is Verdict.WELCOME else None
+
+    def _judge(self, peer: Peer) -> Verdict:
+        """The verdict on a proven client; a welcome one counts as connected."""
+        if peer.minimum_epoch > self._shard.epoch:
+            if (
+                self._on_superseded is not None
+            ):  # before the verdict is sent: the client may have closed by then
+                self._on_superseded(peer.minimum_epoch)
+            return Verdict.SUPERSEDED
+        if peer.role is not Role.WORKER:
+            return Verdict.REFUSED
+        try:
+            self._shard.connect(peer.slot, peer.incarnation)
+        except Fenced:
+            return Verdict.FENCED
+        return Verdict.WELCOME
 
     def _serve_peer(self, channel: Channel, peer: Peer) -> None:
         try:
@@ -220,7 +238,7 @@ class DataServer:
                     peer.incarnation,
                     peer.shard,
                 ):
-                    raise ProtocolError("a peer speaks in another one's name")
+                    raise ProtocolError("a request names another worker or shard than its connection")
                 if request.op is Op.BYE:
                     return
                 self._answer(channel, peer, request, meta)
@@ -242,66 +260,63 @@ class DataServer:
             code = _code(error)
             self._send(channel, Op.ERROR, str(error).encode()[:4096], seq=code)
             if code is not ErrorCode.USER:
-                raise  # a payload that was not read would be taken for a header
+                raise  # close: an unread payload would be read as the next header
 
     def _exchange(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> None:
-        """A request with a payload in either direction: through one buffer, there and back."""
-        shard, size = self._shard, self._shard.size
+        """A request with a payload in either direction: received into one buffer, answered from the same one."""
+        shard, size, codec = self._shard, self._shard.size, request.codec
         if shard.model is None:
-            raise ProtocolError("say hello first")
-        codec = request.codec
+            raise ProtocolError("send a hello first")
         expected = 0 if request.op is Op.PULL else size * codec.itemsize
         if codec is Codec.NONE or request.length != expected:
             raise ProtocolError(
                 f"{request.op.name} states {request.length} bytes, shard {shard.index} takes {expected}"
             )
-        if request.op in {Op.PULL, Op.PUSH_PULL, Op.DELTA_PULL, Op.MERGE_PULL}:
-            if not shard.wait_ready(READY_SECONDS):
-                raise Unreachable(f"shard {shard.index} has no parameters yet")
-            if request.op is not Op.PULL:
-                shard.wait_admitted(peer.slot, request.version, ADMISSION_SECONDS)
-        elif request.op is Op.INITIALIZE:
-            shard.wait_ready(READY_SECONDS)  # another worker may bring newer values than first ones
+        deadline = self._clock() + WAIT_SECONDS
+        self._wait(peer, request, deadline)
         largest = size * (4 if codec is Codec.FP32 else 2)
-        with self._pool.lend(size, codec, largest) as io:
+        with self._pool.lend(size, codec, largest, deadline=deadline) as io:
             if request.length:
                 channel.receive(octets(io), deadline=self._clock() + 10 + request.length / MIN_RATE)
-            match request.op:
-                case Op.INITIALIZE if codec is Codec.FP32:
-                    shard.initialize(io)
-                    self._send(channel, Op.OK)
-                    return
-                case Op.OFFER:
-                    answer = decode_answer(meta)
-                    who = (peer.slot, peer.incarnation)
-                    welcome = shard.offer(*who, request.version, answer, io, generation=request.seq)
-                    self._send(channel, Op.WELCOME, welcome.to_json().encode())
-                    return
-                case Op.PULL:
-                    reply = shard.pull(peer.slot, io, boot=request.boot, idle=bool(request.flags & IDLE))
-                case Op.PUSH_PULL:
-                    arguments = (
-                        peer.slot,
-                        peer.incarnation,
-                        request.seq,
-                        request.version,
-                        decode_push(meta),
-                        io,
-                    )
-                    reply = shard.push(*arguments, boot=request.boot)
-                case Op.DELTA_PULL | Op.MERGE_PULL:
-                    arguments = (
-                        peer.slot,
-                        peer.incarnation,
-                        request.seq,
-                        request.version,
-                        decode_push(meta),
-                        io,
-                    )
-                    reply = shard.delta(*arguments, merge=request.op is Op.MERGE_PULL, boot=request.boot)
-                case _:
-                    raise ProtocolError(f"{request.op.name} is no request")
-            self._reply(channel, codec, reply, io)
+            self._apply(channel, peer, request, meta, io)
+
+    def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
+        """Until the shard can serve this request; `Unreachable` if it has no parameters by then."""
+        shard = self._shard
+        if request.op is Op.INITIALIZE:
+            shard.wait_ready(deadline - self._clock())  # another worker's copy is newer than first values
+        elif request.op is Op.PULL or request.op in PUSHES:
+            if not shard.wait_ready(deadline - self._clock()):
+                raise Unreachable(f"shard {shard.index} has no parameters yet")
+            if request.op in PUSHES:
+                shard.wait_admitted(peer.slot, request.version, deadline - self._clock())
+
+    def _apply(
+        self, channel: Channel, peer: Peer, request: Header, meta: bytearray, io: NDArray[Any]
+    ) -> None:
+        shard = self._shard
+        match request.op:
+            case Op.INITIALIZE if request.codec is Codec.FP32:
+                shard.initialize(io)
+                self._send(channel, Op.OK)
+            case Op.OFFER:
+                who, answer = (peer.slot, peer.incarnation), decode_answer(meta)
+                welcome = shard.offer(*who, request.version, answer, io, generation=request.seq)
+                self._send(channel, Op.WELCOME, welcome.to_json().encode())
+            case Op.PULL:
+                reply = shard.pull(peer.slot, io, boot=request.boot, idle=bool(request.flags & IDLE))
+                self._reply(channel, request.codec, reply, io)
+            case op if op in PUSHES:
+                self._reply(channel, request.codec, self._push(peer, request, meta, io), io)
+            case _:
+                raise ProtocolError(f"{request.op.name} is not a request")
+
+    def _push(self, peer: Peer, request: Header, meta: bytearray, io: NDArray[Any]) -> Answer:
+        push, who = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
+        if request.op is Op.PUSH_PULL:
+            return self._shard.push(*who, push, io, boot=request.boot)
+        merge = request.op is Op.MERGE_PULL
+        return self._shard.delta(*who, push, io, merge=merge, boot=request.boot)
 
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, io: NDArray[Any]) -> None:
         meta = encode_answer(reply.meta)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -136,7 +136,7 @@ class ShardStore(Attendance):
     def offer(
         self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Buffer, *, generation: int = 0
     ) -> ShardWelcome:
-        """A worker's copy of the parameters: adopted if it is newer than what this recovering shard has."""
+        """Adopt a worker's copy of the parameters if it is newer than those of this recovering shard."""
         with self.lock:
             self._members.check(slot, incarnation)
             self._check_size(io)
@@ -144,7 +144,7 @@ class ShardStore(Attendance):
             if fits and self._wants(version, generation):
                 kernels.adopt(self._parameters, io)
                 self.version, self.samples, self.generation = version, meta.samples, generation
-                self.applied = dict(meta.applied)
+                self._take_applied(meta.applied)
                 self.journal.adopt(meta.journal)
                 self.contents = Contents(self._restored.spans())
                 for entry in self.journal.since(-1).entries:
@@ -255,25 +255,15 @@ class ShardStore(Attendance):
             arrays = {name: values.copy() for name, values in arrays.items()}
             counts = (self.epoch, self.version, self.samples, self.updates)
             spec, applied = self.model, dict(self.applied)
-            return ShardCopy(
-                self.index,
-                self.shards,
-                *counts,
-                low,
-                high,
-                spec,
-                applied,
-                arrays,
-                self.contents.spans(),
-                self.generation,
-            )
+            held = (applied, arrays, self.contents.spans(), self.generation)
+            return ShardCopy(self.index, self.shards, *counts, low, high, spec, *held)
 
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
-        """Begin from a snapshot, before any worker is here; then RECOVERING until the workers' copies are seen.
+        """Begin from a snapshot, before any worker connects; then RECOVERING until the workers' copies are known.
 
-        `other_run`: with no push of this run, and the first worker may configure the optimizer anew. Workers may be
-        ahead of it all the same, where this run was lost before its first snapshot.
-        `weights_only`: of another run, its weights and nothing else.
+        `other_run`: the snapshot of another run. It holds no push of this one, and the first worker may reconfigure
+        the optimizer. Workers may still have newer copies, if this run was lost before its first snapshot.
+        `weights_only`: of another run, only its weights.
         """
         with self.lock:
             self._allocate(copy.model)
@@ -290,7 +280,7 @@ class ShardStore(Attendance):
                 self._recovery.restored(None)
                 return
             self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
-            self.applied = dict(copy.applied)
+            self._take_applied(copy.applied)
             self.journal = Log(copy.version)
             self._restored = Contents(copy.contents)
             self.contents = Contents(copy.contents)
@@ -324,6 +314,12 @@ class ShardStore(Attendance):
         if not self._optimizer.state.keys() <= held.keys():
             self.updates = 0
         self.model = model
+
+    def _take_applied(self, applied: Mapping[tuple[int, int], int]) -> None:
+        """A slot's newest incarnation in `applied` fences the older ones, as it did on the shard that was lost."""
+        self.applied = dict(applied)
+        for slot, incarnation in applied:
+            self.fence(slot, incarnation)
 
     def _settle(self) -> None:
         """Leave RECOVERING when everyone who is expected has been heard, or time is up."""

@@ -1,1 +1,1 @@
-"""Snapshots: files of shards that become visible all at once, by one manifest."""
+"""Snapshots: the files of all shards, published at once by one manifest."""

@@ -4,10 +4,9 @@
 snapshots/epoch-0-3     parameter server 0 has an incarnation 3: every lower one ends
 ```
 
-A server whose node is cut off from the cluster may go on for a long time beside its successor, since its workers'
-connections stay where they are. Only the storage is known to both. So whoever follows another one claims its place
-there before it reads anything, and every server looks again and again for a claim higher than its own. A storage that
-is away tells nothing, and ends nobody.
+A server on a node that is cut off from the cluster may go on for a long time alongside its successor, because its
+workers stay connected. Both reach the storage only. So a successor claims its shard there before it reads anything, and
+every server keeps looking for a claim higher than its own. An unreachable storage ends no server.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "snapshots"
 LOOK_SECONDS = 5.0
-"""How long a server that was replaced may not know of it, while it can reach the storage."""
+"""How long a replaced server goes on at most while it can reach the storage."""
 _NAME = re.compile(r"epoch-(\d{1,6})-(\d{1,18})")
 
 
@@ -44,19 +43,17 @@ def outdated(names: Iterable[str]) -> list[str]:
 
 
 class Claim:
-    """The place of shard `index` at `epoch`, in the storage of the run. May be used from several threads."""
+    """The claim of shard `index` at `epoch`, in the storage of the run. Thread-safe."""
 
     def __init__(self, storage: Storage, index: int, epoch: int) -> None:
         self._storage = storage
         self._index, self._epoch = index, epoch
 
     def make(self) -> None:
-        """Tell all lower ones to end, and be `Fenced` by a higher one. The first of all has nobody to tell."""
+        """Fence all lower incarnations; `Fenced` by a higher one. Incarnation 0 has none to fence."""
         if self._epoch > 0:
             name = f"{FOLDER}/epoch-{self._index}-{self._epoch}"
-            self._storage.create(
-                name, b"claimed\n"
-            )  # it may be there: the process was started again in place
+            self._storage.create(name, b"claimed\n")  # it exists after a restart in place
         self.check()
 
     def check(self) -> None:
@@ -64,12 +61,12 @@ class Claim:
         newest = highest(self._storage.names(FOLDER)).get(self._index, 0)
         if newest > self._epoch:
             raise Fenced(
-                f"incarnation {newest} of shard {self._index} is there, this is incarnation {self._epoch}"
+                f"incarnation {newest} of shard {self._index} exists, this is incarnation {self._epoch}"
             )
 
 
 class Watch:
-    """A thread that looks every `LOOK_SECONDS`, and once calls `superseded`."""
+    """A thread that looks every `LOOK_SECONDS`, and calls `superseded` once."""
 
     def __init__(self, claim: Claim, superseded: Callable[[Fenced], None]) -> None:
         self._claim = claim
@@ -78,22 +75,24 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="claims", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._stop.set()
 
     def look(self) -> bool:
-        """Look once; whether there is any need to look again."""
+        """Look once; returns whether to look again."""
         try:
             self._claim.check()
         except Fenced as error:
             self._superseded(error)
             return False
         except Unreachable as error:
-            log.debug("cannot see whether there is a newer incarnation: %s", error)
+            log.debug("cannot see whether a newer incarnation exists: %s", error)
+        except Exception:
+            log.exception("cannot see whether a newer incarnation exists")
         return True
 
     def _run(self) -> None:

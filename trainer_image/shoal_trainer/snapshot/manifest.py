@@ -1,4 +1,4 @@
-"""What a snapshot consists of. Everything that is not named by a manifest does not exist."""
+"""The manifest of a snapshot: a file that no manifest names is not part of any snapshot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal_trainer.wire.messages import Applied, ModelSpec, applied_from_list
 
 
 class ShardFile(Message):
-    """One shard's file: where it lies (relative to `snapshots/`), its length and SHA-256, and what is in it."""
+    """One shard's file: its path (relative to `snapshots/`), length, SHA-256, and content."""
 
     index: int
     shards: int
@@ -43,7 +43,7 @@ class Manifest(Message):
     number: int
     epoch: int
     generation: int = 0
-    """How often the job has gone back to a snapshot."""
+    """How often the job was rolled back."""
     job_uid: str
     shards: tuple[ShardFile, ...]
     model: ModelSpec
@@ -52,7 +52,7 @@ class Manifest(Message):
 
     @property
     def applied(self) -> Applied:
-        """The pushes that are on every shard: the minimum over them."""
+        """The pushes that every shard holds: the minimum over the shards."""
         vectors = [shard.vector for shard in self.shards]
         keys = {key for vector in vectors for key in vector}
         return {key: min(vector.get(key, 0) for vector in vectors) for key in sorted(keys)}

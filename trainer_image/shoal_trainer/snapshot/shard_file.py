@@ -1,11 +1,11 @@
-"""One shard's file: a line of JSON that says what follows, then the arrays as they lie in memory.
+"""The format of a shard's file: a JSON header, then the arrays as they are in memory.
 
 ```
 "SHOALSF1"  u64 length of the JSON   JSON, padded to 64   parameters, padded to 64   state, padded to 64   …
 ```
 
-Little endian fp32. The SHA-256 of the whole file is in the manifest; a reader streams the file once, checks it, and
-takes the range that it needs, so that a snapshot of three shards restores into two.
+Little endian fp32. The manifest holds the SHA-256 of the whole file. A reader streams the file once, checks it, and
+copies the range that it needs, so that a snapshot of three shards restores into two.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def chunks(copy: ShardCopy) -> Iterator[bytes | memoryview]:
 
 
 class Digest:
-    """Passes chunks on and keeps their length and SHA-256."""
+    """Passes chunks through and computes their length and SHA-256."""
 
     def __init__(self, source: Iterable[bytes | memoryview]) -> None:
         self._source = source
@@ -77,7 +77,7 @@ class Digest:
 
     @property
     def hex(self) -> str:
-        """SHA-256 of what has passed."""
+        """SHA-256 of the chunks so far."""
         return self._hash.hexdigest()
 
 
@@ -119,10 +119,9 @@ class _Reader:
 def read_into(
     handle: IO[bytes], size: int, sha256: str, low: int, high: int, arrays: dict[str, Vector]
 ) -> dict[str, Any]:
-    """Stream one file and copy its part of [low, high) into `arrays` (made or extended by the caller's bounds).
+    """Stream one file and copy its part of [low, high) into `arrays`, whose values cover [low, …) of the flat vector.
 
-    `arrays` values cover [low, …) of the flat vector. Returns the file's header; `SnapshotError` if anything is wrong:
-    nothing of a file whose checksum does not match may be used.
+    Returns the file's header. `SnapshotError` if the file is damaged: do not use `arrays` then.
     """
     reader = _Reader(handle, size)
     if reader.take(len(MAGIC)) != MAGIC:

@@ -1,8 +1,8 @@
 """Files of a run, on a volume or in an object store, behind the few operations that Shoal needs.
 
-`create` is the one that matters: it makes a small file only if there is none of that name, in one step that the storage
-itself decides (`link` on a file system, a conditional put in an object store). Everything else is built on it. What the
-storage cannot do now is `Unreachable`; that a file is not there is `FileNotFoundError`.
+`create` is the compare-and-swap that everything else is built on: it creates a small file only if none of that name
+exists, atomically (`link` on a file system, a conditional put in an object store). A storage that does not answer
+raises `Unreachable`, a missing file `FileNotFoundError`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -31,7 +32,7 @@ class Storage(Protocol):
         """Write a file; it is visible only when complete, and durable on return."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Make a file unless there is one; False if there is."""
+        """Create a file; False if it exists."""
 
     def open(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
         """Read a file from its beginning."""
@@ -43,10 +44,10 @@ class Storage(Protocol):
         """A file's length in bytes."""
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in a folder (last parts of the names); nothing if there is no such folder."""
+        """The entries of a folder (last parts of the names); empty if the folder does not exist."""
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder with all that is in it; nothing happens if it is not there."""
+        """Remove a file, or a folder and its content; a missing one is ignored."""
 
 
 def open_storage(uri: str, prefix: str = "") -> Storage:
@@ -66,7 +67,7 @@ def _translated(what: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, TrainerError, GeneratorExit):
         raise
-    except Exception as error:  # every object store has its own tree
+    except Exception as error:  # each object store raises its own classes
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unreachable(f"{what}: {words}") from error
 
@@ -79,7 +80,7 @@ class LocalStorage:
         self.uri = self.root.as_uri()
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write beside, flush to the disk, rename."""
+        """Write a temporary file, flush it to the disk, rename it."""
         path = self.root / name
         with _translated(f"cannot write {path}"):
             part = self._write_beside(path, chunks)
@@ -91,7 +92,7 @@ class LocalStorage:
             self._sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write beside and link: a link never replaces."""
+        """Write a temporary file and link it: a link never replaces a file."""
         path = self.root / name
         with _translated(f"cannot write {path}"):
             part = self._write_beside(path, [data])
@@ -143,13 +144,17 @@ class LocalStorage:
 
     @staticmethod
     def _create_in_place(path: Path, data: bytes) -> bool:
-        """Where there are no hard links (SMB, some FUSE): still only once, but for a moment visible in part."""
+        """Without hard links (SMB, some FUSE): readers may see half of the file, and a killed writer leaves it."""
         try:
-            with path.open("xb", buffering=0) as handle:
-                handle.write(data)
-                os.fsync(handle.fileno())
+            handle = path.open("xb", buffering=0)
         except FileExistsError:
             return False
+        try:
+            with handle:
+                _write_durably(handle, [data])
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         return True
 
     @staticmethod
@@ -158,11 +163,7 @@ class LocalStorage:
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
             with part.open("xb", buffering=0) as handle:
-                for chunk in chunks:
-                    view = memoryview(chunk)
-                    while view:
-                        view = view[handle.write(view) :]
-                os.fsync(handle.fileno())
+                _write_durably(handle, chunks)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -172,10 +173,18 @@ class LocalStorage:
     def _sync_folder(folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            with contextlib.suppress(OSError):  # network file systems may know no such thing
+            with contextlib.suppress(OSError):  # not supported by all network file systems
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _write_durably(handle: FileIO, chunks: Iterable[bytes | memoryview]) -> None:
+    for chunk in chunks:
+        view = memoryview(chunk)
+        while view:
+            view = view[handle.write(view) :]
+    os.fsync(handle.fileno())
 
 
 class RemoteStorage:
@@ -230,7 +239,7 @@ class RemoteStorage:
             return cast(bytes, self._fs.cat_file(self._path(name)))
 
     def size(self, name: str) -> int:
-        """As the store says."""
+        """From the object's metadata."""
         with _translated(f"cannot read {self.uri}/{name}"):
             return int(self._fs.info(self._path(name))["size"])
 

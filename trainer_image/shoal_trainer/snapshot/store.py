@@ -1,20 +1,24 @@
-"""The snapshots of a run: written by all shards, made visible at once, read by whoever comes next.
+"""The snapshots of a run: each shard writes its part, and one manifest publishes them all at once.
 
 ```
-snapshots/manifest-0000000007.json          numbers only grow; the file is created, never replaced
-snapshots/0000000007-2/shard-0-of-3         written before, named by number and epoch of PS 0
+snapshots/manifest-0000000007.json               numbers only grow; the file is created, never replaced
+snapshots/0000000007-2/shard-0-of-3-1f0c9a7e     number and epoch of PS 0; the suffix is new for each write
 ```
 
-Two parameter servers of different incarnations may be alive at once. Whoever publishes looks at the claims and at the
-newest manifest first: a higher epoch there means `Fenced`. Between the look and the write the other one may have
-published, but then the number is taken, the storage refuses the second file, and the loser looks again. So an old epoch
-never covers a newer one.
+A shard may finish writing after its attempt was given up, and the next attempt may have the same number: the suffix
+keeps a late writer from replacing a file that a manifest names.
+
+Two incarnations of a parameter server may be alive at once. Before it publishes, a server reads the claims and the
+newest manifest: a higher epoch there raises `Fenced`. If another server publishes between that read and the write, the
+storage refuses the second manifest of the same number, and the loser reads again. So an old epoch never covers a newer
+one.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
 from shoal_trainer.errors import Fenced, SnapshotError, Unreachable
@@ -33,6 +37,8 @@ log = logging.getLogger(__name__)
 _MANIFEST = re.compile(r"manifest-(\d{10})\.json")
 _FILES = re.compile(r"(\d{10})-\d+")
 MAX_MANIFEST = 256 << 20
+PUBLISH_TRIES = 8
+"""More refusals than this mean that the folder's listing is stale; the next attempt comes with the next interval."""
 
 
 class SnapshotStore:
@@ -44,14 +50,25 @@ class SnapshotStore:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
-        """A number that no snapshot has yet."""
+        """A number above those of all listed snapshots."""
         return max(_numbers(self._storage.names(FOLDER)), default=0) + 1
 
+    def clear(self, number: int, epoch: int) -> None:
+        """Remove the files of an earlier attempt at snapshot `number` by the same `epoch` of PS 0."""
+        try:
+            self._storage.size(self._name(number))
+        except FileNotFoundError:
+            self._storage.remove(f"{FOLDER}/{number:010d}-{epoch}")
+
     def write_shard(self, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
-        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Nobody sees it before `publish`."""
-        name = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}"
+        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. It is not visible before `publish`."""
+        suffix = f"-{secrets.token_hex(4)}"
+        name = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
         pieces = shard_file.Digest(shard_file.chunks(copy))
-        self._storage.write(f"{FOLDER}/{name}", pieces)
+        try:
+            self._storage.write(f"{FOLDER}/{name}", pieces)
+        except Unreachable as error:  # the same text for each attempt, so that it is logged once
+            raise Unreachable(str(error).replace(suffix, "")) from error
         return ShardFile(
             index=copy.index,
             shards=copy.shards,
@@ -69,9 +86,9 @@ class SnapshotStore:
         )
 
     def check(self, parts: Sequence[ShardFile]) -> None:
-        """`Unreachable` where one of these parts was written by a server that is replaced by now.
+        """`Unreachable` if a newer incarnation has claimed the shard of one of these parts.
 
-        Its successor has begun without it, and what the workers hold follows what it began with.
+        The successor started without this part, and the workers' copies follow the successor.
         """
         newest = claims.highest(self._storage.names(FOLDER))
         for part in parts:
@@ -81,54 +98,50 @@ class SnapshotStore:
                 )
 
     def publish(self, manifest: Manifest) -> Manifest:
-        """Make a snapshot the newest one; returns it with the number that it got. `Fenced` under a newer epoch."""
+        """Make a snapshot the newest one; returns it with its final number. `Fenced` under a newer epoch.
+
+        A refused number counts as the newest one: a stale listing may not show it.
+        """
         if sorted(shard.index for shard in manifest.shards) != list(range(len(manifest.shards))):
             raise SnapshotError("a manifest names every shard once")
-        while True:
+        refused = 0
+        for _ in range(PUBLISH_TRIES):
             names = self._storage.names(FOLDER)
             if (claimed := claims.highest(names).get(0, 0)) > manifest.epoch:
                 raise Fenced(f"incarnation {claimed} has claimed the storage, this is {manifest.epoch}")
-            newest = max(_numbers(names), default=0)
+            newest = max([*_numbers(names), refused])
             if newest:
-                try:
-                    held = self._read(newest)
-                except SnapshotError as error:
-                    log.warning("%s: it is left alone, the next one takes a higher number", error)
-                else:
-                    if held.epoch > manifest.epoch:
-                        raise Fenced(
-                            f"the storage holds a snapshot of epoch {held.epoch}, this is {manifest.epoch}"
-                        )
+                self._check_epoch(newest, manifest.epoch)
             manifest = manifest.model_copy(update={"number": max(manifest.number, newest + 1)})
             if self._storage.create(self._name(manifest.number), manifest.to_json().encode()):
                 return manifest
+            refused = manifest.number
+        raise Unreachable(f"snapshot number {refused} is taken, after {PUBLISH_TRIES} tries")
 
     def prune(self, retain: int) -> None:
-        """Keep the newest `retain` snapshots; what is older goes, also what was never published, and old claims."""
+        """Remove all but the newest `retain` snapshots, files that no manifest names, and outdated claims."""
         names = self._storage.names(FOLDER)
         for name in claims.outdated(names):
             self._storage.remove(f"{FOLDER}/{name}")
         numbers = _numbers(names)
         keep, drop = numbers[-max(1, retain) :], numbers[: -max(1, retain)]
-        if not drop:
-            return
-        used = set()
-        for number in keep:
-            try:
-                used |= {shard.file.split("/")[0] for shard in self._read(number).shards}
-            except SnapshotError:
-                continue
         for number in drop:
             self._storage.remove(self._name(number))
-        for name in self._storage.names(FOLDER):
-            match = _FILES.fullmatch(name)
-            if match and int(match[1]) < keep[0] and name not in used:
-                self._storage.remove(f"{FOLDER}/{name}")
+        try:
+            named = {shard.file for number in keep for shard in self._read(number).shards}
+        except SnapshotError:
+            return  # the files that it names are unknown: keep all until it is dropped itself
+        used = {file.split("/")[0] for file in named}
+        for folder, number in _folders(names):
+            if folder in used:
+                self._remove_unnamed(folder, named)
+            elif keep and number < keep[0]:
+                self._storage.remove(f"{FOLDER}/{folder}")
 
     # --- reading --------------------------------------------------------------------------------------------------
 
     def manifests(self) -> Iterator[Manifest]:
-        """Newest first; one that cannot be read is skipped, with a message."""
+        """Newest first; an unreadable manifest is skipped with a log message."""
         for number in reversed(_numbers(self._storage.names(FOLDER))):
             try:
                 yield self._read(number)
@@ -136,7 +149,7 @@ class SnapshotStore:
                 log.warning("%s: skipped", error)
 
     def latest(self) -> Manifest | None:
-        """The newest snapshot all of whose files are there in full length."""
+        """The newest snapshot whose files all exist in full length."""
         for manifest in self.manifests():
             try:
                 self._check_files(manifest)
@@ -147,7 +160,7 @@ class SnapshotStore:
         return None
 
     def load_settled(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
-        """As `load_newest`; once more where a newer one came meanwhile, of a server that did not know of this one."""
+        """As `load_newest`; loads again if a server that does not know of this one published meanwhile."""
         while True:
             number = self.next_number()
             found = self.load_newest(index, shards)
@@ -155,7 +168,7 @@ class SnapshotStore:
                 return found
 
     def load_newest(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
-        """The newest snapshot whose files are right, and shard `index` of `shards` from it."""
+        """The newest intact snapshot, and shard `index` of `shards` from it."""
         for manifest in self.manifests():
             try:
                 self._check_files(manifest)
@@ -165,7 +178,7 @@ class SnapshotStore:
         return None
 
     def load_shard(self, manifest: Manifest, index: int, shards: int) -> ShardCopy:
-        """Shard `index` of `shards`, whatever number of shards the snapshot has. `SnapshotError` if a file is bad."""
+        """Shard `index` of `shards` from a snapshot of any number of shards. `SnapshotError` if a file is damaged."""
         model = manifest.model
         low, high = bounds(model.size, shards)[index]
         trainable = max(0, min(high, model.parameters) - low)
@@ -200,12 +213,26 @@ class SnapshotStore:
 
     # ---
 
+    def _check_epoch(self, newest: int, epoch: int) -> None:
+        try:
+            held = self._read(newest)
+        except SnapshotError as error:
+            log.warning("%s: left as it is, the next snapshot takes a higher number", error)
+            return
+        if held.epoch > epoch:
+            raise Fenced(f"the storage holds a snapshot of epoch {held.epoch}, this is {epoch}")
+
+    def _remove_unnamed(self, folder: str, named: set[str]) -> None:
+        for name in self._storage.names(f"{FOLDER}/{folder}"):
+            if f"{folder}/{name}" not in named:
+                self._storage.remove(f"{FOLDER}/{folder}/{name}")
+
     def _read_part(self, part: ShardFile, low: int, high: int, arrays: dict[str, Vector]) -> None:
         try:
             with self._storage.open(f"{FOLDER}/{part.file}") as handle:
                 shard_file.read_into(handle, part.size, part.sha256, low, high, arrays)
         except FileNotFoundError:
-            raise SnapshotError(f"{part.file} is not there") from None
+            raise SnapshotError(f"{part.file} does not exist") from None
         except SnapshotError as error:
             raise SnapshotError(f"{part.file}: {error}") from None
 
@@ -214,7 +241,7 @@ class SnapshotStore:
             try:
                 size = self._storage.size(f"{FOLDER}/{part.file}")
             except FileNotFoundError:
-                raise SnapshotError(f"{part.file} is not there") from None
+                raise SnapshotError(f"{part.file} does not exist") from None
             if size != part.size:
                 raise SnapshotError(f"{part.file} has {size} bytes, the manifest says {part.size}")
 
@@ -225,9 +252,9 @@ class SnapshotStore:
                 raise SnapshotError(f"{name} is too long to be a manifest")
             return Manifest.model_validate_json(self._storage.read(name))
         except FileNotFoundError:
-            raise SnapshotError(f"{name} is not there any more") from None
+            raise SnapshotError(f"{name} does not exist any more") from None
         except ValueError as error:
-            raise SnapshotError(f"{name} is no manifest: {str(error).splitlines()[0]}") from None
+            raise SnapshotError(f"{name} is not a manifest: {str(error).splitlines()[0]}") from None
 
     @staticmethod
     def _name(number: int) -> str:
@@ -236,3 +263,7 @@ class SnapshotStore:
 
 def _numbers(names: Iterable[str]) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _MANIFEST.fullmatch(name)))
+
+
+def _folders(names: Iterable[str]) -> list[tuple[str, int]]:
+    return [(name, int(match[1])) for name in names if (match := _FILES.fullmatch(name))]

@@ -1,4 +1,4 @@
-"""Both sides prove that they hold the job's key before anything else is said.
+"""Both sides prove that they hold the job's key before anything else is sent.
 
 ```
 client                                             server
@@ -10,8 +10,11 @@ proof(client)                                 ->
 
 Each proof is HMAC-SHA256 over the whole transcript so far, under a key derived for that side alone: so a proof cannot
 be replayed (nonces), reflected (two keys), or used for another job, shard, epoch, or TLS connection (all are in the
-transcript). All frames have a fixed length: an unproven peer cannot state one. What follows on a plain socket is not
-protected against someone on the path; that takes TLS.
+transcript). All frames have a fixed length: an unproven peer cannot choose one. What follows on a plain socket is not
+protected against an attacker on the path; that requires TLS.
+
+A client that has met a newer epoch proves itself to an older server before it leaves: the server then knows that it
+was replaced, and ends. With ephemeral storage no claim tells it.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end, proven. `minimum_epoch` is the newest epoch of this shard that the client has met."""
+    """The proven client. `minimum_epoch` is the newest epoch of this shard that it has met."""
 
     role: Role
     shard: int
@@ -58,7 +61,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a client learns of the server, proven."""
+    """The proven server."""
 
     epoch: int
     boot: int
@@ -100,15 +103,15 @@ def connect(
     answer = bytes(channel.receive_bytes(_SERVER.size, limit=_SERVER.size))
     magic, verdict, epoch, boot, _, proof = _SERVER.unpack(answer)
     if magic != MAGIC:
-        raise ProtocolError("the peer is no parameter server of Shoal")
+        raise ProtocolError("the peer is not a parameter server of Shoal")
     if verdict != Verdict.WELCOME:
         raise Unauthorized("the parameter server refused the job's key, or serves another job or shard")
     expected = _proof(key, "server", binding, hello, answer[: -len(proof)])
     if not hmac.compare_digest(expected, proof):
-        raise Unauthorized("what answers as the parameter server cannot prove the job's key")
+        raise Unauthorized("the parameter server cannot prove the job's key")
+    channel.send(_proof(key, "client", binding, hello, answer))
     if epoch < peer.minimum_epoch:
         raise Unreachable(f"an older parameter server answers (epoch {epoch}, wanted {peer.minimum_epoch})")
-    channel.send(_proof(key, "client", binding, hello, answer))
     (final,) = _VERDICT.unpack(channel.receive_bytes(_VERDICT.size, limit=_VERDICT.size))
     if final == Verdict.FENCED:
         raise Fenced(f"slot {peer.slot} has a newer incarnation than {peer.incarnation}")
@@ -163,5 +166,5 @@ def accept(
 
 
 def conclude(channel: Channel, verdict: Verdict) -> None:
-    """Tell a proven peer whether it may go on."""
+    """Send the verdict to a proven peer."""
     channel.send(_VERDICT.pack(verdict))

@@ -80,12 +80,6 @@ def test_model_of_another_run_is_fenced(artefacts, storage):
         artefacts.publish_model(TOKEN, SAID)
 
 
-def test_unreadable_manifest_is_not_overwritten(artefacts, storage):
-    storage.write(MANIFEST, [b"{"])
-    with pytest.raises(Fenced, match=r"model/manifest\.json cannot be read"):
-        artefacts.published()
-
-
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("export", "manifest.json"), ("callbacks", "model/model.keras"), ("evaluate", "snapshots/x")],

@@ -96,7 +96,7 @@ def test_invalid_path_is_refused(start_server, method, path):
     served = start_server()
     code, body = served.ask(method, path, b"{}")
     assert code == 400
-    assert "there is no" in body or "not a name" in body
+    assert "unknown path" in body or "not a file name" in body
     assert served.files == {}
 
 

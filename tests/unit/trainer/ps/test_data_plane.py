@@ -187,3 +187,4 @@ def test_client_rejects_an_older_server(house: House) -> None:
     house.serve(1, epoch=2, ports=house.stop(), on_superseded=superseded.append)
     with pytest.raises(Unreachable, match="older parameter server"):
         client.hello(MODEL)
+    until(lambda: superseded == [3])

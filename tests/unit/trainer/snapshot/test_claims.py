@@ -68,7 +68,7 @@ def test_server_below_the_highest_claim_is_fenced(storage: Storage) -> None:
     Claim(storage, 1, 7).make()  # another shard
     Claim(storage, 0, 3).check()
     for lower in (0, 1):
-        with pytest.raises(Fenced, match=f"incarnation 2 of shard 0 is there, this is incarnation {lower}"):
+        with pytest.raises(Fenced, match=f"incarnation 2 of shard 0 exists, this is incarnation {lower}"):
             Claim(storage, 0, lower).check()
     with pytest.raises(Fenced, match="this is incarnation 1"):
         Claim(storage, 0, 1).make()

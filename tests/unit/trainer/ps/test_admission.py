@@ -1,0 +1,149 @@
+"""Whom a data server lets in, whom it turns away, and how long a request may wait."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from shoal_trainer.contract import Shard
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps import server as server_module
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.pool import BufferPool
+from shoal_trainer.ps.server import DataServer
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.security import Credentials, create_secret_dir
+from shoal_trainer.wire.header import Codec
+from shoal_trainer.wire.messages import ModelSpec, Push, WorkerIdentity
+from tests.unit.trainer.ps.house import until
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
+
+
+class Place:
+    """One data server of epoch 2, and clients of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.credentials: Credentials = create_secret_dir(folder / "secret")
+        self.shard = ShardStore(0, 1, 2, follows=False)
+        self.superseded: list[int] = []
+        self.server = DataServer(
+            self.shard, "uid", self.credentials, host="127.0.0.1", on_superseded=self.superseded.append
+        )
+        self.server.start()
+        self._stack = ExitStack()
+
+    def client(self, slot: int = 0) -> PSClient:
+        address = Shard(host="127.0.0.1", data_port=self.server.port)
+        client = PSClient([address], WorkerIdentity("uid", slot, 0), self.credentials, timeout=20)
+        self._stack.callback(client.close)
+        return client
+
+    def close(self) -> None:
+        self._stack.close()
+        self.server.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+def test_acceptor_survives_a_refused_thread(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's limit of processes counts threads."""
+    start, refused = threading.Thread.start, []
+
+    def limited(self: threading.Thread) -> None:
+        if self.name.startswith("data-127") and len(refused) < 2:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(place.server, "_unproven", threading.Semaphore(1))
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            place.client().hello(MODEL)
+    place.client().hello(MODEL)
+    assert place.server._acceptor.is_alive()
+
+
+def test_client_that_met_a_newer_epoch_ends_the_older_server(place: Place) -> None:
+    client = place.client()
+    client._shards[0].minimum_epoch = 3
+    with pytest.raises(Unreachable, match="older parameter server"):
+        client.hello(MODEL)
+    until(lambda: place.superseded == [3])
+
+
+def test_connection_counts_once(place: Place) -> None:
+    client = place.client()
+    client.hello(MODEL)
+    assert len(place.server._open) == 1
+
+
+def test_request_without_a_free_buffer_is_refused_at_its_deadline(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(place.server._pool, "_take", lambda _: None)
+    client = place.client()
+    client.hello(MODEL)
+    place.shard.initialize(aligned(8))
+    with pytest.raises(Unreachable, match="no buffer"):
+        client.pull(aligned(8))
+
+
+def test_waits_of_a_request_share_one_deadline(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "WAIT_SECONDS", 10.0)
+    now, given = [0.0], []
+    monkeypatch.setattr(place.server, "_clock", lambda: now[0])
+
+    def wait_ready(timeout: float) -> bool:
+        given.append(timeout)
+        now[0] += 6
+        return True
+
+    def wait_admitted(_slot: int, _base: int, timeout: float) -> None:
+        given.append(timeout)
+        now[0] += 3
+
+    lend = place.server._pool.lend
+
+    def lend_until(values: int, codec: Codec, largest: int, *, deadline: float) -> object:
+        given.append(deadline)
+        return lend(values, codec, largest)
+
+    place.shard.hello(0, 0, MODEL)
+    place.shard.initialize(aligned(8))
+    monkeypatch.setattr(place.shard, "wait_ready", wait_ready)
+    monkeypatch.setattr(place.shard, "wait_admitted", wait_admitted)
+    monkeypatch.setattr(place.server._pool, "lend", lend_until)
+    client = place.client()
+    client.hello(MODEL)
+    client.push_pull(aligned(8), aligned(8), Push(1, 1, (0,)))
+    assert given == [10.0, 4.0, 10.0]
+
+
+def test_waiting_time_is_shorter_than_the_clients_timeout() -> None:
+    timeout = inspect.signature(PSClient).parameters["timeout"].default
+    assert timeout >= server_module.WAIT_SECONDS + 5
+
+
+def test_lend_raises_at_its_deadline() -> None:
+    pool = BufferPool(limit=0)
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(pool.lend(8, Codec.FP32, 32))
+        with pytest.raises(Unreachable, match="no buffer"):
+            stack.enter_context(pool.lend(8, Codec.FP32, 32, deadline=pool._clock() + 0.02))
+    with pool.lend(8, Codec.FP32, 32, deadline=pool._clock() - 1) as buffer:  # a free one needs no time
+        assert buffer.size == 8

@@ -1,0 +1,201 @@
+"""A part that is written late changes no published snapshot, and a late listing keeps no server busy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal_trainer.coordinator.follower import Follower
+from shoal_trainer.coordinator.protocol import SnapshotShard
+from shoal_trainer.coordinator.snapshotter import write_part
+from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.snapshot.claims import Claim, Watch
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile
+from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.snapshot.store import PUBLISH_TRIES, SnapshotStore
+from shoal_trainer.wire.messages import ModelSpec, PushMeta
+
+SECONDS = 20
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=40_000)
+
+
+class SlowStorage(LocalStorage):
+    """Holds back the first file of shard 1 until `go` is set."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        if "shard-1" in name and not self.begun.is_set():
+            content = [bytes(chunk) for chunk in chunks]
+            self.begun.set()
+            assert self.go.wait(SECONDS)
+            super().write(name, content)
+        else:
+            super().write(name, chunks)
+
+
+class StaleListing(LocalStorage):
+    """Lists a folder as it was when `freeze` was called."""
+
+    frozen: list[str] | None = None
+    lists = 0
+
+    def freeze(self) -> None:
+        self.frozen = super().names("snapshots")
+
+    def names(self, folder: str) -> list[str]:
+        self.lists += 1
+        assert self.lists < 1000, "the storage is listed without end"
+        return super().names(folder) if self.frozen is None else self.frozen
+
+
+def shards(count: int) -> list[ShardStore]:
+    stores = [ShardStore(index, count, 0) for index in range(count)]
+    for shard in stores:
+        shard.connect(0, 0)
+        shard.hello(0, 0, MODEL)
+        shard.initialize(aligned(shard.size))
+    return stores
+
+
+def push(stores: list[ShardStore], seq: int) -> None:
+    for shard in stores:
+        shard.delta(0, 0, seq, seq - 1, PushMeta(samples=1), np.ones(shard.size, np.float32))
+
+
+def part(store: SnapshotStore, number: int, shard: ShardStore, epoch: int = 0) -> ShardFile:
+    copy = shard.copy()
+    assert copy is not None
+    return store.write_shard(number, epoch, copy)
+
+
+def manifest(number: int, *files: ShardFile, epoch: int = 0) -> Manifest:
+    return Manifest(number=number, epoch=epoch, job_uid="uid", shards=files, model=MODEL)
+
+
+def versions(store: SnapshotStore, count: int) -> list[tuple[int, int]]:
+    """(snapshot, version) with which each shard would begin."""
+    found = [store.load_newest(index, count) for index in range(count)]
+    return [(item[0].number, item[1].version) for item in found if item is not None]
+
+
+def test_part_written_after_publication_leaves_published_snapshot_intact(tmp_path: Path) -> None:
+    """PS 0 restarts in place while shard 1 writes: the second attempt has the same number and epoch."""
+    storage = SlowStorage(tmp_path)
+    store, stores = SnapshotStore(storage), shards(2)
+    push(stores, 1)
+    request = SnapshotShard(number=1, epoch=0)
+    late = threading.Thread(target=write_part, args=(stores[1], store, request))
+    late.start()
+    assert storage.begun.wait(SECONDS)
+    push(stores, 2)
+    files = part(store, 1, stores[0]), write_part(stores[1], store, request)
+    store.publish(manifest(1, *files))
+    storage.go.set()
+    late.join(SECONDS)
+    assert versions(store, 2) == [(1, 2), (1, 2)]
+
+
+def test_second_request_during_a_write_is_refused(tmp_path: Path) -> None:
+    storage = SlowStorage(tmp_path)
+    stores = shards(2)
+    snapshot = Follower(stores[1], SnapshotStore(storage)).handlers()["snapshot"]
+    first: list[object] = []
+    writing = threading.Thread(target=lambda: first.append(snapshot(SnapshotShard(number=1, epoch=0))))
+    writing.start()
+    assert storage.begun.wait(SECONDS)
+    with pytest.raises(Unreachable, match="shard 1 is still writing"):
+        snapshot(SnapshotShard(number=1, epoch=0))
+    storage.go.set()
+    writing.join(SECONDS)
+    assert isinstance(first[0], ShardFile)
+    assert snapshot(SnapshotShard(number=2, epoch=0)) is not None
+
+
+def test_prune_removes_files_that_no_manifest_names(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    leftover, kept = part(store, 1, shard), part(store, 1, shard)
+    store.publish(manifest(1, kept))
+    in_flight = part(store, 2, shard)
+    store.prune(3)
+    assert [f"0000000001-0/{name}" for name in storage.names("snapshots/0000000001-0")] == [kept.file]
+    assert leftover.file != kept.file
+    assert storage.size(f"snapshots/{in_flight.file}") == in_flight.size
+    assert store.load_newest(0, 1) is not None
+
+
+def test_prune_removes_no_file_where_a_kept_manifest_is_unreadable(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    first = part(store, 1, shard)
+    store.publish(manifest(1, first))
+    store.publish(manifest(2, first))
+    storage.write("snapshots/manifest-0000000002.json", [b"{"])
+    leftover = part(store, 1, shard)
+    store.prune(3)
+    assert storage.size(f"snapshots/{leftover.file}") == leftover.size
+    assert storage.size(f"snapshots/{first.file}") == first.size
+
+
+def test_clear_removes_parts_of_an_unpublished_attempt_only(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    published = part(store, 1, shard)
+    store.publish(manifest(1, published))
+    leftover, newer = part(store, 2, shard), part(store, 2, shard, epoch=1)
+    store.clear(1, 0)  # the listing was late: snapshot 1 exists
+    store.clear(2, 0)
+    assert storage.size(f"snapshots/{published.file}") == published.size
+    assert storage.size(f"snapshots/{newer.file}") == newer.size
+    with pytest.raises(FileNotFoundError):
+        storage.size(f"snapshots/{leftover.file}")
+
+
+def test_publish_with_a_late_listing_takes_the_next_free_number(tmp_path: Path) -> None:
+    storage = StaleListing(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    file = part(store, 1, shard)
+    store.publish(manifest(1, file))
+    storage.freeze()
+    store.publish(manifest(2, file))
+    assert store.publish(manifest(2, file)).number == 3
+
+
+def test_publish_with_a_late_listing_is_fenced_by_the_refused_number(tmp_path: Path) -> None:
+    storage = StaleListing(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    file = part(store, 1, shard)
+    storage.freeze()
+    store.publish(manifest(1, file, epoch=2))
+    with pytest.raises(Fenced, match="epoch 2, this is 1"):
+        store.publish(manifest(1, file, epoch=1))
+
+
+def test_publish_gives_up_after_a_bounded_number_of_refusals(tmp_path: Path) -> None:
+    storage = StaleListing(tmp_path)
+    store, (shard,) = SnapshotStore(storage), shards(1)
+    file = part(store, 1, shard)
+    storage.freeze()
+    for number in range(1, PUBLISH_TRIES + 1):
+        storage.create(f"snapshots/manifest-{number:010d}.json", manifest(number, file).to_json().encode())
+    with pytest.raises(Unreachable, match="is taken"):
+        store.publish(manifest(1, file))
+    assert storage.lists <= PUBLISH_TRIES + 1
+
+
+def test_claims_watch_survives_an_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = Claim(LocalStorage(tmp_path), 0, 0)
+    monkeypatch.setattr(claim, "check", lambda: 1 / 0)
+    assert Watch(claim, lambda _: None).look()
+    assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,63 @@
+"""Errors of other processes do not end a parameter server."""
+
+import tempfile
+
+import pytest
+
+from shoal_trainer import serve
+from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.errors import Unauthorized
+from shoal_trainer.security import create_secret_dir
+from shoal_trainer.serve import ParameterServer
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """PS `index` of two, not started."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    create_secret_dir(tmp_path / "secret")
+
+    def make(index):
+        return ParameterServer(
+            RuntimeConfig(
+                job=JobIdentity(namespace="n", name="j", uid="u"),
+                role=Role.PS,
+                index=index,
+                incarnation=0,
+                parameter_servers=(Shard(host="127.0.0.1"),) * 2,
+                entrypoint="a:b",
+                batch_size=2,
+                stop_after=StopAfter(epochs=1),
+                storage_uri=(tmp_path / "storage").as_uri(),
+                secret_dir=str(tmp_path / "secret"),
+            )
+        )
+
+    return make
+
+
+def test_coordinator_that_refuses_the_ready_message_is_asked_again(server, monkeypatch):
+    """During a key rotation PS 0 may not know this server's key yet."""
+    answers = [Unauthorized("no valid token for this job"), None]
+
+    class Control:
+        def __init__(self, *_, **__):
+            pass
+
+        def shard_ready(self, *_):
+            if (answer := answers.pop(0)) is not None:
+                raise answer
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(serve, "ShardControl", Control)
+    made = server(1)
+    assert [made._tell_ready(), made._tell_ready()] == [False, True]
+
+
+def test_last_snapshot_that_fails_unexpectedly_is_logged(server, monkeypatch, caplog):
+    made = server(0)
+    monkeypatch.setattr(made.desk.snapshotter, "take", lambda: 1 / 0)
+    made._last_snapshot()
+    assert "no last snapshot could be taken" in caplog.text
