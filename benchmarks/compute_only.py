@@ -34,7 +34,7 @@ def rate(
     seconds: float,
     *,
     by: Literal["shoal", "keras", "echo"] = "shoal",
-    **arguments: object,
+    **arguments: Any,
 ) -> float:
     """Steps a second of all processes together; they begin to measure at the same moment. `job`: of benchmarks.jobs."""
     with _echo() as port:
@@ -176,8 +176,12 @@ def main() -> None:
 
     name, batch, seconds, by, port, arguments = sys.argv[1:]
     job = getattr(jobs, name)(**json.loads(arguments))
-    make = {"shoal": shoal, "keras": keras, "echo": partial(echo, port=int(port))}[by]
-    advance = make(job, int(batch))
+    makers: dict[str, Callable[[Any, int], Callable[[], int]]] = {
+        "shoal": shoal,
+        "keras": keras,
+        "echo": partial(echo, port=int(port)),
+    }
+    advance = makers[by](job, int(batch))
     for _ in range(3):
         advance()
     print("ready", flush=True)

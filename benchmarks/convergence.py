@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from benchmarks.harness import Measurement, summary
-from benchmarks.virtual_job import SETS, Job, accuracy, accuracy_after_outage
+from benchmarks.virtual_job import SETS, Job, Policy, accuracy, accuracy_after_outage
 
 WORKERS = (1, 4, 8, 16)
-RULES = {
+RULES: dict[str, tuple[Policy, bool]] = {
     "1/sqrt(tau), corrected momentum (default)": ("InverseSquareRoot", True),
     "1/sqrt(tau), momentum as configured": ("InverseSquareRoot", False),
     "1/tau, corrected momentum": ("Inverse", True),

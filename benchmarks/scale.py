@@ -44,7 +44,9 @@ sys.stdin.readline()
 def measure(quick: bool) -> Iterator[Measurement]:
     """Memory against parameters x (4 + state) bytes, then push-pulls a second by parameters and by clients."""
     limit = statistics.median(hot_rate(1.0)[0] for _ in range(1 if quick else 3))
-    memory, by_size, by_clients = {}, {}, {}
+    memory: dict[int, float] = {}
+    by_size: dict[int, float] = {}
+    by_clients: dict[int, float] = {}
     for name, size in list(SIZES.items())[: 2 if quick else 4]:
         with _Server() as server:
             by_size[size] = server.push(size, clients=2, pushes=max(3, 100_000_000 // size))

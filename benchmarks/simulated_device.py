@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from benchmarks import compute_only
 from benchmarks.harness import Measurement, summary
@@ -25,7 +26,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
     It is measured anew before each run: on a shared host a moment's sleep takes longer at one time than at another.
     """
     for name, parameters, milliseconds, workers, servers, goal in CASES[:2] if quick else CASES:
-        args = {"parameters": parameters, "milliseconds": milliseconds}
+        args: dict[str, Any] = {"parameters": parameters, "milliseconds": milliseconds}
         shares, cpu = [], []
         for _ in range(1 if quick or workers > 16 else 3):
             ideal = workers * compute_only.rate("sleeping", 4, 1, 5.0, **args)

@@ -183,7 +183,7 @@ def training_closure(case: Case, model: Any, variables: list[Any], momenta: list
         computed: list[Any] = tape.gradient(loss, values)
         return computed
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def closure(iterator: Any) -> None:
         for _ in tf.range(case.steps_per_closure):
             values = [tf.convert_to_tensor(v) for v in variables]

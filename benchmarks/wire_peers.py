@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,4 +240,5 @@ def exchange(
 
 
 if __name__ == "__main__":
-    {"serve": serve, "work": work, "hot": hot}[sys.argv[1]](**json.loads(sys.argv[2]))
+    roles: dict[str, Callable[..., None]] = {"serve": serve, "work": work, "hot": hot}
+    roles[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from shoal import __version__
 from shoal.errors import UsageError
 
 __all__ = ["main"]
@@ -46,6 +47,6 @@ class _Lazy(click.Group):
 
 
 @click.command(cls=_Lazy)
-@click.version_option(package_name="shoal")
+@click.version_option(__version__)
 def main() -> None:
     """Shoal: elastic TensorFlow training on spot nodes."""

@@ -30,15 +30,15 @@ def pool(name: str = "spot", **changes: object) -> Pool:
         "accelerator": "T4",
         "startup_seconds": 60,
     } | changes
-    return Pool(name, **settings)  # type: ignore[arg-type]
+    return Pool(name, **settings)
 
 
 def problem(*pools: Pool, deadline: float | None = HOUR, **changes: object) -> Problem:
-    return Problem(pools, StepWork(steps=100_000), objective=Objective(deadline=deadline), **changes)  # type: ignore[arg-type]
+    return Problem(pools, StepWork(steps=100_000), objective=Objective(deadline=deadline), **changes)
 
 
 def quiet(**changes: object) -> Servers:
-    return Servers(**({"interruptions_per_hour": 0.0} | changes))  # type: ignore[arg-type]
+    return Servers(**({"interruptions_per_hour": 0.0} | changes))
 
 
 def test_without_risk_time_and_cost_are_what_anyone_would_compute() -> None:
@@ -232,7 +232,7 @@ def test_the_loss_that_was_reached_shortens_what_is_left() -> None:
 )
 def test_bad_input_says_what_to_change(make: object, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        make()  # type: ignore[operator]
+        make()
 
 
 class TestReplan:

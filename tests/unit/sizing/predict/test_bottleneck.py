@@ -8,7 +8,7 @@ from shoal.sizing.predict.bottleneck import Bottleneck, Observation, WorkerParts
 
 def workers(n: int = 4, **changes: float) -> list[WorkerParts]:
     parts = {"step_seconds": 0.2, "compute_seconds": 0.18, "exchange_seconds": 0.02} | changes
-    return [WorkerParts(f"w{i}", "T4", **parts) for i in range(n)]  # type: ignore[arg-type]
+    return [WorkerParts(f"w{i}", "T4", **parts) for i in range(n)]
 
 
 def test_a_job_as_fast_as_predicted_has_none() -> None:

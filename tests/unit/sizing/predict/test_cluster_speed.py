@@ -58,7 +58,7 @@ def clusters(count: int = 8, servers: tuple[int, ...] = (1,), noise: float = 0.0
         step = 0.01 + flops * 1e-11 + tensors * 2e-4
         for ps in servers:
             for n in (1, 2, 4, 8, 16):
-                features = ModelFeatures(flops, params, tensors)  # type: ignore[arg-type]
+                features = ModelFeatures(flops, params, tensors)
                 speed = cluster_throughput([[n]], [step], [1], TRUE.of(features), ps)[0]
                 rows.append(
                     (f"m{m}", "T4", n, ps, flops, params, tensors, 1.0, speed * np.exp(rng.normal(0, noise)))

@@ -25,5 +25,5 @@ def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda c: c.name)
 def test_every_column_is_documented(column: object) -> None:
-    for name in (column.name, *column.aliases):  # type: ignore[attr-defined]
+    for name in (column.name, *column.aliases):
         assert f"`{name}`" in PAGE
