@@ -196,11 +196,6 @@ class FakeKubelet:
         with tolerant(404):
             await self.kube.delete(f"{LEASES}/{name}")
 
-    async def set_taints(self, name: str, taints: Sequence[Json], *, unschedulable: bool = False) -> None:
-        """Replace the node's taints, and cordon it or not."""
-        body = {"spec": {"taints": list(taints), "unschedulable": unschedulable or None}}
-        await self.kube.patch(f"/api/v1/nodes/{name}", body)
-
     # --- pods ------------------------------------------------------------------------------------------------
 
     def pods_on(self, node: str) -> list[Json]:
@@ -253,11 +248,6 @@ class FakeKubelet:
             for running, before in zip(running_containers(pod), container_statuses(pod), strict=True)
         ]
         await self._patch_status(pod, {"containerStatuses": statuses})
-
-    async def set_waiting(self, namespace: str, name: str, reason: str, message: str = "") -> None:
-        """Containers that cannot start: CrashLoopBackOff, CreateContainerConfigError, …"""
-        pod = await self._read(namespace, name)
-        await self._patch_status(pod, waiting(pod, reason, message))
 
     # --- what kubelets do by themselves ----------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ import yaml
 
 Json = dict[str, Any]
 MERGE = "application/merge-patch+json"
-STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
@@ -101,9 +100,9 @@ class Kube:
         """POST."""
         return await self.request("POST", path, body)
 
-    async def patch(self, path: str, body: Any, content_type: str = MERGE) -> Json:
-        """PATCH, as a JSON merge patch unless told otherwise."""
-        return await self.request("PATCH", path, body, content_type=content_type)
+    async def patch(self, path: str, body: Any) -> Json:
+        """PATCH with a JSON merge patch."""
+        return await self.request("PATCH", path, body, content_type=MERGE)
 
     async def delete(self, path: str, *, grace_seconds: int | None = None, uid: str | None = None) -> Json:
         """DELETE, with the uid as a precondition where one is given."""

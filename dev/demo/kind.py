@@ -59,7 +59,7 @@ class Kind:
             raise DevError("No Docker engine answers this user: start it, or see that `docker info` works.")
 
     def up(self) -> None:
-        """Images by Docker, then the cluster of kind-config.yaml, then the images into it."""
+        """Images by Docker, then the cluster of kind.yaml, then the images into it."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         (self.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY))
         for name in DEMO:
@@ -70,21 +70,11 @@ class Kind:
                 dockerfile = str(context / image.dockerfile)
                 command("docker", "build", *target, "-f", dockerfile, "-t", image.reference, str(context))
         with step("kind cluster", every=30):
-            config = str(ROOT / "kind-config.yaml")
+            config = str(Path(__file__).with_name("kind.yaml"))
             kubeconfig = str(self.kubeconfig)
             self.down()
-            command(
-                "kind",
-                "create",
-                "cluster",
-                "--name",
-                CLUSTER,
-                "--config",
-                config,
-                "--kubeconfig",
-                kubeconfig,
-                cwd=ROOT,
-            )
+            options = ["--name", CLUSTER, "--config", config, "--kubeconfig", kubeconfig]
+            command("kind", "create", "cluster", *options, cwd=ROOT)
         for name in DEMO:
             with step(f"loading {IMAGES[name].reference}", every=30):
                 command("kind", "load", "docker-image", "--name", CLUSTER, IMAGES[name].reference)
