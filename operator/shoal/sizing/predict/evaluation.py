@@ -26,12 +26,12 @@ __all__ = ["LEAST_MODELS", "Evaluation", "Predictor", "evaluate", "folds_by_mode
 
 Floats = NDArray[np.float64]
 
-LEAST_MODELS = 3  # fewer say nothing about a model that was not measured
-MOST_FOLDS = 40  # of as many models; see group_folds
+LEAST_MODELS = 3  # fewer are not enough to predict another model
+MOST_FOLDS = 40  # see group_folds
 
 
 class Predictor(Protocol):
-    """What is evaluated: fitted to one table, it predicts another."""
+    """The interface of the evaluated predictors."""
 
     notes: list[str]
 
@@ -44,7 +44,7 @@ class Predictor(Protocol):
 
 @dataclass
 class _WorkerSteps:
-    """Worker speed in steps/s, as it is measured."""
+    """Worker speed in steps/s."""
 
     catalogue: Catalogue
     notes: list[str] = field(default_factory=list)
@@ -155,7 +155,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate on a test file, on an accelerator that is not fitted, or else by leaving one model out at a time.
 
-    Rows whose model was fitted measure memory, not prediction: a note says how many they are.
+    A note says how many rows have a fitted model: they do not test prediction.
     """
     rows = tables.load(train, target, models, catalogue)
     _enough(rows, train)
@@ -252,7 +252,7 @@ def _remembered(fitted: pd.DataFrame, held: pd.DataFrame) -> list[str]:
     if not known:
         return []
     return [
-        f"{known} of {len(held)} rows are of models that were fitted: of those this is memory, not prediction; "
+        f"{known} of {len(held)} rows are of models that were fitted: they do not test prediction; "
         "test with models that --train does not have, or use --leave-one-model-out"
     ]
 

@@ -1,9 +1,9 @@
-"""All runs of a scenario at once, step by step: nodes come and go as the trace says, a policy answers.
+"""Replay a scenario: nodes come and go as in the trace, and a policy reacts, in all runs at once.
 
-What is modelled: a worker asked for takes its pool's start-up time and is paid from the start; a lost worker loses no
-progress (the parameter servers hold it); which nodes of the pool the job has is chance, so how many of them are lost is
-hypergeometric; workers at work are lost before those that are starting, the worse of both. Whatever a policy wants, it
-gets no more than the pools hold, and no less on-demand than the job always has.
+The model: a requested worker takes the start-up time of its pool and is paid from the request; a lost worker loses no
+progress (the parameter servers hold it); the number of lost workers is hypergeometric, since the job has a random
+subset of the pool's nodes; running workers are lost before starting ones, which is the worse case. A policy gets at
+most what the pools hold, and at least the permanent on-demand workers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Replayed", "Supply", "replay", "step_of", "supply"]
 
 Ints = NDArray[np.int64]
 
-HORIZON = 4.0  # deadlines after which a run is given up
-STEPS = 400  # to the deadline
+HORIZON = 4.0  # a run is given up after this many deadlines
+STEPS = 400  # steps to the deadline
 
 
 @dataclass(frozen=True)
 class Supply:
-    """For each of r runs: its trace, and where in it the run begins. `there` and `lost` are (traces, longest)."""
+    """For each of r runs: its trace, and its offset in the trace. `there` and `lost` are (traces, longest)."""
 
     there: Ints
     lost: Ints
@@ -46,7 +46,7 @@ class Supply:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What became of r runs. Infinite `finish`: not ready after `HORIZON` deadlines."""
+    """The result of r runs. Infinite `finish`: given up."""
 
     finish: Floats
     cost: Floats
@@ -55,20 +55,20 @@ class Replayed:
     useful: Floats
     """Worker-seconds at work."""
     on_demand: Floats
-    """Worker-seconds of on-demand paid."""
+    """On-demand worker-seconds paid."""
     by_deadline: Floats
-    """Steps done at the deadline if there had been more work than that; complete with `on` only."""
+    """Steps possible until the deadline, with unlimited work; complete only with `on`."""
     workers: Floats
     """(steps,) mean workers at work over time."""
 
 
 def step_of(scenario: Scenario) -> float:
-    """Seconds between decisions: fine enough for the deadline, no finer than 1 s and no coarser than a minute."""
+    """Seconds between decisions: `STEPS` to the deadline, between 1 s and a minute."""
     return min(60.0, max(1.0, scenario.deadline / STEPS))
 
 
 def supply(traces: Sequence[Trace], step: float, runs: int, rng: np.random.Generator) -> Supply:
-    """Share the runs among the traces, each from a random offset."""
+    """Divide the runs among the traces, each at a random offset."""
     bins = [trace.bins(step) for trace in traces]
     lengths = np.array([len(there) for there, _ in bins])
     there = np.zeros((len(traces), int(lengths.max())), dtype=np.int64)
@@ -80,7 +80,7 @@ def supply(traces: Sequence[Trace], step: float, runs: int, rng: np.random.Gener
 
 
 class _Fleet:
-    """Workers of one kind in r runs: those at work, and those that start, by the step at which they will."""
+    """Workers of one kind in r runs: the running ones, and a queue of starting ones by step."""
 
     def __init__(self, runs: int, startup: float, step: float) -> None:
         self.delay = max(math.ceil(startup / step - 1e-9), 0)
@@ -94,12 +94,12 @@ class _Fleet:
         return self.working + self.starting
 
     def wait(self, step: float) -> Floats:
-        """(r,) sum of the seconds until those that are starting work."""
+        """(r,) sum of the seconds until the starting ones run."""
         ahead = (np.arange(self.delay + 1) - self._now) % (self.delay + 1)
         return np.asarray(step * (ahead @ self._queue))
 
     def tick(self) -> None:
-        """A step later: who has started works."""
+        """Advance one step."""
         if self.delay == 0:
             return
         self._now = (self._now + 1) % (self.delay + 1)
@@ -109,7 +109,7 @@ class _Fleet:
         self._queue[self._now] = 0
 
     def ask(self, wanted: Ints) -> None:
-        """Have `wanted` workers: start more, or stop some, those that are starting first."""
+        """Start or stop workers to have `wanted`; the starting ones are stopped first."""
         more = np.maximum(wanted - self.present, 0)
         if self.delay == 0:
             self.working += more
@@ -121,7 +121,7 @@ class _Fleet:
             self.working -= self._drop_starting(fewer)
 
     def lose(self, number: Ints) -> None:
-        """Lose workers, those at work first."""
+        """Lose workers, the running ones first."""
         working = np.minimum(number, self.working)
         self.working -= working
         left = number - working
@@ -129,7 +129,7 @@ class _Fleet:
             self._drop_starting(left)
 
     def _drop_starting(self, number: Ints) -> Ints:
-        """Stop the latest of those that are starting; give back how many are still to be stopped."""
+        """Stop starting workers, the latest first. Returns how many are still to be stopped."""
         left = np.maximum(number, 0)
         for ahead in range(self.delay, 0, -1):
             row = self._queue[(self._now + ahead) % (self.delay + 1)]
@@ -141,7 +141,7 @@ class _Fleet:
 
 
 class _Runs:
-    """The state of r runs of one policy: fleets, work done, and what has been paid. `tally` accumulates."""
+    """The state of r runs of one policy. `tally` is the result so far."""
 
     def __init__(self, scenario: Scenario, source: Supply, seed: int) -> None:
         self._scenario, self._source = scenario, source
@@ -183,7 +183,7 @@ class _Runs:
         return replace(self.tally, workers=np.array(self._workers))
 
     def _resize(self, policy: Policy, now: float, nodes: Ints) -> None:
-        """Ask for the workers that the policy wants, within what the pools hold."""
+        """Apply the policy's decision, within the limits of the pools."""
         scenario, spot, on_demand = self._scenario, self._spot, self._on_demand
         want_spot, want_on_demand = policy(
             View(
@@ -242,7 +242,7 @@ class _Runs:
 def replay(
     scenario: Scenario, policy: Policy, source: Supply, seed: int = 0, *, on: bool = False
 ) -> Replayed:
-    """Run one policy in all runs of a supply; `on`: to the deadline, even if all runs are ready before."""
+    """Run one policy in all runs of a supply. `on`: continue to the deadline even if all runs are ready."""
     state = _Runs(scenario, source, seed)
     last = math.ceil(scenario.deadline / state.step - 1e-9)
     for number in range(math.ceil(HORIZON * last)):
@@ -253,7 +253,7 @@ def replay(
 
 
 def _lost(held: Ints, before: Ints, gone: Ints, rng: np.random.Generator) -> Ints:
-    """(r,) how many of the job's nodes are among those that the pool loses."""
+    """(r,) how many of the pool's lost nodes belong to the job."""
     lost = np.zeros_like(held)
     at = np.flatnonzero((gone > 0) & (held > 0))
     if len(at):

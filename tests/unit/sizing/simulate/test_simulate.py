@@ -238,7 +238,7 @@ def test_what_a_simulation_needs() -> None:
     problem = scenario(1, 1.2).problem
     with pytest.raises(UsageError, match="on-demand pool"):
         scenario_of(Problem(problem.pools[:1], problem.work), slack=1.2)
-    with pytest.raises(UsageError, match="must be ready"):
+    with pytest.raises(UsageError, match="needs a deadline"):
         scenario_of(problem)
     with pytest.raises(UsageError, match="1 or more"):
         scenario_of(problem, slack=0.5)
