@@ -1,7 +1,7 @@
 """Accuracy after equal samples for 1 to 16 workers with uneven delays, by staleness and momentum rule (real data).
 
-The parameter-server shard is the real one, in virtual time; the networks are small and in NumPy, so that every worker's
-gradient costs little and hundreds of runs fit into minutes.
+The parameter-server shard is the real one, in virtual time. The networks are small and in NumPy, so that hundreds of
+runs take minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = tuple[str, str, float, int, Measurement]
 
 
 def measure(quick: bool = False) -> Iterator[Measurement]:
-    """Each figure is the median of seeds, with the worst and the best one."""
+    """Each figure is the median over seeds, with the worst and the best one."""
     seeds = range(1 if quick else 5)
     rows: list[Row] = []
     cases = list(itertools.product(SETS, RULES.items(), WORKERS))

@@ -21,9 +21,9 @@ CASES = [
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """One row for each number of workers. Ideal: the same step in one process, with no parameter server.
+    """One row for each number of workers. Ideal: the same step in one process, without a parameter server.
 
-    It is measured anew before each run: on a shared host a moment's sleep takes longer at one time than at another.
+    The ideal is measured before each run, since the duration of a sleep varies on a shared host.
     """
     for name, parameters, milliseconds, workers, servers, goal in CASES[:2] if quick else CASES:
         args: dict[str, Any] = {"parameters": parameters, "milliseconds": milliseconds}

@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`rate` in steps a second of all workers; processor time in seconds a step; memory of a PS process in bytes."""
+    """`rate` in steps/s of all workers; CPU time in seconds per step; memory of a PS process in bytes."""
 
     rate: float
     ps_cpu: float
@@ -52,7 +52,7 @@ def in_namespace(command: list[str]) -> list[str]:
 
 
 def run(case: Case) -> Outcome:
-    """Measure a case in a process of its own. Raises RuntimeError with what it printed when it fails."""
+    """Measure a case in a separate process. Raises RuntimeError with its output if it fails."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = in_namespace([sys.executable, "-m", "benchmarks.strategy_peer", json.dumps(asdict(case))])
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
@@ -72,7 +72,7 @@ def cluster_spec(case: Case) -> dict[str, list[str]]:
 
 
 def serve(spec: dict[str, list[str]], job: str, index: int) -> None:
-    """One of its server processes: one intra-op thread, as our workers have."""
+    """Run one server process, with one intra-op thread as in our workers."""
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=4)
@@ -83,7 +83,7 @@ def serve(spec: dict[str, list[str]], job: str, index: int) -> None:
 
 @contextlib.contextmanager
 def servers(spec: dict[str, list[str]]) -> Iterator[dict[str, list[psutil.Process]]]:
-    """All of its servers as child processes, ended by pid."""
+    """All servers as child processes."""
     started: list[subprocess.Popen[bytes]] = []
     processes: dict[str, list[psutil.Process]] = {"ps": [], "worker": []}
     try:
@@ -207,11 +207,11 @@ def random_dataset(case: Case, shape: tuple[int, ...]) -> Any:
 
 
 def sleep_op(after: Any, seconds: float) -> Any:
-    """A TensorFlow operation that takes `seconds` and no processor, once `after` is there."""
+    """A TensorFlow operation that sleeps for `seconds` after `after`."""
     import tensorflow as tf
-    from tensorflow.python.data.experimental.ops import testing  # the only sleeping op that it has
+    from tensorflow.python.data.experimental.ops import testing  # TensorFlow's only sleeping op
 
-    # It sleeps at each request for an element, and a single element is two requests: the second finds the end.
+    # It sleeps at each request, and a single element takes two requests: the second finds the end.
     dataset = testing.sleep(int(seconds * 5e5))(tf.data.Dataset.from_tensors(after))
     return tf.raw_ops.DatasetToSingleElement(
         dataset=dataset._variant_tensor, output_types=[tf.float32], output_shapes=[None]
@@ -219,7 +219,7 @@ def sleep_op(after: Any, seconds: float) -> Any:
 
 
 def main() -> None:
-    """A server, or the chief of a case."""
+    """Run a server, or the chief of a case."""
     arguments = json.loads(sys.argv[1])
     if "job" in arguments:
         serve(arguments["spec"], arguments["job"], arguments["index"])

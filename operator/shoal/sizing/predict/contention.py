@@ -197,8 +197,7 @@ class ClusterSpeed:
 
 
 def alone_speeds(rows: pd.DataFrame) -> Floats | None:
-    """(n,) the speed of one worker for every row, from the single-worker rows of the same table; None if one is
-    missing."""
+    """(n,) the speed of one worker for every row, from its rows of one worker; None if one is missing."""
     keys = ["model", "accelerator"]
     single = rows[(rows["num_workers"] == 1).to_numpy()].groupby(keys)["measured"].median()
     found = np.array(

@@ -95,8 +95,7 @@ def worker_regressors(catalogue: Catalogue) -> dict[str, Published]:
 
 
 def _svr(**options: Any) -> Any:
-    """Support vector regression of a step time: C and epsilon by cross-validation, at the ends of the authors'
-    grid."""
+    """Support vector regression of a step time: C and epsilon by cross-validation, at the ends of their grid."""
     grid = {"svr__C": [10, 100], "svr__epsilon": [0.01, 0.1]}
     pipeline = make_pipeline(MinMaxScaler(), SVR(gamma="auto", **options))
     return GridSearchCV(pipeline, grid, cv=5, scoring="neg_mean_absolute_error")

@@ -315,8 +315,7 @@ def _candidates(X: Floats, models: int) -> list[Any]:
 def _scaled(
     fit: GroupConformalRegressor, X: Floats, interval: Floats, arithmetic: float, overhead: float
 ) -> Floats:
-    """The interval of a fit, transferred to another accelerator: arithmetic and overheads have different
-    speed-ups."""
+    """The interval of a fit, transferred to another accelerator: each part has its own speed-up."""
     best = fit.estimator_
     if isinstance(best, RelativeNNLS):
         work = X[:, WORK] * best.coef_[WORK]

@@ -31,7 +31,7 @@ def shoal(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
-def test_spotdnn_as_json() -> None:
+def test_plan_workload_with_spotdnn_model_prints_json() -> None:
     result = shoal(
         "plan-workload", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--model", "spotdnn", "--json",
         "--limits", "0,5,5,5,5", "--prices", "0.918,0.3612,0.684,1.37,2.16",
@@ -47,14 +47,14 @@ def test_spotdnn_as_json() -> None:
     assert {"cost", "iterations", "pareto", "reason"} <= answer.keys()
 
 
-def test_our_model_from_the_same_files_counts_start_up_and_risk() -> None:
+def test_plan_workload_with_shoal_model_counts_startup_and_risk() -> None:
     result = shoal("plan-workload", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--json")
     answer = json.loads(result.output)
     assert answer["timeSeconds"] < answer["sureSeconds"] <= 2600
     assert answer["deadlineKept"] >= 0.95
 
 
-def test_a_plan_from_resources_is_explained_and_drawn(tmp_path: Path) -> None:
+def test_plan_is_explained_and_plotted(tmp_path: Path) -> None:
     picture = tmp_path / "front.png"
     result = shoal("plan", *RESOURCES, "--plot", str(picture), "--trace", f"spot-p100={TRACE}")
     assert result.exit_code == 0, result.output
@@ -66,7 +66,7 @@ def test_a_plan_from_resources_is_explained_and_drawn(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["front.png"]
 
 
-def test_a_simulation_side_by_side(tmp_path: Path) -> None:
+def test_simulate_compares_all_policies(tmp_path: Path) -> None:
     picture = tmp_path / "runs.png"
     arguments = ["simulate", *RESOURCES, "--trace", TRACE, "--runs", "50", "--slack", "1.3"]
     shown = shoal(*arguments, "--plot", str(picture))
@@ -124,7 +124,9 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ("profiles.yaml", "samplesPerEpoch: 50000", "# none", "samplesPerEpoch"),
     ],
 )
-def test_bad_resources_say_what_to_change(tmp_path: Path, name: str, old: str, new: str, says: str) -> None:
+def test_invalid_file_raises_error_with_advice(
+    tmp_path: Path, name: str, old: str, new: str, says: str
+) -> None:
     result = shoal("plan", *_edited(tmp_path, name, old, new), "--plot", str(tmp_path / "never.png"))
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.output.split())
@@ -170,7 +172,7 @@ def test_deadline_of_running_job_counts_from_its_start(tmp_path: Path) -> None:
         ("{steps: 700, metric: accuracy, value: '0.9'}", "{}", 700),
     ],
 )
-def test_of_epochs_and_steps_the_first_ends_it(tmp_path: Path, stop: str, status: str, steps: float) -> None:
+def test_first_of_epochs_and_steps_ends_job(tmp_path: Path, stop: str, status: str, steps: float) -> None:
     job = _job(tmp_path, stop, status)
     profile = read_profile(EXAMPLES / "profiles.yaml", job)
     problem = problem_of(job, read_request(None), read_pools(EXAMPLES / "pools.yaml"), profile, deadline=None)
@@ -179,7 +181,7 @@ def test_of_epochs_and_steps_the_first_ends_it(tmp_path: Path, stop: str, status
     assert any("may end earlier, when accuracy" in note for note in problem.notes) == ("metric" in stop)
 
 
-def test_what_runs_already_needs_no_start_up(tmp_path: Path) -> None:
+def test_running_workers_and_servers_need_no_startup(tmp_path: Path) -> None:
     slots = ", ".join(
         f"{{role: worker, index: 0, incarnation: 0, state: {state}, pool: {pool}}}"
         for state, pool in (
@@ -204,12 +206,12 @@ def test_what_runs_already_needs_no_start_up(tmp_path: Path) -> None:
     assert {p.name: p.running for p in problem.pools} == {"spot-k80": 1, "spot-p100": 2, "on-demand-p100": 0}
     assert problem.servers.running == 2
     assert problem.servers.wait(2) == 0 < problem.servers.wait(3)
-    said = " ".join(problem.notes)
-    assert "2 workers run in a node pool without a name, elsewhere" in said
-    assert "nodeSelector" in said
+    notes = " ".join(problem.notes)
+    assert "2 workers run in a node pool without a name, elsewhere" in notes
+    assert "nodeSelector" in notes
 
 
-def test_the_most_parameter_servers_are_kept_to(tmp_path: Path) -> None:
+def test_max_servers_limits_plan(tmp_path: Path) -> None:
     few = json.loads(shoal("plan", *RESOURCES, "--max-servers", "1", "--prefer", "MinTime", "--json").output)
     many = json.loads(shoal("plan", *RESOURCES, "--prefer", "MinTime", "--json").output)
     assert few["parameterServers"] == 1 < many["parameterServers"]
@@ -225,7 +227,7 @@ def test_the_most_parameter_servers_are_kept_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--json"], []])
-def test_no_plan_has_an_exit_code_of_its_own(arguments: list[str]) -> None:
+def test_infeasible_plan_exits_with_3(arguments: list[str]) -> None:
     result = shoal("plan", *RESOURCES, "--deadline", "300", *arguments)
     assert result.exit_code == 3
     assert "No plan ends within 5 min" in " ".join(result.output.split())
@@ -254,13 +256,13 @@ def test_no_plan_has_an_exit_code_of_its_own(arguments: list[str]) -> None:
         (["simulate", *RESOURCES, "--trace", TRACE, "--slack", "1.2", "--deadline", "9"], "not both"),
     ],
 )
-def test_bad_options_say_what_to_change(arguments: list[str], says: str) -> None:
+def test_invalid_option_raises_error_with_advice(arguments: list[str], says: str) -> None:
     result = shoal(*arguments)
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.output.split())
 
 
-def test_a_table_of_pools_with_holes(tmp_path: Path) -> None:
+def test_invalid_instance_table_raises_error(tmp_path: Path) -> None:
     good = (DATA / "spotdnn/instances.csv").read_text()
     path = tmp_path / "pools.csv"
     for text, says in (
