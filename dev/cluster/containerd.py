@@ -83,9 +83,9 @@ def template() -> Path:
 def ensure_template(references: Iterable[str]) -> None:
     """Import the images that are missing or out of date in the template."""
     wanted = {reference: digest for reference, digest in built().items() if reference in {PAUSE, *references}}
-    if lacking := {PAUSE, *references} - wanted.keys():
+    if missing := {PAUSE, *references} - wanted.keys():
         raise DevError(
-            f"These images are not built: {', '.join(sorted(lacking))}. Run `python -m dev images build`."
+            f"These images are not built: {', '.join(sorted(missing))}. Run `python -m dev images build`."
         )
     stamp = template().with_suffix(".json")
     have = json.loads(stamp.read_text()) if stamp.exists() and template().is_dir() else {}

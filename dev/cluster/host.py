@@ -56,7 +56,7 @@ def cni_folder() -> Path:
     return CNI_FOLDERS[0]
 
 
-def lacking(commands: dict[str, str]) -> list[str]:
+def missing(commands: dict[str, str]) -> list[str]:
     """The Debian packages of the missing commands."""
     packages = [package for command, package in commands.items() if shutil.which(command, path=_PATH) is None]
     if commands is COMMANDS and not (cni_folder() / "bridge").exists():
@@ -75,7 +75,7 @@ def prepare(*, images: bool = True) -> None:
     """
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         raise DevError(NOT_ROOT)
-    packages = lacking(COMMANDS) + (lacking(IMAGE_COMMANDS) if images else [])
+    packages = missing(COMMANDS) + (missing(IMAGE_COMMANDS) if images else [])
     if not packages:
         return
     if shutil.which("apt-get") is None:

@@ -96,10 +96,10 @@ class Node:
         copy_template(self.folder / "containerd")
         self._write_configuration()
         logind = ["nsenter", f"--net=/run/netns/{self.cgroup}", sys.executable, "-I"]
-        self.processes.start("logind", [*logind, str(_beside("logind.py")), str(self.folder / "logind.sock")])
+        self.processes.start("logind", [*logind, str(_script("logind.py")), str(self.folder / "logind.sock")])
         # --kill-child: the init dies with `unshare`, whose pid is recorded; the node ends with its pid 1.
         unshare = ["unshare", "--kill-child=KILL", "--pid", "--fork", "--mount", "--uts", "--mount-proc"]
-        init = [sys.executable, "-I", str(_beside("node_init.py")), str(self.folder / "init.json")]
+        init = [sys.executable, "-I", str(_script("node_init.py")), str(self.folder / "init.json")]
         self.processes.start("init", [*unshare, "--propagation", "private", *init], netns=self.cgroup)
 
     def power_button(self) -> None:
@@ -251,5 +251,5 @@ def read_spec(folder: Path) -> NodeSpec | None:
     return None
 
 
-def _beside(name: str) -> Path:
+def _script(name: str) -> Path:
     return Path(__file__).resolve().parent / name

@@ -52,9 +52,9 @@ class Kind:
 
     def check(self) -> None:
         """Check the commands and the Docker engine."""
-        lacking = [name for name in ("docker", "kind", "kubectl", "helm") if shutil.which(name) is None]
-        if lacking:
-            raise DevError(f"For CLUSTER=kind install: {', '.join(lacking)}.")
+        missing = [name for name in ("docker", "kind", "kubectl", "helm") if shutil.which(name) is None]
+        if missing:
+            raise DevError(f"For CLUSTER=kind install: {', '.join(missing)}.")
         if not docker_answers():
             raise DevError("No Docker engine answers this user: start it, or make `docker info` work.")
 

@@ -105,12 +105,12 @@ def ensure(names: tuple[str, ...] = NODES) -> Tools:
     folder = cache() / "tools" / f"{pinned()}-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / ".lock"):
-        lacking = [name for name in PACKAGES if name in names and not (folder / name).exists()]
-        if lacking:
-            patience = ": about 10 minutes on 2 cores the first time" if "kube-apiserver" in lacking else ""
-            say(f"building {', '.join(lacking)} into {folder}{patience}")
-        for number, name in enumerate(lacking, 1):
-            with step(f"building {name} ({number} of {len(lacking)})", every=20):
+        missing = [name for name in PACKAGES if name in names and not (folder / name).exists()]
+        if missing:
+            patience = ": about 10 minutes on 2 cores the first time" if "kube-apiserver" in missing else ""
+            say(f"building {', '.join(missing)} into {folder}{patience}")
+        for number, name in enumerate(missing, 1):
+            with step(f"building {name} ({number} of {len(missing)})", every=20):
                 _build(name, folder)
     return Tools(folder)
 

@@ -126,10 +126,10 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _write(figure: Any, path: Path) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        figure.savefig(beside, format="png", dpi=120)
-        beside.replace(path)
+        figure.savefig(partial, format="png", dpi=120)
+        partial.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise UsageError(f"cannot write the plot to {path}: {error}") from error

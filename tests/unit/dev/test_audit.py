@@ -19,7 +19,7 @@ def event(seconds: float, verb: str, resource: str, name: str, **more: Any) -> d
     reference = {"resource": resource, "namespace": "default", "name": name, **more.pop("reference", {})}
     return {
         "verb": verb,
-        "user": {"username": "somebody"},
+        "user": {"username": "user"},
         "objectRef": reference,
         "responseStatus": {"code": more.pop("code", 201)},
         "requestReceivedTimestamp": instant,
