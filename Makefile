@@ -1,5 +1,5 @@
-# Everything a developer of Shoal runs. `make help` lists it.
-# A target sets up what it needs by itself; what is slow to build lives in ${XDG_CACHE_HOME:-~/.cache}/shoal.
+# The commands of Shoal's developers. `make help` lists them.
+# A target installs what it needs. Results that are slow to build are kept in ${XDG_CACHE_HOME:-~/.cache}/shoal.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
@@ -11,48 +11,48 @@ VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-install: $(VENV)  ## Make .venv with .venv/bin/shoal, from the lock file
+install: $(VENV)  ## Install Shoal and its dependencies into .venv, from lock/dev.txt
 
 $(VENV): lock/dev.txt pyproject.toml
 	@dev/bootstrap.sh
 	@touch $@
 
-demo: possible install  ## Run the main job on a real local cluster while its nodes are taken away (CLUSTER=kind|local, KEEP=1)
+demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed (CLUSTER=kind|local, KEEP=1)
 	@$(PYTHON) -m dev demo
 
 possible:
 	@dev/demo/possible.sh
 
-demo-down: install  ## Take down the cluster that KEEP=1 left
+demo-down: install  ## Delete the cluster that KEEP=1 kept
 	@$(PYTHON) -m dev down
 
-test: install lint  ## Run every test of every tier
+test: install lint  ## Run the linters and all tests
 	@$(PYTHON) -m dev setup
 	@$(PYTHON) -m pytest tests --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-unit: install  ## Run the tests that need no cluster
+unit: install  ## Run the unit tests
 	@$(PYTHON) -m pytest tests/unit $(ARGS)
 
-lint: install  ## ruff, mypy --strict, import arrows
+lint: install  ## Run ruff, mypy and import-linter
 	@.venv/bin/ruff format --check --quiet . && .venv/bin/ruff check --quiet . && .venv/bin/mypy && { .venv/bin/lint-imports --no-cache >build/imports.log 2>&1 || { cat build/imports.log; exit 1; }; }
 
-format: install  ## Format, and mend what can be mended
+format: install  ## Format the code and apply ruff's fixes
 	@.venv/bin/ruff check --quiet --fix . ; .venv/bin/ruff format --quiet .
 
-generate: install  ## Write the generated files (CRDs)
+generate: install  ## Generate the CRDs and docs/api.md
 	@$(PYTHON) -m dev.generate
 
-lock: install  ## Resolve the dependencies again into lock/
+lock: install  ## Update the lock files
 	@$(PYTHON) -m dev.lock
 
-bench: install  ## Print the tables of docs/benchmarks and write build/bench.json
+bench: install  ## Run the benchmarks, write build/bench.json
 	@$(PYTHON) -m benchmarks
 
-soak: install  ## One hour of training with a process killed every 20 s (SECONDS_TO_RUN=3600)
+soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak
 
-nightly: install  ## 10,000 seeds of the simulation
+nightly: install  ## Run the trainer's simulation with 10,000 seeds
 	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
 
-clean:  ## Remove what was built in the checkout (the cache outside stays)
+clean:  ## Delete .venv and build outputs; the cache is kept
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis

@@ -1,1 +1,1 @@
-"""Each module measures one thing beside a peer or a physical limit of the same run, and yields `Measurement`s."""
+"""Each module compares one quantity with a peer or a physical limit in the same run, and yields `Measurement`s."""

@@ -1,7 +1,7 @@
 """`make bench`: runs the benchmarks, prints their tables, writes `build/bench.json`.
 
-`python -m benchmarks kernels wire` runs some of them; `--quick` measures less, to see that they run; `--record` writes
-the tables to docs/benchmarks too.
+`python -m benchmarks kernels wire` runs some of them; `--quick` measures less, as a smoke test; `--record` also
+writes the tables to docs/benchmarks.
 """
 
 from __future__ import annotations

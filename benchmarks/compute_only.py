@@ -1,8 +1,8 @@
 """What the cores can compute without a parameter server, in the same number of processes.
 
-`by="shoal"`: the worker's own step function; `by="keras"`: Keras' `fit`, each process for itself, optimizer and all;
-`by="echo"`: the worker's step, while its last update goes through a bare socket to threads of the parent that send it
-back: what moving the bytes leaves of the cores.
+`by="shoal"`: the worker's step function; `by="keras"`: Keras' `fit` in each process, with its optimizer; `by="echo"`:
+the worker's step, while its last update goes through a bare socket to threads of the parent and back, to measure the
+cost of moving the bytes.
 As a script: `python -m benchmarks.compute_only JOB BATCH SECONDS BY PORT ARGUMENTS` prints its steps a second.
 """
 
@@ -34,9 +34,9 @@ def rate(
     seconds: float,
     *,
     by: Literal["shoal", "keras", "echo"] = "shoal",
-    **arguments: object,
+    **arguments: Any,
 ) -> float:
-    """Steps a second of all processes together; they begin to measure at the same moment. `job`: of benchmarks.jobs."""
+    """Steps/s of all processes together, measured at the same time. `job`: a function of benchmarks.jobs."""
     with _echo() as port:
         return _rate([job, str(batch), str(seconds), by, str(port), json.dumps(arguments)], processes)
 
@@ -70,7 +70,7 @@ def _rate(arguments: list[str], processes: int) -> float:
 
 
 def _receive(sock: socket.socket, view: memoryview) -> bool:
-    """Fill `view`; False where the peer has closed."""
+    """Fill `view`. Returns False if the peer has closed."""
     done = 0
     while done < len(view):
         count = sock.recv_into(view[done:], 0, socket.MSG_WAITALL)
@@ -82,7 +82,7 @@ def _receive(sock: socket.socket, view: memoryview) -> bool:
 
 @contextlib.contextmanager
 def _echo() -> Iterator[int]:
-    """A port that sends back what comes, in messages of the size that a connection states first."""
+    """A port that echoes messages. A connection sends their size first."""
 
     def serve(sock: socket.socket) -> None:
         with sock:
@@ -118,7 +118,7 @@ def _stepper(job: Any, batch: int) -> tuple[Any, Callable[[], Any]]:
 
 
 def shoal(job: Any, batch: int) -> Callable[[], int]:
-    """Does one step of the worker's function."""
+    """One step of the worker's function."""
     glue, step = _stepper(job, batch)
 
     def advance() -> int:
@@ -129,7 +129,7 @@ def shoal(job: Any, batch: int) -> Callable[[], int]:
 
 
 def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
-    """Does one step of the worker's function, while the last one's update goes to `port` and back."""
+    """One step of the worker's function, while the previous update goes to `port` and back."""
     from shoal_trainer.ps.buffers import octets
 
     glue, step = _stepper(job, batch)
@@ -156,7 +156,7 @@ def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
 
 
 def keras(job: Any, batch: int) -> Callable[[], int]:
-    """Does some steps of `fit`."""
+    """`FIT_STEPS` steps of `fit`."""
     import tensorflow as tf
 
     example, model = job.data.example(batch), job.model()
@@ -170,14 +170,18 @@ def keras(job: Any, batch: int) -> Callable[[], int]:
 
 
 def main() -> None:
-    """One process."""
+    """Run one process."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from benchmarks import jobs
 
     name, batch, seconds, by, port, arguments = sys.argv[1:]
     job = getattr(jobs, name)(**json.loads(arguments))
-    make = {"shoal": shoal, "keras": keras, "echo": partial(echo, port=int(port))}[by]
-    advance = make(job, int(batch))
+    makers: dict[str, Callable[[Any, int], Callable[[], int]]] = {
+        "shoal": shoal,
+        "keras": keras,
+        "echo": partial(echo, port=int(port)),
+    }
+    advance = makers[by](job, int(batch))
     for _ in range(3):
         advance()
     print("ready", flush=True)

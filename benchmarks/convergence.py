@@ -1,7 +1,7 @@
 """Accuracy after equal samples for 1 to 16 workers with uneven delays, by staleness and momentum rule (real data).
 
-The parameter-server shard is the real one, in virtual time; the networks are small and in NumPy, so that every worker's
-gradient costs little and hundreds of runs fit into minutes.
+The parameter-server shard is the real one, in virtual time. The networks are small and in NumPy, so that hundreds of
+runs take minutes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from benchmarks.harness import Measurement, summary
-from benchmarks.virtual_job import SETS, Job, accuracy, accuracy_after_outage
+from benchmarks.virtual_job import SETS, Job, Policy, accuracy, accuracy_after_outage
 
 WORKERS = (1, 4, 8, 16)
-RULES = {
+RULES: dict[str, tuple[Policy, bool]] = {
     "1/sqrt(tau), corrected momentum (default)": ("InverseSquareRoot", True),
     "1/sqrt(tau), momentum as configured": ("InverseSquareRoot", False),
     "1/tau, corrected momentum": ("Inverse", True),
@@ -31,7 +31,7 @@ Row = tuple[str, str, float, int, Measurement]
 
 
 def measure(quick: bool = False) -> Iterator[Measurement]:
-    """Each figure is the median of seeds, with the worst and the best one."""
+    """Each figure is the median over seeds, with the worst and the best one."""
     seeds = range(1 if quick else 5)
     rows: list[Row] = []
     cases = list(itertools.product(SETS, RULES.items(), WORKERS))

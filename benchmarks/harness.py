@@ -1,6 +1,6 @@
-"""What every benchmark shares: how a figure is repeated, judged, shown and kept.
+"""The common part of the benchmarks: figures, goals, tables and files.
 
-Machines are shared and noisy, so a figure is a ratio against something measured in the same run, repeated, with the
+Machines are shared and noisy, so a figure is a ratio to a reference measured in the same run, repeated, with the
 median and the spread. A benchmark is a module with `def measure(quick: bool) -> Iterator[Measurement]`.
 """
 
@@ -25,8 +25,8 @@ from rich.table import Table
 class Measurement:
     """One figure. `value` is the median of the repeats, `low` and `high` their extremes.
 
-    `against` says in words what the ratio is relative to; `goal` is the least (or, with `at_most`, the greatest)
-    value that will do, None where none is named.
+    `against` describes the reference of the ratio; `goal` is the minimum (with `at_most`, the maximum) required, or
+    None.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Measurement:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None without a goal."""
+        """Whether the goal is met; None without a goal."""
         if self.goal is None:
             return None
         return self.value <= self.goal if self.at_most else self.value >= self.goal
@@ -63,7 +63,7 @@ def summary(
 
 
 def seconds(function: Callable[[], object], *, repeats: int = 7) -> float:
-    """The shortest time of a call: what the code costs when nobody else takes the core."""
+    """The shortest time of a call, which is least affected by other processes."""
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
@@ -86,7 +86,7 @@ def show(title: str, measurements: Iterable[Measurement], console: Console) -> N
 
 
 def page(title: str, command: str, measurements: Iterable[Measurement]) -> str:
-    """The table as a page of docs/benchmarks: what was run, where, when, and what was found."""
+    """The table as a page of docs/benchmarks, with command, date and machine."""
     load = "/".join(f"{one:.1f}" for one in os.getloadavg())
     lines = [
         f"# {title}",

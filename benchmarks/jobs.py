@@ -1,4 +1,4 @@
-"""Entrypoints of the jobs that the benchmarks run through the real worker loop: synthetic data, no input cost."""
+"""Entrypoints of the jobs for the real worker loop: synthetic data, no input cost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks import models
 from shoal_trainer import Indexed, Training
 
 SAMPLES = 50_000
-"""As many as CIFAR-10 has: fewer make short leases, and the coordinator is asked more often than it would be."""
+"""As in CIFAR-10: fewer samples make shorter leases and more requests to the coordinator."""
 
 
 def _data(shape: tuple[int, ...]) -> Any:
     rng = np.random.default_rng(0)
     size = math.prod(shape)
-    # Windows of one long row, which overlap: so many samples need no memory.
+    # Overlapping windows of one long row save memory.
     x = sliding_window_view(rng.standard_normal(SAMPLES + size - 1, np.float32), size).reshape(-1, *shape)
     return Indexed.from_arrays(x, rng.integers(0, 10, SAMPLES).astype(np.int32))
 
@@ -35,10 +35,10 @@ def compute(model: str) -> Training:
 
 
 def sleeping(parameters: int, milliseconds: int, tensors: int = 8, wire: str = "bf16") -> Training:
-    """A step that takes `milliseconds` and hardly any processor, as one on an accelerator does for its host.
+    """A step that takes `milliseconds` and almost no CPU time, like a step on an accelerator.
 
-    The parameters are in so many tensors of a like size (all but the last a multiple of 64, as layers' mostly are):
-    the glue slices and concatenates as for a model.
+    The parameters are in `tensors` tensors of similar size (all but the last a multiple of 64, as in most layers), so
+    that the glue slices and concatenates as for a model.
     """
 
     def build() -> Any:
@@ -61,7 +61,7 @@ def sleeping(parameters: int, milliseconds: int, tensors: int = 8, wire: str = "
 
                 @tf.custom_gradient  # type: ignore[untyped-decorator]
                 def device(*parts: Any) -> Any:
-                    """What the accelerator does is no work for the host: a gradient is the weights themselves."""
+                    """No work for the host: the gradients are the weights."""
                     return tf.reshape(slept, [1, 1]), lambda _: list(parts)
 
                 return x[:, :10] + device(*[tf.convert_to_tensor(part) for part in self.parts])

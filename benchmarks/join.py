@@ -23,7 +23,7 @@ model.train_on_batch(x, y)
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Plain Keras' import, build and first step in a process of its own; then a worker of ours, and its parts."""
+    """Import, build and first step of plain Keras in a separate process; then a Shoal worker, and its parts."""
     plain, joined, parts = [], [], []
     for _ in range(1 if quick else 3):
         start = time.perf_counter()

@@ -18,7 +18,7 @@ BLOCK = 65_536
 GOAL_MEMCPY = {("momentum", "25.6 M", "fp32"): 1.5}
 GOAL_TENSORFLOW = {"momentum": 1.2, "adam": 1.5}
 STATE_BYTES = {"sgd": 8, "momentum": 16, "nesterov": 16, "adam": 24, "adamw": 24, "adagrad": 16}
-"""Bytes read and written for each parameter beside `io`: parameters and state."""
+"""Bytes read and written for each parameter in addition to `io`: parameters and state."""
 
 f = np.float32
 Step = Callable[[], object]
@@ -41,7 +41,7 @@ def _ours(n: int, io: Any) -> dict[str, Step]:
 
 
 def _numpy(n: int, g: Any) -> dict[str, Step]:
-    """The best that plain numpy does: in blocks that stay in the cache, without temporaries."""
+    """The fastest plain numpy: in blocks that fit into the cache, without temporaries."""
     w, m, v = aligned(n), aligned(n), aligned(n)
     v += 1.0
     t, u = np.empty(BLOCK, f), np.empty(BLOCK, f)
@@ -79,7 +79,7 @@ def _numpy(n: int, g: Any) -> dict[str, Step]:
 
 
 def _tensorflow(n: int) -> dict[str, Step]:
-    """TensorFlow's fused ops, one thread, no locking: what its parameter server would run."""
+    """TensorFlow's fused ops, one thread, no locking, as in its parameter server."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -113,7 +113,7 @@ def _tensorflow(n: int) -> dict[str, Step]:
 
 
 def _rounds(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step in each round; all are measured in turn, so that noise meets all alike."""
+    """Seconds of each step in each round. The steps are interleaved, so that noise affects all equally."""
     for step in steps.values():
         step()
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -126,14 +126,14 @@ def _rounds(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
 
 
 def _ratios(base: list[float], mine: list[float], repeats: int, factor: float = 1.0) -> list[float]:
-    """`repeats` ratios base/mine, each from the fastest of its own share of the rounds."""
+    """`repeats` ratios base/mine, each from the fastest rounds of its share."""
     share = max(1, len(mine) // repeats)
     cuts = range(0, share * repeats, share)
     return [factor * min(base[c : c + share]) / min(mine[c : c + share]) for c in cuts]
 
 
 def measure(quick: bool = False) -> Iterator[Measurement]:
-    """Ratios are of effective bytes a second (against memcpy) or of speed (against the others)."""
+    """Ratios of effective bytes/s (against memcpy) or of speed (against the others)."""
     repeats = 2 if quick else 5
     for size, n in SIZES.items():
         if quick and n > 30_000_000:
@@ -150,7 +150,7 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
             times = _rounds(steps, rounds)
             for name, state in STATE_BYTES.items():
                 mine = times[f"ours {name}"]
-                # Credited: parameters, state, and the gradient read. The answer written is work beyond the update.
+                # Counted are parameters, state, and the gradient read, but not the answer written.
                 effective = (state + io.itemsize) / 8
                 label = f"{name} {size} {encoding}"
                 yield summary(

@@ -1,4 +1,4 @@
-"""The models that are measured, as plain Keras: CIFAR ResNets, an MLP, ResNet-50."""
+"""The measured models in plain Keras: CIFAR ResNets, an MLP, ResNet-50."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mlp(hidden: int = 1024) -> Any:
 
 
 def compiled(model: Any) -> Any:
-    """With the loss and optimizer that all figures use: cross entropy, momentum 0.9."""
+    """Compile with the loss and optimizer of all figures: cross entropy, momentum 0.9."""
     import keras
 
     model.compile(

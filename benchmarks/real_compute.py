@@ -15,13 +15,13 @@ CASES = (
     ("resnet110", 4, 0.95),
     ("mlp", 64, 0.75),
 )
-"""(model, batch, goal): where a goal is named, the batches that it was named for, which are small; then usual ones."""
+"""(model, batch, goal): the small batches of the goals, then usual ones."""
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """For each model: beside the worker's own step, what of that a bare socket leaves, beside Keras' `fit`.
+    """Compare each model with the worker's step, with a bare socket, and with Keras' `fit`.
 
-    The worker's own step is measured before and after: a shared host is faster at one time than at another.
+    The worker's step is measured before and after, since the speed of a shared host varies.
     """
     seconds = 8.0 if quick else 12.0
     for model, batch, goal in CASES[:1] if quick else CASES:

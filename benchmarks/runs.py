@@ -1,4 +1,4 @@
-"""Runs a job as local processes and reads its rate from the coordinator, once every worker is at work."""
+"""Run a job as local processes and read its rate from the coordinator when all workers are active."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ READY = re.compile(r"import ([0-9.]+) s, build and trace ([0-9.]+) s")
 
 @dataclass(frozen=True)
 class Run:
-    """Steps a second of all workers; processor seconds a step and peak memory (bytes) of PS and of a worker."""
+    """Steps/s of all workers; CPU seconds per step of PS and worker, and peak memory (bytes) of a PS."""
 
     rate: float
     ps_cpu: float
     worker_cpu: float
     ps_memory: int
     first_push_seconds: tuple[float, ...]
-    """From the start of each worker's process to its first accepted push."""
+    """Seconds from the start of each worker's process to its first accepted push."""
     ready_seconds: tuple[tuple[float, float], ...] = ()
-    """What of it each worker spent on imports, and on building and tracing the model, as its log says."""
+    """The parts for imports, and for building and tracing the model, from each worker's log."""
 
 
 def run(
@@ -40,7 +40,7 @@ def run(
     seconds: float,
     parameter_servers: int = 1,
 ) -> Run:
-    """Measure over `seconds`. Raises RuntimeError where a worker does not come to work."""
+    """Measure over `seconds`. Raises RuntimeError if a worker does not become active."""
     job = LocalJob(
         entrypoint=entrypoint,
         workers=workers,
@@ -90,7 +90,7 @@ def _all_at_work(local: LocalRun, workers: int) -> Any:
             if len(working) >= workers:
                 return status
         time.sleep(0.25)
-    raise RuntimeError(f"not all workers came to work: logs in {local.logs}")
+    raise RuntimeError(f"not all workers became active: logs in {local.logs}")
 
 
 def _cpu(local: LocalRun) -> dict[Role, float]:

@@ -1,6 +1,6 @@
 """Scale: anonymous memory of a parameter server, and the cost of a push-pull, as parameters and clients grow.
 
-The plot is docs/benchmarks/scale.png; the limit in it is a bare hot socket both ways, measured in the same run.
+The plot is docs/benchmarks/scale.png. Its limit is a bare hot socket both ways, measured in the same run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BF16 = 2
 PLOT = Path("docs/benchmarks/scale.png")
 SERVER = """
 import sys
-sys.modules["scipy"] = None  # numba loads it where it is; the image of the parameter server has none
+sys.modules["scipy"] = None  # numba loads scipy if installed; the image of the parameter server has none
 from shoal_trainer.contract import Role
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
@@ -42,9 +42,11 @@ sys.stdin.readline()
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Memory against parameters x (4 + state) bytes, then push-pulls a second by parameters and by clients."""
+    """Memory relative to parameters x (4 + state) bytes, then push-pulls/s by parameters and by clients."""
     limit = statistics.median(hot_rate(1.0)[0] for _ in range(1 if quick else 3))
-    memory, by_size, by_clients = {}, {}, {}
+    memory: dict[int, float] = {}
+    by_size: dict[int, float] = {}
+    by_clients: dict[int, float] = {}
     for name, size in list(SIZES.items())[: 2 if quick else 4]:
         with _Server() as server:
             by_size[size] = server.push(size, clients=2, pushes=max(3, 100_000_000 // size))
@@ -96,7 +98,7 @@ def plot(
 
 
 class _Server:
-    """A parameter server's data plane in a process of its own."""
+    """The data plane of a parameter server in a separate process."""
 
     def __enter__(self) -> _Server:
         self._folder = tempfile.TemporaryDirectory()
@@ -118,7 +120,7 @@ class _Server:
         return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Anonymous"))
 
     def push(self, size: int, *, clients: int, pushes: int) -> float:
-        """Push-pulls a second of `clients` threads, each on a connection of its own."""
+        """Push-pulls/s of `clients` threads with one connection each."""
         spec = ModelSpec(
             fingerprint="0" * 64, parameters=size, optimizer=OptimizerConfig(momentum=0.9, batch_size=1)
         )
@@ -133,7 +135,7 @@ class _Server:
                 peer.initialize(aligned(size))
             pulled = peer.pull(out[number])
             pulled = peer.push_pull(gradient, out[number], Push(1, 1, pulled.versions))  # touches every page
-            ready.wait(60)  # one that fails fails them all
+            ready.wait(60)  # if one fails, all fail
             start = time.perf_counter()
             for seq in range(2, pushes + 2):
                 pulled = peer.push_pull(gradient, out[number], Push(seq, 1, pulled.versions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from benchmarks import compute_only
 from benchmarks.harness import Measurement, summary
@@ -20,12 +21,12 @@ CASES = [
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """One row for each number of workers. Ideal: the same step in one process, with no parameter server.
+    """One row for each number of workers. Ideal: the same step in one process, without a parameter server.
 
-    It is measured anew before each run: on a shared host a moment's sleep takes longer at one time than at another.
+    The ideal is measured before each run, since the duration of a sleep varies on a shared host.
     """
     for name, parameters, milliseconds, workers, servers, goal in CASES[:2] if quick else CASES:
-        args = {"parameters": parameters, "milliseconds": milliseconds}
+        args: dict[str, Any] = {"parameters": parameters, "milliseconds": milliseconds}
         shares, cpu = [], []
         for _ in range(1 if quick or workers > 16 else 3):
             ideal = workers * compute_only.rate("sleeping", 4, 1, 5.0, **args)

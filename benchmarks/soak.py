@@ -1,7 +1,7 @@
 """A long run: real training on digits with a process killed every 20 s; memory, descriptors and threads must not grow.
 
-`make soak` (`SECONDS_TO_RUN=3600`) prints a line each minute and a table at the end, and exits 1 if the job failed or a
-process that lived through the run grew.
+`make soak` (`SECONDS_TO_RUN=3600`) prints a line each minute and a table at the end, and exits 1 if the job failed or
+a surviving process grew.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from shoal_trainer.local import LocalJob, LocalRun
 
 KILL_EVERY = 20.0
 SETTLED = 60.0
-"""Seconds after its first answer, or push, from which a process has all that it needs."""
+"""Warm-up of a process in seconds after its first answer or push."""
 SAMPLES = 10
-"""Readings, a second apart, of which a median is taken at either end: one of a process that is just dying is no end."""
+"""Readings, one per second, for the median at either end, since the reading of a dying process is invalid."""
 LONG = 3 * SETTLED
-"""A life in seconds, of which growth can be told."""
+"""The shortest lifetime in seconds for a growth measurement."""
 MOST = {"memory": (1.25, 16e6), "descriptors": (1.25, 8.0), "threads": (1.25, 8.0)}
-"""A process may have so many times what it had at first, and so much more."""
+"""The allowed growth: a factor and a constant."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Of one process, at an age in seconds: its own memory in bytes (USS), open descriptors, threads."""
+    """A reading of one process at an age in seconds: memory in bytes (USS), open descriptors, threads."""
 
     age: float
     memory: float
@@ -43,7 +43,7 @@ class Reading:
 
 
 def read(run: LocalRun, at_work: set[str]) -> dict[str, Reading]:
-    """All processes at work that are alive, by name."""
+    """The readings of all active processes, by name."""
     found = {}
     for process in run.processes:
         if process.name not in at_work:
@@ -59,7 +59,7 @@ def read(run: LocalRun, at_work: set[str]) -> dict[str, Reading]:
 
 
 def working(run: LocalRun, status: StatusReport | None) -> set[str]:
-    """Names of the processes that have begun their work by the coordinator's word."""
+    """Names of the processes that are active according to the coordinator."""
     if status is None:
         return set()
     pushing = {f"worker-{w.slot}-{w.incarnation}" for w in status.workers if w.first_push_at is not None}
@@ -67,7 +67,7 @@ def working(run: LocalRun, status: StatusReport | None) -> set[str]:
 
 
 def main() -> None:
-    """Run, watch, judge."""
+    """Run the job, watch it, and report growth."""
     seconds = float(os.environ.get("SECONDS_TO_RUN", "3600"))
     console = Console()
     os.chdir(Path(__file__).parent.parent / "examples" / "digits")  # where the processes find `digits`
@@ -83,7 +83,7 @@ def main() -> None:
     lives: dict[str, list[Reading]] = {}
     begun: dict[str, float] = {}
     last: StatusReport | None = None
-    start = told = time.monotonic()
+    start = printed = time.monotonic()
     with LocalRun(job) as run:
         while (now := time.monotonic()) - start < seconds:
             if (outcome := run.poll()) is not None:
@@ -96,9 +96,9 @@ def main() -> None:
             settled = {name for name, at in begun.items() if now - at >= SETTLED}
             for name, reading in read(run, settled).items():
                 lives.setdefault(name, []).append(reading)
-            if now - told >= 60:
-                told = now
-                steps = "the coordinator is away" if status is None else f"step {status.step:,}"
+            if now - printed >= 60:
+                printed = now
+                steps = "the coordinator is unreachable" if status is None else f"step {status.step:,}"
                 console.print(f"{now - start:.0f} s: {steps}, {run.kills} killed", highlight=False)
             time.sleep(1.0)
     grown = show(console, lives)
@@ -115,7 +115,7 @@ def ends(life: list[Reading], what: str) -> tuple[float, float]:
 
 
 def show(console: Console, lives: dict[str, list[Reading]]) -> list[str]:
-    """The longest lives; returns the names of the processes that grew."""
+    """Print the longest lifetimes. Returns the names of the processes that grew."""
     table = Table("process", "lived s", "memory MB", "descriptors", "threads")
     grown = []
     for name, life in sorted(lives.items(), key=lambda item: -item[1][-1].age):

@@ -16,7 +16,7 @@ STEP = 0.1
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Rates, then the processor time and memory of a parameter server."""
+    """Rates, then CPU time and memory of a parameter server."""
     seconds, repeats = (8.0, 1) if quick else (15.0, 3)
     for model, batch, closure in REAL[:1] if quick else REAL:
         ratios, cpu, memory = [], [], []

@@ -1,8 +1,7 @@
 """tf.distribute.ParameterServerStrategy on the same models, written in its favour.
 
-Plain variables, the fused update operation on the parameter server, the queue kept full. Its gRPC servers listen on
-every interface whatever they are told, so the whole cluster of processes runs in a network namespace of its own where
-that can be made, else it refuses.
+Plain variables, the fused update operation on the parameter server, the queue kept full. Its gRPC servers always listen
+on every interface, so the whole cluster runs in a new network namespace and fails where none can be made.
 
 As a script: `python -m benchmarks.strategy_peer '{"model": "resnet110", …}'` prints one JSON line.
 """
@@ -10,6 +9,7 @@ As a script: `python -m benchmarks.strategy_peer '{"model": "resnet110", …}'` 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`rate` in steps a second of all workers; processor time in seconds a step; memory of a PS process in bytes."""
+    """`rate` in steps/s of all workers; CPU time in seconds per step; memory of a PS process in bytes."""
 
     rate: float
     ps_cpu: float
@@ -52,7 +52,7 @@ def in_namespace(command: list[str]) -> list[str]:
 
 
 def run(case: Case) -> Outcome:
-    """Measure a case in a process of its own. Raises RuntimeError with what it printed when it fails."""
+    """Measure a case in a separate process. Raises RuntimeError with its output if it fails."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = in_namespace([sys.executable, "-m", "benchmarks.strategy_peer", json.dumps(asdict(case))])
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
@@ -72,7 +72,7 @@ def cluster_spec(case: Case) -> dict[str, list[str]]:
 
 
 def serve(spec: dict[str, list[str]], job: str, index: int) -> None:
-    """One of its server processes: one intra-op thread, as our workers have."""
+    """Run one server process, with one intra-op thread as in our workers."""
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=4)
@@ -83,7 +83,7 @@ def serve(spec: dict[str, list[str]], job: str, index: int) -> None:
 
 @contextlib.contextmanager
 def servers(spec: dict[str, list[str]]) -> Iterator[dict[str, list[psutil.Process]]]:
-    """All of its servers as child processes, ended by pid."""
+    """All servers as child processes."""
     started: list[subprocess.Popen[bytes]] = []
     processes: dict[str, list[psutil.Process]] = {"ps": [], "worker": []}
     try:
@@ -107,10 +107,8 @@ def cpu_seconds(processes: list[psutil.Process]) -> float:
 
 
 def measure(case: Case) -> Outcome:
-    """The chief: connects, warms up, keeps the queue full for about `case.seconds`."""
+    """Run the chief: connect, warm up, keep the queue full for about `case.seconds`."""
     import tensorflow as tf
-
-    from benchmarks import models
 
     spec = cluster_spec(case)
     with servers(spec) as processes:
@@ -121,77 +119,99 @@ def measure(case: Case) -> Outcome:
         )
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        model = models.mlp() if case.model == "mlp" else models.resnet(int(case.model.removeprefix("resnet")))
-        shape = model.input_shape[1:]
-        initial = [v.numpy() for v in model.trainable_variables]
-        frozen = [tf.constant(v.numpy()) for v in model.non_trainable_variables]
-        with strategy.scope():
-            variables = [tf.Variable(v) for v in initial]
-            momenta = []
-            for v in variables:
-                with strategy.extended.colocate_vars_with(v):
-                    momenta.append(tf.Variable(tf.zeros(v.shape)))
-
-        def gradients(values: list[Any], iterator: Any) -> list[Any]:
-            if case.step_seconds:
-                with tf.control_dependencies(values):
-                    slept = sleep_op(tf.identity(tf.reshape(values[0], [-1])[0]) * 0.0, case.step_seconds)
-                with tf.control_dependencies([slept]):
-                    return [tf.identity(v) for v in values]  # as in `jobs.sleeping`: no work for the host
-            x, y = next(iterator)
-            with tf.GradientTape() as tape:
-                tape.watch(values)
-                logits, _ = model.stateless_call(values, frozen, x, training=True)
-                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
-            found: list[Any] = tape.gradient(loss, values)
-            return found
-
-        @tf.function
-        def closure(iterator: Any) -> None:
-            for _ in tf.range(case.steps_per_closure):
-                values = [tf.convert_to_tensor(v) for v in variables]
-                for v, m, g in zip(variables, momenta, gradients(values, iterator), strict=True):
-                    with tf.device(v.device):
-                        tf.raw_ops.ResourceApplyKerasMomentum(
-                            var=v.handle, accum=m.handle, lr=0.01, grad=g, momentum=0.9
-                        )
-
-        def dataset() -> Any:
-            x = tf.random.stateless_normal((case.batch * 8, *shape), (1, 2))
-            y = tf.random.stateless_uniform((case.batch * 8,), (3, 4), 0, 10, tf.int32)
-            return (
-                tf.data.Dataset.from_tensor_slices((x, y))
-                .batch(case.batch, drop_remainder=True)
-                .cache()
-                .repeat()
-                .prefetch(2)
-            )
-
+        model = build_model(case)
+        closure = training_closure(case, model, *sharded_variables(strategy, model))
+        dataset = functools.partial(random_dataset, case, model.input_shape[1:])
         iterator = iter(coordinator.create_per_worker_dataset(dataset))
 
-        def schedule(closures: int) -> float:
+        def run_closures(closures: int) -> float:
             start = time.perf_counter()
             for _ in range(closures):
                 coordinator.schedule(closure, args=(iterator,))
             coordinator.join()
             return time.perf_counter() - start
 
-        schedule(2 * case.workers)
-        closures = max(2 * case.workers, round(4 * case.workers / schedule(4 * case.workers) * case.seconds))
+        run_closures(2 * case.workers)
+        warm_up = run_closures(4 * case.workers)
+        closures = max(2 * case.workers, round(4 * case.workers / warm_up * case.seconds))
         before = {job: cpu_seconds(members) for job, members in processes.items()}
-        elapsed = schedule(closures)
+        elapsed = run_closures(closures)
         steps = closures * case.steps_per_closure
         spent = {job: cpu_seconds(members) - before[job] for job, members in processes.items()}
         memory = max(p.memory_info().rss for p in processes["ps"])
         return Outcome(steps / elapsed, spent["ps"] / steps, spent["worker"] / steps, memory)
 
 
-def sleep_op(after: Any, seconds: float) -> Any:
-    """A TensorFlow operation that takes `seconds` and no processor, once `after` is there."""
-    import tensorflow as tf
-    from tensorflow.python.data.experimental.ops import testing  # the only sleeping op that it has
+def build_model(case: Case) -> Any:
+    """The Keras model of the case."""
+    from benchmarks import models
 
-    # It sleeps at each request for an element, and a single element is two requests: the second finds the end.
+    return models.mlp() if case.model == "mlp" else models.resnet(int(case.model.removeprefix("resnet")))
+
+
+def sharded_variables(strategy: Any, model: Any) -> tuple[list[Any], list[Any]]:
+    """The trainable variables and their momenta, on the parameter servers."""
+    import tensorflow as tf
+
+    initial = [v.numpy() for v in model.trainable_variables]
+    with strategy.scope():
+        variables = [tf.Variable(v) for v in initial]
+        momenta = []
+        for v in variables:
+            with strategy.extended.colocate_vars_with(v):
+                momenta.append(tf.Variable(tf.zeros(v.shape)))
+    return variables, momenta
+
+
+def training_closure(case: Case, model: Any, variables: list[Any], momenta: list[Any]) -> Any:
+    """The function that a worker runs: pull, compute the gradients (or sleep), update, `steps_per_closure` times."""
+    import tensorflow as tf
+
+    frozen = [tf.constant(v.numpy()) for v in model.non_trainable_variables]
+
+    def gradients(values: list[Any], iterator: Any) -> list[Any]:
+        if case.step_seconds:
+            with tf.control_dependencies(values):
+                slept = sleep_op(tf.identity(tf.reshape(values[0], [-1])[0]) * 0.0, case.step_seconds)
+            with tf.control_dependencies([slept]):
+                return [tf.identity(v) for v in values]  # as in `jobs.sleeping`: no work for the host
+        x, y = next(iterator)
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            logits, _ = model.stateless_call(values, frozen, x, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+        computed: list[Any] = tape.gradient(loss, values)
+        return computed
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def closure(iterator: Any) -> None:
+        for _ in tf.range(case.steps_per_closure):
+            values = [tf.convert_to_tensor(v) for v in variables]
+            for v, m, g in zip(variables, momenta, gradients(values, iterator), strict=True):
+                with tf.device(v.device):
+                    tf.raw_ops.ResourceApplyKerasMomentum(
+                        var=v.handle, accum=m.handle, lr=0.01, grad=g, momentum=0.9
+                    )
+
+    return closure
+
+
+def random_dataset(case: Case, shape: tuple[int, ...]) -> Any:
+    """Random samples, cached and repeated."""
+    import tensorflow as tf
+
+    x = tf.random.stateless_normal((case.batch * 8, *shape), (1, 2))
+    y = tf.random.stateless_uniform((case.batch * 8,), (3, 4), 0, 10, tf.int32)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(case.batch, drop_remainder=True)
+    return batches.cache().repeat().prefetch(2)
+
+
+def sleep_op(after: Any, seconds: float) -> Any:
+    """A TensorFlow operation that sleeps for `seconds` after `after`."""
+    import tensorflow as tf
+    from tensorflow.python.data.experimental.ops import testing  # TensorFlow's only sleeping op
+
+    # It sleeps at each request, and a single element takes two requests: the second finds the end.
     dataset = testing.sleep(int(seconds * 5e5))(tf.data.Dataset.from_tensors(after))
     return tf.raw_ops.DatasetToSingleElement(
         dataset=dataset._variant_tensor, output_types=[tf.float32], output_shapes=[None]
@@ -199,7 +219,7 @@ def sleep_op(after: Any, seconds: float) -> Any:
 
 
 def main() -> None:
-    """A server, or the chief of a case."""
+    """Run a server, or the chief of a case."""
     arguments = json.loads(sys.argv[1])
     if "job" in arguments:
         serve(arguments["spec"], arguments["job"], arguments["index"])

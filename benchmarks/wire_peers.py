@@ -1,6 +1,6 @@
-"""The processes that `benchmarks.wire` measures: a parameter server, workers that do nothing but push, a bare socket.
+"""The processes that `benchmarks.wire` measures: a parameter server, workers that only push, a bare socket.
 
-Each is a process of its own, as in a cluster, started by `Peer` and ended when its standard input closes.
+`Peer` starts each of them; it ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,31 +33,31 @@ JOB = "benchmark"
 
 
 class Peer:
-    """One of this module's roles in a process; `said` is the line of JSON that it prints when it is ready."""
+    """A process with one role of this module; `ready` is the line of JSON that it prints when it is ready."""
 
     def __init__(self, role: str, *, prefix: Sequence[str] = (), **options: Any) -> None:
         command = [*prefix, sys.executable, "-m", "benchmarks.wire_peers", role, json.dumps(options)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.said: dict[str, Any] = self.hear()
+        self.ready: dict[str, Any] = self.receive()
 
-    def hear(self) -> dict[str, Any]:
-        """The next line of JSON that it prints."""
+    def receive(self) -> dict[str, Any]:
+        """Read the next line of JSON."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"a process of the benchmark ended with {self.process.wait()}")
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+        message: dict[str, Any] = json.loads(line)
+        return message
 
-    def tell(self, **words: Any) -> dict[str, Any]:
-        """Send it a line and hear the answer."""
-        self.say(**words)
-        return self.hear()
+    def request(self, **message: Any) -> dict[str, Any]:
+        """Send a line and read the answer."""
+        self.send(**message)
+        return self.receive()
 
-    def say(self, **words: Any) -> None:
-        """Send it a line of JSON."""
+    def send(self, **message: Any) -> None:
+        """Send a line of JSON."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.write(json.dumps(message) + "\n")
         self.process.stdin.flush()
 
     def __enter__(self) -> Peer:
@@ -71,8 +71,8 @@ class Peer:
         self.process.stdout.close()
 
 
-def _print(**words: Any) -> None:
-    sys.stdout.write(json.dumps(words) + "\n")
+def _print(**message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
@@ -99,14 +99,14 @@ def serve(size: int, secret: str, host: str = "127.0.0.1", tls: bool = False) ->
 def work(
     size: int, secret: str, port: int, slot: int, dtype: str, host: str = "127.0.0.1", tls: bool = False
 ) -> None:
-    """A worker without a model: told {"seconds": s}, it pushes and pulls that long and says how often it did."""
+    """A worker without a model: on {"seconds": s} it pushes and pulls that long and prints the count."""
     for _ in kernels.compile_all():
         pass
     identity = WorkerIdentity(JOB, slot, 0)
     shards = [Shard(host=host, data_port=port)]
     client = PSClient(shards, identity, Credentials.load(secret), dtype=dtype, tls=tls)  # type: ignore[arg-type]
     client.hello(model(size))
-    kind = "uint16" if dtype == "bf16" else "float32"  # a worker's step makes bf16 itself
+    kind = "uint16" if dtype == "bf16" else "float32"  # a worker's step computes bf16
     gradient, out = aligned(size, kind), aligned(size, kind)
     pulled, seq = client.pull(out), 0
     _print(ready=True)
@@ -136,7 +136,7 @@ def _receive_all(sock: socket.socket, view: memoryview) -> int:
 
 
 def _touched(size: int) -> memoryview:
-    """Memory as a worker has it: every page its own, and there."""
+    """Memory with every page touched, as in a worker."""
     memory = aligned(size, np.uint8)
     memory[:] = 1
     return octets(memory)
@@ -153,7 +153,7 @@ def _both_ways(sock: socket.socket, size: int, seconds: float) -> dict[str, floa
 
 
 def hot(host: str = "127.0.0.1") -> None:
-    """The bare limit of the machine: the same bytes again and again, sent and received both ways at once."""
+    """The limit of the machine: the same bytes repeatedly, sent both ways at once."""
     with socket.create_server((host, 0)) as listener:
         _print(port=listener.getsockname()[1])
         for line in sys.stdin:
@@ -165,29 +165,29 @@ def hot(host: str = "127.0.0.1") -> None:
 def hot_rate(seconds: float, size: int = HOT) -> tuple[float, float]:
     """(bytes a second, both directions together; CPU seconds a GB on both sides) of the bare socket.
 
-    `size`: the bytes of a message; HOT of them stay in the cache.
+    `size`: bytes of a message; HOT bytes stay in the cache.
     """
     with Peer("hot") as peer:
-        peer.say(size=size, seconds=seconds)
-        with socket.create_connection(("127.0.0.1", peer.said["port"])) as sock:
+        peer.send(size=size, seconds=seconds)
+        with socket.create_connection(("127.0.0.1", peer.ready["port"])) as sock:
             mine = _both_ways(sock, size, seconds)
-        theirs = peer.hear()
+        theirs = peer.receive()
     moved = mine["received"] + theirs["received"]
     return moved / max(mine["seconds"], theirs["seconds"]), (mine["cpu"] + theirs["cpu"]) / moved * 1e9
 
 
 @dataclass(frozen=True)
 class Span:
-    """What `workers` and one server did for some seconds, and what bare sockets did right before."""
+    """A measurement of `workers` and one server, and of bare sockets right before."""
 
     per_second: float
     bytes_per_second: float
     server_cpu_per_gb: float
     client_cpu_per_gb: float
     hot_bytes_per_second: float
-    """One megabyte again and again, which stays in the cache."""
+    """With messages of one megabyte, which stay in the cache."""
     bare_bytes_per_second: float
-    """Messages of the same size as the vector's."""
+    """With messages of the size of the vector."""
 
 
 def exchange(
@@ -203,13 +203,13 @@ def exchange(
 ) -> Iterator[Span]:
     """Measure `repeats` spans of push-pulls, after one that warms up.
 
-    The bare socket is measured in between: a machine that is shared changes from one minute to the next.
+    The bare socket is measured before each, since the speed of a shared machine varies.
     """
     itemsize = 2 if dtype == "bf16" else 4
     with tempfile.TemporaryDirectory() as folder:
         secret = str(Path(folder) / "secret")
         with Peer("serve", prefix=server_prefix, size=size, secret=secret, host=host, tls=tls) as server:
-            port = server.said["port"]
+            port = server.ready["port"]
             clients = [
                 Peer("work", size=size, secret=secret, port=port, slot=slot, dtype=dtype, host=host, tls=tls)
                 for slot in range(workers)
@@ -217,21 +217,21 @@ def exchange(
             for index in range(repeats + 1):
                 hot_bytes = hot_rate(1.0)[0] if index else 0.0
                 bare_bytes = hot_rate(1.0, size * itemsize)[0] if index else 0.0
-                before = server.tell()
+                before = server.request()
                 for client in clients:
-                    client.say(seconds=seconds if index else 0.5)
-                heard = [client.hear() for client in clients]
-                after = server.tell()
+                    client.send(seconds=seconds if index else 0.5)
+                reports = [client.receive() for client in clients]
+                after = server.request()
                 if not index:
                     continue
-                count = sum(one["count"] for one in heard)
-                span = max(one["seconds"] for one in heard)
+                count = sum(one["count"] for one in reports)
+                span = max(one["seconds"] for one in reports)
                 moved = count * size * itemsize * 2
                 yield Span(
                     per_second=count / span,
                     bytes_per_second=moved / span,
                     server_cpu_per_gb=(after["cpu"] - before["cpu"]) / moved * 1e9,
-                    client_cpu_per_gb=sum(one["cpu"] for one in heard) / moved * 1e9,
+                    client_cpu_per_gb=sum(one["cpu"] for one in reports) / moved * 1e9,
                     hot_bytes_per_second=hot_bytes,
                     bare_bytes_per_second=bare_bytes,
                 )
@@ -240,4 +240,5 @@ def exchange(
 
 
 if __name__ == "__main__":
-    {"serve": serve, "work": work, "hot": hot}[sys.argv[1]](**json.loads(sys.argv[2]))
+    roles: dict[str, Callable[..., None]] = {"serve": serve, "work": work, "hot": hot}
+    roles[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -1,1 +1,1 @@
-"""Tools of the developers of Shoal."""
+"""Tools for developers of Shoal."""

@@ -1,6 +1,6 @@
-"""Reads the API server's audit log: the one clock that says when something was asked of the cluster.
+"""Read the API server's audit log, to measure reaction times.
 
-Times of creation in Kubernetes have a resolution of a second; a reaction is measured here, in microseconds.
+Its times have microseconds, while creation timestamps in Kubernetes have a resolution of 1 s.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Write:
 def writes(log: Path, *, namespace: str | None = None) -> Iterator[Write]:
     """Every write so far, or those in one namespace, in the order of the answers.
 
-    A line still being written is left out. Of a long log only the namespace's own lines are parsed: a test that asks
-    again and again must not hold up what it watches.
+    An incomplete last line is ignored. Only lines of the namespace are parsed, since tests poll this.
     """
     try:
         text = log.read_text()

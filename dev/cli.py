@@ -1,4 +1,4 @@
-"""The command line of `dev`: thin, one function for each command; what it does is elsewhere."""
+"""The command line of `dev`: one thin function per command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTROL_PLANE_FOLDER = "control-plane"
 
 
 class _Commands(click.Group):
-    """Prints what a developer can mend without a traceback; exit code 2, or 130 after Ctrl-C."""
+    """Prints a `DevError` without a traceback. Exit code 2, or 130 after Ctrl-C."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -36,7 +36,7 @@ class _Commands(click.Group):
             console.print(f"[red]error:[/red] {' '.join(map(str, error.cmd))}: {error.stderr or error}")
             ctx.exit(2)
         except KeyboardInterrupt:
-            say("interrupted; `python -m dev down` removes what is there")
+            say("interrupted; `python -m dev down` removes the rest")
             ctx.exit(130)
 
 
@@ -54,19 +54,19 @@ def _cluster_option(function: Any) -> Any:
 @main.command()
 @click.option("--for", "purpose", type=click.Choice(["control-plane", "nodes"]), default="nodes")
 def tools(purpose: str) -> None:
-    """Build Kubernetes' own commands, etcd, CoreDNS and helm; print the folder that holds them."""
+    """Build Kubernetes, etcd, CoreDNS and helm; print their folder."""
     names = go_tools.CONTROL_PLANE if purpose == "control-plane" else go_tools.NODES
     click.echo(go_tools.ensure(names).folder)
 
 
 @main.command()
 def setup() -> None:
-    """Make all that is slow once: the Go tools, and as root on Linux the images, side by side."""
+    """Build the Go tools and, as root on Linux, the images."""
     try:
         host.prepare()
     except DevError:
         go_tools.ensure()
-        say("the images need root on Linux; the tests of the nodes tier will be skipped")
+        say("the images need root on Linux; the tests of the nodes tier are skipped")
         return
     pause = go_tools.ensure(("pause",))
     side_by_side(lambda: image_builder.build(image_builder.DEMO, pause), go_tools.ensure)
@@ -74,15 +74,15 @@ def setup() -> None:
 
 
 @main.command()
-@click.option("--control-plane", "only", is_flag=True, help="No nodes: any user can have it, on free ports.")
-@click.option("--image", "wanted", multiple=True, help="Images that the nodes shall have (built if lacking).")
+@click.option("--control-plane", "only", is_flag=True, help="Without nodes; needs no root.")
+@click.option("--image", "wanted", multiple=True, help="Images to load (built if missing).")
 @_cluster_option
 def up(only: bool, wanted: tuple[str, ...], cluster: str) -> None:
     """Bring up a cluster: a control plane, one on-demand and three spot nodes, DNS, storage."""
     if only:
         folder = clusters() / CONTROL_PLANE_FOLDER
         if (old := load(folder)) and old.processes.running("kube-apiserver"):
-            raise DevError("A control plane runs already. `python -m dev down` takes it down.")
+            raise DevError("A control plane is already running. Stop it with `python -m dev down`.")
         plane = ControlPlane(folder, go_tools.ensure(go_tools.CONTROL_PLANE))
         plane.stop()
         plane.launch()
@@ -99,13 +99,13 @@ def up(only: bool, wanted: tuple[str, ...], cluster: str) -> None:
 @main.command()
 @_cluster_option
 def down(cluster: str) -> None:
-    """Take a cluster down and remove everything of it, also after a crash; and a control plane without nodes."""
+    """Stop and remove a cluster, and a control plane without nodes. Works after a crash, too."""
     if plane := load(clusters() / CONTROL_PLANE_FOLDER):
         plane.stop()
         say("the control plane is down")
     for orphan in orphans():
         orphan.stop()
-        say(f"the control plane {orphan.folder.name}, left by a process that was killed, is down")
+        say(f"the control plane {orphan.folder.name}, left by a killed process, is down")
     if (clusters() / cluster).exists():
         LocalCluster(cluster).down()
         say(f"the cluster {cluster} is down")
@@ -113,7 +113,7 @@ def down(cluster: str) -> None:
 
 @main.command()
 def status() -> None:
-    """What runs: control planes and nodes."""
+    """Show the running control planes and nodes."""
     for name in NUMBERS:
         if not (clusters() / name).exists():
             continue
@@ -132,12 +132,12 @@ def status() -> None:
 
 @main.group()
 def node() -> None:
-    """Nodes: add them, and take them away as a cloud does."""
+    """Add and remove nodes."""
 
 
 @node.command("add")
 @click.argument("name")
-@click.option("--spot", is_flag=True, help="Labelled as a GKE spot node.")
+@click.option("--spot", is_flag=True, help="Label it as a GKE spot node.")
 @_cluster_option
 def node_add(name: str, spot: bool, cluster: str) -> None:
     """Add a node and wait until it is Ready."""
@@ -146,10 +146,12 @@ def node_add(name: str, spot: bool, cluster: str) -> None:
 
 @node.command("notice")
 @click.argument("name")
-@click.option("--seconds", default=float(GRACE_SECONDS), help="From the notice to the end of the machine.")
+@click.option(
+    "--seconds", default=float(GRACE_SECONDS), help="Seconds from the notice to the end of the machine."
+)
 @_cluster_option
 def node_notice(name: str, seconds: float, cluster: str) -> None:
-    """Take a node away as a cloud does: Ready=False "node is shutting down", SIGTERM, then it is gone."""
+    """Reclaim a node with notice: Ready=False "node is shutting down", SIGTERM, then SIGKILL."""
     LocalCluster(cluster).notice(name, seconds=seconds)
 
 
@@ -157,14 +159,14 @@ def node_notice(name: str, seconds: float, cluster: str) -> None:
 @click.argument("name")
 @_cluster_option
 def node_kill(name: str, cluster: str) -> None:
-    """Take a node away without a word to anyone."""
+    """Kill a node without notice."""
     LocalCluster(cluster).kill(name)
 
 
 @node.command("list")
 @_cluster_option
 def node_list(cluster: str) -> None:
-    """The nodes as machines (`kubectl get nodes` shows what the API server thinks)."""
+    """List the machines of the nodes (`kubectl get nodes` lists the Node objects)."""
     for each in LocalCluster(cluster).nodes():
         kind = "spot" if each.spec.spot else "on-demand"
         click.echo(f"{each.spec.name}\t{kind}\t{each.address}\t{'runs' if each.alive else 'is dead'}")
@@ -172,7 +174,7 @@ def node_list(cluster: str) -> None:
 
 @main.group()
 def images() -> None:
-    """The images: operator, ps, worker, digits."""
+    """Build and load the images: operator, ps, worker, digits."""
 
 
 _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(image_builder.IMAGES)))
@@ -181,7 +183,7 @@ _NAMES = click.argument("names", nargs=-1, type=click.Choice(list(image_builder.
 @images.command("build")
 @_NAMES
 def images_build(names: tuple[str, ...]) -> None:
-    """Build what is not up to date (all, or those named)."""
+    """Build the images that are not up to date."""
     for reference, digest in image_builder.build(
         names or image_builder.DEMO, go_tools.ensure(("pause",))
     ).items():
@@ -192,7 +194,7 @@ def images_build(names: tuple[str, ...]) -> None:
 @_NAMES
 @_cluster_option
 def images_load(names: tuple[str, ...], cluster: str) -> None:
-    """Build what is not up to date and give it to the nodes, the running ones too."""
+    """Build the images that are not up to date and load them into the nodes."""
     names = names or image_builder.DEMO
     image_builder.build(names, go_tools.ensure(("pause",)))
     references = [image_builder.IMAGES[name].reference for name in names]
@@ -203,7 +205,7 @@ def images_load(names: tuple[str, ...], cluster: str) -> None:
 
 @main.command()
 def demo() -> None:
-    """Run the main job while its nodes are taken away; CLUSTER=kind|local forces one, KEEP=1 leaves it up."""
+    """Run a job while its nodes are reclaimed. CLUSTER=kind|local chooses the cluster, KEEP=1 keeps it."""
     from dev.demo import run
 
     sys.exit(run())

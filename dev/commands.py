@@ -1,4 +1,4 @@
-"""Running other people's commands: with their own words when they fail, and none left running after Ctrl-C."""
+"""Run external commands: errors contain their output, and Ctrl-C ends them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(
 
 
 def side_by_side(*work: Callable[[], Any]) -> None:
-    """Do things at once in threads; when one fails, or at Ctrl-C, the commands of the others are ended too."""
+    """Run functions in threads. If one fails, or at Ctrl-C, the commands of the others are ended."""
     with ThreadPoolExecutor() as pool:
         try:
             for future in [pool.submit(each) for each in work]:

@@ -1,4 +1,4 @@
-"""How the commands of `dev` show what they do: what, how far, how long. On stderr: stdout can be piped."""
+"""Progress output of the commands of `dev`, on stderr so that stdout can be piped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.console import Console
 console = Console(stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else 140)
 
 _one_live = threading.Lock()
-"""A terminal has room for one live line; steps beside it print lines."""
+"""A terminal has one live line; concurrent steps print lines."""
 
 
 def say(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     console.print(f"[bold]==>[/bold] {text}")
 
 
@@ -31,10 +31,9 @@ class Step:
 
 @contextmanager
 def step(what: str, *, every: float = 10.0, clock: Callable[[], float] = time.monotonic) -> Iterator[Step]:
-    """Says what begins, how long it has been going on, and how long it took.
+    """Print the step, its progress and its duration.
 
-    On a terminal one live line; else (a log, CI) a line every `every` seconds, so that a log shows it is
-    alive.
+    A terminal has one live line; otherwise (a log, CI) a line is printed every `every` seconds.
     """
     start = clock()
     state = Step()

@@ -1,7 +1,7 @@
-"""What a developer can mend: one sentence that says what to do, and no traceback."""
+"""The errors that a developer can fix."""
 
 from __future__ import annotations
 
 
 class DevError(Exception):
-    """Something is lacking, or did not start. The command line prints it and exits 2."""
+    """Something is missing, or did not start. The command line prints the message and exits 2."""

@@ -1,19 +1,17 @@
-"""Nodes without machines: what kubelets say to the API server, and nothing behind it.
+"""Fake nodes: the writes of kubelets to the API server, without machines or containers.
 
-For tests of the operator without containers. It speaks as a kubelet does in what a controller can see:
-leases, node conditions, pods from Pending over Running to their end, container statuses, graceful deletion,
-refusals. Everything that a machine would decide by itself is a method here, so that a test says what happens
-and when.
+It plays what a controller can see of a kubelet: leases, node conditions, the phases of pods, container statuses,
+graceful deletion, refusals. Events on the machine are methods, so that a test controls them.
 
 ```python
 async with FakeKubelet(control_plane.kubeconfig) as kubelet:
     await kubelet.add_node("spot-1", labels=SPOT, capacity={"nvidia.com/gpu": "8"})
-    await kubelet.notice("spot-1")            # Ready=False, "node is shutting down"; pods go on running
-    await kubelet.end_shutdown("spot-1")      # its pods have stopped (143), then the machine is gone
-    await kubelet.vanish("spot-2")            # not a word any more; its pods stay as they were
+    await kubelet.notice("spot-1")            # Ready=False, "node is shutting down"; pods keep running
+    await kubelet.end_shutdown("spot-1")      # its pods stop (143), then the machine ends
+    await kubelet.vanish("spot-2")            # no more heartbeats; the status of its pods stays as it was
     await kubelet.fail_pod("default", "digits-worker-0-0", exit_code=1)
 ```
-What a pod's node would not do here: probes (a running pod is Ready), volumes, init containers (skipped).
+Not played: probes (a running pod is Ready), volumes, init containers (skipped).
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class FakeNode:
-    """What one kubelet knows. `alive`: it beats and serves pods; `shutting_down`: it got a notice."""
+    """The state of one kubelet. `alive`: it sends heartbeats and serves pods; `shutting_down`: it got a notice."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,9 +62,9 @@ class FakeKubelet:
     """The kubelets of all fake nodes, as an asynchronous context manager.
 
     `start_seconds`: from bound to Running and Ready. `stop_seconds`: from SIGTERM to the end, at most the
-    pod's grace period. `exit_on_term`: what containers exit with when told to stop. `pod_ip`: an address for
-    a pod (default: made up). `image_errors`: images that cannot be pulled, with the message; a pod with one
-    waits in ImagePullBackOff. `hold`: pods for which it answers True stay Pending although bound. The last
+    pod's grace period. `exit_on_term`: exit code of containers after SIGTERM. `pod_ip`: an address for
+    a pod (default: made up). `image_errors`: images that cannot be pulled, with the message; their pods wait in
+    ImagePullBackOff. `hold`: pods for which it answers True stay Pending although bound. The last
     two may be changed at any time and hold
     for pods that are bound afterwards.
     """
@@ -123,9 +121,9 @@ class FakeKubelet:
     ) -> None:
         """A node that is Ready when this returns. `spot=True` adds GKE's spot labels, else the on-demand label.
 
-        After `remove_node` or a machine's end the same name may be used again: another uid, another boot id.
+        After `remove_node` or a machine's end the name can be reused, with another uid and boot id.
         """
-        # Known before it is Ready: a pod may be bound to it, and told of, before the API server's answer is here.
+        # Registered before it is Ready: a pod can be bound to it before the API server's answer arrives.
         self.nodes[name] = FakeNode(name)
         all_labels = {
             "kubernetes.io/hostname": name,
@@ -157,10 +155,10 @@ class FakeKubelet:
         await self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": status})
 
     async def notice(self, name: str, *, drain_seconds: float | None = None) -> None:
-        """What a kubelet says when its machine is told to shut down: Ready=False, "node is shutting down".
+        """The shutdown of a machine begins: Ready=False, "node is shutting down".
 
-        Pods have got their SIGTERM but go on; new ones are refused (reason NodeShutdown). They end with
-        `end_shutdown`, which follows by itself after `drain_seconds` where that is given.
+        Pods got SIGTERM but keep running; new ones are refused (reason NodeShutdown). They end with `end_shutdown`,
+        or after `drain_seconds` if set.
         """
         self._node(name).shutting_down = True
         await self._set_ready(name, "False", "KubeletNotReady", "node is shutting down")
@@ -168,27 +166,27 @@ class FakeKubelet:
             self._spawn(self._end_later(name, drain_seconds))
 
     async def end_shutdown(self, name: str, *, exit_code: int | None = None) -> None:
-        """The end of a shutdown: its pods are Failed (TerminationByKubelet), then the machine is gone."""
+        """The shutdown ends: its pods are Failed (TerminationByKubelet), then the machine ends."""
         why = "Pod was terminated in response to imminent node shutdown."
         code = self.exit_on_term if exit_code is None else exit_code
         target = condition("DisruptionTarget", "True", "TerminationByKubelet", why)
         for pod in self.pods_on(name):
-            with tolerant(404, 409):  # deleted meanwhile, or another one has its name
+            with tolerant(404, 409):  # deleted meanwhile, or replaced by another pod of its name
                 await self._end(pod, exit_code=code, pod_reason="Terminated", pod_message=why, extra=target)
         await self.vanish(name)
 
     async def vanish(self, name: str, *, unknown_after: float | None = None) -> None:
-        """The machine is gone without a word: no heartbeat, and its pods stay as they were, deleted or not.
+        """The machine ends without notice: no heartbeat, and the status of its pods stays as it was.
 
-        The control plane marks the node Ready=Unknown after its grace period (40 s by default). With
-        `unknown_after` that is done here, so many seconds from now, as the node controller does it.
+        The control plane marks the node Ready=Unknown after its grace period (40 s by default). With `unknown_after`
+        it is set here, this many seconds from now.
         """
         self._node(name).alive = False
         if unknown_after is not None:
             self._spawn(self._unknown_later(name, unknown_after))
 
     async def remove_node(self, name: str) -> None:
-        """The machine and its Node object are gone, as when a cloud's controller has noticed."""
+        """Remove the machine and its Node object, as a cloud controller does."""
         if node := self.nodes.pop(name, None):
             node.alive = False
         with tolerant(404):
@@ -196,15 +194,10 @@ class FakeKubelet:
         with tolerant(404):
             await self.kube.delete(f"{LEASES}/{name}")
 
-    async def set_taints(self, name: str, taints: Sequence[Json], *, unschedulable: bool = False) -> None:
-        """Replace the node's taints, and cordon it or not."""
-        body = {"spec": {"taints": list(taints), "unschedulable": unschedulable or None}}
-        await self.kube.patch(f"/api/v1/nodes/{name}", body)
-
     # --- pods ------------------------------------------------------------------------------------------------
 
     def pods_on(self, node: str) -> list[Json]:
-        """The pods of a node that have not ended, as last seen."""
+        """The pods of a node that have not ended."""
         return [
             pod
             for pod in self.pods.values()
@@ -245,7 +238,7 @@ class FakeKubelet:
     async def restart_container(
         self, namespace: str, name: str, *, exit_code: int = 1, reason: str = "Error", message: str = ""
     ) -> None:
-        """What restartPolicy OnFailure does: the end is in `lastState`, the count grows, the pod runs on."""
+        """Restart the containers, as with restartPolicy OnFailure: `lastState` is set, and the count grows."""
         pod = await self._read(namespace, name)
         end = terminated(pod, exit_code, reason, message)
         statuses = [
@@ -254,16 +247,11 @@ class FakeKubelet:
         ]
         await self._patch_status(pod, {"containerStatuses": statuses})
 
-    async def set_waiting(self, namespace: str, name: str, reason: str, message: str = "") -> None:
-        """Containers that cannot start: CrashLoopBackOff, CreateContainerConfigError, …"""
-        pod = await self._read(namespace, name)
-        await self._patch_status(pod, waiting(pod, reason, message))
-
     # --- what kubelets do by themselves ----------------------------------------------------------------------
 
     def _node(self, name: str) -> FakeNode:
         if name not in self.nodes:
-            raise KeyError(f"{name} is no fake node; there are {sorted(self.nodes)}")
+            raise KeyError(f"{name} is not a fake node; the fake nodes are {sorted(self.nodes)}")
         return self.nodes[name]
 
     def _spawn(self, work: Any) -> None:
@@ -317,7 +305,7 @@ class FakeKubelet:
             self._spawn(self._quietly(todo(pod, node)))
 
     async def _quietly(self, work: Any) -> None:
-        """A pod that is gone meanwhile (404), another one of that name (409): a kubelet shrugs, too."""
+        """Ignore that the pod was deleted (404) or replaced (409) meanwhile, as a kubelet does."""
         with contextlib.suppress(ApiError, aiohttp.ClientError, TimeoutError):
             await work
 
@@ -386,7 +374,7 @@ class FakeKubelet:
         await self._patch_status(pod, status)
 
     async def _patch_status(self, pod: Json, status: Json) -> None:
-        # The uid makes it a 409 where another pod has taken the name.
+        # With the uid, the answer is 409 if another pod has the name.
         body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
         await self.kube.patch(f"{pod_path(pod)}/status", body)
 

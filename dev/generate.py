@@ -1,6 +1,6 @@
-"""Writes what is generated from code: the CRDs (in `crds/` and in the chart), docs/api.md. `--check` only compares.
+"""Generate the CRDs (in `crds/` and in the chart) and docs/api.md from the models of `shoal.api`.
 
-One place decides what a resource looks like (the pydantic models of `shoal.api`); everything else is a copy.
+`--check` only compares.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ FOLDERS = (ROOT / "crds", ROOT / "charts" / "shoal" / "files" / "crds")
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file with the text it must have."""
+    """The generated files and their content."""
     crds = {folder / name: text for folder in FOLDERS for name, text in files().items()}
     return crds | {ROOT / "docs" / "api.md": reference()}
 
 
 def stale() -> list[Path]:
-    """The generated files that differ from what the code says, and those that nothing generates."""
+    """The files that are out of date, and CRD files that are not generated."""
     expected = generated()
     differing = [path for path, text in expected.items() if not path.exists() or path.read_text() != text]
     extra = [path for folder in FOLDERS for path in folder.glob("*.yaml") if path not in expected]

@@ -1,8 +1,7 @@
-"""The images, built from the real Dockerfiles by buildah: no Docker, and where there is none no registry either.
+"""Build the images from their Dockerfiles with buildah, without Docker and if necessary without a registry.
 
-The base image is pulled where a registry answers; else Debian's own Python, made by mmdebstrap, takes its name, so
-that the Dockerfiles are built unchanged. An image is built again when something it is built from has changed;
-dependencies are a layer that only their lock file changes. Everything lies in the user's cache.
+The base image is pulled, or else made of Debian packages by mmdebstrap under the same name. An image is rebuilt when
+one of its sources has changed. Everything is kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ BASE = "docker.io/library/python:3.11-slim-bookworm"
 PAUSE = "localhost/shoal-pause:dev"
 CERTIFICATES = Path("/etc/ssl/certs")
 _EPOCH = 1_577_836_800
-"""The time stamp of every file in a build context. A fresh clone must not look like a change, nor another umask."""
+"""The time stamp of every file in a build context, so that a fresh clone does not look like a change."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image. `sources` are the files and folders of the repository that go into it; `after` must be built first."""
+    """One image. `sources` are its files and folders in the repository; `after` is built first."""
 
     name: str
     dockerfile: str
@@ -71,7 +70,7 @@ IMAGES = {
     )
 }
 DEMO = ("operator", "ps", "digits")
-"""What the demo's nodes need; `worker` is built on the way, as the base of `digits`."""
+"""The images of the demo; `worker` is built as the base of `digits`."""
 
 
 def folder() -> Path:
@@ -88,7 +87,7 @@ def layout(reference: str) -> Path:
 
 
 def built() -> dict[str, str]:
-    """Digest of the manifest by reference, of everything that was built for the nodes."""
+    """The manifest digests of all built images, by reference."""
     found = {}
     for reference in (PAUSE, *(image.reference for image in IMAGES.values())):
         with contextlib.suppress(FileNotFoundError):
@@ -98,7 +97,7 @@ def built() -> dict[str, str]:
 
 
 def build(names: Sequence[str], tools: Tools) -> dict[str, str]:
-    """Build the images named that are not up to date, and the pause image; the digests by reference.
+    """Build the named images that are not up to date, and the pause image. Returns the digests by reference.
 
     Raises:
         DevError: a build failed; the message holds the end of what it printed.
@@ -123,12 +122,10 @@ def _build_if_stale(image: Image) -> bool:
     if stamps.get(image.name) == stamp and _present(image.reference):
         return False
     _ensure_base()
-    _run(buildah("rm", "--all"))  # what a build that was interrupted left behind
+    _run(buildah("rm", "--all"))  # containers of an interrupted build
     with step(f"building {image.reference}", every=30):
         _build(image)
-        _run(
-            buildah("rmi", "--prune")
-        )  # what the one before it was made of, but for what both have in common
+        _run(buildah("rmi", "--prune"))  # layers that only the previous build used
     shutil.rmtree(layout(image.reference), ignore_errors=True)
     (folder() / "stamps.json").write_text(json.dumps({**stamps, image.name: stamp}))
     return True
@@ -140,18 +137,18 @@ def _present(reference: str) -> bool:
 
 
 def sources(image: Image) -> list[Path]:
-    """The files that an image is built from, in a fixed order, without what Python leaves behind."""
+    """The files of an image in a fixed order, without __pycache__."""
     found: list[Path] = []
     for source in image.sources:
         path = ROOT / source
         if not path.exists():
-            raise DevError(f"{source} is lacking: the image {image.reference} is built from it.")
+            raise DevError(f"{source} is missing, but the image {image.reference} is built from it.")
         found += [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
     return sorted(p for p in found if "__pycache__" not in p.parts)
 
 
 def buildah(*words: str) -> list[str]:
-    """A buildah command on a store of its own: the user's own images are neither seen nor touched."""
+    """A buildah command with its own store, separate from the user's images."""
     store = cache() / "buildah"
     return ["buildah", "--root", str(store / "root"), "--runroot", str(store / "run"), *words]
 
@@ -226,7 +223,7 @@ def _ensure_base() -> None:
         )
         if pulled.returncode == 0:
             return
-    say("no registry answers; making a base image of Debian's own Python instead")
+    say("no registry answers; building the base image from Debian packages")
     tar = folder() / "base.tar"
     if not tar.exists():
         with step("mmdebstrap: Debian bookworm with Python 3.11", every=20):
@@ -242,7 +239,7 @@ def _ensure_base() -> None:
 
 
 def _export(reference: str) -> None:
-    """Into a folder of its own; blobs that another image has too are kept once, by hard links."""
+    """Export an image to its folder. Blobs that images share are hard links."""
     target = layout(reference)
     unfinished = target.with_suffix(".new")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -264,7 +261,7 @@ def _run(words: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _pip_configuration() -> Iterator[list[str]]:
-    """Lends a build this machine's pip settings and certificate authorities, as volumes: no image keeps them."""
+    """Mount this machine's pip settings and certificate authorities as volumes, so that no image keeps them."""
     answer = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )

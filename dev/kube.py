@@ -1,7 +1,7 @@
-"""A small asynchronous client of the Kubernetes API for what `dev` plays: kubelets, a demo's audience.
+"""A small asynchronous client of the Kubernetes API for `dev`.
 
-It speaks plain JSON over aiohttp: the fake kubelet answers for hundreds of nodes, and typed models would cost
-more than everything else it does.
+It uses plain JSON over aiohttp: the fake kubelet serves hundreds of nodes, and typed models would dominate its CPU
+time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import yaml
 
 Json = dict[str, Any]
 MERGE = "application/merge-patch+json"
-STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
@@ -43,7 +42,7 @@ class Kube:
         self._ssl = ssl.create_default_context(
             cadata=base64.b64decode(cluster["certificate-authority-data"]).decode()
         )
-        with tempfile.NamedTemporaryFile() as pem:  # the ssl module takes a client's key from a file only
+        with tempfile.NamedTemporaryFile() as pem:  # the ssl module reads a client key only from a file
             pem.write(base64.b64decode(user["client-certificate-data"]))
             pem.write(base64.b64decode(user["client-key-data"]))
             pem.flush()
@@ -101,12 +100,12 @@ class Kube:
         """POST."""
         return await self.request("POST", path, body)
 
-    async def patch(self, path: str, body: Any, content_type: str = MERGE) -> Json:
-        """PATCH, as a JSON merge patch unless told otherwise."""
-        return await self.request("PATCH", path, body, content_type=content_type)
+    async def patch(self, path: str, body: Any) -> Json:
+        """PATCH with a JSON merge patch."""
+        return await self.request("PATCH", path, body, content_type=MERGE)
 
     async def delete(self, path: str, *, grace_seconds: int | None = None, uid: str | None = None) -> Json:
-        """DELETE, with the uid as a precondition where one is given."""
+        """DELETE, with the uid as an optional precondition."""
         options: Json = {}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
@@ -130,7 +129,7 @@ class Kube:
 
 @contextlib.contextmanager
 def tolerant(*statuses: int) -> Iterator[None]:
-    """These answers are no errors, such as 404 where something shall be gone."""
+    """Ignore these statuses, such as 404 after a delete."""
     try:
         yield
     except ApiError as error:

@@ -1,7 +1,7 @@
-"""Resolves pyproject.toml into `lock/`: hashed requirements, one file for each thing that is installed.
+"""Resolve pyproject.toml into `lock/`: hashed requirements, one file per environment.
 
-`lock/dev.txt` is resolved first and constrains the others, so that the images run what the tests ran. The files name
-no index, so they work with any mirror.
+`lock/dev.txt` is resolved first and constrains the others, so that the images have the tested versions. The files
+name no index, so that they work with any mirror.
 """
 
 from __future__ import annotations

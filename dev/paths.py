@@ -1,4 +1,4 @@
-"""Where things lie: what is slow to build outlives the checkout, what runs has a folder of its own."""
+"""Paths of the cache and of running clusters, outside the checkout."""
 
 from __future__ import annotations
 

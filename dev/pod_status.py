@@ -1,4 +1,4 @@
-"""What a kubelet writes about pods: plain values, for the fake kubelet."""
+"""The pod statuses that the fake kubelet writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pod_path(pod: Json) -> str:
 
 
 def has_statuses(pod: Json) -> bool:
-    """Whether its containers have been reported on."""
+    """Whether it has container statuses."""
     return bool(pod["status"].get("containerStatuses"))
 
 

@@ -1,4 +1,4 @@
-"""The local cluster: a real control plane for anybody, and with root on Linux real nodes."""
+"""The local cluster: a real control plane for any user, and real nodes with root on Linux."""
 
 from dev.cluster.control_plane import ControlPlane
 

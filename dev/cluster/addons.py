@@ -1,8 +1,8 @@
-"""What every cluster offers beside the control plane: DNS, and storage for volume claims.
+"""The add-ons of a cluster: DNS, and storage for volume claims.
 
-CoreDNS runs as a process beside the API server, so it needs no image and no node; kube-proxy leads the usual service
-address to it. Storage is a pool of host folders: all nodes are on one machine and share its file system, so a claim
-follows its pod to whichever node it moves.
+CoreDNS is a process next to the API server, so it needs no image and no node; kube-proxy routes the usual service
+address to it. Storage is a pool of host folders: all nodes share the machine's file system, so a claim follows its
+pod to any node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Manifest = dict[str, Any]
 
 
 def corefile(kubeconfig: Path) -> str:
-    """CoreDNS's configuration; short times, so that a service that moves is found at once."""
+    """The configuration of CoreDNS, with short TTLs."""
     return f"""
 .:53 {{
     errors
@@ -45,7 +45,7 @@ def start_dns(plane: ControlPlane, addresses: Addresses) -> None:
 
 
 def dns_manifests(addresses: Addresses) -> list[Manifest]:
-    """The service that pods ask, and where it leads."""
+    """The DNS Service and its endpoint."""
     meta = {"name": "kube-dns", "namespace": "kube-system"}
     ports = [
         {"name": "dns", "port": 53, "protocol": "UDP"},
@@ -70,15 +70,15 @@ def dns_manifests(addresses: Addresses) -> list[Manifest]:
 
 
 def storage_manifests(folder: Path) -> list[Manifest]:
-    """The default storage class and its pool of volumes, whose folders are made here.
+    """The default storage class and its pool of volumes. Creates their folders.
 
-    A volume is bound once: when its claim is deleted it stays as it is (Retain), for a look at what it holds.
+    A volume is bound once: after its claim is deleted, its content is kept (Retain).
     """
     volumes = []
     for number in range(VOLUMES):
         path = folder / f"volume-{number:02d}"
         path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o777)  # hostPath knows no fsGroup, and pods are not root
+        path.chmod(0o777)  # hostPath has no fsGroup, and pods are not root
         volumes.append(
             {
                 "apiVersion": "v1",

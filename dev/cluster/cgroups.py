@@ -1,7 +1,7 @@
-"""A cgroup of its own for each node, in every hierarchy the machine has (v1, v2, or the mixture of both).
+"""A cgroup for each node, in every hierarchy of the machine (v1, v2, or both).
 
-Each kubelet must have its own root, or kubelets delete each other's pods. The folders stay when a node is killed, so
-they are removed by name.
+With a shared root, kubelets delete each other's pods. The folders remain when a node is killed, so they are removed
+by name.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ def unified(root: Path = ROOT) -> bool:
 
 
 def hierarchies(root: Path = ROOT) -> list[Path]:
-    """The folders under which a node's cgroup is made."""
+    """The folders in which a node's cgroup is created."""
     if unified(root):
         return [root]
     return sorted(p for p in root.iterdir() if p.is_dir() and not p.is_symlink()) if root.is_dir() else []
 
 
 def create(name: str, root: Path = ROOT) -> None:
-    """Make the node's cgroup everywhere.
+    """Create the node's cgroup in every hierarchy.
 
-    On v2 the controllers are handed down first (a systemd machine has done so already; not tried on one without).
+    On v2 the controllers are enabled for children first (systemd does this; not tested without systemd).
     """
     if unified(root):
         with contextlib.suppress(OSError):
             (root / "cgroup.subtree_control").write_text(V2_CONTROLLERS)
     for hierarchy in hierarchies(root):
         if hierarchy.name == "unified":
-            continue  # the mixture: containerd and kubelet work on v1
+            continue  # with both versions, containerd and kubelet use v1
         (hierarchy / name).mkdir(exist_ok=True)
-        if hierarchy.name == "cpuset":  # on v1 an empty cpuset takes no process
+        if hierarchy.name == "cpuset":  # on v1 an empty cpuset accepts no process
             for file in ("cpuset.cpus", "cpuset.mems"):
                 (hierarchy / name / file).write_text((hierarchy / file).read_text())
 
 
 def remove(prefix: str, root: Path = ROOT, seconds: float = 5.0) -> list[Path]:
-    """Remove the cgroups whose name begins with `prefix`, children first; what is still busy is returned."""
+    """Remove the cgroups whose name begins with `prefix`, children first. Returns those that are busy."""
     deadline = time.monotonic() + seconds
     while True:
         left = [

@@ -1,8 +1,7 @@
-"""Containerd's configuration, and images on their way into it.
+"""The configuration of containerd, and the import of images.
 
-All nodes take the images from one template: a containerd root into which they were imported once. A node's own root
-leads to the template's layers, which are never written to. A running node takes a newer image through its socket;
-only layers that it lacks travel.
+Images are imported once, into the containerd root of a template. The root of a node links to the template's layers,
+which are read-only. A running node gets a newer image through its socket, without the layers that it has.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 
 
 def config(root: Path, state: Path, socket: Path, cni: Path | None) -> str:
-    """The configuration of one containerd (version 2, which 1.6 to 2.x read); without `cni` for importing only.
+    """The configuration of one containerd (version 2, for 1.6 to 2.x); without `cni` for imports only.
 
-    `restrict_oom_score_adj`: root may lack CAP_SYS_RESOURCE, and every sandbox would fail.
+    `restrict_oom_score_adj`: without CAP_SYS_RESOURCE every sandbox would fail.
     """
     unused = ["snapshotter.v1.btrfs", "snapshotter.v1.zfs", "snapshotter.v1.aufs", "snapshotter.v1.devmapper"]
     unused += ["snapshotter.v1.blockfile", "internal.v1.opt", "nri.v1.nri"]
@@ -52,7 +51,7 @@ disabled_plugins = {disabled}
   address = "{socket}.ttrpc"
 """
     if cni is None:
-        # The template: nodes that run read its layers, so it never drops one. A new image adds what is new in it.
+        # Running nodes use the layers of the template, so none is ever deleted.
         never = (
             'pause_threshold = 0.02\ndeletion_threshold = 0\nmutation_threshold = 0\nschedule_delay = "24h"\n'
         )
@@ -77,16 +76,16 @@ disabled_plugins = {disabled}
 
 
 def template() -> Path:
-    """The containerd root that nodes copy."""
+    """The containerd root of the template."""
     return folder() / "containerd"
 
 
 def ensure_template(references: Iterable[str]) -> None:
-    """Import what the template lacks or has in an older version; nothing is started where it is up to date."""
+    """Import the images that are missing or out of date in the template."""
     wanted = {reference: digest for reference, digest in built().items() if reference in {PAUSE, *references}}
-    if lacking := {PAUSE, *references} - wanted.keys():
+    if missing := {PAUSE, *references} - wanted.keys():
         raise DevError(
-            f"These images are not built: {', '.join(sorted(lacking))}. Run `python -m dev images build`."
+            f"These images are not built: {', '.join(sorted(missing))}. Run `python -m dev images build`."
         )
     stamp = template().with_suffix(".json")
     have = json.loads(stamp.read_text()) if stamp.exists() and template().is_dir() else {}
@@ -115,9 +114,9 @@ def ensure_template(references: Iterable[str]) -> None:
 
 
 def copy_template(root: Path) -> None:
-    """A node's own containerd root: its databases are copies, its layers lead to the template's.
+    """Create a node's containerd root, with copies of the template's databases and links to its layers.
 
-    A layer is only ever read (as the lower part of an overlay), so a symbolic link does; gigabytes take milliseconds.
+    A layer is only read (as the lower part of an overlay), so a symbolic link is enough.
     """
     source = template()
     for database in source.rglob("*.db"):
@@ -133,7 +132,7 @@ def copy_template(root: Path) -> None:
 
 
 def load(socket: Path, reference: str) -> None:
-    """Import an image of the OCI layout into a running containerd; layers that it has are not sent.
+    """Import an image of the OCI layout into a running containerd, without the layers that it has.
 
     Raises:
         DevError: containerd refused it.
@@ -152,10 +151,10 @@ def load(socket: Path, reference: str) -> None:
     except BrokenPipeError:
         pass
     assert process.stdout is not None
-    said = process.stdout.read().decode(errors="replace")
+    output = process.stdout.read().decode(errors="replace")
     process.stdout.close()
     if process.wait() != 0:
-        raise DevError(f"containerd did not take {reference}: {said[-1000:]}")
+        raise DevError(f"containerd refused {reference}: {output[-1000:]}")
 
 
 def archive(reference: str, present: set[str], out: IO[bytes]) -> None:

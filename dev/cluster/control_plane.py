@@ -1,8 +1,7 @@
-"""The control plane as plain processes (etcd, apiserver, controller-manager, scheduler): anybody can run it.
+"""The control plane as plain processes (etcd, apiserver, controller-manager, scheduler), for any user.
 
-On loopback it takes free ports, so that several can run at once; with real nodes it lives in a network
-namespace. What is in etcd is thrown away with the cluster, so nothing is synced to disk and nothing is shut
-down gently.
+On loopback it uses free ports, so that several can run at once; with real nodes it has a network namespace. The data
+are deleted with the cluster, so etcd does not sync to disk, and processes are killed.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ SERVICE_CIDR = "10.96.0.0/16"
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
-    # A record at RequestReceived has no name of the object yet; the one at ResponseComplete carries both
-    # instants.
+    # A record at RequestReceived lacks the object's name; the one at ResponseComplete has both times.
     "omitStages": ["RequestReceived", "ResponseStarted"],
     "rules": [
         {"level": "None", "verbs": ["get", "list", "watch"]},
@@ -47,7 +45,7 @@ AUDIT_POLICY = {
 
 @dataclass(frozen=True)
 class Network:
-    """Where the control plane listens. Without a namespace: loopback, on free ports."""
+    """The addresses of the control plane. Without a namespace: loopback, on free ports."""
 
     address: str = "127.0.0.1"
     netns: str | None = None
@@ -58,7 +56,7 @@ class Network:
     scheduler_port: int = 0
 
     def with_ports(self) -> Network:
-        """The same with a free port wherever none is set."""
+        """A copy with free ports where none is set."""
         names = (
             "apiserver_port",
             "etcd_port",
@@ -73,7 +71,7 @@ class Network:
 
 @dataclass
 class ControlPlane:
-    """A running control plane: from `start` it ends with the block, from `launch` it outlives the process."""
+    """A control plane: with `start` it ends with the block, with `launch` it outlives the process."""
 
     folder: Path
     tools: Tools
@@ -90,12 +88,12 @@ class ControlPlane:
 
     @property
     def kubeconfig(self) -> Path:
-        """Cluster administrator's credentials; complete in one file."""
+        """The administrator's kubeconfig, with embedded credentials."""
         return self.folder / "kubeconfig"
 
     @property
     def audit_log(self) -> Path:
-        """One JSON event a line for every write request (none for reads and leases), stage ResponseComplete.
+        """One JSON event per line for every write request except leases, at stage ResponseComplete.
 
         `requestReceivedTimestamp` and `stageTimestamp` have microseconds; `objectRef.name` is set also for
         creates. `dev.audit` reads it.
@@ -118,10 +116,9 @@ class ControlPlane:
         controller_manager_args: Sequence[str] = (),
         scheduler_args: Sequence[str] = (),
     ) -> Iterator[ControlPlane]:
-        """A control plane on loopback for the length of a block; its folder is removed afterwards.
+        """A control plane on loopback for the duration of a block; its folder is removed afterwards.
 
-        Builds the tools if they are lacking. `folder` defaults to one of its own in the cache, so many can
-        run at once. Five to eight seconds on two cores.
+        Builds missing tools. `folder` defaults to a unique one in the cache, so that many can run at once.
         """
         tools = ensure(CONTROL_PLANE)
         folder = folder or clusters() / f"control-plane-{os.getpid()}-{time.monotonic_ns():x}"
@@ -151,7 +148,7 @@ class ControlPlane:
             except _PortTaken:
                 if attempt == 3 or self.network.netns is not None:
                     raise
-                self.network = Network(self.network.address)  # somebody took a port meanwhile: others
+                self.network = Network(self.network.address)  # another process took a port: choose others
         self._launch_controllers(controller_manager_args, scheduler_args)
 
     def stop(self) -> None:
@@ -163,7 +160,7 @@ class ControlPlane:
         """Run kubectl and return what it prints.
 
         Raises:
-            subprocess.CalledProcessError: with kubectl's words in `stderr`.
+            subprocess.CalledProcessError: with kubectl's output in `stderr`.
         """
         done = subprocess.run(
             [self.tools["kubectl"], f"--kubeconfig={self.kubeconfig}", *args],
@@ -216,7 +213,7 @@ class ControlPlane:
         self.processes.start("kube-controller-manager", [*manager, *controller_manager_args], netns=netns)
         scheduler = [self.tools["kube-scheduler"], *self._scheduler_args()]
         self.processes.start("kube-scheduler", [*scheduler, *scheduler_args], netns=netns)
-        # The default service account is the last thing a pod needs; the scheduler's word is on its own port.
+        # Pods need the default service account last; the scheduler has its own readiness endpoint.
         self._wait(
             "kube-controller-manager",
             lambda: bool(self.get("/api/v1/namespaces/default/serviceaccounts/default")),
@@ -290,7 +287,7 @@ class ControlPlane:
             f"--cluster-signing-key-file={path('ca.key')}",
             f"--requestheader-client-ca-file={path('front-ca.crt')}",
             f"--client-ca-file={path('ca.crt')}",
-            "--allocate-node-cidrs=false",  # each node is told its range; fake ones need none
+            "--allocate-node-cidrs=false",  # each node's range is in its configuration
         ]
 
     def _scheduler_args(self) -> list[str]:
@@ -301,11 +298,11 @@ class ControlPlane:
 
 
 class _PortTaken(DevError):
-    """A free port was free no longer."""
+    """A port was taken meanwhile."""
 
 
 def load(folder: Path) -> ControlPlane | None:
-    """The control plane that an earlier command launched in `folder`; None where there is none."""
+    """The control plane that an earlier command launched in `folder`, or None."""
     try:
         network = Network(**json.loads((folder / "network.json").read_text()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -314,13 +311,13 @@ def load(folder: Path) -> ControlPlane | None:
 
 
 def orphans() -> list[ControlPlane]:
-    """Control planes of blocks whose process was killed before it could end them."""
+    """Control planes whose process was killed before it could stop them."""
     folders = [(folder, folder.name.split("-")[2]) for folder in clusters().glob("control-plane-*-*")]
     return [ControlPlane(folder, locate()) for folder, pid in folders if not Path("/proc", pid).exists()]
 
 
 def etcd_args(data: Path, network: Network) -> list[str]:
-    """A single etcd that keeps nothing over a crash, which is all a throw-away cluster wants."""
+    """A single etcd without durability, for a temporary cluster."""
     client, peer = (f"http://127.0.0.1:{port}" for port in (network.etcd_port, network.etcd_peer_port))
     return [
         f"--data-dir={data}",
@@ -341,7 +338,7 @@ def _kubeconfigs(kubeconfig: str) -> list[str]:
         f"--authorization-kubeconfig={kubeconfig}",
         "--bind-address=127.0.0.1",
         "--leader-elect=false",
-        # The defaults (20 a second) make the first service account 5 s late and bind pods slowly.
+        # With the defaults (20/s) the first service account takes 5 s, and pods are bound slowly.
         "--kube-api-qps=300",
         "--kube-api-burst=500",
     ]

@@ -1,4 +1,4 @@
-"""What a cluster with real nodes takes from the machine: root, a few packages, and three sysctls that it gives back."""
+"""The requirements of real nodes: root, a few packages, and three sysctls that are restored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGE_COMMANDS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CNI_PACKAGE = "containernetworking-plugins"
 
-# The kubelet sets these for the whole machine, whichever namespace it is in.
+# The kubelet sets these for the whole machine, from any namespace.
 SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 NOT_ROOT = (
     "Real nodes need root on Linux: they are made of namespaces and containers. "
@@ -40,7 +40,7 @@ def run(*command: str, stdin: str | None = None, check: bool = True) -> str:
     """Run a short command and return what it prints.
 
     Raises:
-        DevError: it failed and `check` is set; the message holds the command and its words.
+        DevError: it failed and `check` is set; the message holds the command and its output.
     """
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if check and done.returncode != 0:
@@ -49,15 +49,15 @@ def run(*command: str, stdin: str | None = None, check: bool = True) -> str:
 
 
 def cni_folder() -> Path:
-    """Where the CNI plugins lie."""
+    """The folder of the CNI plugins."""
     for folder in CNI_FOLDERS:
         if (folder / "bridge").exists():
             return folder
     return CNI_FOLDERS[0]
 
 
-def lacking(commands: dict[str, str]) -> list[str]:
-    """The Debian packages of what is not there."""
+def missing(commands: dict[str, str]) -> list[str]:
+    """The Debian packages of the missing commands."""
     packages = [package for command, package in commands.items() if shutil.which(command, path=_PATH) is None]
     if commands is COMMANDS and not (cni_folder() / "bridge").exists():
         packages.append(CNI_PACKAGE)
@@ -68,20 +68,20 @@ _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
 def prepare(*, images: bool = True) -> None:
-    """Make sure of root on Linux and of the packages, which are installed where they are lacking.
+    """Check for root on Linux, and install missing packages.
 
     Raises:
         DevError: not Linux, not root, or a package that cannot be installed here.
     """
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         raise DevError(NOT_ROOT)
-    packages = lacking(COMMANDS) + (lacking(IMAGE_COMMANDS) if images else [])
+    packages = missing(COMMANDS) + (missing(IMAGE_COMMANDS) if images else [])
     if not packages:
         return
     if shutil.which("apt-get") is None:
         raise DevError(
             f"Install these first (names of the Debian packages): {' '.join(packages)}. "
-            "Only Debian's package manager is known here."
+            "Only apt-get is supported."
         )
     with step(f"installing {' '.join(packages)} with apt-get"):
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -96,7 +96,7 @@ def _apt(command: Sequence[str], env: dict[str, str]) -> None:
 
 
 def save_sysctls(proc: Path = Path("/proc/sys")) -> None:
-    """Write down what the sysctls are, unless another cluster of this user has done it already."""
+    """Save the sysctls, unless another cluster of this user has done so."""
     with _sysctl_record() as record:
         if not record.exists():
             values = {name: (proc / name).read_text().strip() for name in SYSCTLS if (proc / name).exists()}
@@ -104,7 +104,7 @@ def save_sysctls(proc: Path = Path("/proc/sys")) -> None:
 
 
 def restore_sysctls(proc: Path = Path("/proc/sys")) -> None:
-    """Put back what was written down. Call it when no cluster with nodes is left."""
+    """Restore the saved sysctls. Call it when no cluster with nodes is left."""
     with _sysctl_record() as record:
         try:
             values = json.loads(record.read_text())

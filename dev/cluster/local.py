@@ -1,7 +1,7 @@
-"""A cluster with real nodes on this machine: up, nodes that come and are taken away, down.
+"""A cluster with real nodes on this machine.
 
-Everything has a name that begins with the cluster's, and every process is on record before it runs, so `down` finds
-what there is also after a crash of `up`, and ends nothing else.
+All names begin with the cluster's name, and every process is recorded before it runs, so that `down` finds everything
+after a crash of `up`, and ends nothing else.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from dev.paths import clusters
 from dev.tools import NODES, ensure, locate
 
 NUMBERS = {"local": 0, "test": 1, "spare": 2}
-"""The clusters that can stand side by side on one machine; the number gives each its addresses."""
+"""The clusters that can run on one machine at once. The number determines their addresses."""
 
 DEFAULT_NODES = (("ondemand-1", False), ("spot-1", True), ("spot-2", True), ("spot-3", True))
 
 
 class LocalCluster:
-    """One cluster with real nodes. Root on Linux is needed for everything but looking."""
+    """One cluster with real nodes. All changes need root on Linux."""
 
     def __init__(self, name: str = "local") -> None:
         if name not in NUMBERS:
-            raise DevError(f"{name} is no cluster's name; choose one of {', '.join(NUMBERS)}.")
+            raise DevError(f"{name} is not a cluster name; choose one of {', '.join(NUMBERS)}.")
         self.name = name
         self.folder = clusters() / name
         self.addresses = Addresses(name, NUMBERS[name])
@@ -48,16 +48,19 @@ class LocalCluster:
     # --- up and down ------------------------------------------------------------------------------------------------
 
     def up(self, nodes: Sequence[tuple[str, bool]] = DEFAULT_NODES, images: Sequence[str] = ()) -> None:
-        """Control plane, DNS, storage, then the nodes together. `images` are references that the nodes shall have.
+        """Control plane, DNS, storage, then the nodes together. `images` are the references to load.
 
         Raises:
-            DevError: it runs already, or something did not start (what there is stays for a look; `down` removes it).
+            DevError: it is already running, or something did not start (it is kept for inspection; `down` removes
+            it).
         """
         host.prepare()
         self.plane.tools = ensure(NODES)
         with self._lock():
             if self.plane.processes.running("kube-apiserver"):
-                raise DevError(f"The cluster {self.name} runs already. `python -m dev down` takes it down.")
+                raise DevError(
+                    f"The cluster {self.name} is already running. Stop it with `python -m dev down`."
+                )
             self._remove()
             host.save_sysctls()
             with ThreadPoolExecutor() as pool:
@@ -73,26 +76,26 @@ class LocalCluster:
             self.add_nodes(nodes)
 
     def down(self) -> None:
-        """End and remove everything of this cluster, whatever state it is in."""
+        """Stop and remove everything of this cluster, in any state."""
         with self._lock():
             self._remove()
 
     def _remove(self) -> None:
         for node in self.nodes():
             node.processes.stop("init", "logind", number=signal.SIGKILL)
-        # A node whose spec was never written still has its processes on record.
+        # A node without a spec file can still have recorded processes.
         for folder in self._node_folders():
             self._stray(folder)
         self.plane.processes.stop(*PROCESSES, "coredns", number=signal.SIGKILL)
-        # Names and addresses are the machine's, records are the cache folder's.
+        # Names and addresses are per machine, records per cache folder.
         if others := network.processes(self.addresses):
             raise DevError(
                 f"A cluster {self.name} of another cache folder (XDG_CACHE_HOME) runs on this machine, with the "
-                f"processes {', '.join(map(str, others))}. Take it down where it was started: `make demo-down`."
+                f"processes {', '.join(map(str, others))}. Stop it with `make demo-down` where it was started."
             )
         network.remove(self.addresses)
         if busy := cgroups.remove(self.addresses.prefix):
-            say(f"[yellow]still busy, and so left behind: {', '.join(map(str, busy))}[/yellow]")
+            say(f"[yellow]still busy, not removed: {', '.join(map(str, busy))}[/yellow]")
         shutil.rmtree(self.folder, ignore_errors=True)
         if not any((clusters() / name / "nodes").exists() for name in NUMBERS):
             host.restore_sysctls()
@@ -106,7 +109,7 @@ class LocalCluster:
     # --- nodes ------------------------------------------------------------------------------------------------------
 
     def nodes(self) -> list[Node]:
-        """The nodes that were made and not yet removed."""
+        """The nodes that exist."""
         specs = [(folder, read_spec(folder)) for folder in self._node_folders()]
         return [
             Node(spec, folder, self.addresses, self.plane.tools, self.plane.pki)
@@ -118,7 +121,7 @@ class LocalCluster:
         """One node by name.
 
         Raises:
-            DevError: there is none of that name.
+            DevError: there is no such node.
         """
         names = {node.spec.name: node for node in self.nodes()}
         if name not in names:
@@ -126,7 +129,7 @@ class LocalCluster:
         return names[name]
 
     def add_nodes(self, nodes: Sequence[tuple[str, bool]], *, seconds: float = 90.0) -> None:
-        """Make nodes, as pairs (name, whether it is spot), and wait until they are Ready."""
+        """Add nodes, as pairs (name, whether it is spot), and wait until they are Ready."""
         self._need_running()
         if taken := {name for name, _ in nodes} & {node.spec.name for node in self.nodes()}:
             raise DevError(f"There is a node {', '.join(sorted(taken))} already.")
@@ -142,7 +145,7 @@ class LocalCluster:
             for i, (name, spot) in enumerate(nodes)
         ]
         for node in made:
-            # A machine that came back under the name of one that was taken is another node.
+            # A machine with the name of a removed one is another node.
             self.plane.kubectl("delete", "node", node.spec.name, "--ignore-not-found", "--wait=false")
         for node in made:
             node.start(self.plane.server)
@@ -151,9 +154,9 @@ class LocalCluster:
             self._await_ready(node, deadline)
 
     def notice(self, name: str, *, seconds: float = GRACE_SECONDS) -> None:
-        """What a cloud does with a spot machine: the notice, then after `seconds` the machine is gone.
+        """Reclaim a spot machine: the notice, and after `seconds` the end. Blocks until the end.
 
-        The kubelet says "node is shutting down", sends SIGTERM, and ends the pods. Blocks until the end.
+        The kubelet reports "node is shutting down", sends SIGTERM, and ends the pods.
         """
         node = self.node(name)
         node.power_button()
@@ -161,11 +164,11 @@ class LocalCluster:
         node.kill()
 
     def kill(self, name: str) -> None:
-        """The machine is gone without a word."""
+        """End the machine without notice."""
         self.node(name).kill()
 
     def load_image(self, reference: str) -> None:
-        """Give all running nodes an image of the cache; the next nodes get it from the template."""
+        """Load an image of the cache into all running nodes; new nodes get it from the template."""
         ensure_template([reference])
         with ThreadPoolExecutor() as pool:
             for done in [pool.submit(load, node.socket, reference) for node in self.nodes() if node.alive]:
@@ -188,13 +191,15 @@ class LocalCluster:
 
     def _need_running(self) -> None:
         if not self.plane.processes.running("kube-apiserver"):
-            raise DevError(f"The cluster {self.name} does not run. `python -m dev up` brings it up.")
+            raise DevError(f"The cluster {self.name} is not running. Start it with `python -m dev up`.")
 
     def _reserve(self, count: int) -> int:
         path = self.folder / "next-node"
         first = int(path.read_text()) if path.exists() else 1
         if first + count > 200:
-            raise DevError("A cluster takes at most 200 nodes over its life; take it down and up again.")
+            raise DevError(
+                "A cluster can have at most 200 nodes in its lifetime; stop it and start it again."
+            )
         path.write_text(str(first + count))
         return first
 

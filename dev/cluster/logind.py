@@ -1,11 +1,11 @@
-"""A logind of one node, so that the real kubelet's graceful shutdown runs where there is no systemd.
+"""A logind for one node, so that the kubelet's graceful shutdown works without systemd.
 
-A cloud takes a spot machine away by pressing its power button; logind tells the kubelet, which says so in its node's
-status, ends the pods, and lets the machine go. The kubelet takes part in three things only (org.freedesktop.login1,
-https://www.freedesktop.org/wiki/Software/systemd/inhibit/): it reads how long it may delay, takes an inhibitor (a
-file descriptor), and waits for the signal PrepareForShutdown. This process answers those on a socket of its own and
-sends the signal when it is sent SIGUSR1. The messages are D-Bus
-(https://dbus.freedesktop.org/doc/dbus-specification.html), little endian, and only as much of it as that takes.
+A cloud shuts a spot machine down with its power button; logind notifies the kubelet, which sets its node's status,
+ends the pods, and releases the shutdown. The kubelet uses three parts of org.freedesktop.login1
+(https://www.freedesktop.org/wiki/Software/systemd/inhibit/): it reads the maximum delay, takes an inhibitor (a file
+descriptor), and waits for the signal PrepareForShutdown. This process serves those on a socket, and sends the signal
+on SIGUSR1. It implements the necessary part of D-Bus (https://dbus.freedesktop.org/doc/dbus-specification.html),
+little endian.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOGIND = "org.freedesktop.login1"
 
 
 class Writer:
-    """Marshals the few types that are needed, each aligned to its size."""
+    """Marshals the necessary types, each aligned to its size."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -57,11 +57,11 @@ class Writer:
             self.put("g", value[0])
             self.put(*value)
         else:
-            raise ValueError(f"no such type here: {kind}")
+            raise ValueError(f"unsupported type: {kind}")
 
 
 class Reader:
-    """Reads a header; bodies are read only as far as strings."""
+    """Unmarshals headers, and strings in bodies."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -72,7 +72,7 @@ class Reader:
         self.at += -self.at % size
 
     def take(self, kind: str) -> Any:
-        """One value of the types that `Writer` knows."""
+        """One value of a type of `Writer`."""
         if kind == "y":
             self.at += 1
             return self.data[self.at - 1]
@@ -90,7 +90,7 @@ class Reader:
             return self.data[self.at - length - 1 : self.at - 1].decode()
         if kind == "v":
             return self.take(self.take("g"))
-        raise ValueError(f"no such type here: {kind}")
+        raise ValueError(f"unsupported type: {kind}")
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Message:
         return cls(kind, serial, fields, bytes(writer.data))
 
     def encode(self) -> bytes:
-        """As it goes over the wire."""
+        """The encoded message."""
         entries = Writer()
         for code, value in self.fields.items():
             entries.align(8)
@@ -166,7 +166,7 @@ class Logind:
             client.sendall(message.encode())
 
     def serve(self, client: socket.socket) -> None:
-        """One connection, from the greeting to its end."""
+        """Serve one connection."""
         rest = authenticate(client)
         self._clients.add(client)
         try:
@@ -216,7 +216,7 @@ class Logind:
 
 
 def authenticate(client: socket.socket) -> bytes:
-    """The greeting: anybody who reaches the socket (root alone) is let in. What came after it is returned."""
+    """Authenticate a client: anyone who can open the socket (root). Returns the bytes after the handshake."""
     buffer = b""
     while True:
         while b"\r\n" in buffer:

@@ -1,11 +1,11 @@
-"""The cluster's network: a namespace for the control plane with a bridge, one for each node, a way in from the host.
+"""The cluster's network: a namespace for the control plane with a bridge, one for each node, and a link to the host.
 
 ```
 host 172.30.N.254 ── shoalN ─┐                      control plane 172.30.N.1 (also the DNS server)
                               ├─ bridge in shoal-NAME-cp ─┤
 node 172.30.N.(10+i) ── eth0 ─┘                      pods of node i: 10.(200+N).i.0/24, routed through the bridge
 ```
-Clusters have numbers (N), so that the tests' cluster and a demo that was kept stand side by side.
+Clusters have numbers (N), so that several can run at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NETNS = Path("/run/netns")
 
 @dataclass(frozen=True)
 class Addresses:
-    """The addresses and names of one cluster, all from its name and number."""
+    """The addresses and names of one cluster, derived from its name and number."""
 
     cluster: str
     number: int
@@ -32,7 +32,7 @@ class Addresses:
 
     @property
     def host(self) -> str:
-        """The machine's own address on the cluster's network."""
+        """The machine's address on the cluster's network."""
         return f"172.30.{self.number}.254"
 
     @property
@@ -47,7 +47,7 @@ class Addresses:
 
     @property
     def prefix(self) -> str:
-        """What the names of everything of this cluster begin with: network namespaces and cgroups."""
+        """The prefix of the names of network namespaces and cgroups."""
         return f"shoal-{self.cluster}-"
 
     @property
@@ -69,13 +69,14 @@ class Addresses:
 
 
 def create(addresses: Addresses) -> None:
-    """The control plane's namespace with the bridge, and the host's way into it."""
+    """Create the control plane's namespace with the bridge, and the host's link to it."""
     netns, link = addresses.netns, addresses.link
     run("ip", "netns", "add", netns)
     _batch(
         netns,
         "link set lo up",
-        # A fixed address: else the bridge's changes whenever a node goes, and the host loses the API for 20-50 s.
+        # Without a fixed MAC address, the bridge's changes when a node leaves, and the host loses the API for 20-50
+        # s.
         f"link add br0 address 02:00:ac:1e:{addresses.number:02x}:01 type bridge forward_delay 0",
         f"addr add {addresses.control_plane}/24 dev br0",
         "link set br0 up",
@@ -92,7 +93,7 @@ def create(addresses: Addresses) -> None:
 
 
 def add_node(addresses: Addresses, node: str, index: int) -> None:
-    """The namespace of a node, on the bridge, and the route to its pods."""
+    """Create the namespace of a node, on the bridge, and the route to its pods."""
     netns = addresses.node_netns(node)
     run("ip", "netns", "add", netns)
     peer = f"n{index}"
@@ -126,26 +127,26 @@ def add_node(addresses: Addresses, node: str, index: int) -> None:
 
 
 def remove_node(addresses: Addresses, node: str, index: int) -> None:
-    """What `add_node` made, as far as it is there."""
+    """Remove what `add_node` created, if it exists."""
     run("ip", "netns", "del", addresses.node_netns(node), check=False)
     run("ip", "-n", addresses.netns, "link", "del", f"n{index}", check=False)
     run("ip", "-n", addresses.netns, "route", "del", addresses.node_pods(index), check=False)
 
 
 def remove(addresses: Addresses) -> None:
-    """Everything of the cluster, by name, as far as it is there."""
+    """Remove everything of the cluster, by name, if it exists."""
     run("ip", "link", "del", addresses.link, check=False)
     for netns in namespaces(addresses):
         run("ip", "netns", "del", netns, check=False)
 
 
 def namespaces(addresses: Addresses) -> list[str]:
-    """The network namespaces of the cluster that are there."""
+    """The existing network namespaces of the cluster."""
     return sorted(path.name for path in NETNS.glob(f"{addresses.prefix}*"))
 
 
 def processes(addresses: Addresses) -> list[int]:
-    """The processes in the control plane's namespace, whoever started them."""
+    """All processes in the control plane's namespace."""
     return [int(pid) for pid in run("ip", "netns", "pids", addresses.netns, check=False).split()]
 
 

@@ -1,7 +1,7 @@
-"""One real node: a network namespace and pid, mount and uts namespaces of its own with containerd, kubelet, kube-proxy.
+"""One real node: network, pid, mount and uts namespaces with containerd, kubelet and kube-proxy.
 
-Pid 1 of the node is `node_init.py`. Killing it is what the end of a machine is: the kernel ends every process of the
-node at once, and nobody is told.
+Pid 1 of the node is `node_init.py`. Killing it is like the end of a machine: the kernel kills every process of the
+node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CRITICAL_SECONDS = 15
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What a node is. `index` gives it its addresses and is used once in a cluster."""
+    """The spec of a node. `index` determines its addresses and is unique in a cluster."""
 
     name: str
     index: int
@@ -40,7 +40,7 @@ class NodeSpec:
 
     @property
     def all_labels(self) -> dict[str, str]:
-        """As GKE labels its nodes."""
+        """The labels, as on GKE."""
         return {
             "cloud.google.com/gke-nodepool": "spot" if self.spot else "on-demand",
             "topology.kubernetes.io/zone": "local-a",
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The node's own address."""
+        """The node's address."""
         return self.addresses.node(self.spec.index)
 
     @property
@@ -74,7 +74,7 @@ class Node:
 
     @property
     def socket(self) -> Path:
-        """Containerd's."""
+        """The socket of containerd."""
         return self.folder / "containerd.sock"
 
     @property
@@ -83,7 +83,7 @@ class Node:
         return self.processes.running("init")
 
     def start(self, server: str) -> None:
-        """Make the node and start it. It registers itself; wait for Ready outside."""
+        """Create and start the node. It registers itself; this does not wait for Ready."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "node.json").write_text(json.dumps(asdict(self.spec)))
         name = self.spec.name
@@ -96,19 +96,19 @@ class Node:
         copy_template(self.folder / "containerd")
         self._write_configuration()
         logind = ["nsenter", f"--net=/run/netns/{self.cgroup}", sys.executable, "-I"]
-        self.processes.start("logind", [*logind, str(_beside("logind.py")), str(self.folder / "logind.sock")])
-        # --kill-child: the init dies with `unshare`, whose pid is the one recorded; pid 1's end is the node's end.
+        self.processes.start("logind", [*logind, str(_script("logind.py")), str(self.folder / "logind.sock")])
+        # --kill-child: the init dies with `unshare`, whose pid is recorded; the node ends with its pid 1.
         unshare = ["unshare", "--kill-child=KILL", "--pid", "--fork", "--mount", "--uts", "--mount-proc"]
-        init = [sys.executable, "-I", str(_beside("node_init.py")), str(self.folder / "init.json")]
+        init = [sys.executable, "-I", str(_script("node_init.py")), str(self.folder / "init.json")]
         self.processes.start("init", [*unshare, "--propagation", "private", *init], netns=self.cgroup)
 
     def power_button(self) -> None:
-        """What a cloud presses: the kubelet hears of a shutdown and ends its pods in its own way."""
+        """Begin a graceful shutdown by the kubelet."""
         if found := self.processes.find("logind"):
             found.signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """The machine is gone: SIGKILL to its pid 1, then what it leaves in the kernel is removed."""
+        """End the machine: SIGKILL to its pid 1, then remove its kernel objects."""
         self.processes.stop("init", "logind", number=signal.SIGKILL)
         self.clean()
 
@@ -230,7 +230,7 @@ class Node:
             "clientConnection": {"kubeconfig": self.pki.path("proxy.kubeconfig")},
             "clusterCIDR": self.addresses.pods,
             "mode": "iptables",
-            # Sizes and timeouts of connection tracking belong to the whole machine: leave them alone.
+            # Connection tracking is shared by the whole machine: do not change it.
             "conntrack": {
                 "maxPerCore": 0,
                 "min": 0,
@@ -245,11 +245,11 @@ class Node:
 
 
 def read_spec(folder: Path) -> NodeSpec | None:
-    """The spec of a node that an earlier command made; None where it had not come so far."""
+    """The spec of a node that an earlier command created, or None."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
         return NodeSpec(**json.loads((folder / "node.json").read_text()))
     return None
 
 
-def _beside(name: str) -> Path:
+def _script(name: str) -> Path:
     return Path(__file__).resolve().parent / name

@@ -1,7 +1,7 @@
-"""Pid 1 of one node: starts containerd, kubelet and kube-proxy, and takes in orphans. When it ends, so does the node.
+"""Pid 1 of one node: starts containerd, kubelet and kube-proxy, and reaps orphans. The node ends with it.
 
-Run as a script by the system's Python inside the node's namespaces, with a JSON file of (hostname, commands) as its
-argument; the standard library is all it has.
+The system's Python runs it as a script inside the node's namespaces, with a JSON file of (hostname, commands) as its
+argument, so it only uses the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RESTART_SECONDS = 0.3
 
 
 def main(path: Path) -> None:
-    """Start the node and stay."""
+    """Start the node and run until it ends."""
     config = json.loads(path.read_text())
     socket.sethostname(config["name"])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"], check=True)
@@ -36,7 +36,7 @@ def main(path: Path) -> None:
     while True:
         ended, _ = os.wait()
         if process := running.pop(ended, None):
-            # As systemd does on a machine: containerd may answer before it can serve, and the kubelet gives up then.
+            # Restart processes as systemd does: the kubelet exits if containerd is not ready.
             time.sleep(RESTART_SECONDS)
             running[_start(process)] = process
 

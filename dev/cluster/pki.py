@@ -1,4 +1,4 @@
-"""Certificates, keys and kubeconfigs of one cluster. Made anew with each cluster, never kept longer."""
+"""Certificates, keys and kubeconfigs of one cluster."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NAMES = (
 
 
 class Pki:
-    """Two authorities (cluster and aggregation layer) and what they signed, as files in `folder`."""
+    """Two certificate authorities (cluster and aggregation layer) and their certificates, as files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def create(self, address: str) -> None:
-        """Everything that a control plane on `address` needs."""
+        """Create the files for a control plane on `address`."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("ca", "front-ca"):
             self._authority(name)
@@ -63,7 +63,7 @@ class Pki:
         hosts: Sequence[str] = (),
         authority: str = "ca",
     ) -> None:
-        """A key and a certificate: for a server where hosts are given, always for a client too."""
+        """Create a key and a client certificate, also for a server if hosts are given."""
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if group:
@@ -88,7 +88,7 @@ class Pki:
         self._write(name, builder.sign(signer, hashes.SHA256()), key)
 
     def kubeconfig(self, name: str, server: str) -> Path:
-        """A kubeconfig with everything in it, so that it can be copied anywhere."""
+        """Write a kubeconfig with embedded credentials."""
 
         def data(file: str) -> str:
             return base64.b64encode((self.folder / file).read_bytes()).decode()

@@ -1,9 +1,8 @@
-"""Processes that outlive the command that started them, and can still be ended by the next one.
+"""Processes that outlive the command that started them, and that a later command can end.
 
-A cluster must be taken down also after its command was killed, and on a shared machine nothing else may be
-ended. So each process writes its own identity into a file *before* it becomes what it is to be: there is no
-moment in which it runs unrecorded. The identity is (boot id, pid, start time in clock ticks since boot),
-which no other process has, ever; a pid alone comes round again.
+A cluster must be removable after its command was killed, without ending any other process. So each process records
+its identity in a file *before* it executes its command. The identity is (boot id, pid, start time in clock ticks
+since boot), which is unique; a pid alone is reused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ exec "$@"
 
 @dataclass(frozen=True)
 class Identity:
-    """One process of this machine's history."""
+    """The unique identity of a process."""
 
     boot: str
     pid: int
@@ -39,7 +38,7 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> Identity | None:
-        """The identity of a running process; None where there is none (a zombie does not run)."""
+        """The identity of a running process, or None (a zombie does not run)."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
@@ -58,7 +57,7 @@ class Identity:
         return Identity.of(self.pid) == self
 
     def signal(self, number: int) -> bool:
-        """Send a signal to this process and no other; whether it was still there."""
+        """Send a signal to this process only. Returns whether it was running."""
         if not self.running:
             return False
         try:
@@ -66,7 +65,7 @@ class Identity:
         except ProcessLookupError:
             return False
         try:
-            if not self.running:  # the pid was taken over before the descriptor was opened
+            if not self.running:  # the pid was reused before the descriptor was opened
                 return False
             signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:
@@ -100,7 +99,7 @@ class ProcessTable:
         env: Mapping[str, str] | None = None,
         netns: str | None = None,
     ) -> Identity:
-        """Start a process in a session of its own, in a network namespace if one is named.
+        """Start a process in a new session, optionally in a network namespace.
 
         The network namespace is entered with nsenter: `ip netns exec` would also remount /sys and hide the
         cgroups.
@@ -111,7 +110,7 @@ class ProcessTable:
         record.unlink(missing_ok=True)
         if netns is not None:
             command = ["nsenter", f"--net=/run/netns/{netns}", *command]
-        # It is nobody's child: it outlives whoever starts it, and nobody has to wait for it.
+        # The process is reparented, so that it outlives its starter.
         shim = [
             "setsid",
             "--fork",
@@ -143,7 +142,7 @@ class ProcessTable:
             return None
 
     def names(self) -> list[str]:
-        """All that were started and not yet stopped, whether they run or not."""
+        """The names of all processes that were started and not stopped."""
         return sorted(p.name for p in self.folder.glob("*") if p.suffix != ".new")
 
     def running(self, name: str) -> bool:
@@ -152,7 +151,7 @@ class ProcessTable:
         return found is not None and found.running
 
     def stop(self, *names: str, number: int = signal.SIGTERM, seconds: float = 5.0) -> None:
-        """End processes together: the signal, then after `seconds` SIGKILL. One that is gone is no error."""
+        """End processes: the signal, then SIGKILL after `seconds`. Ignores those that have ended."""
         ending = {name: found for name in names if (found := self.find(name))}
         for found in ending.values():
             found.signal(number)

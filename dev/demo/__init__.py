@@ -1,4 +1,4 @@
-"""`make demo`: the main job on a real cluster, while its nodes and its parameter server are taken away."""
+"""`make demo`: a job on a real cluster while its nodes and its parameter server are lost."""
 
 from dev.demo.run import run
 

@@ -1,4 +1,4 @@
-"""What the demo asks of a cluster, so that the story is the same on the local one and on kind."""
+"""The interface of the demo to a cluster: local, or kind."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ NEITHER = (
 
 
 class Backend(Protocol):
-    """A cluster of one on-demand and three spot nodes that can be brought up, broken and taken down."""
+    """A cluster of one on-demand and three spot nodes."""
 
     name: str
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
 
     @property
     def audit_log(self) -> Path:
-        """The API server's, with writes at stage ResponseComplete."""
+        """The audit log of the API server, with writes at stage ResponseComplete."""
 
     @property
     def env(self) -> dict[str, str]:
         """The environment for kubectl and helm."""
 
     def check(self) -> None:
-        """Whether this machine can do it; raises DevError with what is missing."""
+        """Raise DevError with what is missing on this machine."""
 
     def up(self) -> None:
-        """Bring it up with the images."""
+        """Start the cluster with the images."""
 
     def notice(self, node: str) -> None:
-        """Tell a node that its machine is about to go."""
+        """Begin the shutdown of a node's machine."""
 
     def kill(self, node: str) -> None:
-        """The machine is gone."""
+        """Kill the machine of a node."""
 
     def ask(self, pod: dict[str, Any], token: str, certificate: str) -> bytes:
-        """The coordinator's status report, from the pod of PS 0; OSError or DevError where it does not answer."""
+        """The coordinator's status report, from the pod of PS 0. Raises OSError or DevError if it does not answer."""
 
     def folder_of_volume(self, path: str) -> Path | None:
-        """Where a hostPath volume lies on this machine, if it can be read here."""
+        """The path of a hostPath volume on this machine, if it can be read."""
 
     def down(self) -> None:
-        """Remove everything, whatever state it is in."""
+        """Remove the cluster in any state."""
 
 
 def choose() -> Backend:
-    """As the variable CLUSTER says; else kind where a Docker engine answers, else the local cluster for root.
+    """The cluster of the variable CLUSTER; else kind if a Docker engine answers, else the local cluster for root.
 
     Raises:
         DevError: neither is possible here; the message says what is missing.
@@ -76,7 +76,7 @@ def choose() -> Backend:
 
 
 def docker_answers() -> bool:
-    """Whether a Docker engine is there and this user may talk to it."""
+    """Whether this user can use a Docker engine."""
     if shutil.which("docker") is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The demo in one picture: what the job did while its machines were taken away."""
+"""A chart of the demo: the progress of the job while its machines are lost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dev.demo.story import Fault
 from dev.demo.watch import Picture
 
 WINDOW = 5.0
-"""Seconds over which the speed is taken."""
+"""Seconds over which the speed is averaged."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One look: UTC, steps done so far (None while the coordinator is away), who works."""
+    """One observation: UTC, steps so far (None while the coordinator is unreachable), running processes."""
 
     at: datetime
     step: int | None
@@ -26,14 +26,14 @@ class Moment:
 
 
 def moment(picture: Picture, at: datetime) -> Moment:
-    """What of a picture is drawn; a worker works from its first push on."""
+    """The observation in a picture. A worker counts from its first push."""
     report = picture.report if picture.fresh else None
     working = [w for w in report.workers if w.state == "Active" and w.first_push_at] if report else []
     return Moment(at, report.step if report else None, len(working), len(picture.role("ps")))
 
 
 def speeds(moments: Sequence[Moment]) -> list[float | None]:
-    """Steps a second over the last `WINDOW`, at each moment; None where nobody could say."""
+    """Steps/s over the last `WINDOW` at each moment; None if unknown."""
     found: list[float | None] = []
     first = 0
     for now in moments:
@@ -43,13 +43,13 @@ def speeds(moments: Sequence[Moment]) -> list[float | None]:
         seconds = (now.at - then.at).total_seconds()
         if now.step is None or then.step is None or seconds <= 0:
             found.append(None)
-        else:  # a restored parameter server may begin a few steps earlier: that is no negative speed
+        else:  # a restored parameter server can begin a few steps earlier: the speed is not negative
             found.append(max(0.0, (now.step - then.step) / seconds))
     return found
 
 
 def draw(path: Path, moments: Sequence[Moment], faults: Sequence[Fault]) -> None:
-    """Write a PNG: steps a second, and the workers and parameter servers at work, with a line at each fault."""
+    """Write a PNG: steps/s, and the running workers and parameter servers, with a line at each fault."""
     from matplotlib.figure import Figure  # heavy
 
     begin = moments[0].at if moments else datetime.now(UTC)
@@ -58,9 +58,7 @@ def draw(path: Path, moments: Sequence[Moment], faults: Sequence[Fault]) -> None
     speed, who = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     values = [float("nan") if v is None else v for v in speeds(moments)]
     speed.plot(times, values, color="C0")
-    speed.set(
-        ylabel="steps/s", ylim=(0, None), title="examples/digits.yaml while its machines are taken away"
-    )
+    speed.set(ylabel="steps/s", ylim=(0, None), title="examples/digits.yaml while its machines are lost")
     who.step(times, [m.workers for m in moments], where="post", color="C0", label="workers that push")
     who.step(times, [m.servers for m in moments], where="post", color="C1", label="parameter servers")
     who.set(ylim=(0, None), xlabel="seconds since kubectl apply")
@@ -70,7 +68,7 @@ def draw(path: Path, moments: Sequence[Moment], faults: Sequence[Fault]) -> None
         at = (fault.at - begin).total_seconds()
         for axes in (speed, who):
             axes.axvline(at, color="0.6", linestyle="--", linewidth=1)
-        words = textwrap.fill(fault.kind, 12)  # two faults may be a few seconds apart
+        words = textwrap.fill(fault.kind, 12)  # two faults can be a few seconds apart
         speed.annotate(words, (at, 0.03), xycoords=("data", "axes fraction"), xytext=(3, 0),
                        textcoords="offset points", fontsize=8)  # fmt: skip
     for axes in (speed, who):

@@ -1,4 +1,4 @@
-"""The demo's figures, from three witnesses: the API server's audit log, the job's status, PS 0's last words."""
+"""The figures of the demo, from the API server's audit log, the job's status, and PS 0's termination message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dev.demo.watch import Picture
 
 @dataclass(frozen=True)
 class Replacement:
-    """A worker's next incarnation: the fault that made it necessary, and when its pod was asked for."""
+    """A worker's next incarnation: the fault that caused it, and when its pod was created."""
 
     fault: Fault
     place: tuple[int, int]
@@ -23,14 +23,13 @@ class Replacement:
 
 
 def replacements(faults: Sequence[Fault], writes: Sequence[Write], job: str) -> list[Replacement]:
-    """For every worker that stood on a node that was taken, the creation of its next incarnation after that.
+    """For every worker on a lost node, the creation of its next incarnation.
 
-    Counted from when the cluster could know: after a notice from the kubelet's first status that came after it; without
-    one from the machine's end itself.
+    The time counts from the kubelet's first status after the notice, or from the end of the machine without notice.
     """
     found = []
     for fault in faults:
-        start = said(fault, writes) if fault.kind == "node taken with notice" else fault.at
+        start = notice_seen(fault, writes) if fault.kind == "node reclaimed with notice" else fault.at
         for slot, incarnation in fault.places:
             made = (
                 (w, incarnation_made(w, f"{job}-worker-{slot}-")) for w in writes if w.received >= fault.at
@@ -45,8 +44,8 @@ def replacements(faults: Sequence[Fault], writes: Sequence[Write], job: str) -> 
     return found
 
 
-def said(fault: Fault, writes: Sequence[Write]) -> datetime:
-    """When the node's own status was first written after the notice."""
+def notice_seen(fault: Fault, writes: Sequence[Write]) -> datetime:
+    """When the node's status was first written after the notice."""
     return next(
         (
             w.received
@@ -61,14 +60,14 @@ def said(fault: Fault, writes: Sequence[Write]) -> datetime:
 
 
 def incarnation_made(write: Write, prefix: str) -> int | None:
-    """The incarnation of the place with this prefix whose pod this write made, if it made one."""
+    """The incarnation of the pod that this write created, if its name has the prefix."""
     pods = (write.verb, write.resource, write.subresource) == ("create", "pods", "") and write.code < 300
     number = write.name.removeprefix(prefix)
     return int(number) if pods and write.name.startswith(prefix) and number.isdecimal() else None
 
 
 def accuracy(metrics: Mapping[str, Any]) -> float | None:
-    """The test set's accuracy among the metrics: Keras names it `val_accuracy` where it is not the only one."""
+    """The accuracy on the test set: Keras names it `val_accuracy` if there are other metrics."""
     for name in ("val_accuracy", "test_accuracy", "accuracy"):
         if name in metrics:
             return float(metrics[name])
@@ -83,11 +82,11 @@ def figures(
     model: str,
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """What build/demo.json holds; None for what no witness could tell."""
+    """The content of build/demo.json; None for what is unknown."""
     status, evidence = picture.job.status, picture.evidence
     found = replacements(faults, writes, picture.job.metadata.name)
-    noticed = [round(r.seconds, 3) for r in found if r.fault.kind == "node taken with notice"]
-    silent = [round(r.seconds, 3) for r in found if r.fault.kind == "node taken without notice"]
+    noticed = [round(r.seconds, 3) for r in found if r.fault.kind == "node reclaimed with notice"]
+    silent = [round(r.seconds, 3) for r in found if r.fault.kind == "node lost without notice"]
     pushes = [
         round(min(pushed) - r.created.timestamp(), 3)
         for r in found

@@ -1,7 +1,7 @@
-"""The demo on kind, where a Docker engine answers. Not yet run: see dev/README.md.
+"""The demo on kind, with a Docker engine. Not tested: see dev/README.md.
 
-kind's nodes run systemd but no logind that the kubelet listens to, so the notice is played: the kubelet is stopped,
-the node's status says what a kubelet says at a shutdown, and the containers get their SIGTERM.
+The kubelets of kind do not use logind, so the notice is simulated: the kubelet is stopped, the node's status is that
+of a shutdown, and the containers get SIGTERM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind:
 
     @property
     def kubeconfig(self) -> Path:
-        """Its own file: the user's is left alone."""
+        """A separate file: the user's kubeconfig is not changed."""
         return self.folder / "kubeconfig"
 
     @property
@@ -47,19 +47,19 @@ class Kind:
 
     @property
     def env(self) -> dict[str, str]:
-        """KUBECONFIG only."""
+        """Sets only KUBECONFIG."""
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
 
     def check(self) -> None:
-        """The commands that must be there."""
-        lacking = [name for name in ("docker", "kind", "kubectl", "helm") if shutil.which(name) is None]
-        if lacking:
-            raise DevError(f"For CLUSTER=kind install: {', '.join(lacking)}.")
+        """Check the commands and the Docker engine."""
+        missing = [name for name in ("docker", "kind", "kubectl", "helm") if shutil.which(name) is None]
+        if missing:
+            raise DevError(f"For CLUSTER=kind install: {', '.join(missing)}.")
         if not docker_answers():
-            raise DevError("No Docker engine answers this user: start it, or see that `docker info` works.")
+            raise DevError("No Docker engine answers this user: start it, or make `docker info` work.")
 
     def up(self) -> None:
-        """Images by Docker, then the cluster of kind-config.yaml, then the images into it."""
+        """Build the images with Docker, create the cluster of kind.yaml, load the images."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         (self.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY))
         for name in DEMO:
@@ -70,27 +70,17 @@ class Kind:
                 dockerfile = str(context / image.dockerfile)
                 command("docker", "build", *target, "-f", dockerfile, "-t", image.reference, str(context))
         with step("kind cluster", every=30):
-            config = str(ROOT / "kind-config.yaml")
+            config = str(Path(__file__).with_name("kind.yaml"))
             kubeconfig = str(self.kubeconfig)
             self.down()
-            command(
-                "kind",
-                "create",
-                "cluster",
-                "--name",
-                CLUSTER,
-                "--config",
-                config,
-                "--kubeconfig",
-                kubeconfig,
-                cwd=ROOT,
-            )
+            options = ["--name", CLUSTER, "--config", config, "--kubeconfig", kubeconfig]
+            command("kind", "create", "cluster", *options, cwd=ROOT)
         for name in DEMO:
             with step(f"loading {IMAGES[name].reference}", every=30):
                 command("kind", "load", "docker-image", "--name", CLUSTER, IMAGES[name].reference)
 
     def notice(self, node: str) -> None:
-        """The node's own words, then SIGTERM to what runs on it."""
+        """Set the node's status, then send SIGTERM to its containers."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {
             "type": "Ready",
@@ -110,8 +100,8 @@ class Kind:
         command("docker", "kill", node)
 
     def ask(self, pod: dict[str, Any], token: str, certificate: str) -> bytes:
-        """From within the pod: there is no route to it from here, and it listens on its own address only."""
-        del certificate  # asked inside the pod itself, so there is nobody else to be mistaken for it
+        """Ask from within the pod, since there is no route to it from here."""
+        del certificate  # the request stays inside the pod
         url = f"https://{pod['status']['podIP']}:{CONTROL_PORT}{STATUS_PATH}"
         script = (
             "import ssl, sys, urllib.request as u;"
@@ -122,10 +112,10 @@ class Kind:
         return command(*words, stdin=token, env=self.env, timeout=10).encode()
 
     def folder_of_volume(self, path: str) -> Path | None:
-        """Inside the nodes' containers: not readable here."""
+        """The volumes are inside the nodes' containers."""
         del path
         return None
 
     def down(self) -> None:
-        """The cluster of this name, if there is one."""
+        """Delete the cluster, if it exists."""
         command("kind", "delete", "cluster", "--name", CLUSTER, check=False)

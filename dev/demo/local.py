@@ -17,7 +17,7 @@ from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH
 
 
 class Local:
-    """Root on Linux."""
+    """A local cluster, as root on Linux."""
 
     name = "local"
 
@@ -26,12 +26,12 @@ class Local:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
         return self.cluster.plane.kubeconfig
 
     @property
     def audit_log(self) -> Path:
-        """The API server's."""
+        """The audit log of the API server."""
         return self.cluster.plane.audit_log
 
     @property
@@ -40,20 +40,20 @@ class Local:
         return self.cluster.plane.env
 
     def check(self) -> None:
-        """Root, and the packages (installed when lacking)."""
+        """Check for root, and install missing packages."""
         host.prepare()
 
     def up(self) -> None:
-        """Tools and images are made side by side: one compiles while the other downloads."""
+        """Build tools and images concurrently: one compiles while the other downloads."""
         pause = ensure(("pause",))
         side_by_side(lambda: build(DEMO, pause), ensure)
         if self.cluster.plane.processes.running("kube-apiserver"):
-            say("a cluster of an earlier demo is still up: taking it down first")
+            say("a cluster of an earlier demo is still running: removing it first")
             self.cluster.down()
         self.cluster.up(DEFAULT_NODES, [IMAGES[name].reference for name in DEMO])
 
     def notice(self, node: str) -> None:
-        """The power button: the real kubelet's graceful shutdown."""
+        """Trigger the kubelet's graceful shutdown."""
         self.cluster.node(node).power_button()
 
     def kill(self, node: str) -> None:
@@ -61,7 +61,7 @@ class Local:
         self.cluster.kill(node)
 
     def ask(self, pod: dict[str, Any], token: str, certificate: str) -> bytes:
-        """Straight to the pod: this machine has a route to all of them."""
+        """Ask the pod directly: this machine has a route to it."""
         context = ssl.create_default_context(cadata=certificate)
         context.check_hostname = False  # the certificate is pinned; it names no address
         url = f"https://{pod['status']['podIP']}:{CONTROL_PORT}{STATUS_PATH}"
@@ -74,5 +74,5 @@ class Local:
         return Path(path)
 
     def down(self) -> None:
-        """By name and record."""
+        """Remove the cluster."""
         self.cluster.down()

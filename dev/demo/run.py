@@ -1,4 +1,4 @@
-"""The demo from its beginning to its end, and nothing left behind: also after Ctrl-C, also after an error."""
+"""Run the demo, and clean up also after an error or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ VALUES = {
     "image.pullPolicy": "Never",
     "trainer.psImage": IMAGES["ps"].reference,
     "trainer.workerImage": IMAGES["worker"].reference,
-    # The operator is not what is shown here: it stays on the node that nobody takes away.
+    # The operator runs on the node that is not reclaimed: the demo shows the job.
     r"nodeSelector.cloud\.google\.com/gke-provisioning": "standard",
 }
 
 
 def run() -> int:
-    """Run the demo; the exit code: 0 when the job has succeeded after all three faults, 130 after Ctrl-C."""
+    """Run the demo. Exit code: 0 if the job has succeeded after all three faults, 130 after Ctrl-C."""
     try:
         return _run()
     except KeyboardInterrupt:
-        say("interrupted; run it again at any time, what was built is kept")
+        say("interrupted; the tools and images are kept for the next run")
         return 130
 
 
@@ -103,21 +103,21 @@ def install(backend: Backend) -> None:
 def _follow(
     backend: Backend, watcher: Watcher, seconds: dict[str, float], moments: list[Moment]
 ) -> tuple[Picture, Story]:
-    """Apply the job and watch it to its end: fills `seconds` by phase, and `moments` with each look.
+    """Apply the job and watch it to its end. Fills `seconds` by phase, and `moments` with each observation.
 
     Raises:
-        DevError: it failed, it ended before the three faults were done, or it took longer than it should.
+        DevError: it failed, ended before the three faults, or exceeded the time limit.
     """
     command("kubectl", "--namespace", NAMESPACE, "apply", "-f", str(MANIFEST), env=backend.env)
     begin = time.monotonic()
-    told: list[str] = []
+    lines: list[str] = []
 
-    def tell(text: str) -> None:
-        told.append(f"{time.monotonic() - begin:5.0f} s  {text}")
+    def report(text: str) -> None:
+        lines.append(f"{time.monotonic() - begin:5.0f} s  {text}")
         if not console.is_terminal:
-            say(told[-1])
+            say(lines[-1])
 
-    story = Story(backend, watcher, tell)
+    story = Story(backend, watcher, report)
     picture: Picture | None = None
     spoken = 0.0
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -131,19 +131,19 @@ def _follow(
                 break
             story.advance(picture)
             if console.is_terminal:
-                live.update(render(picture, told, now), refresh=True)
+                live.update(render(picture, lines, now), refresh=True)
             elif now - spoken >= 5:
                 say(line(picture))
                 spoken = now
             if now > LIMIT_SECONDS:
                 raise DevError(f"The job had not ended after {LIMIT_SECONDS:.0f} s. {_state(watcher)}")
             time.sleep(LOOK_SECONDS)
-    console.print(render(picture, told, time.monotonic() - begin))
+    console.print(render(picture, lines, time.monotonic() - begin))
     if picture.job.status.phase != "Succeeded":
         raise DevError(f"The job ended as {picture.job.status.phase}. {_state(watcher)}")
     if len(story.faults) < 3:
         raise DevError(
-            f"The job ended after {len(story.faults)} of 3 faults: it was too short for this machine. "
+            f"The job ended after {len(story.faults)} of 3 faults: it is too short for this machine. "
             "Raise training.stopAfter.epochs in examples/digits.yaml."
         )
     return picture, story
@@ -159,17 +159,17 @@ def _phase(picture: Picture) -> str:
 
 
 def _state(watcher: Watcher) -> str:
-    """The words of the cluster about what went wrong."""
+    """The state of the job and its pods, for an error message."""
     try:
-        told = watcher.kubectl("describe", "trainingjob", watcher.name)
+        description = watcher.kubectl("describe", "trainingjob", watcher.name)
         pods = watcher.kubectl("get", "pods", "-o", "wide")
     except (DevError, OSError) as error:
         return str(error)
-    return f"KEEP=1 leaves the cluster up for a look.\n{told[-4000:]}\n{pods}"
+    return f"Run with KEEP=1 to keep the cluster for inspection.\n{description[-4000:]}\n{pods}"
 
 
 def _model(backend: Backend, watcher: Watcher, picture: Picture) -> str:
-    """Where the exported model lies: copied out of the volume, which goes with the cluster, where it can be read."""
+    """The path of the exported model, copied out of the cluster's volume if that can be read."""
     output = picture.job.status.output
     uri = output.uri if output else ""
     claim = picture.job.spec.storage.volume_claim
@@ -194,22 +194,22 @@ def _model(backend: Backend, watcher: Watcher, picture: Picture) -> str:
 
 @contextmanager
 def _ended(backend: Backend, *, keep: bool) -> Iterator[None]:
-    """Takes the cluster down in the end, whatever the end is."""
+    """Remove the cluster at the end, also after an error."""
     try:
         yield
     finally:
         if keep:
             say(
-                f"KEEP=1: the cluster stays. `make demo-down` takes it down.\nexport KUBECONFIG={backend.kubeconfig}"
+                f"KEEP=1: the cluster is kept. `make demo-down` removes it.\nexport KUBECONFIG={backend.kubeconfig}"
             )
         else:
-            with step("taking the cluster down"):
+            with step("removing the cluster"):
                 backend.down()
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does."""
+    """Treat SIGTERM as Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

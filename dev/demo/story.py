@@ -1,4 +1,4 @@
-"""The three faults: each is due by the job's own progress, and never before it has recovered from the last."""
+"""The three faults: each is due by the progress of the job, after it has recovered from the previous one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRESS = (10.0, 35.0, 50.0)
 
 @dataclass(frozen=True)
 class Fault:
-    """What was done. `places` are the (slot, incarnation) of the workers that were on the node."""
+    """One fault. `places` are the (slot, incarnation) of the workers on the node."""
 
     kind: str
     target: str
@@ -28,49 +28,49 @@ class Fault:
 
 @dataclass
 class Story:
-    """Looks at each picture and does what is due. `told` takes a line for the audience."""
+    """Looks at each picture and triggers the faults that are due. `report` takes a line of output."""
 
     backend: Backend
     watcher: Watcher
-    told: Callable[[str], None]
+    report: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     faults: list[Fault] = field(default_factory=list)
     _doomed: tuple[str, float] | None = None
 
     def advance(self, picture: Picture) -> None:
-        """Do what is due now, if anything."""
+        """Trigger the fault that is due, if any."""
         self._end_doomed_node()
         number = len(self.faults)
         if number == len(PROGRESS) or not self._ready(picture, PROGRESS[number]):
             return
         if number == 1:
             server = picture.role("ps")[0]["metadata"]["name"]
-            self.told(f"fault 2: killing the parameter server {server}")
+            self.report(f"fault 2: killing the parameter server {server}")
             at = datetime.now(UTC)
             self.watcher.kubectl("delete", "pod", server, "--grace-period=0", "--force", "--wait=false")
             self.faults.append(Fault("parameter server killed", server, at))
             return
         node, places = quietest(picture, self._gone())
         if number == 0:
-            self.told(f"fault 1: {node} gets the cloud's notice; it is gone in {GRACE_SECONDS} s")
+            self.report(f"fault 1: {node} gets the cloud's notice; it ends in {GRACE_SECONDS} s")
             at = datetime.now(UTC)
             self.backend.notice(node)
             self._doomed = (node, self.clock() + GRACE_SECONDS)
-            self.faults.append(Fault("node taken with notice", node, at, places))
+            self.faults.append(Fault("node reclaimed with notice", node, at, places))
         else:
-            self.told(f"fault 3: {node} is gone without a word")
+            self.report(f"fault 3: {node} ends without notice")
             at = datetime.now(UTC)
             self.backend.kill(node)
-            self.faults.append(Fault("node taken without notice", node, at, places))
+            self.faults.append(Fault("node lost without notice", node, at, places))
 
     @property
     def complete(self) -> bool:
-        """Whether all three were done."""
+        """Whether all three have happened."""
         return len(self.faults) == len(PROGRESS)
 
     def _end_doomed_node(self) -> None:
         if self._doomed and self.clock() >= self._doomed[1]:
-            self.told(f"{self._doomed[0]} is gone")
+            self.report(f"{self._doomed[0]} has ended")
             self.backend.kill(self._doomed[0])
             self._doomed = None
 
@@ -78,7 +78,7 @@ class Story:
         return {fault.target for fault in self.faults}
 
     def _ready(self, picture: Picture, percent: float) -> bool:
-        """Due by progress, and the last fault is over: the parameter server and every worker are at work."""
+        """Due by progress, and recovered: the parameter server and every worker run."""
         report = picture.report
         if report is None or not picture.fresh or report.phase is not Phase.TRAINING:
             return False
@@ -91,9 +91,9 @@ class Story:
 
 
 def quietest(picture: Picture, gone: set[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """The spot node with a worker that has the fewest of them, and their places.
+    """The spot node with the fewest workers, at least one, and their places.
 
-    The fewest: two machines are lost in the demo, and each loss should be that of one worker where it can be.
+    The demo loses two machines, and each should take one worker if possible.
     """
     places: dict[str, list[tuple[int, int]]] = {}
     for pod in picture.role("worker"):

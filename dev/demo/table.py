@@ -1,4 +1,4 @@
-"""The live picture of the job: one line of facts about the whole, a row for each worker, what happened last."""
+"""The live table of the job: one row for the job, a row for each worker, the last events."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shoal_trainer.contract import WorkerReport
 LAST_LINES = 8
 
 
-def render(picture: Picture | None, told: Sequence[str], seconds: float) -> RenderableType:
+def render(picture: Picture | None, lines: Sequence[str], seconds: float) -> RenderableType:
     """Everything, for rich's Live."""
     parts: list[RenderableType] = []
     if picture is not None:
         parts += [_job(picture), _workers(picture)]
-    parts += [Text(line, style="cyan") for line in told[-LAST_LINES:]]
+    parts += [Text(line, style="cyan") for line in lines[-LAST_LINES:]]
     return Group(Text(f"{seconds:5.0f} s", style="bold"), *parts)
 
 

@@ -1,7 +1,7 @@
-"""What the demo sees: the TrainingJob and its pods from the API server, the coordinator's word from PS 0 itself.
+"""Observe the TrainingJob and its pods in the API server, and the coordinator's report at PS 0.
 
-The job's status carries telemetry every 30 s only; a live table wants it each second, so the demo asks the
-coordinator, as the operator does: over TLS with the job's own certificate, with the token derived from its key.
+The status of the job has telemetry only every 30 s, so the demo polls the coordinator as the operator does: over TLS
+with the certificate of the job, and a token derived from its key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Pod = dict[str, Any]
 
 @dataclass(frozen=True)
 class Picture:
-    """One look at the job. `report` is the coordinator's last word, which may be older than the rest."""
+    """One observation of the job. `report` is the coordinator's last report, which can be older than the rest."""
 
     job: TrainingJob
     pods: tuple[Pod, ...] = ()
@@ -36,7 +36,7 @@ class Picture:
         return next((p for p in self.pods if p["metadata"]["name"] == name), None)
 
     def role(self, role: str) -> list[Pod]:
-        """The pods of a role (`ps`, `worker`) that run and are not on their way out."""
+        """The pods of a role (`ps`, `worker`) that run and are not terminating."""
         return [
             p
             for p in self.pods
@@ -47,7 +47,7 @@ class Picture:
 
     @property
     def evidence(self) -> TerminationMessage | None:
-        """What PS 0 left in its termination log."""
+        """The termination message of PS 0."""
         for pod in self.pods:
             for status in pod["status"].get("containerStatuses", []):
                 end = status["state"].get("terminated") or {}
@@ -59,7 +59,7 @@ class Picture:
 
 @dataclass
 class Watcher:
-    """Looks at one job. `first_pushes`: Unix seconds by (slot, incarnation), as the coordinator told them."""
+    """Observes one job. `first_pushes`: Unix seconds by (slot, incarnation), as reported by the coordinator."""
 
     backend: Backend
     namespace: str
@@ -69,7 +69,7 @@ class Watcher:
     _report: StatusReport | None = None
 
     def look(self) -> Picture:
-        """One look.
+        """Observe the job.
 
         Raises:
             DevError: the API server does not know the job, or does not answer.

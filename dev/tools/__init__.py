@@ -1,8 +1,7 @@
-"""Kubernetes' own commands, etcd, CoreDNS and helm, built from source at pinned versions.
+"""Kubernetes, etcd, CoreDNS and helm, built from source at pinned versions.
 
-`go.mod` and `go.sum` beside this file pin them (as Go tools), so a checkout and the Go module proxy are all
-it takes: no downloads of binaries, no registry. They are built once into the user's cache, in a folder that
-is named after what they are built from.
+`go.mod` and `go.sum` in this folder pin them as Go tools, so only the Go module proxy is needed. They are built once
+into the user's cache, in a folder named after their versions.
 """
 
 from dev.tools.build import CONTROL_PLANE, NODES, Tools, ensure, locate

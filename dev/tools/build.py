@@ -1,8 +1,7 @@
-"""Builds the Go tools that are lacking, one after another, and never leaves half a binary behind.
+"""Build the missing Go tools, one after another.
 
-Go compiles packages in parallel by itself and keeps what it compiled, so the builds run in turn: the big one
-first, after which the others take seconds. A lock file lets two commands that need the tools at once share
-one build.
+Go compiles packages in parallel and caches them, so after the first tool the others take seconds. A lock file lets
+concurrent commands share one build.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ LDFLAGS = (
     f"-X {_VERSION}.gitMinor={KUBERNETES.split('.')[1]} -X {_VERSION}.gitTreeState=clean"
 )
 NO_GO = (
-    "Go is needed to build Kubernetes' own commands, and no `go` of version 1.24 or newer is on the PATH. "
+    "Go is needed to build Kubernetes, and no `go` of version 1.24 or newer is on the PATH. "
     "Install it from https://go.dev/dl (Debian's `golang` package is too old), then run the command again."
 )
 
@@ -64,7 +63,7 @@ class Tools:
 
 
 def pinned() -> str:
-    """A short digest of everything that the commands are built from, Go itself apart."""
+    """A short digest of the sources of the tools, without Go itself."""
     digest = hashlib.sha256()
     for path in (MODULE / "go.mod", MODULE / "go.sum", *sorted(MODULE.glob("*/*.go"))):
         digest.update(path.read_bytes())
@@ -73,7 +72,7 @@ def pinned() -> str:
 
 
 def go_version() -> str | None:
-    """Such as `go1.26.8`, or None where no usable Go is on the PATH."""
+    """Such as `go1.26.8`, or None if no usable Go is on the PATH."""
     if shutil.which("go") is None:
         return None
     answer = subprocess.run(
@@ -85,16 +84,16 @@ def go_version() -> str | None:
 
 
 def locate() -> Tools:
-    """Where the commands are, or will be; for what only looks or ends, and must not build anything."""
+    """The folder of the commands, without building them."""
     ready = sorted((cache() / "tools").glob(f"{pinned()}-*"))
     return Tools(ready[-1] if ready else cache() / "tools" / f"{pinned()}-unbuilt")
 
 
 def ensure(names: tuple[str, ...] = NODES) -> Tools:
-    """The commands named, built if they are lacking.
+    """The named commands, built if missing.
 
     Raises:
-        DevError: no Go is there and something must be built, or the build failed.
+        DevError: a build is needed but Go is missing, or the build failed.
     """
     ready = sorted((cache() / "tools").glob(f"{pinned()}-*"))
     for folder in ready:
@@ -106,12 +105,12 @@ def ensure(names: tuple[str, ...] = NODES) -> Tools:
     folder = cache() / "tools" / f"{pinned()}-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / ".lock"):
-        lacking = [name for name in PACKAGES if name in names and not (folder / name).exists()]
-        if lacking:
-            patience = ": about 10 minutes on 2 cores the first time" if "kube-apiserver" in lacking else ""
-            say(f"building {', '.join(lacking)} into {folder}{patience}")
-        for number, name in enumerate(lacking, 1):
-            with step(f"building {name} ({number} of {len(lacking)})", every=20):
+        missing = [name for name in PACKAGES if name in names and not (folder / name).exists()]
+        if missing:
+            patience = ": about 10 minutes on 2 cores the first time" if "kube-apiserver" in missing else ""
+            say(f"building {', '.join(missing)} into {folder}{patience}")
+        for number, name in enumerate(missing, 1):
+            with step(f"building {name} ({number} of {len(missing)})", every=20):
                 _build(name, folder)
     return Tools(folder)
 

@@ -273,7 +273,7 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
     assert wide[-3:] == ["ETA", "FAILURES", "REASON"]
 
 
-@pytest.mark.parametrize("path", sorted(Path("examples").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.yaml")), ids=lambda p: p.name)
 def test_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
     jobs = [d for d in yaml.safe_load_all(path.read_text()) if d and d["kind"] == "TrainingJob"]
     for manifest in jobs:

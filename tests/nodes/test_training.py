@@ -93,7 +93,7 @@ def test_a_job_outlives_a_node_and_the_operator(
     until(watcher, replaced, 60)
     until(watcher, drained)
     cluster.kill(node)
-    fault = Fault("node taken with notice", node, datetime.fromtimestamp(at, UTC), places)
+    fault = Fault("node reclaimed with notice", node, datetime.fromtimestamp(at, UTC), places)
     assert all(r.seconds <= 1.0 for r in replacements([fault], list(writes(cluster.plane.audit_log)), JOB))
 
     cluster.plane.kubectl("-n", "shoal-system", "scale", "deployment", "shoal", "--replicas=0")

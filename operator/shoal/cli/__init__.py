@@ -1,4 +1,4 @@
-"""The command line `shoal …`. Its root imports a subcommand when it is called: `shoal --help` stays instant."""
+"""The command line `shoal …`. It imports a subcommand only when that is called, so that `shoal --help` is instant."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Any
 
 import click
 
+from shoal import __version__
 from shoal.errors import UsageError
 
 __all__ = ["main"]
 
 # name -> (module, attribute, the line in the list of commands)
 _COMMANDS = {
-    "plan": ("shoal.cli.plan", "plan", "The cheapest node pools that meet a deadline, and why."),
+    "plan": ("shoal.cli.plan", "plan", "Find the cheapest nodes that meet a deadline."),
+    "plan-workload": ("shoal.cli.plan_workload", "plan_workload", "Plan a workload in spotDNN's form."),
     "predict": ("shoal.cli.predict", "predict", "Test the speed predictor on measurements."),
-    "simulate": ("shoal.cli.plan", "simulate", "Replay revocation traces against a plan."),
+    "simulate": ("shoal.cli.simulate", "simulate", "Replay revocation traces and compare policies."),
 }
 
 
@@ -40,11 +42,11 @@ class _Lazy(click.Group):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            # Same channel and exit code (2) as click's own usage errors, and no traceback.
+            # Printed as click's own usage errors are, with exit code 2 and no traceback.
             raise click.UsageError(str(error)) from error
 
 
 @click.command(cls=_Lazy)
-@click.version_option(package_name="shoal")
+@click.version_option(__version__)
 def main() -> None:
     """Shoal: elastic TensorFlow training on spot nodes."""

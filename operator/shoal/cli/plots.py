@@ -1,6 +1,6 @@
-"""Plots as PNG files and as text: the Pareto front, and what the policies did in a simulation.
+"""Plots as PNG files and as text: the Pareto front, and the policies of a simulation.
 
-A file appears whole or not at all: it is written beside its place and renamed.
+A file is written under a temporary name and renamed, so that it is always complete.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_simulation(result: Result, path: Path, currency: str) -> None:
     for outcome in result.outcomes:
         top.plot(minutes, outcome.workers_over_time, label=outcome.name)
     top.axvline(result.scenario.deadline / 60, color="0.4", ls="--")
-    top.set(xlabel="time (min)", ylabel="workers at work (mean)", title="Workers over time")
+    top.set(xlabel="time (min)", ylabel="running workers (mean)", title="Workers over time")
     top.legend(fontsize="small")
     names = [outcome.name for outcome in result.outcomes]
     for axes, values, label in (
@@ -83,7 +83,7 @@ def front_as_text(plan: Plan, currency: str, width: int) -> str:
 
 
 def workers_as_text(result: Result, width: int) -> str:
-    """Mean workers over time of the policies that matter most, for a terminal."""
+    """Mean workers over time of the main policies, for a terminal."""
     minutes = [t / 60 for t in result.times]
     lines = [
         (o.name, marker, minutes, list(o.workers_over_time))
@@ -100,7 +100,7 @@ def _text(
     width: int,
     height: int = 16,
 ) -> str:
-    """Series of (label, marker, x, y) without colours: it is read in logs too."""
+    """Plot series of (label, marker, x, y) without colors, for logs."""
     import plotext
 
     figure = plotext.figure
@@ -126,10 +126,10 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _write(figure: Any, path: Path) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        figure.savefig(beside, format="png", dpi=120)
-        beside.replace(path)
+        figure.savefig(partial, format="png", dpi=120)
+        partial.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise UsageError(f"cannot write the plot to {path}: {error}") from error

@@ -1,4 +1,4 @@
-"""`shoal predict`: how good are the predictions, on anyone's measurements."""
+"""`shoal predict`: evaluate the predictor on measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def predict() -> None:
 @click.option(
     "--new-accelerator", metavar="NAME", help="Predict its rows by a fit to the other accelerators."
 )
-@click.option("--accelerators", type=_FILE, help="CSV of data sheets beside the built-in ones.")
+@click.option("--accelerators", type=_FILE, help="CSV of data sheets in addition to the built-in ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     target: str,
@@ -85,7 +85,7 @@ def evaluate(
     help="Folder to write predictor.md and its plots to.",
 )
 def report(data: Path, out: Path) -> None:
-    """Write tables and plots: ours beside the published regressors."""
+    """Write tables and plots that compare the predictor with published regressors."""
     from shoal.sizing.accelerators import catalogue
     from shoal.sizing.predict.report import write_report
 

@@ -1,4 +1,4 @@
-"""Plans and simulations in the terminal: sentences first, then tables and small plots."""
+"""Print plans and simulations: sentences, then tables and small plots."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def show_plan(plan: Plan, reason: str, currency: str) -> None:
 
 
 def show_simulation(result: Result, reason: str, currency: str) -> None:
-    """Print the reason, the policies side by side, and the workers over time."""
+    """Print the reason, the policies in a table, and the workers over time."""
     console = Console()
     console.print(reason, highlight=False, markup=False, soft_wrap=True)
     table = Table(
@@ -87,7 +87,7 @@ def show_simulation(result: Result, reason: str, currency: str) -> None:
         )
     console.print(table)
     console.print(
-        "good: part of the paid worker time spent at work; o-d: part of it on-demand; min: minutes to the end"
+        "good: part of the paid worker time that was useful; o-d: part that was on-demand; min: minutes to the end"
     )
     print(plots.workers_as_text(result, min(console.width, 100)))
 

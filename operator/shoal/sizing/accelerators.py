@@ -1,7 +1,7 @@
-"""What the data sheets say of each accelerator, and how much faster one should be than another.
+"""The data sheets of accelerators, and the speed-up between two accelerators that follows from them.
 
-A data sheet is only a prior: what a training step achieves of a peak differs by model, so it carries speeds from
-one accelerator to another where nothing was measured, with an interval that says how little it knows.
+A data sheet is a prior with a wide interval: how much of the peak a training step achieves depends on the model. It
+transfers speeds to an accelerator without measurements.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shoal.errors import UsageError
 
 __all__ = ["Accelerator", "Catalogue", "SpeedUp", "catalogue"]
 
-# How far two accelerators that resemble each other on paper differ in practice (drivers, clocks, host): 10 %.
+# How much accelerators with equal data sheets differ in practice (drivers, clocks, host).
 _LIKENESS = 0.1
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One row of the catalogue. TFLOPS are dense peaks; `nan` where the sheet says nothing."""
+    """One row of the catalogue. TFLOPS are dense peaks; `nan`: not in the sheet."""
 
     name: str
     fp32_tflops: float
@@ -36,7 +36,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times faster the second accelerator is: in arithmetic, in small kernels, and how unsure that is."""
+    """Speed-up from one accelerator to another, for arithmetic and for small kernels, with its standard deviation."""
 
     arithmetic: float
     overhead: float
@@ -44,14 +44,14 @@ class SpeedUp:
 
 
 class Catalogue:
-    """Accelerators by name, without regard to case, also under the names that clouds and device plugins use."""
+    """Accelerators by case-insensitive name, including the names that clouds and device plugins use."""
 
     def __init__(self, rows: dict[str, Accelerator]) -> None:
         self._rows = rows
 
     @classmethod
     def read(cls, text: str, origin: str) -> Catalogue:
-        """Read CSV with the columns name, fp32_tflops, memory_gb, bandwidth_gbs and, as one likes, the others."""
+        """Read CSV with the columns name, fp32_tflops, memory_gb, bandwidth_gbs and optionally the others."""
         rows: dict[str, Accelerator] = {}
         for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
             entry = Accelerator(
@@ -69,7 +69,7 @@ class Catalogue:
         return cls(rows)
 
     def extended(self, path: Path) -> Catalogue:
-        """Add the rows of a file of the same form; they win over rows of the same name."""
+        """Add the rows of a file of the same form; they replace rows of the same name."""
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -78,11 +78,11 @@ class Catalogue:
 
     @property
     def names(self) -> list[str]:
-        """The catalogue's own names, sorted."""
+        """The primary names, sorted."""
         return sorted({row.name for row in self._rows.values()})
 
     def find(self, name: str) -> Accelerator:
-        """The accelerator of this name, or a sentence that lists the names there are."""
+        """The accelerator of this name, or an error that lists the names."""
         entry = self._rows.get(str(name).strip().lower())
         if entry is None:
             raise UsageError(
@@ -95,9 +95,9 @@ class Catalogue:
         """How `target` compares with `source` by their data sheets.
 
         The roofline model (Williams, Waterman, Patterson 2009) bounds a kernel by peak arithmetic or by memory
-        bandwidth. Which of both binds is unknown without measuring, so arithmetic gets the geometric mean of the
+        bandwidth. Which of them binds is unknown without a measurement, so arithmetic gets the geometric mean of the
         two ratios, and half the distance between them (in logarithms) is one standard deviation. Small kernels, a
-        cost per tensor, get the more cautious of both: the ratio that is nearer to 1.
+        cost per tensor, get the more cautious one: the ratio nearer to 1.
         """
         a, b = self.find(source), self.find(target)
         if a == b:
@@ -114,7 +114,7 @@ class Catalogue:
 
 @cache
 def catalogue() -> Catalogue:
-    """The catalogue that comes with Shoal (accelerators.csv beside this file, with sources)."""
+    """The built-in catalogue (accelerators.csv in this folder, with sources)."""
     text = resources.files("shoal.sizing").joinpath("accelerators.csv").read_text(encoding="utf-8")
     return Catalogue.read(text, "accelerators.csv")
 

@@ -1,8 +1,4 @@
-"""The few words that the predictor and the planner share.
-
-They are plain frozen values, so that the planner can be used with numbers from a file, and the predictor
-without a plan.
-"""
+"""The values that the predictor and the planner share."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ __all__ = ["Interval", "ModelFeatures", "PsModel", "WorkerGroup"]
 
 @dataclass(frozen=True)
 class Interval:
-    """A prediction and its 90 % prediction interval, in the unit of whatever is predicted."""
+    """A prediction and its 90 % prediction interval."""
 
     low: float
     mean: float
@@ -33,17 +29,17 @@ class Interval:
         return Interval(self.low * factor, self.mean * factor, self.high * factor)
 
     def inverse(self) -> Interval:
-        """The interval of one over the quantity (seconds per step <-> steps per second); all must be > 0."""
+        """The interval of 1 / quantity (seconds per step <-> steps per second); all must be > 0."""
         return Interval(1.0 / self.high, 1.0 / self.mean, 1.0 / self.low)
 
 
 @dataclass(frozen=True)
 class ModelFeatures:
-    """What a speed depends on in a model.
+    """The features of a model that determine its speed.
 
-    `flops_per_sample` counts two operations for a multiply-add, forward pass only, unless what it is compared with was
-    counted otherwise (CM-DARE's tables count a whole training step, three times as much); `tensors` is the number of
-    variables that are exchanged with the parameter servers.
+    `flops_per_sample` counts two operations per multiply-add, forward pass only (CM-DARE's tables count a whole
+    training step, three times as much: do not mix them). `tensors` is the number of variables exchanged with the
+    parameter servers.
     """
 
     flops_per_sample: float
@@ -60,7 +56,7 @@ class ModelFeatures:
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """`count` equal workers; `step_seconds` is one worker's step when it has the parameter servers alone."""
+    """`count` equal workers; `step_seconds` is one worker's step without contention."""
 
     accelerator: str
     count: int
@@ -70,12 +66,12 @@ class WorkerGroup:
 
 @dataclass(frozen=True)
 class PsModel:
-    """What one update (a push and a pull) of one model costs a parameter server.
+    """The cost of one update (a push and a pull) of one model at a parameter server.
 
-    `update_seconds`: how long one server is busy with the whole model, so n servers can do at most
-    n^scaling / update_seconds updates a second; 0 means no contention. `sharpness` >= 1: how sharply the speed
-    bends from the sum of the workers to that cap (infinite: min of both), see `cluster_throughput`. `scaling` is
-    1 where the parameters are spread evenly, less where one server holds more than its part.
+    `update_seconds`: time of one server for the whole model, so n servers do at most n^scaling / update_seconds
+    updates per second; 0: no contention. `sharpness` >= 1: how sharply the speed bends from the sum of the workers to
+    that cap (infinite: minimum of both), see `cluster_throughput`. `scaling`: 1 if the parameters are spread evenly,
+    else less.
     """
 
     update_seconds: float

@@ -19,7 +19,7 @@ def event(seconds: float, verb: str, resource: str, name: str, **more: Any) -> d
     reference = {"resource": resource, "namespace": "default", "name": name, **more.pop("reference", {})}
     return {
         "verb": verb,
-        "user": {"username": "somebody"},
+        "user": {"username": "user"},
         "objectRef": reference,
         "responseStatus": {"code": more.pop("code", 201)},
         "requestReceivedTimestamp": instant,
@@ -27,7 +27,7 @@ def event(seconds: float, verb: str, resource: str, name: str, **more: Any) -> d
     }
 
 
-def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     assert list(writes(log)) == []
     whole = json.dumps(event(1.25, "create", "pods", "a"))
@@ -35,7 +35,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     assert [(w.name, w.received - START) for w in writes(log)] == [("a", timedelta(seconds=1.25))]
 
 
-def test_only_accepted_creations_of_the_resource_itself(tmp_path: Path) -> None:
+def test_creates_returns_accepted_creations_of_resource_only(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     events = [
         event(1, "create", "pods", "a"),
@@ -50,7 +50,7 @@ def test_only_accepted_creations_of_the_resource_itself(tmp_path: Path) -> None:
     assert list(writes(log, namespace="refused")) == []
 
 
-def test_reactions_are_counted_from_when_the_cluster_could_know() -> None:
+def test_reaction_time_counts_from_first_signal_to_cluster() -> None:
     log = [
         Write.parse(e)
         for e in (
@@ -64,9 +64,9 @@ def test_reactions_are_counted_from_when_the_cluster_could_know() -> None:
         )
     ]
     faults = [
-        Fault("node taken with notice", "spot-1", START + timedelta(seconds=10), ((0, 0),)),
+        Fault("node reclaimed with notice", "spot-1", START + timedelta(seconds=10), ((0, 0),)),
         Fault("parameter server killed", "digits-ps-0-0", START + timedelta(seconds=20)),
-        Fault("node taken without notice", "spot-2", START + timedelta(seconds=30), ((1, 0), (2, 0))),
+        Fault("node lost without notice", "spot-2", START + timedelta(seconds=30), ((1, 0), (2, 0))),
     ]
     found = replacements(faults, log, "digits")
     assert [(r.place, round(r.seconds, 3)) for r in found] == [((0, 1), 0.1), ((1, 2), 7.5)]

@@ -1,4 +1,4 @@
-"""Commands fail with their own words, and none is left when another fails."""
+"""Errors of commands contain their output, and a failure ends concurrent commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dev.commands import command, side_by_side
 from dev.errors import DevError
 
 
-def test_a_command_answers_or_says_what_it_said() -> None:
+def test_command_returns_output_or_raises_error_with_it() -> None:
     assert command("cat", stdin="x") == "x"
     assert command("false", check=False) == ""
     with pytest.raises(DevError, match=r"`sh -c .*` failed:\nbecause"):
@@ -20,7 +20,7 @@ def test_a_command_answers_or_says_what_it_said() -> None:
         command("sleep", "1000", timeout=0.05)
 
 
-def test_when_one_fails_the_others_are_ended(tmp_path: Path) -> None:
+def test_failure_ends_concurrent_commands(tmp_path: Path) -> None:
     started = tmp_path / "started"
 
     def fail() -> None:

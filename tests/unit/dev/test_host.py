@@ -1,4 +1,4 @@
-"""What is taken from the machine is given back; what is lacking is said."""
+"""Sysctls, cgroups and requirements of the machine."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_sysctls_are_put_back_as_they_were_first_found(proc: Path) -> None:
+def test_sysctls_are_restored_to_first_saved_values(proc: Path) -> None:
     (proc / "kernel/panic").write_text("7\n")
     host.save_sysctls(proc)
     (proc / "kernel/panic").write_text("10\n")
-    host.save_sysctls(proc)  # a second cluster finds what the first one's kubelets set
+    host.save_sysctls(proc)  # a second cluster reads what the first one's kubelets set
     host.restore_sysctls(proc)
     assert (proc / "kernel/panic").read_text() == "7"
     (proc / "kernel/panic").write_text("3\n")
-    host.restore_sysctls(proc)  # nothing on record any more: nothing is touched
+    host.restore_sysctls(proc)  # nothing is saved: nothing is changed
     assert (proc / "kernel/panic").read_text() == "3\n"
 
 
-def test_without_root_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_without_root_raises_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(DevError, match=r"sudo make demo.*kind"):
         host.prepare()
 
 
-def test_cgroups_are_made_in_every_hierarchy_and_removed_by_name(tmp_path: Path) -> None:
+def test_cgroups_are_created_in_every_hierarchy_and_removed_by_name(tmp_path: Path) -> None:
     for hierarchy in ("memory", "cpuset", "systemd", "unified"):
         (tmp_path / hierarchy).mkdir()
     for file in ("cpuset.cpus", "cpuset.mems"):
@@ -48,7 +48,7 @@ def test_cgroups_are_made_in_every_hierarchy_and_removed_by_name(tmp_path: Path)
     assert not (tmp_path / "unified/shoal-x-node-a").exists()
     (tmp_path / "memory/shoal-x-node-a/kubepods/pod1").mkdir(parents=True)
     (tmp_path / "memory/shoal-y-node-a").mkdir()
-    for file in ("cpuset.cpus", "cpuset.mems"):  # in a real hierarchy these are no files of ours
+    for file in ("cpuset.cpus", "cpuset.mems"):  # in a real hierarchy these are not regular files
         (tmp_path / "cpuset/shoal-x-node-a" / file).unlink()
     assert cgroups.remove("shoal-x-", tmp_path, seconds=0) == []
     assert (tmp_path / "memory/shoal-y-node-a").is_dir()

@@ -1,4 +1,4 @@
-"""The node's logind: the messages are D-Bus, and a client that does what the kubelet does hears the signal."""
+"""The node's logind: D-Bus messages, and the signal to a client that acts like the kubelet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUES = st.one_of(
 
 
 @given(st.lists(VALUES, max_size=8))
-def test_what_is_written_is_read(values: list[tuple[str, Any]]) -> None:
+def test_reader_returns_written_values(values: list[tuple[str, Any]]) -> None:
     writer = Writer()
     for kind, value in values:
         writer.put(kind, value)
@@ -44,7 +44,7 @@ def test_what_is_written_is_read(values: list[tuple[str, Any]]) -> None:
 
 
 @given(st.text("abc/.", min_size=1, max_size=30), st.lists(VALUES, max_size=4), st.integers(1, 2**31))
-def test_messages_survive_the_wire_and_come_apart_at_the_right_byte(
+def test_decoded_message_equals_encoded_message(
     member: str, body: list[tuple[str, Any]], serial: int
 ) -> None:
     message = Message.make(CALL, serial, {PATH: "/", MEMBER: member}, body)
@@ -56,7 +56,7 @@ def test_messages_survive_the_wire_and_come_apart_at_the_right_byte(
 
 
 class Client:
-    """The client's side of what the kubelet does."""
+    """A client that acts like the kubelet."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
@@ -103,7 +103,7 @@ def client() -> Any:
     assert not thread.is_alive()
 
 
-def test_the_kubelets_four_calls_and_the_signal(client: tuple[Client, Logind]) -> None:
+def test_calls_of_kubelet_and_shutdown_signal(client: tuple[Client, Logind]) -> None:
     kubelet, logind = client
     assert kubelet.call("Hello").fields[SIGNATURE] == "s"
     delay = kubelet.call("Get", [("s", "org.freedesktop.login1.Manager"), ("s", "InhibitDelayMaxUSec")])
@@ -120,7 +120,7 @@ def test_the_kubelets_four_calls_and_the_signal(client: tuple[Client, Logind]) -
     assert signal.body == (1).to_bytes(4, "little")
 
 
-def test_a_client_that_goes_in_the_greeting_is_no_error() -> None:
+def test_client_that_disconnects_in_handshake_is_ignored() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:

@@ -1,4 +1,4 @@
-"""Processes on record: found again by another command, ended by identity, never mistaken for another."""
+"""Recorded processes: found by another command, and ended by identity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(tmp_path: Path) -> ProcessTable:
     return ProcessTable(tmp_path / "processes", tmp_path / "logs")
 
 
-def test_a_process_is_on_record_and_another_command_can_end_it(table: ProcessTable, tmp_path: Path) -> None:
+def test_recorded_process_can_be_stopped_by_another_command(table: ProcessTable, tmp_path: Path) -> None:
     started = table.start("sleeper", ["sleep", "1000"])
     assert table.running("sleeper")
     assert Identity.of(started.pid) == started
@@ -33,10 +33,10 @@ def test_a_process_is_on_record_and_another_command_can_end_it(table: ProcessTab
     later.stop("sleeper")
     assert not started.running
     assert later.names() == []
-    table.stop("sleeper")  # that it is gone is no error
+    table.stop("sleeper")  # a stopped process is ignored
 
 
-def test_a_process_that_ignores_sigterm_is_killed(table: ProcessTable) -> None:
+def test_process_that_ignores_sigterm_is_killed(table: ProcessTable) -> None:
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     script = f"import signal; {ignore}; print('on', flush=True); signal.pause()"
     started = table.start("stubborn", [sys.executable, "-c", script])
@@ -46,7 +46,7 @@ def test_a_process_that_ignores_sigterm_is_killed(table: ProcessTable) -> None:
     assert not started.running
 
 
-def test_another_process_with_the_same_pid_is_left_alone(table: ProcessTable) -> None:
+def test_other_process_with_recorded_pid_is_not_signaled(table: ProcessTable) -> None:
     with subprocess.Popen(["sleep", "1000"]) as bystander:
         theirs = Identity.of(bystander.pid)
         assert theirs is not None
@@ -64,12 +64,12 @@ def test_another_process_with_the_same_pid_is_left_alone(table: ProcessTable) ->
         bystander.kill()
 
 
-def test_a_name_with_brackets_and_spaces_is_read(tmp_path: Path) -> None:
+def test_process_name_with_brackets_and_spaces_is_parsed(tmp_path: Path) -> None:
     stat = "77 (a) b (c)) S " + "1 " * 18 + "424242 0 0"
     assert Identity.parse(f"boot\n{stat}") == Identity("boot", 77, 424242)
 
 
-def test_a_command_that_does_not_exist_leaves_its_words_in_the_log(table: ProcessTable) -> None:
+def test_missing_command_is_reported_in_log(table: ProcessTable) -> None:
     table.start("nothing", ["/nonexistent/command"])
     while table.running("nothing"):
         os.sched_yield()
@@ -77,9 +77,7 @@ def test_a_command_that_does_not_exist_leaves_its_words_in_the_log(table: Proces
     table.stop("nothing")
 
 
-def test_a_record_that_cannot_be_written_is_an_error_and_nothing_runs(
-    table: ProcessTable, tmp_path: Path
-) -> None:
+def test_unwritable_record_raises_error_and_starts_nothing(table: ProcessTable, tmp_path: Path) -> None:
     (tmp_path / "processes" / "x").mkdir(parents=True)
     (tmp_path / "processes" / "x" / "in-the-way").touch()
     with pytest.raises((DevError, IsADirectoryError, PermissionError)):

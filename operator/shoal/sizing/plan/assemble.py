@@ -1,73 +1,61 @@
-"""From a TrainingJob, CapacityPools and a SpeedProfile to a problem for the planner."""
+"""From a TrainingJob, a PlanRequest, CapacityPools and a SpeedProfile to a problem for the planner."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass, field
 
-from shoal.api.capacity_pool import CapacityPool
+from shoal.api.capacity_pool import AcceleratorSpec, CapacityPool
 from shoal.api.speed_profile import SpeedProfile
+from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
-from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.accelerators import Accelerator, Catalogue, catalogue
 from shoal.sizing.plan.cost import capped, wire_bytes
-from shoal.sizing.plan.manifests import JobView, ProgressView, StopView, running
-from shoal.sizing.plan.problem import LossWork, Objective, Pool, Problem, Servers, StepWork, Work
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers
+from shoal.sizing.plan.request import PlanRequest
 from shoal.sizing.plan.speeds import Speeds
+from shoal.sizing.plan.work_left import work_left
 
-__all__ = ["problem_of", "seconds_left"]
+__all__ = ["problem_of"]
 
 PRIOR_NODE_HOURS = 20.0
-"""Node-hours that the prior of a pool's interruptions is worth against measured ones."""
+"""Weight of the prior interruption rate of a pool, in measured node-hours."""
 PRIOR_STARTUPS = 2.0
-"""Start-ups that the prior of a pool's start-up time is worth against measured ones."""
+"""Weight of the prior start-up time of a pool, in measured start-ups."""
 MOST_SERVERS = 8
 BYTES_PER_PARAMETER = 16
 """Accelerator memory per parameter: weight, gradient and two moments in fp32."""
 USABLE_MEMORY = 0.9
 SNAPSHOT_BANDWIDTH = 5e9
-"""Bytes/s at which a parameter server copies its memory for a snapshot; training stands still that long."""
+"""Bytes/s at which a parameter server copies its memory for a snapshot. Training stops meanwhile."""
 
 
 def problem_of(
-    job: JobView,
+    job: TrainingJob,
+    request: PlanRequest,
     pools: Sequence[CapacityPool],
     profile: SpeedProfile,
     *,
     deadline: float | None,
     max_servers: int | None = None,
-    sheets: Catalogue | None = None,
 ) -> Problem:
-    """Say what the three resources ask of the planner. The units are explained in docs/planning.md.
+    """Assemble the problem. The units are those of docs/planning.md.
 
-    `deadline`: in s from now; what the job says is `seconds_left`. `max_servers`: no more parameter servers than these.
+    Args:
+        job: the job, with its status if it has started.
+        request: the objective and the pools to choose from.
+        pools: all CapacityPools.
+        profile: the measured speeds of the job's model.
+        deadline: seconds from now (see `seconds_left`), None: no deadline.
+        max_servers: the most parameter servers, None: the limit of their pool, at most `MOST_SERVERS`.
+
     """
-    sheets = sheets or catalogue()
-    notes: list[str] = []
-    speeds = Speeds(profile, sheets)
-    chosen = _worker_pools(job, pools)
-    there, strange = running(job, chosen)
-    if strange:
-        names = ", ".join(sorted({name or "a node pool without a name" for name in strange}))
-        notes.append(
-            f"{len(strange)} worker{'s run' if len(strange) > 1 else ' runs'} in {names}, which is no CapacityPool of "
-            "this job: planned as if not there; give the pool that name, or put the node pool's label into its "
-            "nodeSelector."
-        )
-    workers = [
-        pool
-        for resource in chosen
-        if (pool := _pool(resource, job, profile, speeds, sheets, there, notes)) is not None
-    ]
-    if not workers:
-        raise UsageError(
-            "the model fits into the accelerators of no pool: lower batchSize or add larger accelerators"
-        )
-    spec = job.spec
-    objective = spec.elasticity.objective
+    assembly = _Assembly(job, request, {pool.metadata.name: pool for pool in pools}, profile)
+    spec, objective = job.spec, request.objective
     return Problem(
-        pools=tuple(capped(workers)),
-        work=_work(job, profile, notes),
-        servers=_servers(job, pools, speeds, max_servers, notes),
+        pools=tuple(capped(assembly.worker_pools())),
+        work=work_left(job, profile, assembly.notes),
+        servers=assembly.servers(max_servers),
         objective=Objective(
             deadline=deadline,
             budget=None if objective.max_cost is None else float(objective.max_cost),
@@ -75,218 +63,202 @@ def problem_of(
         ),
         min_workers=spec.workers.min_replicas,
         max_workers=spec.workers.max_replicas,
-        min_on_demand=spec.workers.on_demand_base,
-        zone_policy=spec.workers.zone_policy,
-        notes=tuple(notes),
+        min_on_demand=request.workers.on_demand_base,
+        zone_policy=request.workers.zone_policy,
+        notes=tuple(assembly.notes),
     )
 
 
-def seconds_left(job: JobView, now: datetime) -> float | None:
-    """The job's deadline in s from now: it counts from the job's start. None: it has none.
+@dataclass
+class _Assembly:
+    """The inputs, and the notes on them that belong in the explanation of the plan."""
 
-    Raises:
-        UsageError: it is over.
-    """
-    deadline, start = job.spec.elasticity.objective.deadline_seconds, job.status.start_time
-    if deadline is None or start is None:
-        return deadline
-    left = deadline - max(0.0, (now - start).total_seconds())
-    if left <= 0:
-        raise UsageError(
-            f"the job's deadline, {deadline} s after its start ({start:%Y-%m-%d %H:%M:%S %Z}), is over: say with"
-            " --deadline in how many seconds it is to be ready"
-        )
-    return left
+    job: TrainingJob
+    request: PlanRequest
+    pools: dict[str, CapacityPool]
+    profile: SpeedProfile
+    sheets: Catalogue = field(default_factory=catalogue)
+    notes: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.speeds = Speeds(self.profile, self.sheets)
 
-def _worker_pools(job: JobView, pools: Sequence[CapacityPool]) -> list[CapacityPool]:
-    by_name = {pool.metadata.name: pool for pool in pools}
-    names = job.spec.workers.pools
-    unknown = [name for name in names if name not in by_name]
-    if unknown:
-        raise UsageError(
-            f"the job's workers.pools names {unknown[0]}, which is not among the CapacityPools "
-            f"({', '.join(by_name)}): correct the name or add the pool"
-        )
-    chosen = (
-        [by_name[name] for name in names] if names else [p for p in pools if p.spec.accelerator is not None]
-    )
-    if not chosen:
-        raise UsageError("no CapacityPool has an accelerator: add one that workers can run on")
-    bare = [pool.metadata.name for pool in chosen if pool.spec.accelerator is None]
-    if bare:
-        raise UsageError(f"CapacityPool {bare[0]} has no accelerator, but workers are to run there: set it")
-    return chosen
-
-
-def _pool(
-    resource: CapacityPool,
-    job: JobView,
-    profile: SpeedProfile,
-    speeds: Speeds,
-    sheets: Catalogue,
-    there: dict[str, int],
-    notes: list[str],
-) -> Pool | None:
-    """The workers of a pool; None, with a note, if the model does not fit into its accelerators."""
-    spec, status, name = resource.spec, resource.status, resource.metadata.name
-    assert spec.accelerator is not None
-    batch = spec.batch_size or job.spec.training.batch_size
-    sheet = sheets.find(spec.accelerator.name)
-    per_sample = profile.spec.model.bytes_per_sample
-    if per_sample is not None:
-        needed = (
-            BYTES_PER_PARAMETER * profile.spec.model.parameters + per_sample * batch / spec.accelerator.count
-        )
-        if needed > USABLE_MEMORY * sheet.memory_gb * 1e9:
-            notes.append(
-                f"{name} is left out: {batch} samples need {needed / 1e9:.1f} GB and {sheet.name} has "
-                f"{sheet.memory_gb:g} GB; give the pool a smaller batchSize to use it."
-            )
-            return None
-    speed = speeds.of(spec.accelerator.name, spec.accelerator.count, batch)
-    if speed.note:
-        notes.append(speed.note)
-    seen = status.interruptions
-    hours = float(seen.node_hours)
-    rate = (float(spec.interruptions_per_hour) * PRIOR_NODE_HOURS + seen.seen) / (PRIOR_NODE_HOURS + hours)
-    starts = status.startup
-    startup = (spec.startup_seconds * PRIOR_STARTUPS + starts.seconds * starts.seen) / (
-        PRIOR_STARTUPS + starts.seen
-    )
-    return Pool(
-        name=name,
-        limit=spec.limits.nodes,
-        price=float(spec.price.per_hour),
-        step_seconds=speed.step_seconds,
-        step_sigma=speed.sigma,
-        batch=batch,
-        spot=spec.capacity_type == "Spot",
-        accelerator=f"{sheet.name} x {spec.accelerator.count}",
-        zone=spec.zone,
-        transfer_per_gib=float(spec.transfer_per_gib),
-        startup_seconds=startup,
-        interruptions_per_hour=rate if spec.capacity_type == "Spot" else 0.0,
-        shock_size=0.5 if seen.together is None else float(seen.together),
-        running=there.get(name, 0),
-    )
-
-
-def _work(job: JobView, profile: SpeedProfile, notes: list[str]) -> Work:
-    stop, done = job.spec.training.stop_after, job.status.training
-    if stop.steps is not None or stop.epochs is not None:
-        if stop.metric is not None:
-            notes.append(
-                f"The job may end earlier, when {stop.metric} reaches {stop.value}: it is planned without that."
-            )
-        return StepWork(steps=_steps_left(stop, done), samples=_samples_left(job, profile, notes))
-    curve = profile.spec.convergence
-    if stop.metric is None or stop.value is None:
-        raise UsageError(
-            "the job does not say when it ends: set training.stopAfter to epochs, steps or metric and value"
-        )
-    if stop.metric not in ("loss", "val_loss") or curve is None:
-        raise UsageError(
-            f"the steps until {stop.metric} is {stop.value} cannot be planned: stop after steps or epochs, or after "
-            "the metric loss with a SpeedProfile that has spec.convergence"
-        )
-    if stop.metric == "val_loss":
-        notes.append("The validation loss is taken to follow the curve of the training loss.")
-    return LossWork(
-        target=float(stop.value),
-        r1=float(curve.r1),
-        r2=float(curve.r2),
-        r3=float(curve.r3),
-        r4=float(curve.r4),
-        batch_range=(float(curve.least_batch), float(curve.most_batch)),
-        done=float(done.loss) if done and done.loss is not None else None,
-    )
-
-
-def _steps_left(stop: StopView, done: ProgressView | None) -> int | None:
-    if stop.steps is None:
-        return None
-    left = stop.steps - (done.step if done else 0)
-    if left < 1:
-        raise UsageError("the job has made all its steps: nothing is left to plan")
-    return left
-
-
-def _samples_left(job: JobView, profile: SpeedProfile, notes: list[str]) -> float | None:
-    stop, done, data = job.spec.training.stop_after, job.status.training, job.status.data
-    if stop.epochs is None:
-        return None
-    each = profile.spec.model.samples_per_epoch
-    if each is None:
-        if stop.steps is None:
+    def worker_pools(self) -> list[Pool]:
+        """The pools that workers can use."""
+        candidates = self._candidates()
+        running = self._running(candidates)
+        found = [
+            self._worker_pool(pool, running[pool.metadata.name]) for pool in candidates if self._fits(pool)
+        ]
+        if not found:
             raise UsageError(
-                "the job stops after epochs, and the SpeedProfile does not say how long one is: set "
-                "spec.model.samplesPerEpoch in it"
+                "the model fits into the accelerators of no pool: lower batchSize or add larger accelerators"
             )
-        notes.append(
-            "The job may end earlier, after its epochs: set spec.model.samplesPerEpoch in the SpeedProfile."
-        )
-        return None
-    epochs = stop.epochs - (done.epoch if done else 0.0)
-    # `epoch` counts complete passes; of the open one `data` says how far it is.
-    epochs -= min(data.done / (data.total or each), 1.0)
-    if epochs * each < 1:
-        raise UsageError("the job has made all its epochs: nothing is left to plan")
-    return epochs * each
+        return found
 
-
-def _servers(
-    job: JobView, pools: Sequence[CapacityPool], speeds: Speeds, most: int | None, notes: list[str]
-) -> Servers:
-    spec = job.spec.parameter_servers
-    by_name = {pool.metadata.name: pool for pool in pools}
-    unknown = [name for name in spec.pools if name not in by_name]
-    if unknown:
-        raise UsageError(
-            f"the job's parameterServers.pools names {unknown[0]}, which is not among the CapacityPools "
-            f"({', '.join(by_name)}): correct the name or add the pool"
+    def servers(self, most: int | None) -> Servers:
+        """The parameter servers: at most `most`, as many as the job has if there is no pool to price them."""
+        spec, pool, speed = self.job.spec.parameter_servers, self._server_pool(), self.speeds.servers()
+        if speed.note:
+            self.notes.append(speed.note)
+        parameters = self.speeds.features.parameters
+        return Servers(
+            counts=self._fixed_count(most) if pool is None else _counts(pool, most),
+            price=float(pool.spec.price.per_hour) if pool else 0.0,
+            model=speed.model,
+            sigma=speed.sigma,
+            measured=speed.measured,
+            running=self.job.status.parameter_servers.ready,
+            bytes_per_step=wire_bytes(parameters),
+            startup_seconds=pool.spec.startup_seconds if pool else 0.0,
+            snapshot_every=spec.snapshot.every_seconds,
+            snapshot_seconds=3 * 4 * parameters / SNAPSHOT_BANDWIDTH,
+            zone=pool.spec.zone or None if pool else None,
         )
-    candidates = [by_name[name] for name in spec.pools] or [
-        p for p in pools if p.spec.accelerator is None and p.spec.capacity_type == "OnDemand"
-    ]
-    home = (
-        candidates[0]
-        if spec.pools
-        else min(candidates, key=lambda p: float(p.spec.price.per_hour), default=None)
-    )
-    speed = speeds.servers()
-    if speed.note:
-        notes.append(speed.note)
-    counts: tuple[int, ...] = (spec.replicas,)
-    if home is None:
-        if most is not None and most < spec.replicas:
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    def _candidates(self) -> list[CapacityPool]:
+        """The pools that the request names, or every pool with an accelerator."""
+        chosen = self._named("workers", self.request.workers.pools)
+        without = [pool.metadata.name for pool in chosen if pool.spec.accelerator is None]
+        if without:
             raise UsageError(
-                f"--max-servers {most} is less than the job's parameterServers.replicas, {spec.replicas}, and without "
+                f"workers.pools names CapacityPool {without[0]}, which has no accelerator: add it"
+            )
+        chosen = chosen or [pool for pool in self.pools.values() if pool.spec.accelerator is not None]
+        if not chosen:
+            raise UsageError("no CapacityPool has an accelerator: add one that workers can run on")
+        return chosen
+
+    def _running(self, candidates: Sequence[CapacityPool]) -> dict[str, int]:
+        """How many workers run in each candidate; a note on those that run elsewhere.
+
+        A slot of the status has the node pool's name as the cloud labels it: the name of a CapacityPool, or a value in
+        its nodeSelector.
+        """
+        running = {pool.metadata.name: 0 for pool in candidates}
+        by_label = {
+            value: pool.metadata.name
+            for pool in reversed(candidates)
+            for value in pool.spec.node_selector.values()
+        }
+        elsewhere = []
+        for slot in self.job.status.slots:
+            if slot.role != "worker" or slot.state not in ("Starting", "Running"):
+                continue
+            name = slot.pool if slot.pool in running else by_label.get(slot.pool) if slot.pool else None
+            if name is None:
+                elsewhere.append(slot.pool or "a node pool without a name")
+            else:
+                running[name] += 1
+        if elsewhere:
+            self.notes.append(
+                f"{len(elsewhere)} worker{'s run' if len(elsewhere) > 1 else ' runs'} in "
+                f"{', '.join(sorted(set(elsewhere)))}, which is not a CapacityPool of this job: the plan ignores them; "
+                "give the pool that name, or put the node pool's label into its nodeSelector."
+            )
+        return running
+
+    def _fits(self, pool: CapacityPool) -> bool:
+        """Whether the model fits into a pool's accelerators; a note if it does not."""
+        model, batch, sheet = self.profile.spec.model, self._batch(pool), self._sheet(pool)
+        if model.bytes_per_sample is None:
+            return True
+        needed = BYTES_PER_PARAMETER * model.parameters + model.bytes_per_sample * batch / _count(pool)
+        if needed <= USABLE_MEMORY * sheet.memory_gb * 1e9:
+            return True
+        self.notes.append(
+            f"{pool.metadata.name} is left out: {batch} samples need {needed / 1e9:.1f} GB and {sheet.name} has "
+            f"{sheet.memory_gb:g} GB; give the pool a smaller batchSize to use it."
+        )
+        return False
+
+    def _worker_pool(self, pool: CapacityPool, running: int) -> Pool:
+        """A pool as the planner sees it: priors and measurements combined."""
+        spec, status, name = pool.spec, pool.status, pool.metadata.name
+        batch, sheet = self._batch(pool), self._sheet(pool)
+        speed = self.speeds.of(_accelerator(pool).name, _count(pool), batch)
+        if speed.note:
+            self.notes.append(speed.note)
+        measured, starts = status.interruptions, status.startup
+        prior = float(spec.interruptions_per_hour) * PRIOR_NODE_HOURS
+        rate = (prior + measured.seen) / (PRIOR_NODE_HOURS + float(measured.node_hours))
+        started = spec.startup_seconds * PRIOR_STARTUPS + starts.seconds * starts.seen
+        return Pool(
+            name=name,
+            limit=spec.limits.nodes,
+            price=float(spec.price.per_hour),
+            step_seconds=speed.step_seconds,
+            step_sigma=speed.sigma,
+            batch=batch,
+            spot=spec.capacity_type == "Spot",
+            accelerator=f"{sheet.name} x {_count(pool)}",
+            zone=spec.zone,
+            transfer_per_gib=float(spec.transfer_per_gib),
+            startup_seconds=started / (PRIOR_STARTUPS + starts.seen),
+            interruptions_per_hour=rate if spec.capacity_type == "Spot" else 0.0,
+            shock_size=0.5 if measured.together is None else float(measured.together),
+            running=running,
+        )
+
+    def _batch(self, pool: CapacityPool) -> int:
+        return pool.spec.batch_size or self.job.spec.training.batch_size
+
+    def _sheet(self, pool: CapacityPool) -> Accelerator:
+        return self.sheets.find(_accelerator(pool).name)
+
+    # -- parameter servers --------------------------------------------------------------------------------------
+
+    def _server_pool(self) -> CapacityPool | None:
+        """The first pool that the request names, or the cheapest on-demand pool without an accelerator."""
+        named = self._named("parameterServers", self.request.parameter_servers.pools)
+        if named:
+            return named[0]
+        bare = [
+            pool
+            for pool in self.pools.values()
+            if pool.spec.accelerator is None and pool.spec.capacity_type == "OnDemand"
+        ]
+        return min(bare, key=lambda pool: float(pool.spec.price.per_hour), default=None)
+
+    def _fixed_count(self, most: int | None) -> tuple[int, ...]:
+        replicas = self.job.spec.parameter_servers.replicas
+        if most is not None and most < replicas:
+            raise UsageError(
+                f"--max-servers {most} is less than the job's parameterServers.replicas, {replicas}, and without "
                 "a CapacityPool for parameter servers their number is not planned: raise it, lower replicas, or add a "
                 "CapacityPool without accelerator"
             )
-        notes.append(
-            f"No pool is given for parameter servers: they are not priced, and stay {spec.replicas}; add a "
+        self.notes.append(
+            f"There is no pool for parameter servers: they are not priced, and stay {replicas}; add a "
             "CapacityPool without accelerator to count them."
         )
-    else:
-        most = min(home.spec.limits.nodes, most or MOST_SERVERS)
-        if most < 1:
+        return (replicas,)
+
+    def _named(self, role: str, names: Sequence[str]) -> list[CapacityPool]:
+        unknown = [name for name in names if name not in self.pools]
+        if unknown:
             raise UsageError(
-                f"CapacityPool {home.metadata.name} is for the parameter servers and has limit 0: raise it"
+                f"{role}.pools of the PlanRequest names {unknown[0]}, which is not among the CapacityPools "
+                f"({', '.join(self.pools)}): correct the name or add the pool"
             )
-        counts = tuple(range(1, most + 1))
-    parameters = speeds.features.parameters
-    return Servers(
-        counts=counts,
-        price=float(home.spec.price.per_hour) if home else 0.0,
-        model=speed.model,
-        sigma=speed.sigma,
-        measured=speed.measured,
-        running=job.status.parameter_servers.ready,
-        bytes_per_step=wire_bytes(parameters),
-        startup_seconds=home.spec.startup_seconds if home else 0.0,
-        snapshot_every=spec.snapshot.every_seconds,
-        snapshot_seconds=3 * 4 * parameters / SNAPSHOT_BANDWIDTH,
-        zone=home.spec.zone or None if home else None,
-    )
+        return [self.pools[name] for name in names]
+
+
+def _accelerator(pool: CapacityPool) -> AcceleratorSpec:
+    assert pool.spec.accelerator is not None
+    return pool.spec.accelerator
+
+
+def _count(pool: CapacityPool) -> int:
+    return _accelerator(pool).count
+
+
+def _counts(pool: CapacityPool, most: int | None) -> tuple[int, ...]:
+    most = min(pool.spec.limits.nodes, most or MOST_SERVERS)
+    if most < 1:
+        raise UsageError(
+            f"CapacityPool {pool.metadata.name} is for the parameter servers and has limit 0: raise it"
+        )
+    return tuple(range(1, most + 1))

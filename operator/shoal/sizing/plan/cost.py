@@ -1,4 +1,4 @@
-"""Prices: bytes that cross zones, and spot never dearer than on-demand.
+"""Prices: bytes that cross zones, and spot prices capped at the on-demand price.
 
 Parameters that cross zones can cost more than the GPUs: 8 workers with 25.6 M parameters in bf16 and steps of 300 ms
 move about 10 TB an hour.
@@ -23,14 +23,14 @@ def wire_bytes(parameters: int, wire: str = "bf16") -> float:
 
 
 def money_per_step(pool: Pool, servers_zone: str, bytes_per_step: float) -> float:
-    """What the bytes of one step of a worker cost: nothing within a zone, or where no zone is named."""
+    """Cost of the bytes of one step of a worker: 0 within a zone, or if no zone is named."""
     if not pool.zone or not servers_zone or pool.zone == servers_zone:
         return 0.0
     return bytes_per_step / GIB * pool.transfer_per_gib
 
 
 def capped(pools: Sequence[Pool]) -> list[Pool]:
-    """Spot prices of pools, none above on-demand for the same accelerator in the same zone (or any zone)."""
+    """The pools, with spot prices capped at on-demand for the same accelerator in the same zone (or any zone)."""
     result = []
     for pool in pools:
         alike = [p for p in pools if not p.spot and p.accelerator and p.accelerator == pool.accelerator]

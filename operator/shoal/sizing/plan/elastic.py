@@ -1,19 +1,19 @@
-"""Shoal's own model of time and cost: start-up, contention, snapshots, revocations, every price.
+"""Shoal's model of time and cost: start-up, contention, snapshots, revocations and prices.
 
 For n_i workers of pool i (step time T_i, start-up s_i, interruptions per hour l_i, replaced after R_i = s_i):
 
-    speed of a worker   w_i = 1 / T_i / (1 + l_i R_i)          a revoked worker is away for R_i
+    speed of a worker   w_i = 1 / T_i / (1 + l_i R_i)          a revoked worker is missing for R_i
     alone               A = sum n_i w_i                         asynchronous workers add up (spotDNN, CM-DARE)
     speed               V = softmin(A, capacity of the parameter servers)
     time                T = sum n_i w_i s_i / A + j / V (1 + snapshots + recoveries of parameter servers)
-    variance            of the work lost to revocations, shocks of whole pools included, and of the speed itself:
-                        of the workers', and of the servers' capacity as far as the speed hangs on that
-    sure time           T + z sd: kept with the confidence asked for (`risk` checks it by simulation)
+    variance            of the work lost to revocations, including shocks of whole pools, and of the speed:
+                        of the workers, and of the servers' capacity as far as it limits the speed
+    sure time           T + z sd: met with the requested confidence (`risk` checks it by simulation)
     cost                T (sum n_i p_i + servers p_ps) + j x bytes of a step that cross zones x their price
 
 j is fixed, or follows from the loss curve. All sums over pools are one matrix product, so that millions of
-combinations a second can be looked at. The start-up term is exact when every worker starts before the end, and
-errs to the safe side otherwise.
+combinations per second can be evaluated. The start-up term is exact if every worker starts before the end, and too
+long otherwise.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ElasticModel:
         return self.problem.objective
 
     def evaluators(self) -> Sequence[Evaluator]:
-        """One for each number of parameter servers and each zone that they may be in."""
+        """One for each number and zone of the parameter servers."""
         servers = self.problem.servers
         if servers.zone is not None:
             zones = [servers.zone]
@@ -80,7 +80,7 @@ class _Evaluator:
 
     @cached_property
     def _rates(self) -> Floats:
-        """(k,) steps/s of one worker of each pool, time without a node taken off."""
+        """(k,) steps/s of one worker of each pool, reduced by the time without a node."""
         return np.array(
             [
                 1 / pool.step_seconds / (1 + pool.interruptions_per_hour * pool.startup_seconds / 3600)
@@ -90,7 +90,7 @@ class _Evaluator:
 
     @cached_property
     def _weights(self) -> Floats:
-        """(6, k) what one worker of each pool adds to the sums over pools."""
+        """(6, k) contribution of one worker of each pool to the sums over pools."""
         rows = []
         for pool, rate in zip(self.problem.pools, self._rates, strict=True):
             money = money_per_step(pool, self.zone, self.problem.servers.bytes_per_step)
@@ -100,7 +100,7 @@ class _Evaluator:
 
     @cached_property
     def _shocks(self) -> Floats:
-        """(k,) what the square of a pool's workers adds to the variance of lost work, per hour."""
+        """(k,) factor of the squared number of workers in the variance of lost work, per hour."""
         return np.array(
             [
                 pool.interruptions_per_hour * pool.shock_share * pool.shock_size * _lost(pool)
@@ -165,7 +165,7 @@ class _Evaluator:
         return np.asarray(total)
 
     def _zones_apart(self, counts: Floats) -> Floats | bool:
-        """(m,) whether workers run outside of the parameter servers' zone though they must not."""
+        """(m,) whether workers violate zone policy Same."""
         if self.problem.zone_policy != "Same":
             return False
         other = np.array([float(bool(pool.zone) and pool.zone != self.zone) for pool in self.problem.pools])

@@ -1,7 +1,4 @@
-"""The seam between the search and the models of time and cost: many combinations in, arrays out.
-
-A search knows nothing of parameter servers or prices, and a model knows nothing of grids: this is all they share.
-"""
+"""The interface between the search and the models of time and cost: many combinations in, arrays out."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ __all__ = ["Evaluated", "Evaluator", "Model"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What m combinations take and cost. All arrays are (m,); infinite where a combination is no plan.
+    """Time and cost of m combinations. All arrays are (m,); infinite where a combination is not allowed.
 
-    `sure_seconds` is the time that is kept with the confidence asked for: this one must meet the deadline.
+    `sure_seconds` is the time that is met with the requested confidence: it must meet the deadline.
     """
 
     seconds: Floats
@@ -28,7 +25,7 @@ class Evaluated:
 
 
 class Evaluator(Protocol):
-    """A model with everything decided but the number of workers of each pool."""
+    """A model in which only the numbers of workers are free."""
 
     @property
     def servers(self) -> int:
@@ -37,7 +34,7 @@ class Evaluator(Protocol):
 
     @property
     def zone(self) -> str:
-        """Where they are; empty if it does not matter."""
+        """Their zone; empty if it does not matter."""
         ...
 
     def __call__(self, counts: Floats) -> Evaluated:
@@ -60,7 +57,7 @@ class Model(Protocol):
 
     @property
     def objective(self) -> Objective:
-        """What a good plan is."""
+        """The limits, and what to minimize."""
         ...
 
     def evaluators(self) -> Sequence[Evaluator]:

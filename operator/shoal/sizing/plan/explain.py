@@ -1,4 +1,4 @@
-"""The reason for a plan, in words for someone who does not know how it was found."""
+"""The reason for a plan, in sentences for users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["duration", "explain", "fleet", "money"]
 
 
 def explain(plan: Plan, currency: str = "$") -> str:
-    """A few plain sentences: what to run, why this and nothing cheaper or faster, how sure that is."""
+    """A few sentences: what to run, why not something cheaper or faster, and how sure it is."""
     sentences = _found(plan, currency) if plan.feasible else _not_found(plan, currency)
     sentences += _risk(plan)
     sentences.append(_how_searched(plan))

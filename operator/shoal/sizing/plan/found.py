@@ -1,4 +1,4 @@
-"""What a search keeps of the combinations it has seen: the best, the fastest, the cheapest, and the Pareto front."""
+"""The result of a search: the best, the fastest and the cheapest combination, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Candidate:
 
 
 def ranks(objective: Objective, out: Evaluated) -> tuple[Floats, Floats]:
-    """What the objective minimises, first and among equals, (m,) each."""
+    """The objective to minimize, and the tie-breaker, (m,) each."""
     if objective.prefer == "MinTime":
         return out.seconds, out.cost
     if objective.prefer == "BestValue":
-        # Speed over cost is work / (time x cost): the least product is the most speed for the money.
+        # Speed over cost is work / (time x cost): the smallest product is the most speed for the cost.
         return out.seconds * out.cost, out.cost
     return out.cost, out.seconds
 
 
 def feasible(objective: Objective, out: Evaluated) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(m,) in time, (m,) within the budget; both false where a combination is no plan."""
+    """(m,) in time, (m,) within the budget; both false where a combination is not allowed."""
     finite = np.isfinite(out.seconds)
     deadline = np.inf if objective.deadline is None else objective.deadline
     budget = np.inf if objective.budget is None else objective.budget
@@ -47,7 +47,7 @@ def feasible(objective: Objective, out: Evaluated) -> tuple[NDArray[np.bool_], N
 
 @dataclass
 class Found:
-    """The result of a search, or of a part of one: parts are merged."""
+    """The result of a search, or of a part of it."""
 
     objective: Objective
     pools: int
@@ -83,18 +83,18 @@ class Found:
         return self._get("cheapest")
 
     def reject_best(self) -> None:
-        """Forget the best: a closer look showed that it does not keep the deadline."""
+        """Drop the best: simulation showed that it misses the deadline."""
         self._kept.pop("best", None)
 
     def accept(self, candidate: Candidate) -> None:
-        """Take this for the best: a closer look showed that it keeps the deadline."""
+        """Set the best: simulation showed that it meets the deadline."""
         self._kept["best"] = ((), candidate)
 
     def _get(self, name: str) -> Candidate | None:
         return self._kept[name][1] if name in self._kept else None
 
     def add(self, counts: Floats, out: Evaluated, variant: int) -> None:
-        """Take in a block of counts (k, m) and their evaluation."""
+        """Add a block of counts (k, m) and their evaluation."""
         in_time, in_budget = feasible(self.objective, out)
         both = in_time & in_budget
         self.searched += counts.shape[1]
@@ -139,7 +139,7 @@ class Found:
             )
 
     def merge(self, other: Found) -> None:
-        """Take in another part."""
+        """Add another part."""
         for name in ("searched", "valid", "in_time", "in_budget", "feasible"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, kept in other._kept.items():

@@ -1,4 +1,4 @@
-"""All combinations of workers, in blocks small enough for the processor's cache: memory stays bounded."""
+"""All combinations of workers, in blocks that fit into the processor's cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Grid:
     def __getitem__(self, number: int) -> Floats:
         """Block `number` as counts (k, m) with m <= `block`."""
         start = number * self.block
-        # 32 bits: division by a constant is then several times faster, and exact grids are far smaller than that.
+        # Division by a constant is several times faster with 32 bits, and exact grids are far smaller than that.
         left = np.arange(start, min(start + self.block, self.size), dtype=np.int64)
         if self.size < 2**31:
             left = left.astype(np.int32)

@@ -1,9 +1,8 @@
-"""Where there are too many combinations: seeds from windows of alike workers, and steepest descent from the best.
+"""Local search for too many combinations: seeds from windows of similar workers, and steepest descent from the best.
 
-The seeds are spotDNN's idea (Algorithm 1 of the paper): workers in a row, sorted by step time, n of them next to
-each other. A second order, by price for speed, catches what the first misses. From the best few seeds every move that
-adds, removes or swaps workers is tried until none helps. On 300 random problems of the paper's kind this found every
-optimum, where windows alone missed one in twelve.
+The seeds are spotDNN's idea (Algorithm 1 of the paper): workers sorted by step time, in windows of n neighbors. A
+second order, by price per speed, finds what the first misses. From the best seeds, moves that add, remove or swap
+workers are tried until none helps.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from shoal.sizing.plan.problem import Floats, Objective, Pool
 __all__ = ["local_search"]
 
 SEEDS = 6  # of each kind, per choice of parameter servers
-SIZES = 400  # window lengths, and window starts, that are looked at
+SIZES = 400  # window lengths, and window starts
 MOST_MOVES = 500
 
 
@@ -44,7 +43,7 @@ def local_search(model: Model) -> Found:
 
 
 def _goals(objective: Objective) -> list[Objective]:
-    """The objective itself, and the two ends of the Pareto front: they say what binds if nothing is feasible."""
+    """The objective, and the two ends of the Pareto front, which show what binds if nothing is feasible."""
     return [objective, Objective(prefer="MinTime"), Objective(prefer="MinCost")]
 
 
@@ -55,7 +54,7 @@ def _look(evaluator: Evaluator, counts: Floats, variant: int, found: Found) -> E
 
 
 def _score(goal: Objective, out: Evaluated) -> Floats:
-    """(m,) the lower the better: plans within the limits first, then those that miss them by the least."""
+    """(m,) the score, lower is better: plans within the limits first, then by how much they miss them."""
     first, _ = ranks(goal, out)
     in_time, in_budget = feasible(goal, out)
     over = np.zeros_like(first)
@@ -63,7 +62,7 @@ def _score(goal: Objective, out: Evaluated) -> Floats:
         over += np.maximum(out.sure_seconds / goal.deadline - 1, 0)
     if goal.budget is not None:
         over += np.maximum(out.cost / goal.budget - 1, 0)
-    # An order of magnitude that no cost or time reaches keeps the two kinds apart.
+    # An offset that no cost or time reaches separates the two kinds.
     return np.asarray(
         np.where(in_time & in_budget, first, np.where(np.isfinite(first), 1e30 * (1 + over), np.inf))
     )
@@ -93,7 +92,7 @@ def _descend(
 
 
 def _windows(pools: Sequence[Pool], limits: Sequence[int]) -> Floats:
-    """(k, s) counts of workers that are neighbours in one of two orders, all round the circle."""
+    """(k, s) counts of workers in windows of two orders, which wrap around."""
     speed = [pool.batch / pool.step_seconds for pool in pools]
     price = [pool.price + 1e-9 for pool in pools]
     orders = [
@@ -109,7 +108,7 @@ def _windows(pools: Sequence[Pool], limits: Sequence[int]) -> Floats:
         starts = np.unique(np.linspace(0, total - 1, min(total, SIZES)).round())
         first, n = (grid.ravel() for grid in np.meshgrid(starts, lengths))
         counts = np.zeros((len(pools), len(first)))
-        for turn in (0, total):  # a window that runs over the end goes on at the beginning
+        for turn in (0, total):  # a window wraps around the end
             overlap = np.minimum(first + n, ends[:, None] + turn) - np.maximum(first, begins[:, None] + turn)
             counts[order] += np.maximum(overlap, 0)
         seeds.append(counts)

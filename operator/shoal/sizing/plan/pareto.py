@@ -9,7 +9,7 @@ from shoal.sizing.plan.problem import Floats
 __all__ = ["Front"]
 
 SAMPLE = 256
-"""Points of the first block that are sorted before the others."""
+"""Points of the first block, which are sorted first."""
 
 
 class Front:
@@ -25,12 +25,12 @@ class Front:
         return len(self.seconds)
 
     def add(self, seconds: Floats, cost: Floats, counts: Floats, variant: int) -> None:
-        """Add a block (m,), (m,), (k, m), of which infinite points are no plans."""
+        """Add a block (m,), (m,), (k, m); infinite points are not plans."""
         if len(self) == 0 and len(seconds) > SAMPLE:
             every = slice(None, None, -(-len(seconds) // SAMPLE))
             self.add(seconds[every], cost[every], counts[:, every], variant)
         if len(self):
-            # Most points are beaten by the front so far: drop them before any sorting.
+            # The front dominates most points: drop them before sorting.
             best = np.concatenate([[np.inf], self.cost])  # of all points at most as slow
             candidates = np.flatnonzero(cost < best[np.searchsorted(self.seconds, seconds, side="right")])
         else:

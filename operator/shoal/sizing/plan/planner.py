@@ -1,4 +1,4 @@
-"""From a problem to a plan: search, check the risk, and always give an answer."""
+"""From a problem to a plan: search, then check the risk by simulation. There is always an answer."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many workers of each pool, with how many parameter servers, and what that takes and costs.
+    """The workers of each pool and the parameter servers, with time and cost.
 
-    `binding`: the constraint that keeps the plan from being cheaper (or faster), or that cannot be met; None if no
-    constraint matters. `chance`: the share of simulated runs that kept the deadline; None where nothing was simulated.
-    `unlimited`: the best plan if `binding` were no constraint.
+    `binding`: the constraint that keeps the plan from being cheaper (or faster), or that cannot be met. `chance`: the
+    share of simulated runs that met the deadline; None if nothing was simulated. `unlimited`: the best plan without
+    the constraint `binding`.
     """
 
     pools: tuple[Pool, ...]
@@ -92,7 +92,7 @@ class Plan:
 
 
 def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
-    """Plan with Shoal's own model. Raises UsageError where no combination says anything at all."""
+    """Plan with Shoal's model. Raises UsageError if no combination is allowed."""
     objective = problem.objective
     margin = NormalDist().inv_cdf(objective.confidence) if objective.deadline is not None else 0.0
     kept = None
@@ -106,10 +106,10 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
             break
         margin = margin * RAISE + 0.1
     else:
-        # The formula cannot be made to agree with the simulation: then the plan is not sure enough.
+        # The simulation misses the deadline with every margin.
         found.reject_best()
     if found.best is None and found.fastest is not None:
-        # The formula errs on the safe side at times. What is said of a plan is what its simulated runs say.
+        # The formula can be too careful: the simulated runs decide.
         surest = found.fastest_in_budget if objective.budget is not None else found.fastest
         kept = _chance(problem, model, surest or found.fastest)
         if surest is not None and kept is not None and kept >= objective.confidence:
@@ -128,7 +128,7 @@ def _chance(problem: Problem, model: Model, candidate: Candidate) -> float | Non
 
 
 def _extrapolated(servers: Servers, number: int) -> tuple[str, ...]:
-    """A sentence where the plan has more parameter servers than were measured."""
+    """A note if the plan has more parameter servers than were measured."""
     if servers.measured is None or number <= servers.measured or servers.model.update_seconds == 0:
         return ()
     times = number**servers.model.scaling
@@ -140,7 +140,7 @@ def _extrapolated(servers: Servers, number: int) -> tuple[str, ...]:
 
 
 def plan_with(model: Model, work: Work, *, exact_limit: int = EXACT_LIMIT, notes: Sequence[str] = ()) -> Plan:
-    """Plan with any model of time and cost, such as spotDNN's, taking its times for sure."""
+    """Plan with any model of time and cost, such as spotDNN's, without simulation."""
     found, exact = search(model, exact_limit=exact_limit)
     return _answer(model, found, exact, work, None, tuple(notes))
 
@@ -184,7 +184,7 @@ def _binding(
 ) -> tuple[str | None, Candidate | None]:
     """The constraint that binds, and the plan that would be best without it.
 
-    `sure`: the plan that is shown keeps the deadline by simulation, whatever the formula says.
+    `sure`: the plan meets the deadline by simulation.
     """
     fastest, cheapest = found.fastest, found.cheapest
     assert fastest is not None

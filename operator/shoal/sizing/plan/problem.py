@@ -1,7 +1,7 @@
-"""What is asked of the planner: pools, work, parameter servers, objective. Plain frozen values, checked once.
+"""The input of the planner: pools, work, parameter servers, objective, as validated frozen values.
 
-One unit runs through everything: a *worker* is one client of the parameter servers, one pod on one node of a pool,
-whatever number of GPUs it drives. Speeds, batch sizes, prices and limits are per worker.
+A *worker* is one client of the parameter servers: one pod on one node of a pool, with all its GPUs. Speeds, batch
+sizes, prices and limits are per worker.
 """
 
 from __future__ import annotations
@@ -35,27 +35,26 @@ Prefer = Literal["MinCost", "MinTime", "BestValue"]
 ZonePolicy = Literal["Same", "Preferred", "Any"]
 
 CONFIDENCE = 0.95
-"""A deadline is kept with this probability unless another one is asked for."""
+"""Default probability of meeting the deadline."""
 SCALING_SIGMA = 0.2
-"""Standard deviation of s in the capacity k^s of k servers where so many were not measured (1: spread evenly)."""
+"""Standard deviation of s in the capacity k^s of k servers, beyond the number measured."""
 
 
 class Lifetimes(Protocol):
-    """Lifetimes of a pool's nodes as they were measured, losses of several nodes at once included."""
+    """Measured lifetimes of a pool's nodes, including simultaneous losses."""
 
     def sample(self, nodes: int, runs: int, seed: int = 0) -> Floats:
-        """(runs, nodes) lifetimes in s; infinite where a node outlives what was seen."""
+        """(runs, nodes) lifetimes in s; infinite beyond the observed range."""
         ...
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Interchangeable nodes, seen as workers.
+    """Interchangeable nodes, each with one worker.
 
     Units: prices in the cluster's currency per worker-hour, times in s, interruptions per worker-hour.
-    `step_sigma` is the relative standard deviation of `step_seconds`. `shock_share` is the part of interruptions
-    that come as shocks, in which a part `shock_size` of the pool's nodes is lost together. `running` workers are
-    there already: they need no start-up.
+    `step_sigma` is the relative standard deviation of `step_seconds`. `shock_share` is the part of interruptions that
+    are shocks, in which a part `shock_size` of the pool's nodes is lost together. `running` workers need no start-up.
     """
 
     name: str
@@ -94,7 +93,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class StepWork:
-    """So many steps (one step: one worker's mini-batch) or so many samples; of both, what is done first."""
+    """A number of steps (mini-batches of one worker) or of samples; with both, the first to be reached."""
 
     steps: float | None = None
     samples: float | None = None
@@ -102,7 +101,7 @@ class StepWork:
     def __post_init__(self) -> None:
         amounts = [amount for amount in (self.steps, self.samples) if amount is not None]
         if not amounts:
-            raise UsageError("say how much work there is, as steps or as samples")
+            raise UsageError("the work must be given as steps or as samples")
         for amount in amounts:
             if not (math.isfinite(amount) and amount >= 1):
                 raise UsageError(f"there must be at least 1 step or sample of work left, not {amount}")
@@ -113,7 +112,7 @@ class StepWork:
         return steps if self.samples is None else np.minimum(steps, self.samples / batch)
 
     def counts_samples(self, batch: float) -> bool:
-        """With steps of so many samples it is the samples that end it."""
+        """Whether the samples, rather than the steps, end the work for this batch size."""
         if self.samples is None:
             return False
         return self.steps is None or self.samples / batch <= self.steps
@@ -123,8 +122,8 @@ class StepWork:
 class LossWork:
     """Train until the loss is `target`, along spotDNN's curve.
 
-    loss(j) = (r2 b + r3) sqrt(N) / (j + r1) + r4 for N workers and the weighted batch size b. `batch_range` is
-    where the curve was fitted: outside of it the answer is not a number. `done` is the loss that has been reached.
+    loss(j) = (r2 b + r3) sqrt(N) / (j + r1) + r4 for N workers and the weighted batch size b. `batch_range` is the
+    range of the fit: outside it the answer is nan. `done` is the loss reached so far.
     """
 
     target: float
@@ -151,7 +150,7 @@ class LossWork:
             )
 
     def iterations(self, batch: Floats, workers: Floats) -> Floats:
-        """(m,) steps; `nan` where the curve says nothing: fewer than one step, or outside of the fitted range."""
+        """(m,) steps; `nan` for fewer than one step, or outside the fitted range."""
         amplitude = self.r2 * batch + self.r3
         amplitude *= np.sqrt(workers)
         steps = amplitude / (self.target - self.r4)
@@ -172,12 +171,12 @@ Work = StepWork | LossWork
 
 @dataclass(frozen=True)
 class Servers:
-    """The parameter servers: how many there may be and what they cost. They run on safe nodes.
+    """The parameter servers: possible numbers, cost and speed. They run on on-demand nodes.
 
     `bytes_per_step` are the bytes that one step moves, both ways. `interruptions_per_hour` is the rate at which one
-    server is lost; then the work since the last snapshot is done again after `recovery_seconds`.
-    `snapshot_seconds` is how long training stands still for one snapshot. `sigma` is the relative standard deviation
-    of the servers' capacity, and `measured` how many of them were measured at most; None: `model` is taken for sure.
+    server is lost; then the work since the last snapshot is repeated after `recovery_seconds`. `snapshot_seconds` is
+    how long training stops for one snapshot. `sigma` is the relative standard deviation of the servers' capacity, and
+    `measured` the largest number of servers measured; None: `model` is exact.
     """
 
     counts: tuple[int, ...] = (1,)
@@ -210,20 +209,20 @@ class Servers:
             _number(getattr(self, name), f"{name} of the parameter servers", least=0)
 
     def capacity_sigma(self, number: int) -> float:
-        """Relative standard deviation of what `number` servers can do together."""
+        """Relative standard deviation of the capacity of `number` servers."""
         if self.model.update_seconds == 0:
             return 0.0
         beyond = 1.0 if self.measured is None else max(number / max(self.measured, 1), 1.0)
         return math.hypot(self.sigma, SCALING_SIGMA * math.log(beyond))
 
     def wait(self, number: int) -> float:
-        """Seconds until `number` servers are there."""
+        """Seconds until `number` servers run."""
         return 0.0 if self.running >= number else self.startup_seconds
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a good plan is. `deadline` in s from now, `budget` in the currency; None: no limit."""
+    """The limits, and what to minimize. `deadline` in s from now, `budget` in the currency; None: no limit."""
 
     deadline: float | None = None
     budget: float | None = None
@@ -243,7 +242,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that a plan depends on."""
+    """The complete input of the planner."""
 
     pools: Sequence[Pool]
     work: Work
@@ -254,11 +253,11 @@ class Problem:
     min_on_demand: int = 0
     zone_policy: ZonePolicy = "Any"
     notes: Sequence[str] = ()
-    """Sentences about the inputs that belong into the explanation."""
+    """Notes on the inputs for the explanation."""
 
     def __post_init__(self) -> None:
         if not self.pools:
-            raise UsageError("there is no pool to plan with: give at least one")
+            raise UsageError("the planner needs at least one pool")
         names = [pool.name for pool in self.pools]
         if len(set(names)) < len(names):
             raise UsageError("two pools have the same name: rename one")
@@ -267,17 +266,17 @@ class Problem:
         if self.max_workers is not None and self.max_workers < max(self.min_workers, 1):
             raise UsageError(
                 f"at most {self.max_workers} and at least {self.min_workers} workers contradict each other: "
-                "raise the most or lower the least"
+                "raise the maximum or lower the minimum"
             )
         if sum(pool.limit for pool in self.pools) < self.min_workers:
             raise UsageError(
-                f"the pools hold {sum(pool.limit for pool in self.pools)} workers together and at least "
-                f"{self.min_workers} are asked for: raise a limit or lower minReplicas"
+                f"the pools hold {sum(pool.limit for pool in self.pools)} workers together, but at least "
+                f"{self.min_workers} are required: raise a limit or lower minReplicas"
             )
 
         if sum(pool.limit for pool in self.pools if not pool.spot) < self.min_on_demand:
             raise UsageError(
-                f"{self.min_on_demand} workers are to be on-demand and the on-demand pools hold fewer: lower "
+                f"{self.min_on_demand} workers must be on-demand, but the on-demand pools hold fewer: lower "
                 "onDemandBase or add on-demand pools"
             )
 
@@ -296,7 +295,7 @@ def _number(
     above: float | None = None,
     most: float | None = None,
 ) -> None:
-    """Complain in one sentence if a number is not finite or out of its range."""
+    """Raise UsageError if a number is not finite or out of range."""
     if not math.isfinite(value):
         raise UsageError(f"{what} must be a number, not {value}")
     if least is not None and value < least:

@@ -1,7 +1,7 @@
-"""When to change a plan that is running: seldom, and only for a gain that outweighs what changing costs.
+"""When to change a running plan: only for a gain that exceeds the cost of the change by a margin.
 
-Prices and speeds move all the time. A plan that follows each of their moves pays for starting nodes and never for
-training, so a change must be worth its cost and a margin, and waits until the last one has had time to show.
+Prices and speeds change all the time, and a plan that follows every change spends its time starting nodes. So a change
+also waits for a stabilization time after the last one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from shoal.sizing.plan.risk import chance
 __all__ = ["Decision", "replan"]
 
 SAVING = 0.05
-"""A plan must be cheaper by this part to replace one that still keeps the deadline."""
+"""A plan must be cheaper by this part to replace one that still meets the limits."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to change, to what, and why in words. `plan` is the best plan from now, also when it is not taken."""
+    """Whether to change, to which counts, and why. `plan` is the best plan from now, even if it is not used."""
 
     change: bool
     counts: tuple[int, ...]
@@ -43,52 +43,54 @@ def replan(
 ) -> Decision:
     """Decide what to run from now on.
 
-    What runs keeps the deadline if it does so with the confidence asked for: by simulated runs, as a plan must.
-    `problem` holds the work, deadline and budget that are left, and today's prices and speeds. `running` (k,) are the
-    workers that there are: they need no start-up, and that is what makes other plans dearer by what switching costs.
+    `problem` holds the remaining work, deadline and budget, and today's prices and speeds. The `running` (k,) workers
+    need no start-up, so every other plan includes the cost of switching.
     """
-    pools = tuple(replace(p, running=n) for p, n in zip(problem.pools, running, strict=True))
+    current = tuple(running)
+    pools = tuple(replace(p, running=n) for p, n in zip(problem.pools, current, strict=True))
     now = replace(problem, pools=pools, servers=replace(problem.servers, running=servers))
     best = plan(now)
-    current = tuple(running)
     if best.counts == current and best.servers == servers:
         return Decision(False, current, best, "What runs is still the best plan.")
-    seconds, cost, within = _current(now, current, servers)
+    seconds, cost, allowed = _current(now, current, servers)
+    missed = _missed_limit(now, current, servers, seconds, cost) if allowed else "the limits of the pools"
+    if missed is not None:
+        if not best.feasible and allowed and best.seconds >= seconds * (1 - saving):
+            reason = "No plan meets the limits, and what runs is about the fastest."
+            return Decision(False, current, best, reason)
+        return Decision(True, best.counts, best, f"What runs no longer meets {missed}: change at once.")
+    wait = stabilization_seconds - since_change_seconds
+    if wait > 0:
+        return Decision(False, current, best, f"The last change was too recent: check again in {wait:.0f} s.")
+    worth, reason = _worth_changing(problem.objective.prefer, best, seconds, cost, saving)
+    return Decision(worth, best.counts if worth else current, best, reason)
+
+
+def _missed_limit(
+    problem: Problem, running: tuple[int, ...], servers: int, seconds: float, cost: float
+) -> str | None:
+    """The limit that what runs no longer meets; the deadline with the confidence asked for, by simulation."""
     objective = problem.objective
-    kept = chance(now, current, servers) if within else None
+    kept = chance(problem, running, servers)
     if kept is None:
         in_time = objective.deadline is None or seconds <= objective.deadline
     else:
         in_time = kept >= objective.confidence
-    in_budget = objective.budget is None or cost <= objective.budget
-    if not within or not (in_time and in_budget):
-        if not best.feasible and within and best.seconds >= seconds * (1 - saving):
-            return Decision(
-                False, current, best, "No plan keeps the limits, and what runs is about the fastest."
-            )
-        what = (
-            "the deadline"
-            if within and not in_time
-            else "the budget"
-            if within
-            else "the limits of the pools"
-        )
-        return Decision(True, best.counts, best, f"What runs no longer keeps {what}: change at once.")
-    if since_change_seconds < stabilization_seconds:
-        wait = stabilization_seconds - since_change_seconds
-        return Decision(
-            False, current, best, f"The last change was too short ago: look again in {wait:.0f} s."
-        )
-    gain, word = _gain(objective.prefer, best, seconds, cost)
-    if gain < 0.0005:  # less is 0.0 %
-        return Decision(False, current, best, f"No plan is {word} than what runs.")
+    if not in_time:
+        return "the deadline"
+    return "the budget" if objective.budget is not None and cost > objective.budget else None
+
+
+def _worth_changing(
+    prefer: Prefer, best: Plan, seconds: float, cost: float, saving: float
+) -> tuple[bool, str]:
+    """Whether the gain of the best plan exceeds `saving`, and why."""
+    gain, word = _gain(prefer, best, seconds, cost)
+    if gain < 0.0005:  # would be printed as 0.0 %
+        return False, f"No plan is {word} than what runs."
     if gain < saving:
-        return Decision(
-            False, current, best, f"The best plan is {gain:.1%} {word} than what runs: not worth the change."
-        )
-    return Decision(
-        True, best.counts, best, f"The best plan is {gain:.1%} {word} than what runs, switching included."
-    )
+        return False, f"The best plan is {gain:.1%} {word} than what runs: not worth the change."
+    return True, f"The best plan is {gain:.1%} {word} than what runs, switching included."
 
 
 def _gain(prefer: Prefer, best: Plan, seconds: float, cost: float) -> tuple[float, str]:
@@ -101,7 +103,7 @@ def _gain(prefer: Prefer, best: Plan, seconds: float, cost: float) -> tuple[floa
 
 
 def _current(problem: Problem, running: tuple[int, ...], servers: int) -> tuple[float, float, bool]:
-    """Time and cost from now if nothing is changed, and whether the pools still allow it."""
+    """Time and cost from now without a change, and whether the pools still allow it."""
     pools: Sequence[Pool] = problem.pools
     if any(n > pool.limit for n, pool in zip(running, pools, strict=True)):
         return float("inf"), float("inf"), False

@@ -1,7 +1,7 @@
-"""How sure a deadline is: simulated runs of one plan, with revocations, shocks of whole pools and unsure speeds.
+"""The probability of meeting a deadline: simulated runs of one plan, with revocations, shocks and uncertain speeds.
 
-The search needs a formula, so it takes mean and standard deviation. What it found is checked here against the whole
-distribution, which is skewed: one shock that takes half of a pool is rare and costs much.
+The search uses mean and standard deviation. The plan that it finds is checked here against the whole distribution,
+which is skewed: a shock that takes half of a pool is rare and expensive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RUNS = 4000
 
 
 def is_risky(problem: Problem, counts: Sequence[int], servers: int) -> bool:
-    """Whether anything can go other than expected with this plan."""
+    """Whether the time of this plan is random."""
     return problem.servers.capacity_sigma(servers) > 0 or any(
         n and (pool.interruptions_per_hour > 0 or pool.step_sigma > 0 or pool.lifetimes is not None)
         for pool, n in zip(problem.pools, counts, strict=True)
@@ -28,7 +28,7 @@ def is_risky(problem: Problem, counts: Sequence[int], servers: int) -> bool:
 
 
 def chance(problem: Problem, counts: Sequence[int], servers: int) -> float | None:
-    """The part of simulated runs of a plan that keep the deadline; None where there is nothing to simulate."""
+    """The part of simulated runs of a plan that meet the deadline; None if nothing is random."""
     deadline = problem.objective.deadline
     if deadline is None or not is_risky(problem, counts, servers):
         return None
@@ -38,7 +38,7 @@ def chance(problem: Problem, counts: Sequence[int], servers: int) -> float | Non
 def finish_times(
     problem: Problem, counts: Sequence[int], servers: int, runs: int = RUNS, seed: int = 0
 ) -> Floats:
-    """(runs,) seconds until the work is done with a fixed plan, each lost worker being replaced."""
+    """(runs,) seconds until the work is done with a fixed plan that replaces lost workers."""
     rng = np.random.default_rng(seed)
     used = [(pool, n) for pool, n in zip(problem.pools, counts, strict=True) if n]
     rates = np.array([n / pool.step_seconds for pool, n in used])
@@ -55,13 +55,13 @@ def finish_times(
     sigma = sum(rate * pool.step_sigma for rate, (pool, _) in zip(rates, used, strict=True)) / alone
     speed = alone * np.exp(-sigma * rng.standard_normal(runs))
     if ps.model.update_seconds > 0:
-        # How much either of both errors counts follows from the minimum: a busy server hides a slow worker.
+        # Both errors are drawn before the minimum: a busy server hides a slow worker.
         cap = servers**ps.model.scaling / ps.model.update_seconds
         cap = cap * np.exp(-ps.capacity_sigma(servers) * rng.standard_normal(runs))
         speed = soft_min(speed, cap, ps.model.sharpness)
     training = steps / speed * (1 + ps.snapshot_seconds / ps.snapshot_every)
     lost = np.zeros(runs)
-    # Time lost prolongs the run and so adds to what may be lost: two rounds are enough for the small shares here.
+    # Lost time prolongs the run, in which more is lost: two rounds are enough for small shares.
     for _ in range(2):
         whole = startup + training + lost
         lost = np.zeros(runs)
@@ -74,14 +74,14 @@ def finish_times(
 
 
 def _away(pool: Pool, n: int, seconds: Floats, rng: np.random.Generator) -> Floats:
-    """(runs,) worker-seconds that a pool's n workers are away in `seconds` (runs,)."""
+    """(runs,) worker-seconds that a pool's n workers are missing in `seconds` (runs,)."""
     hours = seconds / 3600
     rate = pool.interruptions_per_hour
     if pool.lifetimes is not None:
         lives = pool.lifetimes.sample(n, len(seconds), int(rng.integers(2**31)))
         ended = lives < seconds[:, None]
         count = ended.sum(axis=1)
-        # Those who come after live as the pool's mean says.
+        # Replacements are lost at the pool's mean rate.
         left = np.where(ended, np.maximum(seconds[:, None] - lives - pool.startup_seconds, 0.0), 0.0).sum(
             axis=1
         )
@@ -94,5 +94,5 @@ def _away(pool: Pool, n: int, seconds: Floats, rng: np.random.Generator) -> Floa
     if pool.startup_seconds <= 0:
         return np.zeros(len(seconds))
     spread = REPLACEMENT_SPREAD**2
-    # A sum of equal gamma variables is one gamma variable.
+    # The sum of equal gamma variables is a gamma variable.
     return np.where(count > 0, rng.gamma(np.maximum(count, 1) / spread, pool.startup_seconds * spread), 0.0)

@@ -1,7 +1,7 @@
-"""Exact search over all combinations while that is affordable, and it says when it is not.
+"""Exact search over all combinations up to a limit, local search beyond it.
 
-spotDNN's heuristic looks at windows of instances to save time; vectorised, all of 20 million combinations are a
-matter of seconds, so heuristics begin beyond that (`local`).
+spotDNN's heuristic evaluates windows of instances only. Vectorized, 20 million combinations take seconds, so the
+heuristic (`local`) is needed only beyond that.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shoal.sizing.plan.problem import Objective
 __all__ = ["EXACT_LIMIT", "exact_search", "search"]
 
 EXACT_LIMIT = 20_000_000
-"""Combinations up to which every one is looked at."""
+"""The most combinations for an exact search."""
 
-_SMALL = 8  # blocks that are not worth a thread
+_SMALL = 8  # the most blocks that are evaluated without threads
 
 
 def search(model: Model, *, exact_limit: int = EXACT_LIMIT) -> tuple[Found, bool]:
-    """Search a model's combinations; also say whether all of them were looked at."""
+    """Search a model's combinations. The second value: whether all of them were evaluated."""
     evaluators = model.evaluators()
     if Grid(model.limits).size * len(evaluators) <= exact_limit:
         return exact_search(evaluators, model.limits, model.objective), True
@@ -35,7 +35,7 @@ def search(model: Model, *, exact_limit: int = EXACT_LIMIT) -> tuple[Found, bool
 def exact_search(
     evaluators: Sequence[Evaluator], limits: Sequence[int], objective: Objective, threads: int | None = None
 ) -> Found:
-    """Look at every combination with every evaluator, on as many threads as there are processors."""
+    """Evaluate every combination with every evaluator, with one thread per processor."""
     grid = Grid(limits)
     tasks = len(grid) * len(evaluators)
     workers = min(threads or len(os.sched_getaffinity(0)), tasks)
@@ -52,7 +52,7 @@ def exact_search(
         workers = 1
         return part(0)
     whole = Found(objective, len(limits))
-    with ThreadPoolExecutor(workers) as pool:  # numpy lets go of the interpreter's lock in its loops
+    with ThreadPoolExecutor(workers) as pool:  # numpy releases the GIL in its loops
         for found in pool.map(part, range(workers)):
             whole.merge(found)
     return whole

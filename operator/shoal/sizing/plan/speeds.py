@@ -1,4 +1,4 @@
-"""How fast one worker is in each pool: measured where it was measured, predicted where it was not, and said so."""
+"""The speed of one worker in each pool: measured if possible, else predicted, with a note."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shoal.sizing.types import ModelFeatures, PsModel
 __all__ = ["PoolSpeed", "ServerSpeed", "Speeds"]
 
 LEAST_SIGMA = 0.02
-"""A measured step time is not known better than this, relative."""
+"""The least relative standard deviation of a measured step time."""
 Z90 = 1.6449
 SERVER_BANDWIDTH = 1.25e9
-"""Bytes/s that one parameter server moves, both ways together, until it has been measured: 10 Gbit/s."""
+"""Assumed bytes/s of one parameter server, both ways together: 10 Gbit/s."""
 GUESS_SIGMA = 0.7
-"""Relative standard deviation of that: networks and processors of nodes differ by a factor of two and more."""
+"""Its relative standard deviation: networks and processors of nodes differ by a factor of two and more."""
 
 
 @dataclass(frozen=True)
 class PoolSpeed:
-    """Step time of one worker that has the parameter servers alone, its relative standard deviation, and a remark."""
+    """Step time of one worker without contention, its relative standard deviation, and a note."""
 
     step_seconds: float
     sigma: float
@@ -36,7 +36,7 @@ class PoolSpeed:
 
 @dataclass(frozen=True)
 class ServerSpeed:
-    """What an update costs, how unsure that is, the most servers that were measured, and a remark."""
+    """The cost of an update, its relative standard deviation, the most servers measured, and a note."""
 
     model: PsModel
     sigma: float
@@ -89,7 +89,7 @@ class Speeds:
         return PoolSpeed(found.mean, sigma, note)
 
     def servers(self) -> ServerSpeed:
-        """What an update costs a parameter server, by clusters that were measured or else by a guess."""
+        """The cost of an update at a parameter server, fitted to measured clusters or else assumed."""
         clusters = [r for r in self._rows if r.workers > 1 and r.accelerator_count == 1]
         if len(clusters) >= 2:
             frame = self._frame(clusters)
@@ -99,7 +99,7 @@ class Speeds:
             fitted = Contention.fit(frame, alone)
             return ServerSpeed(
                 fitted.of(self.features),
-                # A capacity that was told from workers whose own speed is a prediction is no surer than that.
+                # The capacity is at most as sure as the speed of the workers that it was derived from.
                 float(np.hypot(fitted.capacity_sigma(frame, alone), min(w.sigma for w in workers))),
                 max(r.parameter_servers for r in clusters),
             )

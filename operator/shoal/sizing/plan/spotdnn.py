@@ -1,11 +1,11 @@
-"""spotDNN's formulas as its authors' code has them, to compare with the paper, and to check our search against it.
+"""spotDNN's formulas as in its authors' code, to compare with the paper and to check our search.
 
 Shang et al., "spotDNN: Provisioning Spot Instances for Predictable Distributed DNN Training in the Cloud", IWQoS
 2023, in the form of the published code, with two exceptions: nothing is rounded, and the PCIe time of equation 7 is
 subtracted as in the paper, where the code adds it. The code's loss has sqrt(N) where the paper's has
-sqrt((R + g4) N), with R for how unequal the workers are: neither is R here. No start-up time, no revocations, no price
-of the parameter server, as published. A *worker* of the formulas is an instance, its batch is that of all its GPUs
-together.
+sqrt((R + g4) N), with R for how unequal the workers are; R is not used here. As published, there is no start-up time,
+no revocation, and no price of the parameter server. A *worker* of the formulas is an instance, with the batch of all
+its GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Network", "SpotDnn"]
 
 @dataclass(frozen=True)
 class Network:
-    """Bandwidths in MB/s: what a worker asks of the parameter server, what that has, and PCIe; the model in MB.
+    """Bandwidths in MB/s (demand of a worker, parameter server, PCIe) and the model's size in MB.
 
     `a` and `b` give the share of workers that contend: P(N) = min(a sqrt(N) - b, 1).
     """
@@ -46,7 +46,7 @@ class Network:
             raise UsageError("P.alpha1 and P.minus_beta1 of the workload must be numbers")
 
     def of_worker(self, workers: Floats) -> Floats:
-        """Bandwidth of each of N workers (m,): fair share and full speed, mixed by P(N)."""
+        """Bandwidth of each of N workers (m,): a mixture of fair share and full speed by P(N)."""
         contend = np.minimum(self.a * np.sqrt(workers) - self.b, 1.0)
         shared = contend * self.server / workers + (1 - contend) * self.requested
         return np.where(workers * self.requested > self.server, shared, self.requested)
@@ -76,7 +76,7 @@ class SpotDnn:
         """Evaluate counts (k, m)."""
         workers = counts.sum(axis=0)
         some = np.maximum(workers, 1.0)
-        # T_i = T_measured + 2 S / B(N) - 2 S / Breq: compute time and PCIe time stay, the network slows down.
+        # T_i = T_measured + 2 S / B(N) - 2 S / Breq: only the network part depends on the contention.
         slower = 2 * self.network.model_mb * (1 / self.network.of_worker(some) - 1 / self.network.requested)
         step = np.array([[pool.step_seconds] for pool in self.pools]) + slower
         valid = workers > 0

@@ -1,4 +1,4 @@
-"""spotDNN's inputs from files: a workload (JSON) and a table of instance types (CSV), checked before use.
+"""Read spotDNN's inputs: a workload (JSON) and a table of instance types (CSV).
 
 docs/planning.md documents the fields and columns. The same two files feed spotDNN's own formulas and Shoal's model.
 """
@@ -25,14 +25,14 @@ SPEEDS = ("img_per_s(instance)", "img_per_s", "samples_per_second")
 PRICES = ("spot_price_usd_h", "price_per_hour", "price")
 QUOTAS = ("quota", "limit", "nodes")
 TYPICAL_STARTUP = 120.0
-"""Seconds from asking for a node to its first step, where a file says nothing."""
+"""Default seconds from the request of a node to its first step."""
 TYPICAL_INTERRUPTIONS = 0.05
-"""Revocations per spot node and hour, where a file says nothing: about one in twenty in an hour."""
+"""Default revocations per spot node and hour."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a workload file says."""
+    """The content of a workload file."""
 
     network: Network
     curve: Mapping[str, float]
@@ -50,7 +50,7 @@ class Workload:
     def problem(
         self, pools: Sequence[Pool], target: float, objective: Objective, *, servers: Sequence[int] = (1,)
     ) -> Problem:
-        """The same for Shoal's model: one parameter server serves as many updates as its bandwidth carries."""
+        """The problem for Shoal's model: the bandwidth of a parameter server limits its updates."""
         notes = []
         if self.ps_price == 0:
             notes.append("Parameter servers are not priced: give their price per hour to count it.")
@@ -109,7 +109,7 @@ def read_workload(path: Path) -> Workload:
 def read_pools(
     path: Path, limits: Sequence[int] | None = None, prices: Sequence[float] | None = None
 ) -> list[Pool]:
-    """Read P.csv; `limits` and `prices`, one for each row, win over its columns."""
+    """Read P.csv; `limits` and `prices`, one for each row, replace its columns."""
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -217,7 +217,7 @@ def _cell(
 def _part(data: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
     part = data.get(name)
     if not isinstance(part, dict):
-        raise UsageError(f"{path} has no object {name!r}: add it, docs/planning.md says what it holds")
+        raise UsageError(f"{path} has no object {name!r}: add it, as described in docs/planning.md")
     return part
 
 

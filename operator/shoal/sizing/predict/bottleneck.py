@@ -1,8 +1,8 @@
-"""Which resource holds a running job back, and what would help by how much.
+"""Find the resource that limits a running job, and the gain from fixing it.
 
-CM-DARE compares measured with predicted cluster speed after a warm-up and flags a gap; here every resource's own
-capacity is known or measured, so the verdict names the one that binds, and the help is the speed after it is mended:
-the next smallest capacity.
+CM-DARE compares measured with predicted cluster speed after a warm-up and reports a gap. Here the capacity of every
+resource is known or measured, so the verdict names the one that binds, and the gain follows from the next smallest
+capacity.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shoal.sizing.predict.cluster_speed import soft_min
 
 __all__ = ["Bottleneck", "Observation", "Verdict", "WorkerParts", "diagnose"]
 
-STRAGGLER = 1.3  # a worker this many times slower than the median of its like is a straggler
-BUSY = 0.85  # a resource that is used more than this is (nearly) all the time in use
-WAITING = 0.15  # a worker that waits more than this part of its step for its input is starved
+STRAGGLER = 1.3  # a worker this many times slower than the median of its group is a straggler
+BUSY = 0.85  # a resource with a higher utilization is saturated
+WAITING = 0.15  # a worker that waits for a larger part of its step for input is starved
 
 
 class Bottleneck(StrEnum):
-    """What holds a job back."""
+    """The resource that limits a job."""
 
     NONE = "None"
     PS_CPU = "ParameterServerCPU"
@@ -37,7 +37,7 @@ class Bottleneck(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """What a worker measured: its mean step and, of it, the seconds of compute, exchange and waiting for input."""
+    """The mean step of a worker: total seconds, and seconds of compute, exchange and input wait."""
 
     name: str
     group: str  # workers of one group (accelerator, batch size) should be equally fast
@@ -53,8 +53,8 @@ class WorkerParts:
 class Observation:
     """A running job over a time window, after `warmed_up_seconds` since the last change of its workers.
 
-    `predicted` is what the predictor expects in steps/s; `ps_cpu_busy` and `ps_network_busy` are, for the busiest
-    parameter server, the parts of its cores and of its bandwidth in use.
+    `predicted` is the predicted speed in steps/s; `ps_cpu_busy` and `ps_network_busy` are the utilization, 0 to 1, of
+    the cores and of the bandwidth of the busiest parameter server.
     """
 
     workers: Sequence[WorkerParts]
@@ -68,7 +68,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The bottleneck, what to do, the steps/s now and (if known) after, in words for someone who runs the job."""
+    """The bottleneck, what to do, and the steps/s now and (if known) afterwards."""
 
     bottleneck: Bottleneck
     measured: float
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def gain(self) -> float:
-        """How much faster the job would be: 0.25 is 25 %."""
+        """The relative gain: 0.25 is 25 %."""
         return self.after / self.measured - 1 if self.measured > 0 else 0.0
 
 
@@ -87,7 +87,7 @@ def diagnose(seen: Observation, *, threshold: float = 0.067, warm_up: float = 30
     """Name the bottleneck.
 
     A job is slow if it is below the prediction by more than `threshold` (CM-DARE's 6.7 %) and by more than the
-    prediction's own interval, or if a resource says itself that it is busy all the time.
+    interval of the prediction, or if a resource is saturated.
     """
     if not seen.workers:
         raise UsageError("no worker has reported a step: wait for the first report")

@@ -1,7 +1,7 @@
 """The speed of unequal workers that share parameter servers.
 
-Asynchronous workers add up, 1/T = sum of 1/T_i (spotDNN, CM-DARE), until the parameter servers are busy all
-the time. One pure function over arrays of counts, since the planner asks it for millions of combinations.
+Asynchronous workers add up, 1/T = sum of 1/T_i (spotDNN, CM-DARE), until the parameter servers are saturated. The
+functions take arrays of counts, since the planner evaluates millions of combinations.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Floats = NDArray[np.float64]
 
 
 def soft_min(demand: Floats, cap: Floats | float, sharpness: float) -> Floats:
-    """A smooth minimum (demand^-p + cap^-p)^(-1/p) of two speeds: 0 where demand is 0, never above either."""
+    """A smooth minimum (demand^-p + cap^-p)^(-1/p) of two speeds: 0 where demand is 0, at most either one."""
     ratio = demand / cap
     if np.isinf(sharpness):
         return np.asarray(np.minimum(demand, cap))
-    # Factor the smaller one out, so that no power overflows.
+    # Factoring out the smaller one keeps powers from overflowing.
     small = np.minimum(ratio, 1.0)
     other = np.minimum(1.0, 1.0 / np.maximum(ratio, 1.0))
     worst = np.where(ratio <= 1.0, small, other)
@@ -29,9 +29,9 @@ def soft_min(demand: Floats, cap: Floats | float, sharpness: float) -> Floats:
 
 
 def busy(speed: Floats, alone: Floats, sharpness: float) -> Floats:
-    """How much a speed hangs on the servers' capacity: 0 far below it, 1 at it.
+    """How much the servers' capacity determines the speed: 0 far below it, 1 at it.
 
-    Of the smooth minimum this is the derivative d log(speed) / d log(capacity); its rest to 1 is that by the workers.
+    It is d log(speed) / d log(capacity) of the smooth minimum; the rest to 1 is the derivative by the workers' speed.
     """
     if np.isinf(sharpness):
         return np.asarray(np.where(speed < alone, 1.0, 0.0))
@@ -41,7 +41,7 @@ def busy(speed: Floats, alone: Floats, sharpness: float) -> Floats:
 def cluster_throughput(
     counts: ArrayLike,
     step_seconds: ArrayLike,
-    batch: ArrayLike,  # noqa: ARG001 - a batch changes what a step is worth, not how many there are
+    batch: ArrayLike,  # noqa: ARG001 - the batch does not change the number of steps
     ps: PsModel,
     n_ps: ArrayLike = 1,
 ) -> Floats:
@@ -49,10 +49,10 @@ def cluster_throughput(
 
     Args:
         counts: (m, k) workers of each of k groups in m combinations.
-        step_seconds: (k,) a worker's step time when it is alone, in s.
-        batch: (k,) samples in a step (here for symmetry with `cluster_samples`).
-        ps: what one update costs the parameter servers.
-        n_ps: (m,) or one number, the parameter servers.
+        step_seconds: (k,) a worker's step time without contention, in s.
+        batch: (k,) samples in a step (unused, for symmetry with `cluster_samples`).
+        ps: the cost of one update at the parameter servers.
+        n_ps: number of parameter servers, (m,) or one number.
 
     Returns:
         (m,) steps/s: soft minimum of the sum of the workers' speeds and of the servers' capacity.
@@ -68,7 +68,7 @@ def cluster_throughput(
 def cluster_samples(
     counts: ArrayLike, step_seconds: ArrayLike, batch: ArrayLike, ps: PsModel, n_ps: ArrayLike = 1
 ) -> Floats:
-    """Samples per second of the whole cluster; contention slows all workers alike. Shapes as above."""
+    """Samples per second of the whole cluster. Contention slows all workers equally. Shapes as above."""
     n = np.asarray(counts)
     speed = 1.0 / np.asarray(step_seconds, dtype=np.float64)
     steps_alone = n @ speed

@@ -1,12 +1,11 @@
-"""Choose among a few regressions by what they say about unseen groups, and say how far off they may be.
+"""Choose among a few regressions by their error on unseen groups, and give prediction intervals.
 
-Measurements of one model resemble each other, so rows are never split at random: a fold holds whole groups. The
+Measurements of one model are correlated, so rows are never split at random: a fold holds whole groups. The
 same out-of-fold residuals choose the regression and give the interval (CV+ and jackknife+: Barber, Candes,
-Ramdas, Tibshirani, "Predictive inference with the jackknife+", Annals of Statistics 2021). What they prove is that an
-interval asked for at 1 - alpha covers at least 1 - 2 alpha: at 90 % that is 80 %, and in practice it is near 90 %.
+Ramdas, Tibshirani, "Predictive inference with the jackknife+", Annals of Statistics 2021). An interval at level 1 -
+alpha provably covers at least 1 - 2 alpha: 80 % at 90 %, and near 90 % in practice.
 
-A group counts once in everything, however many rows it has: one model that was measured 400 times would otherwise
-decide alone how far off the prediction of another one may be.
+Every group has the same weight, so that one model with 400 rows does not determine the interval of the others.
 """
 
 from __future__ import annotations
@@ -36,16 +35,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 FEW_GROUPS = 10  # below this a 90 % quantile lies beyond the largest residual
-PRIOR_NOISE = (
-    0.1  # relative deviation of a group from a fit that is expected before anything was measured ...
-)
-PRIOR_GROUPS = 3  # ... worth so many groups
+PRIOR_NOISE = 0.1  # prior relative deviation of a group from a fit ...
+PRIOR_GROUPS = 3  # ... and its weight in groups
 
 
 def group_folds(groups: NDArray[Any], most: int, seed: int = 0) -> Ints:
-    """Give every row the number of its fold: one group per fold up to `most` groups, else groups dealt evenly.
+    """The fold of every row: one group per fold up to `most` groups, else groups dealt evenly.
 
-    Of more than three times `most` groups, half as many folds do: each leaves out few enough.
+    With more than three times `most` groups, half as many folds are enough.
     """
     names, index = np.unique(groups, return_inverse=True)
     if len(names) > 3 * most:
@@ -57,7 +54,7 @@ def group_folds(groups: NDArray[Any], most: int, seed: int = 0) -> Ints:
 
 
 def little_data_factor(groups: int, level: float = 0.9) -> float:
-    """How much wider than the largest residual an interval from few groups is: Student's t over the normal."""
+    """The factor that widens an interval from few groups: Student's t over the normal quantile."""
     if groups >= FEW_GROUPS:
         return 1.0
     p = 0.5 + level / 2
@@ -65,7 +62,7 @@ def little_data_factor(groups: int, level: float = 0.9) -> float:
 
 
 def group_weights(groups: NDArray[Any], sample_weight: Floats | None = None) -> Floats:
-    """(n,) weights that are 1 together in every group, within it as the samples' own (older rows weigh less)."""
+    """(n,) weights that sum to 1 in every group, in proportion to the weights of the samples."""
     _, index = np.unique(groups, return_inverse=True)
     own = np.ones(len(index)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
     total = np.bincount(index, own)[index]
@@ -76,7 +73,7 @@ def group_weights(groups: NDArray[Any], sample_weight: Floats | None = None) -> 
 def group_quantile(values: Floats, p: float, groups: int, weight: Floats | None = None) -> Floats:
     """Quantile along the last axis with the conformal correction (1 + 1/G) for G groups, linear in between.
 
-    `weight` (n,) says what each value counts, None: all the same. With as many groups as values this is the order
+    `weight` (n,) are the weights of the values, None: equal. With as many groups as values this is the order
     statistic p (n + 1) of split conformal prediction.
     """
     order = np.argsort(values, axis=-1)
@@ -94,18 +91,18 @@ def group_quantile(values: Floats, p: float, groups: int, weight: Floats | None 
 
 
 class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """The simplest of some candidate regressions that is not clearly worse than the best, with intervals.
+    """The simplest candidate regression that is not clearly worse than the best, with intervals.
 
     Args:
         candidates: `PositiveRegressor`s, simplest first; None: `RelativeNNLS` on all columns.
-        folds: at most so many folds; up to so many groups each group is a fold of its own.
+        folds: the most folds; with at most this many groups each group is one fold.
         seed: deals groups to folds.
 
     Attributes:
         best_: index of the chosen candidate; `scores_` (c,) their out-of-fold MAPE.
-        estimator_: the chosen candidate fitted to all rows; `fold_estimators_` the same without each fold.
-        residuals_: (n,) out-of-fold log(y / prediction); `groups_` how many groups there were.
-        group_weight_: (n,) what each residual counts, 1 together in every group.
+        estimator_: the chosen candidate fitted to all rows; `fold_estimators_` the fits without each fold.
+        residuals_: (n,) out-of-fold log(y / prediction); `groups_` the number of groups.
+        group_weight_: (n,) the weight of each residual, which sums to 1 in every group.
 
     """
 
@@ -130,7 +127,7 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         groups: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Fit to X (n, d) >= 0, y (n,) > 0; `groups` (n,) keeps rows together, None: every row by itself."""
+        """Fit to X (n, d) >= 0, y (n,) > 0; `groups` (n,) keeps rows together, None: every row is a group."""
         checked: tuple[Floats, Floats] = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         features, target = checked
         if np.any(target <= 0):
@@ -177,7 +174,7 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
         return np.asarray(self.estimator_.predict(X))
 
     def predict_interval(self, X: ArrayLike, level: float = 0.9) -> Floats:
-        """Give (n, 3) low, prediction, high: an interval for `level` (what that guarantees: see the module)."""
+        """Give (n, 3) low, prediction, high: an interval for `level` (see the module for its coverage)."""
         mean = self.predict(X)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         logs = np.log(np.column_stack([e.predict_checked(X) for e in self.fold_estimators_]))
@@ -196,7 +193,7 @@ class GroupConformalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[mi
 
 
 def least_spread(residuals: Floats, groups: int, level: float = 0.9, weight: Floats | None = None) -> float:
-    """Half width by a prior for the noise: a few residuals that happen to be small prove nothing."""
+    """Half width from a prior for the noise, since a few residuals can be small by chance."""
     variance = float(np.average(residuals**2, weights=weight))
     pooled = (groups * variance + PRIOR_GROUPS * PRIOR_NOISE**2) / (groups + PRIOR_GROUPS)
     return float(stats.t.ppf(0.5 + level / 2, groups + PRIOR_GROUPS - 1) * np.sqrt(pooled))

@@ -1,9 +1,9 @@
-"""Learn from measured clusters what an update costs the parameter servers, and predict clusters not seen.
+"""Fit the cost of an update at the parameter servers to measured clusters, and predict other clusters.
 
 Every update costs a server `seconds_per_tensor * tensors + seconds_per_byte * bytes`. Both costs, the sharpness of
-the bend and the gain from a second server are fitted on the logarithm of the speed. Few models cannot tell the two
-costs apart (large models also have many tensors), so a weak prior says that they are alike in an average model:
-without it a fit of small models is off by a factor for a large one.
+the bend and the gain from a second server are fitted on the logarithm of the speed. A few models do not separate the
+two costs (large models also have many tensors), so a weak prior makes them equal in an average model: without it, a
+fit to small models can be wrong by a factor for a large one.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ NOISE = 0.1  # relative deviation of a series of measurements from the form, for
 BYTES = (
     4.0  # bytes of a parameter in one direction; only the product with the cost of a byte matters to a fit
 )
-UNSATURATED = 0.9  # a worker at this part of the best speed per worker is taken for not slowed down
-CAP_SIGMA = 0.4  # relative standard deviation of the servers' capacity while no cluster came near it
+UNSATURATED = 0.9  # a worker above this part of the best speed per worker counts as not slowed down
+CAP_SIGMA = 0.4  # relative standard deviation of the servers' capacity if no measured cluster was near it
 INNER_FOLDS = 8
 
 
 @dataclass(frozen=True)
 class Contention:
-    """Costs of an update at one parameter server, and how speeds approach its capacity."""
+    """The cost of an update at one parameter server, and how the speed approaches its capacity."""
 
     seconds_per_tensor: float
     seconds_per_byte: float
@@ -53,7 +53,7 @@ class Contention:
     scaling: float
 
     def of(self, features: ModelFeatures) -> PsModel:
-        """What one update of this model costs."""
+        """The cost of one update of this model."""
         seconds = (
             self.seconds_per_tensor * features.tensors
             + self.seconds_per_byte * 2 * BYTES * features.parameters
@@ -69,13 +69,13 @@ class Contention:
         return out
 
     def busy(self, rows: pd.DataFrame, alone: Floats) -> Floats:
-        """(n,) how much these clusters' speeds hang on the servers' capacity, see `cluster_speed.busy`."""
+        """(n,) how much the servers' capacity determines these speeds, see `cluster_speed.busy`."""
         return busy(self.speed(rows, alone), rows["num_workers"].to_numpy(float) * alone, self.sharpness)
 
     def capacity_sigma(self, rows: pd.DataFrame, alone: Floats) -> float:
         """Relative standard deviation of the servers' capacity, fitted to these clusters.
 
-        Series that came near it tell it; without any, the prior of its costs is all there is.
+        Series near the capacity determine it; without any, it is the prior.
         """
         keys = [rows["model"].to_numpy(), rows["accelerator"].to_numpy()]
         series = float(pd.Series(self.busy(rows, alone)).groupby(keys).max().sum())
@@ -88,9 +88,9 @@ class Contention:
         sum_of_workers = rows["num_workers"].to_numpy(float) * alone
         servers, speed = rows["num_ps"].to_numpy(float), rows["measured"].to_numpy(float)
         series = rows.groupby(["model", "accelerator"], sort=False)["model"].transform("size").to_numpy(float)
-        root = np.sqrt(1.0 / series)  # the rows of a series deviate together: a series weighs 1
+        root = np.sqrt(1.0 / series)  # the rows of a series are correlated: a series weighs 1
         several = bool(np.ptp(servers) > 0)
-        # Start, and prior: half of the smallest cost that explains the fastest cluster, for either part.
+        # Start, and prior: half of the smallest cost that explains the fastest cluster, for each part.
         per_update = float(np.median(servers / speed))
         start = np.log(
             [per_update / 2 / np.median(tensors), per_update / 2 / np.median(moved), 3.0, np.exp(2.0)]
@@ -108,7 +108,7 @@ class Contention:
             predicted = small * (1 + (small / large) ** sharpness) ** (-1 / sharpness)
             balance = (z[0] - start[0]) - (z[1] - start[1])
             priors = [NOISE * balance, NOISE * (z[2] - start[2]), NOISE * (z[3] - 2) / 2]
-            # Nothing but the sum of workers is known below the cap: keep the costs from drifting to zero.
+            # Below the cap the data do not determine the costs: keep them from drifting to zero.
             priors.append(NOISE * (z[0] + z[1] - start[0] - start[1]) / 8)
             return np.concatenate([root * np.log(predicted / speed), priors])
 
@@ -135,7 +135,7 @@ class ClusterSpeed:
     _cap_sigma: float = field(init=False)
 
     def fit(self, clusters: pd.DataFrame, workers: pd.DataFrame | None = None) -> Self:
-        """Fit to measured clusters, and to measured single workers beside those among the clusters."""
+        """Fit to measured clusters, and to additional single workers."""
         if len(clusters) == 0:
             raise NotEnoughData("no measurement of a cluster's speed is known: give at least one")
         self._fit_both(clusters, workers)
@@ -176,9 +176,7 @@ class ClusterSpeed:
         if self._groups < FEW_GROUPS:
             half = np.maximum(half, least_spread(errors, self._groups, weight=self._weights))
         hangs = self.contention.busy(rows, single)
-        if (
-            alone is None
-        ):  # a worker's own speed may be carried over, and is then less sure than what was left out
+        if alone is None:  # a transferred worker speed is less sure than the fits
             half = np.maximum(half, (1 - hangs) * np.log(one[:, 2] / one[:, 0]) / 2)
         half = np.hypot(half, hangs * Z90 * self._cap_sigma)
         return np.column_stack([mean * np.exp(-half), mean, mean * np.exp(half)])
@@ -186,7 +184,7 @@ class ClusterSpeed:
     def _fit_both(self, clusters: pd.DataFrame, workers: pd.DataFrame | None) -> None:
         single = clusters[(clusters["num_workers"] == 1).to_numpy()]
         if len(single) == 0 and (workers is None or len(workers) == 0):
-            # One worker's share of the smallest clusters is the best there is.
+            # The speed per worker in the smallest clusters is the best estimate.
             single = clusters[(clusters["num_workers"] == clusters["num_workers"].min()).to_numpy()].copy()
             single["measured"] = single["measured"] / single["num_workers"]
         known = single if workers is None else pd.concat([workers, single], ignore_index=True)
@@ -199,7 +197,7 @@ class ClusterSpeed:
 
 
 def alone_speeds(rows: pd.DataFrame) -> Floats | None:
-    """(n,) the speed of one worker for every row, from the rows of one worker of the same table; None if one lacks."""
+    """(n,) the speed of one worker for every row, from its rows of one worker; None if one is missing."""
     keys = ["model", "accelerator"]
     single = rows[(rows["num_workers"] == 1).to_numpy()].groupby(keys)["measured"].median()
     found = np.array(

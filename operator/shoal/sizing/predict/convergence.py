@@ -1,4 +1,4 @@
-"""How many more steps to a target loss, from the loss curve so far.
+"""The number of steps to a target loss, from the loss curve so far.
 
 spotDNN ("spotDNN: Provisioning Spot Instances for Predictable Distributed DNN Training in the Cloud",
 IWQoS 2023) describes the loss of asynchronous SGD with N workers and a weighted batch b after j steps as
@@ -6,8 +6,8 @@ IWQoS 2023) describes the loss of asynchronous SGD with N workers and a weighted
     loss(j) = (g2 b + g3) sqrt(N) / (j + g1) + g5
 
 For one running job b and N are known, so the curve is `k sqrt(N) / (j + d) + floor` with three unknowns. They are
-fitted with a robust loss and bounds; the interval comes from refits with the residuals' signs drawn anew in blocks
-(the wild bootstrap: early losses are noisier, and neighbours resemble each other).
+fitted with a robust loss and bounds; the interval comes from refits with residual signs redrawn in blocks (a wild
+bootstrap, since early losses are noisier and neighbors are correlated).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["LossCurve", "StepsToTarget"]
 Floats = NDArray[np.float64]
 
 LEAST_POINTS = 8
-FARTHEST = 20.0  # no answer more than so many times the steps seen: it would be a guess
+FARTHEST = 20.0  # the farthest prediction, as a multiple of the steps so far
 REFITS = 60
 
 
 @dataclass(frozen=True)
 class StepsToTarget:
-    """Steps from now to the target, or why there is no such number."""
+    """Steps from now to the target, or why there is none."""
 
     steps: Interval | None
     reachable: bool
@@ -68,7 +68,7 @@ class LossCurve:
             )
         order = np.argsort(j)
         j, y, root = j[order], y[order], root[order]
-        if len(j) > 400:  # a long curve is thinned to medians of equal parts: as robust, and quick
+        if len(j) > 400:  # a long curve is reduced to medians of equal parts, for speed
             parts = np.array_split(np.arange(len(j)), 400)
             j, y, root = (np.array([np.median(v[p]) for p in parts]) for v in (j, y, root))
         y = _without_spikes(y)
@@ -76,7 +76,9 @@ class LossCurve:
         theta = _solve(j, y, root, None)
         self._set(theta)
         fitted = self.loss(j, root**2)
-        rest = (y - fitted) / (1 - self._leverage())  # HC3: a fit bends towards its most influential points
+        rest = (y - fitted) / (
+            1 - self._leverage()
+        )  # HC3: a fit is pulled towards its most influential points
         rng = np.random.default_rng(self.seed)
         block = max(1, round(len(j) ** (1 / 3)))
         self._refits = []
@@ -87,7 +89,7 @@ class LossCurve:
         return self
 
     def _leverage(self) -> Floats:
-        """(n,) how much each loss decides its own fitted value, 0 to below 1."""
+        """(n,) leverage: how much each loss determines its own fitted value, 0 to below 1."""
         over = self._root / (self._j + self.delay)
         jacobian = np.column_stack(
             [over, -self.amplitude * over / (self._j + self.delay), np.ones(len(over))]
@@ -138,7 +140,7 @@ class LossCurve:
 
 
 def _without_spikes(y: Floats) -> Floats:
-    """Replace what lies far from the median of its neighbours by that median (Hampel's identifier)."""
+    """Replace outliers by the median of their neighbors (Hampel's identifier)."""
     smooth = median_filter(y, size=5, mode="reflect")
     away = np.abs(y - smooth)
     return np.where(away > 6 * 1.4826 * np.median(away) + 1e-12, smooth, y)
@@ -149,7 +151,7 @@ def _solve(j: Floats, y: Floats, root: Floats, start: Floats | None) -> Floats:
     lowest = float(y.min())
     floor = 0.0 if lowest >= 0 else lowest - abs(lowest)
     span = max(float(np.ptp(j)), 1.0)
-    # Noise by the second differences, so that neither the slope nor a spike counts (Var = 6 sigma²).
+    # Noise from the second differences, so that neither the slope nor a spike counts (Var = 6 sigma²).
     jumps = np.abs(np.diff(y, 2))
     scale = max(float(np.median(jumps)) * 1.4826 / np.sqrt(6), abs(float(np.median(y))) * 1e-3, 1e-12)
 
@@ -167,7 +169,7 @@ def _solve(j: Floats, y: Floats, root: Floats, start: Floats | None) -> Floats:
     def curve(found: Any) -> Floats:
         return np.array([math.exp(found.x[0]), math.exp(found.x[1]), found.x[2]])
 
-    if start is None:  # a convex-like loss finds the region, then the redescending one ignores spikes
+    if start is None:  # a convex-like loss finds the region, then the redescending loss ignores spikes
         height = float(np.median(y[: max(len(y) // 10, 3)]) - lowest)
         guesses = [np.array([height * d, d, 0.9 * lowest]) for d in (span / 30, span / 5, span)]
         start = curve(min((solve(guess, "soft_l1") for guess in guesses), key=lambda found: found.cost))

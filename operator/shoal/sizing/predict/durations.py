@@ -1,8 +1,7 @@
-"""How long things take that are no steps: saving a snapshot, starting up, joining, recovering.
+"""The durations of snapshots, start-ups, joins and recoveries.
 
-A snapshot's time grows with what is written: `t = a + b * size + c * tensors`, non-negative, on relative error, the
-terms chosen by models not seen. The other times depend on the cloud and the image, not on a formula: their
-history says what to expect.
+The time of a snapshot is `t = a + b * size + c * tensors`, with non-negative terms chosen by their relative error on
+unseen models. The other times depend on the cloud and the image, so they are predicted from their history.
 """
 
 from __future__ import annotations
@@ -69,13 +68,13 @@ class SnapshotTime:
 
 @dataclass
 class DurationHistory:
-    """Start-up, join or recovery times of one pool: what was seen, on top of a prior that it outweighs.
+    """Start-up, join or recovery times of one pool: a prior, updated with observations.
 
     Args:
-        prior_seconds: what to expect before anything was seen, for example `startupSeconds` of a CapacityPool.
-        prior_weight: how many observations the prior is worth.
+        prior_seconds: the prior mean, for example `startupSeconds` of a CapacityPool.
+        prior_weight: weight of the prior in observations.
         prior_spread: standard deviation of the logarithm of the prior; 0.5 is a factor of 1.6 either way.
-        half_life: how many observations ago one weighs half.
+        half_life: number of newer observations that halves a weight.
 
     """
 
@@ -92,20 +91,20 @@ class DurationHistory:
             )
 
     def add(self, seconds: float) -> Self:
-        """Add what was seen, the newest last."""
+        """Add an observation."""
         if not (np.isfinite(seconds) and seconds > 0):
             raise UsageError(f"a duration must be a positive number of seconds, not {seconds}")
         self._seen.append(float(seconds))
         return self
 
     def extend(self, seconds: Sequence[float]) -> Self:
-        """Add several, the newest last."""
+        """Add observations, the newest last."""
         for value in seconds:
             self.add(value)
         return self
 
     def predict(self) -> Interval:
-        """The next duration: a log-normal with the prior as so many observations (Student's t for few)."""
+        """The next duration: log-normal, with the prior as additional observations (Student's t for few)."""
         n = len(self._seen)
         age = np.arange(n)[::-1]
         w = np.concatenate([[self.prior_weight], 0.5 ** (age / self.half_life)])

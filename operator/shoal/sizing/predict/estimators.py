@@ -1,8 +1,8 @@
-"""The regressions that times are fitted with: few parameters, positive by construction, judged by relative error.
+"""Regressions for times: few parameters, positive predictions, relative error.
 
-A training step is a sum of costs that cannot be negative (fixed overhead, arithmetic, one kernel launch after the
-other), so `RelativeNNLS` fits `t = a + sum of c_j x_j` with all coefficients >= 0. `PowerLaw` is the other family,
-a product of powers, for data that is no such sum. Both are scikit-learn estimators on a matrix of features >= 0.
+A training step is a sum of non-negative costs (fixed overhead, arithmetic, kernel launches), so `RelativeNNLS` fits
+`t = a + sum of c_j x_j` with all coefficients >= 0. `PowerLaw`, a product of powers, is for data that is not such a
+sum. Both are scikit-learn estimators on a matrix of features >= 0.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Floats = NDArray[np.float64]
 
 
 class PositiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """What both have in common: features >= 0, targets > 0, predictions > 0 and finite.
+    """The base class: features >= 0, targets > 0, predictions > 0 and finite.
 
-    `fit_checked` and `predict_checked` take arrays that were validated already: cross-validation calls them hundreds
-    of times, where scikit-learn's validation would take most of the time.
+    `fit_checked` and `predict_checked` take validated arrays: cross-validation calls them hundreds of times, and
+    scikit-learn's validation would take most of the time.
     """
 
     def fit_checked(self, X: Floats, y: Floats, weight: Floats) -> Self:
@@ -50,7 +50,7 @@ class PositiveRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.positive_only = True
         tags.target_tags.positive_only = True
-        tags.regressor_tags.poor_score = True  # a relative error is minimised, not the squared one of R²
+        tags.regressor_tags.poor_score = True  # minimizes the relative error, not the squared error of R²
         return tags
 
     def _validated(
@@ -79,16 +79,16 @@ class RelativeNNLS(PositiveRegressor):
     """y = a + sum_j c_j x_j with all coefficients >= 0, least squares on the relative error 1 - prediction/y.
 
     Lawson and Hanson's non-negative least squares on rows divided by y. A small ridge on every term's share of the
-    prediction keeps coefficients apart that the data cannot tell apart: the shares are then split evenly.
+    prediction splits the shares evenly between terms that the data do not separate.
 
     Args:
         columns: which columns of X are terms, None for all.
         intercept: whether there is a constant term.
         ridge: strength of the prior, in rows: (relative noise / prior spread of a share)², default 0.1² / 1².
-        forgetting: factor on all earlier rows at every `partial_fit`; 1 forgets nothing.
+        forgetting: factor on the weight of earlier rows at every `partial_fit`.
 
     Attributes:
-        coef_: (n_features,) coefficients, 0 for columns that are no term.
+        coef_: (n_features,) coefficients, 0 for columns that are not terms.
         intercept_: the constant.
 
     """
@@ -111,7 +111,7 @@ class RelativeNNLS(PositiveRegressor):
         return self._update(X, y, weight)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Add rows to what is known, the older ones weighing `forgetting` times less. O(d³), no rows are kept."""
+        """Add rows; the weight of older ones is multiplied by `forgetting`. O(d³), no rows are kept."""
         first = not hasattr(self, "_sums")
         if first:
             self._sums = None
@@ -159,7 +159,7 @@ class PowerLaw(PositiveRegressor):
     """y = exp(w_0) * prod_j x_j^w_j, ridge regression of log y on log x.
 
     Zeros in X count as the smallest positive value of their column. Exponents are bounded by the ridge only, but a
-    prediction never leaves the fitted range of y by more than `reach` times: beyond, a power law knows nothing.
+    prediction is at most a factor of `reach` outside the fitted range of y.
     """
 
     def __init__(

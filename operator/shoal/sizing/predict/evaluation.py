@@ -1,6 +1,6 @@
-"""How good are the predictions on models, files or accelerators that were not fitted? `shoal predict evaluate`.
+"""Evaluate predictions on models, files or accelerators that were not fitted: `shoal predict evaluate`.
 
-All three splits keep the rows of a model together; nothing is ever split at random over repeats.
+All three splits keep the rows of a model together; repeats are never split at random.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["LEAST_MODELS", "Evaluation", "Predictor", "evaluate", "folds_by_mode
 
 Floats = NDArray[np.float64]
 
-LEAST_MODELS = 3  # fewer say nothing about a model that was not measured
-MOST_FOLDS = 40  # of as many models; see group_folds
+LEAST_MODELS = 3  # fewer are not enough to predict another model
+MOST_FOLDS = 40  # see group_folds
 
 
 class Predictor(Protocol):
-    """What is evaluated: fitted to one table, it predicts another."""
+    """The interface of the evaluated predictors."""
 
     notes: list[str]
 
@@ -44,7 +44,7 @@ class Predictor(Protocol):
 
 @dataclass
 class _WorkerSteps:
-    """Worker speed in steps/s, as it is measured."""
+    """Worker speed in steps/s."""
 
     catalogue: Catalogue
     notes: list[str] = field(default_factory=list)
@@ -61,26 +61,30 @@ class _WorkerSteps:
 
 @dataclass
 class _ClusterSteps:
-    """Cluster speed; a worker's own speed is predicted, or taken as measured where workers cannot be fitted."""
+    """Cluster speed.
+
+    `given`: a worker's own speed is taken as measured, since the single workers of `single_models` models are too few
+    to predict it. `held_out`: only models in the fitted rows, or `never_clustered`, may teach it.
+    """
 
     catalogue: Catalogue
     workers: pd.DataFrame | None
     given: bool
     held_out: bool
+    single_models: int
+    never_clustered: set[str]
     notes: list[str] = field(default_factory=list)
 
     def fit(self, rows: pd.DataFrame) -> _ClusterSteps:
         workers = self.workers
         if workers is not None and self.held_out:
-            workers = workers[workers["model"].isin(set(rows["model"]) | self._never_clustered)]
+            workers = workers[workers["model"].isin(set(rows["model"]) | self.never_clustered)]
         self._cluster = ClusterSpeed(self.catalogue).fit(rows, workers)
         self.notes = self._cluster.notes
         return self
 
     def predict(self, rows: pd.DataFrame) -> Floats:
         return self._cluster.predict(rows, alone_speeds(rows) if self.given else None)
-
-    _never_clustered: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -151,57 +155,79 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate on a test file, on an accelerator that is not fitted, or else by leaving one model out at a time.
 
-    What is measured on the rows of a model that was fitted is memory: a note says of how many rows that holds.
+    A note says how many rows have a fitted model: they do not test prediction.
     """
     rows = tables.load(train, target, models, catalogue)
     _enough(rows, train)
     held = tables.load(test, target, models, catalogue) if test is not None else None
-    predictor: Predictor
-    notes: list[str] = []
-    remembered = [] if held is None else _remembered(rows, held)
-    if target == "cluster-speed":
-        predictor, rows, held, notes = _cluster(
-            rows, held, models, catalogue, test is None and new_accelerator is None
-        )
-    elif target == "checkpoint":
-        predictor = SnapshotTime()
-    else:
-        predictor = _WorkerSteps(catalogue)
+    notes = [] if held is None else _remembered(rows, held)
+    left_out = test is None and new_accelerator is None
+    predictor = _predictor(target, rows, rows if held is None else held, models, catalogue, left_out)
     if new_accelerator is not None:
-        if target == "checkpoint":
-            raise UsageError(
-                "--new-accelerator is for speeds: the time of a checkpoint depends on no accelerator"
-            )
-        name = catalogue.find(new_accelerator).name
-        new = (rows["accelerator"] == name).to_numpy()
-        if not new.any() or new.all():
-            what = "no row" if not new.any() else "rows of no other accelerator than"
-            raise UsageError(
-                f"{train} has {what} {name}: --new-accelerator needs rows of it and of another one"
-            )
-        _enough(rows[~new], train)
-        rows, held = rows[~new], rows[new]
-    if held is None:
-        predicted, more = leave_one_model_out(predictor, rows)
-    else:
-        predictor.fit(rows)
-        predicted, more = _with(held, predictor.predict(held)), predictor.notes
-        more = predictor.notes
-    if target == "cluster-speed" and notes:
+        rows, held = _split_by_accelerator(target, rows, catalogue.find(new_accelerator).name, train)
+    predicted, more = _predict(predictor, rows, held)
+    if isinstance(predictor, _ClusterSteps) and predictor.given:
+        notes.append(_GIVEN.format(models=predictor.single_models))
         predicted = predicted[(predicted["num_workers"] > 1).to_numpy()]
     if "accelerator" not in predicted:
         predicted = predicted.assign(accelerator="any")
     columns = ["model", "accelerator", "measured", "predicted", "low", "high"]
     return Evaluation(
-        target,
-        predicted[columns].reset_index(drop=True),
-        tuple(dict.fromkeys([*remembered, *notes, *more])),
+        target, predicted[columns].reset_index(drop=True), tuple(dict.fromkeys([*notes, *more]))
     )
 
 
+_GIVEN = (
+    "single workers of {models} models only are known, too few to predict an unseen model's worker: the rows of one "
+    "worker are taken as given and not scored; to predict them too, give a file of worker speeds as another --models"
+)
+
+
+def _predictor(
+    target: str,
+    rows: pd.DataFrame,
+    scored: pd.DataFrame,
+    models: Sequence[Path],
+    catalogue: Catalogue,
+    left_out: bool,
+) -> Predictor:
+    if target == "cluster-speed":
+        return _cluster(rows, scored, models, catalogue, left_out)
+    return SnapshotTime() if target == "checkpoint" else _WorkerSteps(catalogue)
+
+
+def _split_by_accelerator(
+    target: str, rows: pd.DataFrame, name: str, path: Path
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of the other accelerators, and the rows of this one."""
+    if target == "checkpoint":
+        raise UsageError(
+            "--new-accelerator is for speeds: the time of a checkpoint depends on no accelerator"
+        )
+    new = (rows["accelerator"] == name).to_numpy()
+    if not new.any() or new.all():
+        what = "no row" if not new.any() else "rows of no other accelerator than"
+        raise UsageError(f"{path} has {what} {name}: --new-accelerator needs rows of it and of another one")
+    _enough(rows[~new], path)
+    return rows[~new], rows[new]
+
+
+def _predict(
+    predictor: Predictor, rows: pd.DataFrame, held: pd.DataFrame | None
+) -> tuple[pd.DataFrame, list[str]]:
+    if held is None:
+        return leave_one_model_out(predictor, rows)
+    predictor.fit(rows)
+    return _with(held, predictor.predict(held)), predictor.notes
+
+
 def _cluster(
-    rows: pd.DataFrame, held: pd.DataFrame | None, models: Sequence[Path], catalogue: Catalogue, one_out: bool
-) -> tuple[Predictor, pd.DataFrame, pd.DataFrame | None, list[str]]:
+    rows: pd.DataFrame,
+    scored: pd.DataFrame,
+    models: Sequence[Path],
+    catalogue: Catalogue,
+    left_out: bool,
+) -> _ClusterSteps:
     """Find single workers among the --models files, and decide whether a worker's own speed is predicted."""
     found = []
     for path in models:
@@ -211,23 +237,13 @@ def _cluster(
         ):
             found.append(tables.load(path, "worker-speed", models, catalogue))
     workers = pd.concat(found, ignore_index=True) if found else None
-    single = rows[(rows["num_workers"] == 1).to_numpy()]
-    seen = set(single["model"]) | (set() if workers is None else set(workers["model"]))
-    scored = rows if held is None else held
-    notes = []
+    measured_alone = set(rows["model"][(rows["num_workers"] == 1).to_numpy()])
+    worker_models = set() if workers is None else set(workers["model"])
+    known = measured_alone | worker_models
     given = (
-        len(seen) <= OWN_FIT and alone_speeds(scored) is not None and bool((scored["num_workers"] > 1).any())
+        len(known) <= OWN_FIT and alone_speeds(scored) is not None and bool((scored["num_workers"] > 1).any())
     )
-    if given:
-        notes.append(
-            f"single workers of {len(seen)} models only are known, too few to predict an unseen model's worker: the "
-            "rows of one worker are taken as given and not scored; to predict them too, give a file of worker speeds "
-            "as another --models"
-        )
-    predictor = _ClusterSteps(catalogue, workers, given, one_out)
-    if workers is not None:
-        predictor._never_clustered = set(workers["model"]) - set(rows["model"])
-    return predictor, rows, held, notes
+    return _ClusterSteps(catalogue, workers, given, left_out, len(known), worker_models - set(rows["model"]))
 
 
 def _remembered(fitted: pd.DataFrame, held: pd.DataFrame) -> list[str]:
@@ -236,7 +252,7 @@ def _remembered(fitted: pd.DataFrame, held: pd.DataFrame) -> list[str]:
     if not known:
         return []
     return [
-        f"{known} of {len(held)} rows are of models that were fitted: of those this is memory, not prediction; "
+        f"{known} of {len(held)} rows are of models that were fitted: they do not test prediction; "
         "test with models that --train does not have, or use --leave-one-model-out"
     ]
 

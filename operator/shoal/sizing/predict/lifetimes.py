@@ -1,9 +1,9 @@
-"""How long spot workers live: what was seen of each pool, with whole pools lost at once.
+"""Lifetimes of spot workers in a pool, including simultaneous losses.
 
-Revocations are no Poisson process: many come in the first hour, and one capacity crunch takes many nodes of a pool
-together. So the base is the empirical survival curve (Kaplan and Meier 1958), nodes still alive counted as such.
-A shared shock with its own rate is measured from losses that fall together. Weibull's form takes over only where it
-fits the curve no worse than the curve's own noise.
+Revocations are not a Poisson process: many happen in the first hour, and a capacity shortage takes many nodes of a
+pool together. So the base is the empirical survival curve (Kaplan and Meier 1958), censored at nodes still alive.
+Simultaneous losses give the rate of shared shocks. A Weibull curve is used if it fits within the noise of the
+empirical one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Lifetimes:
     """Survival of one pool's nodes, from observed lifetimes.
 
     Args:
-        prior_per_hour: revocations per node and hour before anything was seen (`interruptionsPerHour`).
-        prior_weight: node-hours that the prior is worth.
+        prior_per_hour: prior revocations per node and hour (`interruptionsPerHour`).
+        prior_weight: weight of the prior in node-hours.
 
     """
 
@@ -55,9 +55,10 @@ class Lifetimes:
     def fit(
         self, seconds: ArrayLike, lost: ArrayLike, ended_at: ArrayLike | None = None, together: float = 300.0
     ) -> Self:
-        """Fit to lifetimes (n,) in s; `lost` (n,) says whether the node was revoked or is (was) alive at the end.
+        """Fit to lifetimes (n,) in s; `lost` (n,) is whether the node was revoked, or still alive at the end.
 
-        `ended_at` (n,), the wall clock in s of each end, lets shocks be seen: losses within `together` s of each other.
+        `ended_at` (n,), the wall-clock time in s of each end, identifies shocks: losses within `together` s of each
+        other.
         """
         t, d = np.asarray(seconds, dtype=np.float64), np.asarray(lost, dtype=bool)
         if t.shape != d.shape or t.ndim != 1 or len(t) == 0:
@@ -90,7 +91,7 @@ class Lifetimes:
         return np.asarray(self._beyond(s + age) / np.maximum(self._beyond(np.asarray(age)), 1e-12))
 
     def sample(self, nodes: int, runs: int, seed: int = 0) -> Floats:
-        """Draw (runs, nodes) lifetimes in s (inf: beyond what was seen), sharing the pool's shocks within a run."""
+        """Draw (runs, nodes) lifetimes in s (inf: beyond the observed range), with shared shocks within a run."""
         rng = np.random.default_rng(seed)
         own = self._quantile(rng.random((runs, nodes)))
         if self.shock_per_hour > 0:
@@ -106,7 +107,7 @@ class Lifetimes:
             return np.asarray(np.exp(-self._rate * s / 3600))
         index = np.searchsorted(self._times, s, side="right")
         curve = np.concatenate([[1.0], self._survival])[index]
-        # Beyond the longest life that was seen nothing is known: the mean rate goes on.
+        # Beyond the longest observed lifetime, the mean rate is assumed.
         return np.asarray(curve * np.exp(-self._rate * np.maximum(s - self._end, 0.0) / 3600))
 
     def _quantile(self, u: Floats) -> Floats:
@@ -119,9 +120,7 @@ class Lifetimes:
             return np.asarray(tail)
         # The first time at which the curve is at or below u.
         index = np.searchsorted(-self._survival, -u, side="left")
-        last = max(
-            self._survival[-1], 1e-300
-        )  # 0 where the longest life was seen to end: then all are inside
+        last = max(self._survival[-1], 1e-300)  # 0 if the longest lifetime ended: then all are inside
         beyond = self._end - np.log(np.maximum(u / last, 1e-300)) * 3600 / max(self._rate, 1e-12)
         inside = np.append(self._times, np.inf)[index]
         return np.asarray(np.where(index < len(self._times), inside, beyond))
@@ -165,7 +164,7 @@ class Lifetimes:
                 f"{hits} time{'s' if hits > 1 else ''} in {watched:.0f} hours {100 * self.shock_share:.0f} % of the "
                 "pool's nodes were lost together"
             )
-            # What the shocks took is no life of single nodes: their losses count as alive at that time.
+            # Losses in shocks are not single losses: the nodes count as alive at that time.
             single = d.copy()
             for cluster in clusters:
                 alive = int(((started < cluster[0]) & (ended >= cluster[0])).sum())

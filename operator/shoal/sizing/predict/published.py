@@ -1,4 +1,4 @@
-"""The regressors that CM-DARE published, to stand beside ours in the same table, fitted and tested in the same way.
+"""The regressors that CM-DARE published, for comparison, fitted and tested in the same way as ours.
 
 Li, Walls, Guo: "Characterizing and Modeling Distributed Training with Transient Cloud GPU Servers", ICDCS 2020, with
 the features and hyperparameters of the authors' notebooks: step time by FLOPs (C_m) and by the accelerator's TFLOPS
@@ -35,7 +35,7 @@ class Published:
     regression: Any
     features: Callable[[pd.DataFrame], Floats]
     per_accelerator: bool
-    of_speed: bool  # `measured` is a speed, the regression one of time
+    of_speed: bool  # `measured` is a speed, but the regression is of time
     notes: list[str] = field(default_factory=list)
 
     def fit(self, rows: pd.DataFrame) -> Published:
@@ -52,8 +52,8 @@ class Published:
     def predict(self, rows: pd.DataFrame) -> Floats:
         """Give (n, 3); low and high are nan.
 
-        Nothing forbids a negative time here: less than 1 % of the shortest one that was fitted counts as that 1 %,
-        which is a speed far too high and no better than the negative time it stands for. The report says so.
+        These regressions can predict a negative time: predictions below 1 % of the shortest fitted time count as that
+        1 %, which is still a far too high speed. The report says so.
         """
         times = np.empty(len(rows))
         for name, at in self._parts(rows).items():
@@ -95,7 +95,7 @@ def worker_regressors(catalogue: Catalogue) -> dict[str, Published]:
 
 
 def _svr(**options: Any) -> Any:
-    """A step time's support vector regression: C and epsilon by cross-validation, at the ends of the authors' grid."""
+    """Support vector regression of a step time: C and epsilon by cross-validation, at the ends of their grid."""
     grid = {"svr__C": [10, 100], "svr__epsilon": [0.01, 0.1]}
     pipeline = make_pipeline(MinMaxScaler(), SVR(gamma="auto", **options))
     return GridSearchCV(pipeline, grid, cv=5, scoring="neg_mean_absolute_error")
@@ -104,7 +104,7 @@ def _svr(**options: Any) -> Any:
 def checkpoint_regressors() -> dict[str, Published]:
     """The two regressors of a checkpoint's time by its size (or the parameters, where no size is known).
 
-    C and epsilon are those that the authors found; they are not searched for again.
+    C and epsilon are the values that the authors found.
     """
 
     def size(rows: pd.DataFrame) -> Floats:

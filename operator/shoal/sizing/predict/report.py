@@ -1,6 +1,6 @@
-"""The benchmark page of the predictor: tables and plots from measurements, ours beside what was published.
+"""The benchmark page of the predictor: tables and plots that compare it with published regressors.
 
-Everything is computed first and written at the end, each file by a rename, so that a bad input leaves the old page.
+All files are written at the end, each by a rename, so that an error leaves the old page.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class _Section:
 
 
 def write_report(data: Path, out: Path, catalogue: Catalogue) -> list[Path]:
-    """Write predictor.md and its plots to `out` from the folder `data`; gives the files written."""
+    """Write predictor.md and its plots to `out` from the folder `data`. Returns the files written."""
     missing = [name for name in FILES.values() if not (data / name).is_file()]
     if missing:
         raise UsageError(
             f"{data} has no {', '.join(missing)}: give a folder with {', '.join(FILES.values())}"
         )
-    for target, name in FILES.items():  # complain about any file before the long computation
+    for target, name in FILES.items():  # fail before the long computation
         models = (
             [*_models(data), data / FILES["worker-speed"]] if target == "cluster-speed" else _models(data)
         )
@@ -172,7 +172,7 @@ def _page(sections: list[_Section], new: Mapping[str, Evaluation]) -> str:
 
 
 def _plot(section: _Section) -> bytes:
-    from matplotlib.figure import Figure  # heavy; no global state is touched by a Figure of one's own
+    from matplotlib.figure import Figure  # slow to import; a Figure has no global state
 
     rows = section.ours.rows
     figure = Figure(figsize=(13, 4.2), layout="constrained")
@@ -202,7 +202,7 @@ def _plot(section: _Section) -> bytes:
 
 
 def _coverage(axes: Any, rows: pd.DataFrame) -> None:
-    """Share of rows within a multiple of the 90 % interval: at 1 it should be 0.9."""
+    """Plot the share of rows within a multiple of the 90 % interval: at 1 it should be 0.9."""
     logs = np.log(rows[["low", "predicted", "high", "measured"]])
     up = logs["measured"] >= logs["predicted"]
     half = np.where(up, logs["high"] - logs["predicted"], logs["predicted"] - logs["low"])

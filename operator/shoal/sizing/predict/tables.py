@@ -1,6 +1,6 @@
-"""Read anyone's measurements: one table with one name for every column, checked before anything is fitted.
+"""Read and validate tables of measurements, with one name and unit for every column.
 
-docs/sizing.md documents the columns. Every complaint names the file, the row and the column and says what to change.
+docs/sizing.md documents the columns. Every error names the file, the row and the column, and says what to change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["COLUMNS", "TARGETS", "Column", "load", "read_csv"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column by its own name, the names it may have in a file, its factor to our unit, and what it means."""
+    """A column: its name, its aliases in files, its factor to our unit, and its meaning."""
 
     name: str
     aliases: tuple[str, ...]
@@ -28,7 +28,7 @@ class Column:
     factors: tuple[float, ...] = ()
 
     def within(self, frame: pd.DataFrame) -> tuple[str, float] | None:
-        """Give (the file's name for this column, factor to our unit), or None."""
+        """The file's name for this column and the factor to our unit, or None."""
         for number, alias in enumerate((self.name, *self.aliases)):
             if alias in frame.columns:
                 factor = self.factors[number - 1] if self.factors and number > 0 else 1.0
@@ -76,7 +76,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 COLUMNS += (STEP_SPEED, STEP_TIME, DURATION)
 
-# target of `evaluate` -> (columns that must be there, columns that may be there)
+# target of `evaluate` -> (required columns, optional columns)
 TARGETS: dict[str, tuple[tuple[Column, ...], tuple[Column, ...]]] = {
     "worker-speed": ((MODEL, ACCELERATOR, FLOPS, PARAMETERS, TENSORS), (BATCH, CORES)),
     "cluster-speed": ((MODEL, ACCELERATOR, WORKERS, FLOPS, PARAMETERS, TENSORS), (SERVERS, BATCH, CORES)),
@@ -101,10 +101,10 @@ def read_csv(path: Path) -> pd.DataFrame:
 def load(
     path: Path, target: str, models: Sequence[Path], catalogue: Catalogue, *, measured: bool = True
 ) -> pd.DataFrame:
-    """Read measurements for a target into our names and units, joined with features by `model`.
+    """Read measurements for a target with our names and units, joined with features by `model`.
 
-    The frame has `model`, `line` (in the file), our feature columns, and `measured` (steps/s, or s for a checkpoint)
-    where `measured` is asked for.
+    The frame has `model`, `line` (in the file), the feature columns, and `measured` (steps/s, or s for a checkpoint)
+    if requested.
     """
     frame = read_csv(path)
     needed, optional = TARGETS[target]
@@ -168,7 +168,7 @@ def _column(
 def _joined(column: Column, tables: Iterable[pd.DataFrame], model: pd.Series, path: Path) -> pd.Series | None:
     """The column's values for every row's model, each from the first file of `tables` that has it.
 
-    None: the column is in none of them, or is optional and not known of every model.
+    None: no table has the column, or it is optional and incomplete.
     """
     joined = pd.Series(np.nan, index=model.index, dtype=float)
     asked = []

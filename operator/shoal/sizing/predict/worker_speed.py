@@ -1,9 +1,9 @@
-"""How long one worker's step takes: a fit per accelerator, carried to others by the data sheets, and kept up to date.
+"""The step time of one worker: a fit per accelerator, transferred to other accelerators by their data sheets.
 
-Form: `step = a + b * work + c * tensors + ...` per accelerator, chosen by its error on models it has not seen.
-An accelerator without rows takes the fits of the others, its work divided by the ratio of arithmetic and its
-overheads by the ratio of small kernels (`Catalogue.speed_up`); the first rows of its own correct that by a factor,
-and from `OWN_FIT` models on it has its own fit.
+Form: `step = a + b * work + c * tensors + ...` per accelerator, chosen by its error on unseen models. An accelerator
+without rows uses the fits of the others, with the work divided by the ratio of arithmetic and the overheads by the
+ratio of small kernels (`Catalogue.speed_up`). Its first rows correct that by a factor, and with `OWN_FIT` models it
+has its own fit.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["Measurement", "WorkerSpeed", "features_matrix"]
 
 Floats = NDArray[np.float64]
 
-OWN_FIT = 6  # models measured on an accelerator, from which on it is fitted by itself
-FEW_FORMS = 3  # fewer models do not tell the terms of a step apart: constant and work are all there is
-REPEAT_NOISE = 0.05  # relative spread of a repeated measurement, until it is measured
+OWN_FIT = 6  # models measured on an accelerator for a fit of its own
+FEW_FORMS = 3  # fewer models do not separate the terms of a step: only constant and work are fitted
+REPEAT_NOISE = 0.05  # prior relative spread of a repeated measurement
 Z90 = 1.6449  # a normal 90 % interval is this many standard deviations to each side
 
 # Columns of the feature matrix.
@@ -51,7 +51,7 @@ def features_matrix(rows: pd.DataFrame) -> Floats:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measured step time of one worker, as a running job reports it."""
+    """One measured step time of one worker, as reported by a running job."""
 
     model: str
     accelerator: str
@@ -62,7 +62,7 @@ class Measurement:
     at_seconds: float = 0.0
 
     def row(self) -> dict[str, Any]:
-        """The same as a row of the table that `WorkerSpeed.fit` takes."""
+        """The measurement as a row of the table for `WorkerSpeed.fit`."""
         if not (np.isfinite(self.step_seconds) and self.step_seconds > 0):
             raise UsageError(
                 f"a measured step time must be a positive number of seconds, not {self.step_seconds}"
@@ -87,10 +87,10 @@ class WorkerSpeed:
     """Predict a worker's step time, with a 90 % prediction interval.
 
     Args:
-        half_life: seconds after which a measurement weighs half (`at_seconds` of the rows), None: all weigh the same.
+        half_life: seconds after which a measurement weighs half (`at_seconds` of the rows), None: equal weights.
         catalogue: the data sheets.
 
-    After `fit` or `add`: `notes` says in words what the predictions rest on, where that is little.
+    After `fit` or `add`: `notes` lists the limits of the predictions.
 
     """
 
@@ -112,7 +112,7 @@ class WorkerSpeed:
         return self
 
     def add(self, measurement: Measurement) -> Self:
-        """Add one measurement, for example of a running job. The next prediction knows it."""
+        """Add one measurement, for example of a running job. The next prediction includes it."""
         self.catalogue.find(measurement.accelerator)
         self.rows = pd.concat([self.rows, pd.DataFrame([measurement.row()])], ignore_index=True)
         self._stale = True
@@ -125,7 +125,7 @@ class WorkerSpeed:
         batch_size: float = 1.0,
         cpu_cores: float | None = None,
     ) -> Interval:
-        """Step time of one worker alone, in s; `features.fingerprint` names the model if it was measured before."""
+        """Step time of one worker alone, in s; `features.fingerprint` identifies a model that was measured before."""
         row: dict[str, Any] = {
             "model": features.fingerprint,
             "accelerator": accelerator,
@@ -164,7 +164,7 @@ class WorkerSpeed:
         return np.nan_to_num(X)
 
     def _weights(self) -> Floats:
-        """Every configuration weighs 1, however often it was measured; recent measurements weigh more."""
+        """Weights: 1 per configuration, however often it was measured; recent measurements weigh more."""
         keys = [c for c in ("model", "accelerator", "batch_size", "cpu_cores") if c in self.rows]
         repeats = self.rows.groupby(keys, dropna=False)["model"].transform("size").to_numpy(float)
         if self.half_life is None or "at_seconds" not in self.rows:
@@ -185,8 +185,8 @@ class WorkerSpeed:
         models = rows["model"].astype(str).to_numpy()
         names = rows["accelerator"].to_numpy()
         known = {name: len(set(models[names == name])) for name in sorted(set(names))}
-        # Accelerators with rows enough fit by themselves; if there are none, the best known one has to do: the one
-        # with most models, and of equals the one where most kinds of steps were measured.
+        # Accelerators with enough rows have their own fit. If there are none, the one with the most models has, and
+        # among equals the one with the most kinds of steps.
         kinds = {name: len(np.unique(X[names == name, WORK])) for name in known}
         own = [n for n, k in known.items() if k >= OWN_FIT] or [
             max(known, key=lambda n: (known[n], kinds[n]))
@@ -223,11 +223,11 @@ class WorkerSpeed:
         return float(np.sqrt(np.average(residuals**2, weights=weights))) if len(residuals) > 1 else 0.3
 
     def _interval(self, name: str, X: Floats) -> Floats:
-        """(n, 3) of an accelerator's own fit, wider where the work is unlike what was measured of few models.
+        """(n, 3) of the accelerator's own fit, wider outside the measured work if few models were measured.
 
-        A step is a constant and a part that grows with the work; how large that part is, is known no better than the
-        measurements differ in work. Of one batch size nothing is known, and the fit takes half for it: all of the
-        step may grow with the work, or nothing.
+        A step is a constant and a part that grows with the work. The measurements determine that part only as far as
+        they differ in work. With one batch size the fit assumes half: all or nothing of the step may grow with the
+        work.
         """
         found = self._fits[name].predict_interval(X)
         if name in self._measured_work:
@@ -240,7 +240,7 @@ class WorkerSpeed:
         return np.asarray(found)
 
     def _carried(self, name: str, X: Floats) -> tuple[Floats, float]:
-        """Predictions for an accelerator from the fits of the others, and the standard deviation of carrying them."""
+        """Predictions for an accelerator from the fits of the others, and the standard deviation of the transfer."""
         ups = {source: self.catalogue.speed_up(source, name) for source in self._fits}
         nearest = min(up.sigma for up in ups.values())
         sources = [s for s, up in ups.items() if up.sigma <= 1.5 * nearest]
@@ -267,10 +267,10 @@ class WorkerSpeed:
         return np.asarray(np.exp(np.column_stack([mean - half, mean, mean + half])))
 
     def _remembered(self, name: str, rows: pd.DataFrame, predicted: Floats) -> Floats:
-        """Correct predictions for models that were measured on this very accelerator and batch size.
+        """Correct predictions for models that were measured on this accelerator with this batch size.
 
         The deviation of a model from the fit is a random effect with the variance of the out-of-fold residuals;
-        its estimate is shrunk by how noisy and how old its measurements are.
+        its estimate is shrunk by the noise and the age of its measurements.
         """
         past = self.rows[(self.rows["accelerator"] == name).to_numpy()]
         recency = self._recency()[(self.rows["accelerator"] == name).to_numpy()]
@@ -297,7 +297,7 @@ class WorkerSpeed:
 
 
 def _candidates(X: Floats, models: int) -> list[Any]:
-    """Physically motivated forms, simplest first. A column that does not vary is no term of its own."""
+    """Physically motivated forms, simplest first. A column that does not vary is not a term."""
     varies = [np.ptp(x) > 1e-9 * max(abs(x).max(), 1e-300) for x in X.T]
     if models < FEW_FORMS:
         return [RelativeNNLS(columns=(WORK,))]
@@ -315,7 +315,7 @@ def _candidates(X: Floats, models: int) -> list[Any]:
 def _scaled(
     fit: GroupConformalRegressor, X: Floats, interval: Floats, arithmetic: float, overhead: float
 ) -> Floats:
-    """Interval of a fit on another accelerator: arithmetic and overheads speed up by different ratios."""
+    """The interval of a fit, transferred to another accelerator: each part has its own speed-up."""
     best = fit.estimator_
     if isinstance(best, RelativeNNLS):
         work = X[:, WORK] * best.coef_[WORK]

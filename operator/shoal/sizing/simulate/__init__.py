@@ -1,1 +1,1 @@
-"""Replaying revocation traces: what policies would have cost, and whether they would have been in time."""
+"""Replay revocation traces: the cost of policies, and whether they meet the deadline."""

@@ -1,4 +1,4 @@
-"""What a trace says of a pool's revocations, for the planner: rate, lifetimes, and how many nodes go together."""
+"""The revocations of a pool measured in a trace, for the planner: rate, lifetimes and shocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shoal.sizing.simulate.traces import Trace
 __all__ = ["with_trace"]
 
 TOGETHER = 300.0
-"""Losses within so many seconds of each other are one shock."""
+"""Losses within this many seconds of each other are one shock."""
 
 
 def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:
-    """The problem with a pool's revocations as the trace has them."""
+    """The problem with the revocations of one pool taken from the trace."""
     names = [p.name for p in problem.pools]
     if pool not in names:
         raise UsageError(
@@ -45,7 +45,7 @@ def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:
         lifetimes=lifetimes,
     )
     note = (
-        f"In {hours:.0f} node-hours of {trace.name}, {int(lost.sum())} nodes of {pool} were taken back: "
+        f"In {hours:.0f} node-hours of {trace.name}, {int(lost.sum())} nodes of {pool} were revoked: "
         f"{rate:.2g} per node and hour."
     )
     pools = tuple(after if p.name == pool else p for p in problem.pools)

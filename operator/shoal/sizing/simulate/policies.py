@@ -1,7 +1,7 @@
-"""Who decides how many spot and on-demand workers to ask for, given what has happened so far.
+"""Policies: how many spot and on-demand workers to request, given what has happened so far.
 
-Each policy is one small class, called at every step for all runs at once. Only `Hindsight` knows the future. None of
-them is what the operator does: that changes no number of workers by itself, somebody or something must ask it to.
+Each policy is one class, called at every step for all runs at once. Only `Hindsight` knows the future. The operator
+implements none of them: it does not change the number of workers by itself.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = ["POLICIES", "Hindsight", "Policy", "SpotOnly", "View"]
 Ints = NDArray[np.int64]
 
 OPTIMISM = 0.01
-"""Before anything was seen, spot is taken to be there: as if seen for this part of the time to the deadline."""
+"""The prior: spot as available as requested, with this part of the time to the deadline as its weight."""
 RESERVE = 0.15
-"""At most this part of the time left is set aside for starting on-demand workers."""
+"""At most this part of the remaining time is reserved for starting on-demand workers."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What a policy sees of all runs (r,) at one time."""
+    """The input of a policy: the state of all runs (r,) at one time."""
 
     scenario: Scenario
     now: float
     step: float
     remaining: Floats
-    """Steps of work left."""
+    """Remaining steps."""
     spot: Ints
     """Spot workers at work."""
     on_demand: Ints
@@ -42,11 +42,11 @@ class View:
     starting: Ints
     """On-demand workers that are starting."""
     starting_wait: Floats
-    """Sum over those of the seconds until they work."""
+    """Sum of the seconds until they work."""
     spot_there: Ints
     """Spot workers at work or starting."""
     startup: float
-    """Seconds until an on-demand worker that is asked for now works."""
+    """Seconds until an on-demand worker requested now works."""
     on_demand_work: Floats
     """Steps that on-demand workers have done."""
 
@@ -60,7 +60,7 @@ class Policy(Protocol):
     """Decides (spot, on-demand) workers for every run."""
 
     def __call__(self, view: View) -> tuple[Ints, Ints]:
-        """Workers of both kinds that there should be from now on."""
+        """The workers of both kinds to have from now on."""
         ...
 
 
@@ -68,15 +68,15 @@ def _all(view: View, number: int) -> Ints:
     return np.full(len(view.remaining), number, dtype=np.int64)
 
 
-def _spot_beside(view: View, on_demand: Ints) -> Ints:
-    """Spot workers beside these on-demand ones; who is starting does nothing yet, so spot stays until it works."""
+def _spot_workers(view: View, on_demand: Ints) -> Ints:
+    """Spot workers in addition to these on-demand ones. Spot stays until its on-demand replacement works."""
     scenario = view.scenario
     at_work = np.minimum(view.on_demand, on_demand)
     return np.asarray(np.clip(scenario.workers - at_work, 0, scenario.most_spot))
 
 
 class SpotOnly:
-    """As many spot workers as there are, however long it takes."""
+    """All available spot workers, without regard to the deadline."""
 
     def __call__(self, view: View) -> tuple[Ints, Ints]:
         """All spot."""
@@ -91,7 +91,7 @@ class OnDemandOnly:
 
 
 class Greedy:
-    """Spot only until there is just time enough to do the rest on-demand; then all on-demand, to the end."""
+    """Spot only until the remaining work just fits on-demand; then on-demand only."""
 
     def __init__(self) -> None:
         self._switched: NDArray[np.bool_] | None = None
@@ -107,13 +107,13 @@ class Greedy:
 
 
 class UniformProgress:
-    """Keep to the line from nothing done to all done at the deadline: on-demand tops up when the run is behind.
+    """Uniform progress to the deadline: on-demand workers are added when the run is behind.
 
-    Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines", NSDI 2024, carried over to a job whose
-    workers may be of both kinds at once, with all their rules: who is idle is given on-demand when the run is behind;
-    who has spot keeps it, also while it starts, and also behind; on-demand that was asked for stays until the run is so
-    far ahead of the line as two changes take (c(t) >= e(t + 2 d)), for each change is paid and trains nothing; and if
-    time gets short, who is idle has on-demand to the end.
+    Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines", NSDI 2024, applied to a job with
+    workers of both kinds. Idle workers get on-demand when the run is behind; spot workers keep their spot node, also
+    while it starts and when the run is behind; on-demand workers stay until the run is ahead by the time of two
+    changes (c(t) >= e(t + 2 d)), since a change costs money and time; when time gets short, idle workers have
+    on-demand to the end.
     """
 
     def __init__(self) -> None:
@@ -141,28 +141,29 @@ class UniformProgress:
         on_demand = np.where(topping_up, np.maximum(idle, there), 0)
         self._topping_up = on_demand > 0
         on_demand = np.clip(on_demand, scenario.base, scenario.most_on_demand)
-        return _spot_beside(view, on_demand), on_demand
+        return _spot_workers(view, on_demand), on_demand
 
 
 class Shoal:
-    """All spot there is, and the fewest on-demand workers that keep the deadline safe.
+    """All available spot, and the fewest on-demand workers that keep the deadline safe.
 
     Two rules, the larger answer counts:
 
-    - *safety*: what is left could still be done if all spot were lost now, by the on-demand workers there and those
-      that would be started a step from now. It holds whatever spot does, so a deadline safe at first is kept.
-    - *expectation*: spot so far says how often how many workers can be had. If that is not enough for what is left,
-      on-demand fills the valleys up to the lowest level that is: buying early and little keeps spot in use, where
-      waiting for the safety rule would in the end put on-demand workers into spot's place.
+    - *safety*: the remaining work could still be done if all spot were lost now, by the present on-demand workers and
+    those that could be started one step from now. This is independent of spot, so a deadline that is safe at first is
+    met.
+    - *expectation*: the observed distribution of available spot workers. If that is not enough for the remaining
+    work, on-demand fills the valleys up to the lowest level that is: with few on-demand workers early, spot stays in
+    use, while the safety rule alone would replace spot in the end.
 
-    On-demand that neither rule needs is given back after it was not needed for as long as getting it again takes.
+    On-demand workers that neither rule needs are released after one start-up time.
     """
 
     def __init__(self) -> None:
         self._seen: Floats | None = (
-            None  # (r, workers + 1) seconds in which so many spot workers could be had
+            None  # (r, workers + 1) seconds in which this many spot workers were available
         )
-        self._idle: Floats | None = None  # (r,) seconds since on-demand was needed as it is
+        self._idle: Floats | None = None  # (r,) seconds since all on-demand workers were needed
         self._asked: Ints | None = None
 
     def __call__(self, view: View) -> tuple[Ints, Ints]:
@@ -172,8 +173,8 @@ class Shoal:
             self._seen = np.zeros((runs, scenario.most_spot + 1))
             self._seen[:, -1] = OPTIMISM * scenario.deadline
             self._idle = np.zeros(runs)
-            self._asked = _all(view, 0)  # nothing was asked for yet: spot may have everything
-        # Who has all that was asked for might have had more.
+            self._asked = _all(view, 0)  # nothing was requested yet: all may be spot
+        # A run that has all requested spot workers might have had more.
         could = np.where(view.spot_there >= self._asked, scenario.most_spot, view.spot_there)
         self._seen[np.arange(runs), could] += view.step
         there = view.on_demand + view.starting
@@ -181,19 +182,17 @@ class Shoal:
         self._idle = np.where(wanted < there, self._idle + view.step, 0.0)
         keep = (wanted < there) & (self._idle < view.startup + view.step)
         on_demand = np.clip(np.where(keep, there, wanted), scenario.base, scenario.most_on_demand)
-        self._asked = _spot_beside(view, on_demand)
+        self._asked = _spot_workers(view, on_demand)
         return self._asked, on_demand
 
     @staticmethod
     def _safe(view: View) -> Ints:
-        """On-demand workers that the safety rule asks for."""
+        """On-demand workers by the safety rule."""
         scenario = view.scenario
         rate, most = scenario.sure_rate, scenario.most_on_demand
-        left = view.left - view.step  # work done within a step ends with it
+        left = view.left - view.step  # the work of a step counts at its end
         there = view.on_demand + view.starting
-        again = max(
-            left - view.step - view.startup, 0.0
-        )  # what a worker can do that is asked for in the next step
+        again = max(left - view.step - view.startup, 0.0)  # the work of a worker requested in the next step
         sure = rate * (
             view.on_demand * left + view.starting * left - view.starting_wait + (most - there) * again
         )
@@ -204,16 +203,16 @@ class Shoal:
 
     @staticmethod
     def _expected(view: View, seen: Floats, could: Ints) -> Ints:
-        """On-demand workers that fill spot's valleys to the lowest level that is enough on average."""
+        """On-demand workers by the expectation rule."""
         scenario = view.scenario
         share = seen / seen.sum(axis=1, keepdims=True)
-        # Levels above what spot can be are filled by on-demand alone.
+        # Only on-demand can fill levels above the most spot.
         share = np.pad(share, ((0, 0), (0, scenario.workers + 1 - share.shape[1])))
         level = np.arange(scenario.workers + 1)
         below = np.cumsum(share, axis=1)
         above = (share * level).sum(axis=1, keepdims=True) - np.cumsum(share * level, axis=1)
         mean = level * below + above  # of max(spot, level)
-        # Whoever is asked for must start first; near the end that would ask for ever more, so it fades.
+        # A requested worker must start first. Near the end this would request ever more workers, so it fades out.
         seconds = max(view.left - min(view.startup, RESERVE * view.left), view.step)
         enough = mean * seconds >= (view.remaining / scenario.sure_rate)[:, None]
         lowest = np.where(enough.any(axis=1), enough.argmax(axis=1), scenario.workers)
@@ -221,17 +220,17 @@ class Shoal:
 
 
 class Hindsight:
-    """Knows what spot will give until the deadline, and buys just the rest on-demand, evenly and from the start."""
+    """Knows the spot capacity until the deadline, and adds the missing work on-demand, evenly from the start."""
 
     def __init__(self, missing: Floats) -> None:
         self._missing = missing
 
     def __call__(self, view: View) -> tuple[Ints, Ints]:
-        """Spot, and on-demand until what is missing is done."""
+        """Spot, and on-demand until the missing work is done."""
         scenario = view.scenario
         whole = max(scenario.deadline - view.startup - view.step, view.step)
         number = np.ceil(self._missing / (scenario.sure_rate * whole) - 1e-9).astype(np.int64)
-        # What is missing is missing beside the on-demand workers that there always are.
+        # The missing work is in addition to that of the permanent on-demand workers.
         bought = view.on_demand_work - scenario.base * scenario.sure_rate * view.now
         on_demand = scenario.base + np.where(bought < self._missing, number, 0)
         return _all(view, scenario.most_spot), np.minimum(on_demand, scenario.most_on_demand)

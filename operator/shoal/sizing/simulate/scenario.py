@@ -1,4 +1,4 @@
-"""What is simulated: one job, a spot pool and an on-demand pool, so many workers at a time, a deadline."""
+"""The scenario of a simulation: one job, one spot and one on-demand pool, a number of workers, a deadline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.sizing.predict.cluster_speed import soft_min
 
 __all__ = ["Scenario", "scenario_of"]
 
-ENOUGH = 0.95  # parameter servers are added until this part of the workers' speed is left
+ENOUGH = 0.95  # parameter servers are added until this part of the workers' speed is reached
 
 
 @dataclass(frozen=True)
@@ -31,29 +31,29 @@ class Scenario:
 
     @property
     def most_spot(self) -> int:
-        """Spot workers that can be had: what the pool holds, beside the on-demand workers that there always are."""
+        """The most spot workers, in addition to the permanent on-demand workers."""
         return min(self.workers - self.base, self.spot.limit)
 
     @property
     def most_on_demand(self) -> int:
-        """On-demand workers that can be had."""
+        """The most on-demand workers."""
         return min(self.workers, self.on_demand.limit)
 
     @property
     def base(self) -> int:
-        """On-demand workers that there always are."""
+        """The permanent on-demand workers."""
         return min(self.problem.min_on_demand, self.workers)
 
     @cached_property
     def speeds(self) -> Floats:
-        """(spot + 1, on-demand + 1) steps/s for every number of workers at work."""
+        """(spot + 1, on-demand + 1) steps/s for every number of running workers."""
         return _speeds(
             self.problem, self.spot, self.on_demand, self.workers, self.most_on_demand, self.servers
         )
 
     @cached_property
     def sure_rate(self) -> float:
-        """Steps/s that one on-demand worker gives at least, all of them working."""
+        """Steps/s of one on-demand worker if all of them run."""
         return float(self.speeds[0, -1]) / self.most_on_demand
 
     @cached_property
@@ -75,9 +75,9 @@ class Scenario:
 
 
 def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | None = None) -> Scenario:
-    """Take the pools that give most speed for their price; deadline from the problem, or from `slack`.
+    """Choose the pools with the most speed for their price; the deadline is that of the problem, or from `slack`.
 
-    `slack` is the deadline over the time that the job takes on on-demand workers alone.
+    `slack` is the deadline as a multiple of the time on on-demand workers only.
     """
     spot, on_demand = _pair(problem)
     number = min(workers or problem.max_workers or spot.limit, spot.limit + on_demand.limit)
@@ -86,7 +86,7 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
     steps = float(problem.work.iterations(np.array([float(spot.batch)]), np.array([float(number)]))[0])
     if not np.isfinite(steps):
         raise UsageError(
-            f"the loss curve says nothing for {number} workers with {spot.batch} samples in a step: choose others"
+            f"the loss curve has no answer for {number} workers with {spot.batch} samples in a step: choose others"
         )
     ps = problem.servers
     steps *= 1 + ps.snapshot_seconds / ps.snapshot_every
@@ -95,20 +95,20 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
     if slack is not None:
         if not slack >= 1:
             raise UsageError(
-                f"--slack must be 1 or more, not {slack:g}: below, not even on-demand nodes are in time"
+                f"--slack must be 1 or more, not {slack:g}: with less, even on-demand nodes are late"
             )
         deadline = slack * least
     elif problem.objective.deadline is not None:
         deadline = problem.objective.deadline
     else:
         raise UsageError(
-            "say when the job must be ready: elasticity.objective.deadlineSeconds, --deadline or --slack"
+            "the simulation needs a deadline: set objective.deadlineSeconds in the PlanRequest, --deadline or --slack"
         )
     return Scenario(problem, spot, on_demand, number, count, steps, deadline)
 
 
 def _pair(problem: Problem) -> tuple[Pool, Pool]:
-    """The spot and the on-demand pool with the lowest price for their speed, in one zone if that is asked for."""
+    """The spot and the on-demand pool with the lowest price for their speed, in one zone if required."""
     least = max(problem.min_on_demand, 1)
     every = {
         True: [pool for pool in problem.pools if pool.spot and pool.limit],
@@ -136,7 +136,7 @@ def _pair(problem: Problem) -> tuple[Pool, Pool]:
 
 
 def _price(pool: Pool) -> float:
-    """For its speed."""
+    """Price per speed."""
     return pool.price * pool.step_seconds / pool.batch
 
 
@@ -153,7 +153,7 @@ def _speeds(problem: Problem, spot: Pool, on_demand: Pool, workers: int, most: i
     x, y = np.meshgrid(np.arange(workers + 1.0), np.arange(most + 1.0), indexing="ij")
     rate_x, rate_y = 1 / spot.step_seconds, 1 / on_demand.step_seconds
     steps = x * rate_x + y * rate_y
-    # Where samples count, a step with more samples is worth more.
+    # If the work is in samples, a step with more samples is worth more.
     by_samples = isinstance(problem.work, StepWork) and problem.work.counts_samples(spot.batch)
     worth = x * rate_x + y * rate_y * (on_demand.batch / spot.batch if by_samples else 1.0)
     update = problem.servers.model.update_seconds

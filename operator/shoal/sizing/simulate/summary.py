@@ -1,4 +1,4 @@
-"""Policies side by side: finish times, costs, deadlines kept, goodput, and what that means in words."""
+"""Compare policies: finish times, costs, deadlines met, goodput, and a summary in sentences."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shoal.sizing.simulate.traces import Trace
 __all__ = ["Outcome", "Result", "explain", "run"]
 
 Stats = dict[str, float | None]
-POINTS = 120  # of workers over time
+POINTS = 120  # points of workers over time
 ORACLE = "oracle"
-SAME = 0.005  # costs nearer to each other than this part are called the same
+SAME = 0.005  # costs that differ by less than this part count as equal
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one policy did. Statistics are None where a run was given up."""
+    """The outcome of one policy. A statistic is None if it includes a run that was given up."""
 
     name: str
     kept: float
@@ -53,7 +53,7 @@ class Result:
     times: tuple[float, ...]
 
     def outcome(self, name: str) -> Outcome:
-        """The outcome of a policy by its name."""
+        """The outcome of a policy."""
         return next(o for o in self.outcomes if o.name == name)
 
     def as_json(self, reason: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Result:
 def run(scenario: Scenario, traces: Sequence[Trace], *, runs: int = 1000, seed: int = 0) -> Result:
     """Replay every policy over the same runs."""
     if not traces:
-        raise UsageError("there is no trace to replay: give at least one")
+        raise UsageError("the simulation needs at least one trace")
     step = step_of(scenario)
     source = supply(traces, step, runs, np.random.default_rng(seed))
     replayed = {
@@ -114,7 +114,7 @@ def run(scenario: Scenario, traces: Sequence[Trace], *, runs: int = 1000, seed: 
 
 
 def best_of(tried: Sequence[Replayed], deadline: float) -> Replayed:
-    """In every run the cheapest of what was tried that is in time: what could have been known only afterwards."""
+    """The cheapest attempt that is in time, chosen for each run with knowledge of the future."""
     late = 1e12 * np.array([np.minimum(r.finish, 1e9) * (r.finish > deadline) for r in tried])
     best = np.argmin(late + np.array([r.cost for r in tried]), axis=0)
     across = np.arange(len(best))
@@ -130,7 +130,7 @@ def best_of(tried: Sequence[Replayed], deadline: float) -> Replayed:
 
 
 def explain(result: Result, currency: str = "$") -> str:
-    """A few sentences for someone who has to choose."""
+    """A summary in a few sentences."""
     scenario, ours = result.scenario, result.outcome("shoal")
     on_demand, uniform, spot = (
         result.outcome(name) for name in ("on-demand only", "uniform progress", "spot only")
@@ -158,9 +158,9 @@ def explain(result: Result, currency: str = "$") -> str:
             + (f" and {_share(spot.unfinished)} were given up." if spot.unfinished else ".")
         )
     else:
-        sentences.append("Spot nodes alone were always in time here, so on-demand is only a net.")
+        sentences.append("Spot nodes alone were always in time here, so on-demand is only a safety net.")
     if ours.kept < 1 and result.slack < 1.2:
-        sentences.append("So little slack leaves no time to start on-demand nodes: allow a later deadline.")
+        sentences.append("The slack is too small to start on-demand nodes: allow a later deadline.")
     elif ours.kept < 1:
         sentences.append("Some deadlines were missed: raise the deadline or the limit of the on-demand pool.")
     return " ".join(sentences)
@@ -206,7 +206,7 @@ def _price(outcome: Outcome, currency: str) -> str:
 
 
 def _less(one: Outcome, other: Outcome) -> bool:
-    """By more than what is called the same."""
+    """Cheaper by more than `SAME`."""
     return _mean(one) < _mean(other) * (1 - SAME)
 
 

@@ -1,11 +1,11 @@
-"""Revocation traces from files: when spot nodes came and went, or how many there were.
+"""Read revocation traces: when spot nodes were added and removed, or how many there were.
 
-Three forms are read, told apart by what is in the file (docs/planning.md has examples):
+The form is recognized by the content of the file (docs/planning.md has examples):
 
 - events, CSV `time,add|remove,node`: without a header the time is in milliseconds, as Bamboo records it
   (Thorpe et al., "Bamboo: Making Preemptible Instances Resilient for Affordable Training of Large DNNs", NSDI 2023);
 - counts, CSV with a header such as `seconds,nodes`;
-- counts at equal distances, JSON `{"metadata": {"gap_seconds": 600}, "data": [4, 3, …]}`, as SkyPilot records them.
+- counts at equal intervals, JSON `{"metadata": {"gap_seconds": 600}, "data": [4, 3, …]}`, as SkyPilot records them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REMOVED = (
 
 @dataclass(frozen=True)
 class Trace:
-    """Lives of nodes: node i is there from `begins[i]` to `ends[i]` (s, infinite: beyond the trace's `span`)."""
+    """Lifetimes of nodes: node i exists from `begins[i]` to `ends[i]` (s, infinite: beyond the trace's `span`)."""
 
     name: str
     begins: Floats
@@ -60,16 +60,16 @@ class Trace:
     span: float
 
     def bins(self, step: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Nodes at the end of each interval of `step` s, and how many that were there at its start are lost in it.
+        """The nodes at the end of each interval of `step` s, and the losses within it of nodes present at its start.
 
-        The trace is a circle: after its end it goes on at its beginning, where it loses as many nodes as it has fewer.
+        The trace is repeated: at the wrap-around it loses the difference in the number of nodes.
         """
         number = max(1, math.ceil(self.span / step - 1e-9))
         edges = step * np.arange(number + 1)
         begun = np.searchsorted(np.sort(self.begins), edges, side="right")
         gone = np.searchsorted(np.sort(self.ends), edges, side="right")
         there = (begun - gone)[1:]
-        # Interval i is (i step, (i + 1) step]. Those who came and went within one are never seen.
+        # Interval i is (i step, (i + 1) step]. Nodes that were added and removed within one are ignored.
         first = np.ceil(self.begins / step - 1e-9).astype(np.int64) - 1
         last = np.ceil(np.where(np.isfinite(self.ends), self.ends, -step) / step - 1e-9).astype(np.int64) - 1
         at = last[(first < last) & (last >= 0) & (last < number)]
@@ -84,7 +84,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace in any of the three forms."""
+    """Read a trace."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -113,7 +113,7 @@ def read_trace(path: Path) -> Trace:
     column = next((header.index(name) for name in COUNTS if name in header), None)
     if column is None:
         raise UsageError(
-            f"{path} has no column {', '.join(COUNTS[:-1])} or {COUNTS[-1]}: name the number of nodes so"
+            f"{path} has no column {', '.join(COUNTS[:-1])} or {COUNTS[-1]}: rename the column of the nodes"
         )
     unit = _unit(header[0], path)
     times, counts = [], []
@@ -151,7 +151,7 @@ def _events(path: Path, rows: Iterable[tuple[int, Sequence[str]]], unit: float) 
         elif node in alive:
             begins.append(alive.pop(node))
             ends.append(time - start)
-        elif node not in seen:  # it was there before the trace began
+        elif node not in seen:  # it existed before the trace began
             begins.append(0.0)
             ends.append(time - start)
         seen.add(node)
@@ -179,7 +179,7 @@ def _counts_json(path: Path, text: str) -> Trace:
 
 
 def _from_counts(path: Path, times: Sequence[float], counts: Sequence[float], span: float | None) -> Trace:
-    """Lives of nodes from their number: who came first goes first."""
+    """Lifetimes of nodes from their number: first in, first out."""
     if not times:
         raise UsageError(f"{path} has a header and no rows: give a trace")
     if any(n < 0 or not float(n).is_integer() for n in counts):

@@ -1,4 +1,4 @@
-"""The two commands as a user meets them: files in, JSON and sentences out, exit code 2 for what is not understood."""
+"""`shoal plan`, `plan-workload` and `simulate`: files in, JSON and sentences out, exit code 2 for invalid input."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from shoal.api.training_job import TrainingJob
 from shoal.cli import main
 from shoal.errors import UsageError
-from shoal.sizing.plan.assemble import problem_of, seconds_left
-from shoal.sizing.plan.manifests import JobView, read_job, read_pools, read_profile
+from shoal.sizing.plan.assemble import problem_of
+from shoal.sizing.plan.manifests import read_job, read_pools, read_profile, read_request
+from shoal.sizing.plan.work_left import seconds_left
 
 ROOT = Path(__file__).parents[4]
 DATA, EXAMPLES = ROOT / "tests" / "data", ROOT / "examples" / "sizing"
 SPOTDNN = ["--workload", str(DATA / "spotdnn/workload.json"), "--pools", str(DATA / "spotdnn/instances.csv")]
 RESOURCES = [
-    "-f", str(EXAMPLES / "job.yaml"), "--pools", str(EXAMPLES / "pools.yaml"),
-    "--profiles", str(EXAMPLES / "profiles.yaml"),
+    "-f", str(EXAMPLES / "job.yaml"), "--request", str(EXAMPLES / "request.yaml"),
+    "--pools", str(EXAMPLES / "pools.yaml"), "--profiles", str(EXAMPLES / "profiles.yaml"),
 ]  # fmt: skip
 TRACE = str(DATA / "traces/aws-p3-2xlarge-32-nodes.csv")
 
@@ -29,9 +31,9 @@ def shoal(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
-def test_spotdnn_as_json() -> None:
+def test_plan_workload_with_spotdnn_model_prints_json() -> None:
     result = shoal(
-        "plan", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--model", "spotdnn", "--json",
+        "plan-workload", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--model", "spotdnn", "--json",
         "--limits", "0,5,5,5,5", "--prices", "0.918,0.3612,0.684,1.37,2.16",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -45,14 +47,14 @@ def test_spotdnn_as_json() -> None:
     assert {"cost", "iterations", "pareto", "reason"} <= answer.keys()
 
 
-def test_our_model_from_the_same_files_counts_start_up_and_risk() -> None:
-    result = shoal("plan", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--json")
+def test_plan_workload_with_shoal_model_counts_startup_and_risk() -> None:
+    result = shoal("plan-workload", *SPOTDNN, "--deadline", "2600", "--loss", "0.8", "--json")
     answer = json.loads(result.output)
     assert answer["timeSeconds"] < answer["sureSeconds"] <= 2600
     assert answer["deadlineKept"] >= 0.95
 
 
-def test_a_plan_from_resources_is_explained_and_drawn(tmp_path: Path) -> None:
+def test_plan_is_explained_and_plotted(tmp_path: Path) -> None:
     picture = tmp_path / "front.png"
     result = shoal("plan", *RESOURCES, "--plot", str(picture), "--trace", f"spot-p100={TRACE}")
     assert result.exit_code == 0, result.output
@@ -64,7 +66,7 @@ def test_a_plan_from_resources_is_explained_and_drawn(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["front.png"]
 
 
-def test_a_simulation_side_by_side(tmp_path: Path) -> None:
+def test_simulate_compares_all_policies(tmp_path: Path) -> None:
     picture = tmp_path / "runs.png"
     arguments = ["simulate", *RESOURCES, "--trace", TRACE, "--runs", "50", "--slack", "1.3"]
     shown = shoal(*arguments, "--plot", str(picture))
@@ -91,7 +93,12 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
-        ("job.yaml", "spot-k80, ", "spot-k90, ", "names spot-k90"),
+        ("request.yaml", "spot-k80, ", "spot-k90, ", "names spot-k90"),
+        ("request.yaml", "[ps]", "[ps2]", "names ps2"),
+        ("request.yaml", "spot-k80, ", "ps, ", "ps, which has no accelerator"),
+        ("request.yaml", "plan.shoal.dev", "shoal.dev", "must be plan.shoal.dev/v1alpha1"),
+        ("request.yaml", "deadlineSeconds", "deadline", "objective.deadline: there is no such field"),
+        ("job.yaml", "    maxReplicas: 16", "    pools: [spot-k80]", "workers.pools: there is no such field"),
         (
             "job.yaml",
             "stopAfter: {epochs: 400}",
@@ -104,9 +111,10 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
             "job.yaml",
             "spec:",
             "status: {startTime: '2026-01-01T00:00:00Z'}\nspec:",
-            "is over: say with --deadline",
+            "has passed: set --deadline",
         ),
-        ("job.yaml", "spec:", "status: {startTime: '2026-01-01T00:00:00'}\nspec:", "status.startTime"),
+        ("job.yaml", "spec:", "status: {startTime: '2026-01-01T00:00:00'}\nspec:", "has no time zone"),
+        ("pools.yaml", "plan.shoal.dev", "shoal.dev", "must be plan.shoal.dev/v1alpha1"),
         ("pools.yaml", 'perHour: "0.23"', "perHour: 0.23", 'in quotes, "0.23"'),
         ("pools.yaml", "name: K80", "name: K81", "not in the catalogue"),
         ("pools.yaml", "startupSeconds: 160", "startSeconds: 160", "check its spelling"),
@@ -116,14 +124,16 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ("profiles.yaml", "samplesPerEpoch: 50000", "# none", "samplesPerEpoch"),
     ],
 )
-def test_bad_resources_say_what_to_change(tmp_path: Path, name: str, old: str, new: str, says: str) -> None:
+def test_invalid_file_raises_error_with_advice(
+    tmp_path: Path, name: str, old: str, new: str, says: str
+) -> None:
     result = shoal("plan", *_edited(tmp_path, name, old, new), "--plot", str(tmp_path / "never.png"))
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.output.split())
     assert not (tmp_path / "never.png").exists()
 
 
-def test_a_deadline_that_is_over_is_asked_of_nobody_who_gives_another(tmp_path: Path) -> None:
+def test_deadline_option_replaces_one_that_has_passed(tmp_path: Path) -> None:
     started = _edited(tmp_path, "job.yaml", "spec:", "status: {startTime: '2026-01-01T00:00:00Z'}\nspec:")
     planned = shoal("plan", *started, "--deadline", "2400", "--json")
     assert planned.exit_code == 0, planned.output
@@ -131,21 +141,22 @@ def test_a_deadline_that_is_over_is_asked_of_nobody_who_gives_another(tmp_path: 
     assert simulated.exit_code == 0, simulated.output
 
 
-def _job(tmp_path: Path, stop: str, status: str = "{}") -> JobView:
+def _job(tmp_path: Path, stop: str, status: str = "{}") -> TrainingJob:
     path = tmp_path / "job.yaml"
     text = (EXAMPLES / "job.yaml").read_text().replace("{epochs: 400}", stop)
     path.write_text(text.replace("spec:", f"status: {status}\nspec:"))
     return read_job(path)
 
 
-def test_a_running_jobs_deadline_counts_from_its_start(tmp_path: Path) -> None:
+def test_deadline_of_running_job_counts_from_its_start(tmp_path: Path) -> None:
+    request = read_request(EXAMPLES / "request.yaml")
     start = datetime(2026, 11, 21, 12, tzinfo=UTC)
     job = _job(tmp_path, "{epochs: 400}", "{startTime: '2026-11-21T12:00:00Z'}")
-    assert seconds_left(job, start + timedelta(seconds=400)) == 2000
-    assert seconds_left(job, start - timedelta(seconds=9)) == 2400  # clocks differ
-    assert seconds_left(_job(tmp_path, "{epochs: 400}"), start) == 2400
-    with pytest.raises(UsageError, match=r"2026-11-21 12:00:00 UTC\), is over"):
-        seconds_left(job, start + timedelta(seconds=2400))
+    assert seconds_left(job, request, start + timedelta(seconds=400)) == 2000
+    assert seconds_left(job, request, start - timedelta(seconds=9)) == 2400  # clocks differ
+    assert seconds_left(_job(tmp_path, "{epochs: 400}"), request, start) == 2400
+    with pytest.raises(UsageError, match=r"2026-11-21 12:00:00 UTC\) has passed"):
+        seconds_left(job, request, start + timedelta(seconds=2400))
 
 
 @pytest.mark.parametrize(
@@ -161,18 +172,18 @@ def test_a_running_jobs_deadline_counts_from_its_start(tmp_path: Path) -> None:
         ("{steps: 700, metric: accuracy, value: '0.9'}", "{}", 700),
     ],
 )
-def test_of_epochs_and_steps_the_first_ends_it(tmp_path: Path, stop: str, status: str, steps: float) -> None:
+def test_first_of_epochs_and_steps_ends_job(tmp_path: Path, stop: str, status: str, steps: float) -> None:
     job = _job(tmp_path, stop, status)
     profile = read_profile(EXAMPLES / "profiles.yaml", job)
-    problem = problem_of(job, read_pools(EXAMPLES / "pools.yaml"), profile, deadline=None)
+    problem = problem_of(job, read_request(None), read_pools(EXAMPLES / "pools.yaml"), profile, deadline=None)
     made = problem.work.iterations(np.array([128.0, 128.0]), np.array([1.0, 4.0]))
     assert made == pytest.approx([steps, steps])
     assert any("may end earlier, when accuracy" in note for note in problem.notes) == ("metric" in stop)
 
 
-def test_what_runs_already_needs_no_start_up(tmp_path: Path) -> None:
+def test_running_workers_and_servers_need_no_startup(tmp_path: Path) -> None:
     slots = ", ".join(
-        f"{{role: worker, state: {state}, pool: {pool}}}"
+        f"{{role: worker, index: 0, incarnation: 0, state: {state}, pool: {pool}}}"
         for state, pool in (
             ("Running", "spot-k80"),
             ("Running", "gpu-p100"),
@@ -191,32 +202,32 @@ def test_what_runs_already_needs_no_start_up(tmp_path: Path) -> None:
     )
     (tmp_path / "pools.yaml").write_text(labelled)
     profile = read_profile(EXAMPLES / "profiles.yaml", job)
-    problem = problem_of(job, read_pools(tmp_path / "pools.yaml"), profile, deadline=None)
+    problem = problem_of(job, read_request(None), read_pools(tmp_path / "pools.yaml"), profile, deadline=None)
     assert {p.name: p.running for p in problem.pools} == {"spot-k80": 1, "spot-p100": 2, "on-demand-p100": 0}
     assert problem.servers.running == 2
     assert problem.servers.wait(2) == 0 < problem.servers.wait(3)
-    said = " ".join(problem.notes)
-    assert "2 workers run in a node pool without a name, elsewhere" in said
-    assert "nodeSelector" in said
+    notes = " ".join(problem.notes)
+    assert "2 workers run in a node pool without a name, elsewhere" in notes
+    assert "nodeSelector" in notes
 
 
-def test_the_most_parameter_servers_are_kept_to(tmp_path: Path) -> None:
+def test_max_servers_limits_plan(tmp_path: Path) -> None:
     few = json.loads(shoal("plan", *RESOURCES, "--max-servers", "1", "--prefer", "MinTime", "--json").output)
     many = json.loads(shoal("plan", *RESOURCES, "--prefer", "MinTime", "--json").output)
     assert few["parameterServers"] == 1 < many["parameterServers"]
     assert "not measured" in many["reason"]
     assert "not measured" not in few["reason"]
-    fixed = _edited(tmp_path, "job.yaml", "    pools: [ps]", "    replicas: 3")
-    pools = _edited(tmp_path, "pools.yaml", "metadata: {name: ps}", "metadata: {name: ps2}")
+    _edited(tmp_path, "job.yaml", "  workers:", "  parameterServers: {replicas: 3}\n  workers:")
+    _edited(tmp_path, "request.yaml", "pools: [ps]", "")
     (tmp_path / "pools.yaml").write_text((EXAMPLES / "pools.yaml").read_text().rsplit("---", 1)[0])
-    fixed[fixed.index("--pools") + 1] = pools[pools.index("--pools") + 1]
-    refused = shoal("plan", *fixed, "--max-servers", "2")
+    changed = [a.replace(str(EXAMPLES), str(tmp_path)) for a in RESOURCES[:-1]]
+    refused = shoal("plan", *changed, RESOURCES[-1], "--max-servers", "2")
     assert refused.exit_code == 2
     assert "--max-servers 2 is less than" in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize("arguments", [["--json"], []])
-def test_no_plan_has_an_exit_code_of_its_own(arguments: list[str]) -> None:
+def test_infeasible_plan_exits_with_3(arguments: list[str]) -> None:
     result = shoal("plan", *RESOURCES, "--deadline", "300", *arguments)
     assert result.exit_code == 3
     assert "No plan ends within 5 min" in " ".join(result.output.split())
@@ -227,27 +238,31 @@ def test_no_plan_has_an_exit_code_of_its_own(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["plan", "--pools", str(EXAMPLES / "pools.yaml")], "either -f"),
-        (["plan", *SPOTDNN, "--deadline", "10"], "--loss"),
-        (["plan", *SPOTDNN, "--deadline", "-3", "--loss", "0.8"], "greater than 0"),
-        (["plan", *SPOTDNN, "--deadline", "100", "--loss", "0.4"], "out of reach"),
-        (["plan", *SPOTDNN, "--loss", "0.8", "--limits", "1,2"], "give one for each"),
-        (["plan", *SPOTDNN, "--loss", "0.8", "--limits", "1,a"], "whole numbers"),
-        (["plan", *SPOTDNN, "--loss", "0.8", "--limits", "0,0,0,0,0"], "limits of all pools are 0"),
-        (["plan", *SPOTDNN, "--loss", "0.8", "--limits", "-1,0,0,0,2"], "0 or more"),
-        (["plan", *SPOTDNN, "--loss", "0.8", "--prices", "nan,1,1,1,1"], "must be a number"),
-        (["plan", *RESOURCES, "--loss", "0.8"], "no meaning with -f"),
+        (["plan", "--pools", str(EXAMPLES / "pools.yaml")], "Missing option '-f'"),
+        (["plan-workload", *SPOTDNN, "--deadline", "10"], "Missing option '--loss'"),
+        (
+            ["plan-workload", *SPOTDNN, "--model", "spotdnn", "--loss", "0.8", "--max-servers", "2"],
+            "one parameter",
+        ),
+        (["plan-workload", *SPOTDNN, "--deadline", "-3", "--loss", "0.8"], "greater than 0"),
+        (["plan-workload", *SPOTDNN, "--deadline", "100", "--loss", "0.4"], "out of reach"),
+        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "1,2"], "give one for each"),
+        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "1,a"], "whole numbers"),
+        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "0,0,0,0,0"], "limits of all pools are 0"),
+        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--limits", "-1,0,0,0,2"], "0 or more"),
+        (["plan-workload", *SPOTDNN, "--loss", "0.8", "--prices", "nan,1,1,1,1"], "must be a number"),
+        (["plan", *RESOURCES, "--loss", "0.8"], "No such option"),
         (["plan", *RESOURCES, "--trace", "nothing"], "POOL=FILE"),
         (["simulate", *RESOURCES, "--trace", TRACE, "--slack", "1.2", "--deadline", "9"], "not both"),
     ],
 )
-def test_bad_options_say_what_to_change(arguments: list[str], says: str) -> None:
+def test_invalid_option_raises_error_with_advice(arguments: list[str], says: str) -> None:
     result = shoal(*arguments)
     assert result.exit_code == 2, result.output
     assert says in " ".join(result.output.split())
 
 
-def test_a_table_of_pools_with_holes(tmp_path: Path) -> None:
+def test_invalid_instance_table_raises_error(tmp_path: Path) -> None:
     good = (DATA / "spotdnn/instances.csv").read_text()
     path = tmp_path / "pools.csv"
     for text, says in (
@@ -259,7 +274,15 @@ def test_a_table_of_pools_with_holes(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         result = shoal(
-            "plan", SPOTDNN[0], SPOTDNN[1], "--pools", str(path), "--deadline", "2600", "--loss", "0.8"
+            "plan-workload",
+            SPOTDNN[0],
+            SPOTDNN[1],
+            "--pools",
+            str(path),
+            "--deadline",
+            "2600",
+            "--loss",
+            "0.8",
         )
         assert result.exit_code == 2, result.output
         assert says in " ".join(result.output.split())

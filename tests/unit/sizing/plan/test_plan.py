@@ -1,4 +1,4 @@
-"""Our own model: what the planner promises about start-up, risk, zones, servers and limits."""
+"""Shoal's model: start-up, risk, zones, servers and limits."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def pool(name: str = "spot", **changes: object) -> Pool:
         "accelerator": "T4",
         "startup_seconds": 60,
     } | changes
-    return Pool(name, **settings)  # type: ignore[arg-type]
+    return Pool(name, **settings)
 
 
 def problem(*pools: Pool, deadline: float | None = HOUR, **changes: object) -> Problem:
-    return Problem(pools, StepWork(steps=100_000), objective=Objective(deadline=deadline), **changes)  # type: ignore[arg-type]
+    return Problem(pools, StepWork(steps=100_000), objective=Objective(deadline=deadline), **changes)
 
 
 def quiet(**changes: object) -> Servers:
-    return Servers(**({"interruptions_per_hour": 0.0} | changes))  # type: ignore[arg-type]
+    return Servers(**({"interruptions_per_hour": 0.0} | changes))
 
 
-def test_without_risk_time_and_cost_are_what_anyone_would_compute() -> None:
+def test_time_and_cost_without_risk_match_hand_calculation() -> None:
     answer = plan(problem(pool(), servers=quiet(price=0.05)))
     assert answer.counts == (3,)  # 100,000 steps / 3 / 10 a second = 3,333 s; two workers would take 5,000 s
     assert answer.seconds == pytest.approx(60 + 100_000 / 30)
     assert answer.cost == pytest.approx(answer.seconds / HOUR * 3.05)
 
 
-def test_start_up_counts_against_the_deadline() -> None:
+def test_startup_time_counts_against_deadline() -> None:
     assert plan(problem(pool(startup_seconds=400), servers=quiet())).counts == (4,)
 
 
-def test_revocations_make_it_take_more_workers() -> None:
+def test_revocations_increase_number_of_workers() -> None:
     calm = plan(problem(pool(), servers=quiet()))
     rough = plan(problem(pool(startup_seconds=300, interruptions_per_hour=1.0), servers=quiet()))
     assert sum(rough.counts) > sum(calm.counts)
@@ -61,7 +61,7 @@ def test_revocations_make_it_take_more_workers() -> None:
     assert "deadline was kept in" in explain(rough)
 
 
-def test_shocks_of_a_whole_pool_are_riskier_than_single_losses() -> None:
+def test_pool_shocks_have_higher_variance_than_single_losses() -> None:
     single = problem(pool(startup_seconds=600, interruptions_per_hour=0.5, shock_share=0.0))
     together = replace(single, pools=(replace(single.pools[0], shock_share=1.0, shock_size=1.0),))
     spread = [np.std(finish_times(p, (6,), 1, runs=20_000)) for p in (single, together)]
@@ -78,7 +78,7 @@ def test_shocks_of_a_whole_pool_are_riskier_than_single_losses() -> None:
     workers=st.integers(2, 8),
     sigma=st.floats(0, 0.1),
 )
-def test_the_formula_agrees_with_simulated_runs(
+def test_formula_agrees_with_simulated_runs(
     rate: float, startup: float, share: float, workers: int, sigma: float
 ) -> None:
     one = problem(
@@ -91,14 +91,14 @@ def test_the_formula_agrees_with_simulated_runs(
     assert out.sure_seconds[0] - out.seconds[0] == pytest.approx(times.std(), rel=0.35)
 
 
-def test_more_servers_where_one_is_too_slow() -> None:
+def test_slow_server_gets_more_servers() -> None:
     slow = PsModel(update_seconds=0.05)  # at most 20 updates a second
     answer = plan(problem(pool(), servers=quiet(counts=(1, 2, 3, 4), price=0.2, model=slow)))
     assert answer.servers > 1
     assert "parameter servers" in explain(answer)
 
 
-def test_servers_that_were_not_measured_are_a_risk_and_it_is_said() -> None:
+def test_more_servers_than_measured_add_risk_and_note() -> None:
     slow = PsModel(update_seconds=0.08)  # at most 12.5 updates a second of one server
     sure, unsure = (
         problem(pool(startup_seconds=0), servers=quiet(counts=(1, 2, 3), price=0.2, model=slow, measured=n))
@@ -117,7 +117,7 @@ def test_servers_that_were_not_measured_are_a_risk_and_it_is_said() -> None:
     )
 
 
-def test_how_busy_the_servers_are_weighs_how_unsure_they_are() -> None:
+def test_server_uncertainty_grows_with_utilization() -> None:
     def spread(update_seconds: float) -> float:
         servers = quiet(model=PsModel(update_seconds), sigma=0.3)
         return float(np.std(np.log(finish_times(problem(pool(startup_seconds=0), servers=servers), (4,), 1))))
@@ -128,8 +128,8 @@ def test_how_busy_the_servers_are_weighs_how_unsure_they_are() -> None:
     assert full > 0.25
 
 
-def test_a_plan_that_its_own_simulation_keeps_is_taken_though_the_formula_is_more_careful() -> None:
-    # One run in a hundred loses all workers: that is a large deviation, and still 99 % are in time.
+def test_plan_that_meets_deadline_in_simulation_is_accepted() -> None:
+    # One run in a hundred loses all workers: the deviation is large, but 99 % are in time.
     rare = pool(limit=3, startup_seconds=600, interruptions_per_hour=0.01, shock_share=1.0, shock_size=1.0)
     late = ElasticModel(problem(rare, servers=quiet()), 1.645).evaluators()[0](np.array([[3.0]]))
     deadline = float(late.seconds[0] + late.sure_seconds[0]) / 2
@@ -152,15 +152,15 @@ def test_a_plan_that_its_own_simulation_keeps_is_taken_though_the_formula_is_mor
     assert refused.chance < 0.95
 
 
-def test_time_that_is_lost_is_time_in_which_more_is_lost() -> None:
+def test_lost_time_prolongs_exposure_to_revocations() -> None:
     rough = problem(pool(startup_seconds=1200, interruptions_per_hour=1.0, shock_share=0.0), servers=quiet())
     # A third of the workers' time: 1 / (1 + 1.0 x 1200 / 3600) is left, and two rounds see 1/3 + 1/9 of the 1/3 + ….
     lost = finish_times(rough, (4,), 1, runs=20_000).mean() - 1200 - 2500
     assert lost == pytest.approx((1200 + 2500) * (1 / 3 + 1 / 9), rel=0.03)
 
 
-def test_bytes_that_cross_zones_are_priced() -> None:
-    # DESIGN: 8 workers, 25.6 M parameters in bf16, 300 ms a step move about 10 TB an hour.
+def test_transfer_between_zones_is_priced() -> None:
+    # 8 workers, 25.6 M parameters in bf16, 300 ms a step move about 10 TB an hour.
     moved = 8 * wire_bytes(25_600_000) / 0.3 * HOUR
     assert moved == pytest.approx(10e12, rel=0.03)
     near = pool("near", zone="a", price=1.2, limit=8)
@@ -170,19 +170,19 @@ def test_bytes_that_cross_zones_are_priced() -> None:
     assert plan(problem(near, far, servers=quiet(zone="a"))).counts == (0, 3)
 
 
-def test_workers_stay_in_one_zone_if_asked() -> None:
+def test_zone_policy_same_keeps_workers_in_one_zone() -> None:
     pools = pool("a", zone="a", limit=2), pool("b", zone="b", limit=4)
     answer = plan(problem(*pools, servers=quiet(), zone_policy="Same"))
     assert answer.counts == (0, 3)
     assert answer.zone == "b"
 
 
-def test_spot_costs_no_more_than_on_demand() -> None:
+def test_spot_price_is_capped_at_on_demand() -> None:
     pools = capped([pool("spot", price=5.0), pool("steady", price=3.0, spot=False)])
     assert [p.price for p in pools] == [3.0, 3.0]
 
 
-def test_fastest_for_the_money() -> None:
+def test_prefer_min_time_stays_within_budget() -> None:
     base = problem(pool(startup_seconds=120), deadline=None, servers=quiet())
     answer = plan(replace(base, objective=Objective(budget=3.0, prefer="MinTime")))
     assert answer.feasible
@@ -191,7 +191,7 @@ def test_fastest_for_the_money() -> None:
     assert "The budget is what makes it take so long" in explain(answer)
 
 
-def test_deadline_and_budget_that_exclude_each_other() -> None:
+def test_conflicting_deadline_and_budget_are_reported() -> None:
     base = problem(pool(startup_seconds=120), deadline=None, servers=quiet())
     answer = plan(replace(base, objective=Objective(deadline=2400, budget=2.9)))
     assert not answer.feasible
@@ -199,7 +199,7 @@ def test_deadline_and_budget_that_exclude_each_other() -> None:
     assert "cannot be kept together" in explain(answer)
 
 
-def test_limits_of_the_job() -> None:
+def test_worker_limits_of_job_are_respected() -> None:
     wide = problem(pool(), deadline=None, servers=quiet(), min_workers=2, max_workers=5)
     answer = plan(wide)
     assert 2 <= sum(answer.counts) <= 5
@@ -207,7 +207,7 @@ def test_limits_of_the_job() -> None:
     assert plan(mixed).counts[1] == 1
 
 
-def test_the_loss_that_was_reached_shortens_what_is_left() -> None:
+def test_loss_reached_so_far_reduces_remaining_steps() -> None:
     curve = {"r1": 876.5, "r2": -0.2, "r3": 2507.6, "r4": 0.5}
     batch, workers = np.array([128.0]), np.array([4.0])
     whole = LossWork(0.8, **curve).iterations(batch, workers)[0]
@@ -230,9 +230,9 @@ def test_the_loss_that_was_reached_shortens_what_is_left() -> None:
         (lambda: LossWork(0.4, 1, 1, 1, 0.5), "out of reach"),
     ],
 )
-def test_bad_input_says_what_to_change(make: object, says: str) -> None:
+def test_invalid_input_raises_error_with_advice(make: object, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        make()  # type: ignore[operator]
+        make()
 
 
 class TestReplan:
@@ -241,47 +241,47 @@ class TestReplan:
             pool("a", startup_seconds=200), pool("b", startup_seconds=200), servers=quiet()
         )
 
-    def test_keeps_what_runs_when_it_is_as_good(self) -> None:
+    def test_equal_plan_keeps_running_workers(self) -> None:
         decision = replan(self.problem, (0, 3))
         assert not decision.change
         assert decision.counts == (0, 3)
 
-    def test_keeps_what_runs_for_a_small_gain(self) -> None:
+    def test_small_gain_keeps_running_workers(self) -> None:
         a, b = self.problem.pools
         decision = replan(replace(self.problem, pools=(replace(a, price=0.97), b)), (0, 3))
         assert not decision.change
 
-    def test_changes_for_a_large_gain_but_not_at_once(self) -> None:
+    def test_large_gain_changes_plan_after_stabilization_time(self) -> None:
         a, b = self.problem.pools
         cheaper = replace(self.problem, pools=(replace(a, price=0.3), b))
         assert replan(cheaper, (0, 3)).change
         early = replan(cheaper, (0, 3), since_change_seconds=10)
         assert not early.change
-        assert "too short ago" in early.reason
+        assert "too recent" in early.reason
 
-    def test_what_runs_must_keep_the_deadline_with_the_confidence_asked_for(self) -> None:
+    def test_deadline_below_confidence_changes_plan_at_once(self) -> None:
         unsure = tuple(replace(p, step_sigma=0.1) for p in self.problem.pools)
         decision = replan(replace(self.problem, pools=unsure), (0, 3), since_change_seconds=1)
-        # Three workers are in time on average, by 7 %, and one time in four they are not.
+        # Three workers are in time by 7 % on average, but late in a quarter of the runs.
         assert decision.change
-        assert "no longer keeps the deadline" in decision.reason
+        assert "no longer meets the deadline" in decision.reason
         assert sum(decision.counts) > 3
 
-    def test_a_gain_below_nothing_is_no_gain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_negative_gain_keeps_running_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         dearer = replace(plan(self.problem), counts=(3, 0), cost=1e3)
         monkeypatch.setattr("shoal.sizing.plan.replan.plan", lambda _: dearer)
         decision = replan(self.problem, (0, 3))
         assert not decision.change
         assert decision.reason == "No plan is cheaper than what runs."
 
-    def test_changes_at_once_when_the_deadline_is_in_danger(self) -> None:
+    def test_missed_deadline_changes_plan_at_once(self) -> None:
         decision = replan(self.problem, (1, 0), since_change_seconds=1)
         assert decision.change
         assert sum(decision.counts) >= 3
         assert "deadline" in decision.reason
 
 
-def test_the_example_in_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_documentation_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[4] / "docs" / "planning.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
     exec(compile(code, "planning.md", "exec"), {})

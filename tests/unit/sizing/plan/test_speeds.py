@@ -1,4 +1,4 @@
-"""What the planner takes for the speed of a worker and of the parameter servers, and how sure it is of it."""
+"""The speeds of workers and parameter servers in the planner, with their uncertainty."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def speeds(*rows: dict[str, Any]) -> Speeds:
     return Speeds(SpeedProfile.model_validate(profile), catalogue())
 
 
-def test_of_one_batch_size_another_one_may_have_all_of_the_work_or_none() -> None:
+def test_one_measured_batch_size_gives_wide_interval_for_others() -> None:
     # ResNet-32 on a K80 in CM-DARE: 0.218 s for 128 samples, and 0.143 s for 32 by a fit to all models.
     found = speeds(row(0.218)).of("K80", 1, 32)
     assert found.step_seconds == pytest.approx(0.143, rel=0.1)
     assert found.sigma >= math.log(128 / 32) / (2 * Z90)
     assert "may lie between" in found.note
-    # The standard deviation is one of logarithms: relative to the mean the upper end would be twice as far.
+    # The standard deviation is of logarithms: relative to the mean the upper end would be twice as far.
     assert speeds(row(0.218)).of("K80", 1, 4096).sigma >= math.log(4096 / 128) / (2 * Z90)
 
 
-def test_two_batch_sizes_tell_what_does_not_grow_with_the_batch() -> None:
+def test_two_batch_sizes_determine_constant_part_of_step() -> None:
     measured = speeds(row(0.143, batch=32), row(0.218))
     between = measured.of("K80", 1, 64)
     assert between.step_seconds == pytest.approx(0.143 + (0.218 - 0.143) / 3, rel=0.02)
@@ -49,20 +49,20 @@ def test_two_batch_sizes_tell_what_does_not_grow_with_the_batch() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(share=st.floats(0, 1), batch=st.integers(1, 4096))
-def test_whatever_part_of_a_step_is_work_it_lies_in_the_interval(share: float, batch: int) -> None:
+def test_interval_covers_any_share_of_work_in_step(share: float, batch: int) -> None:
     features = ModelFeatures(1e9, 1_000_000, 100, "m")
     found = WorkerSpeed().add(Measurement("m", "T4", features, 0.2, 128)).step_seconds(features, "T4", batch)
     assert found.low <= 0.2 * (share * batch / 128 + 1 - share) <= found.high
 
 
-def test_the_accelerator_with_several_batch_sizes_shapes_the_others() -> None:
+def test_accelerator_with_several_batch_sizes_shapes_other_fits() -> None:
     measured = speeds(row(0.2, batch=128, accelerator="K80"), row(0.065, batch=32, accelerator="P100"),
                       row(0.08, batch=128, accelerator="P100"))  # fmt: skip
     found = measured.of("K80", 1, 32)
     assert found.step_seconds == pytest.approx(0.2 * 0.065 / 0.08, rel=0.05)
 
 
-def test_how_unsure_the_servers_are_follows_from_what_was_measured() -> None:
+def test_server_sigma_follows_from_measured_clusters() -> None:
     guessed = speeds(row(0.2)).servers()
     assert (guessed.sigma, guessed.measured) == (GUESS_SIGMA, 1)
     assert "not measured together" in guessed.note

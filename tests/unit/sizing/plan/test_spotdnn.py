@@ -1,4 +1,4 @@
-"""spotDNN's published results, and our exact search against the plainest search there is."""
+"""spotDNN's published results, and the exact search against brute force."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plainly(
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{r['objloss']}-{r['objtime']}" for r in ROWS])
-def test_every_published_optimum(row: dict[str, Any]) -> None:
+def test_search_finds_published_optima(row: dict[str, Any]) -> None:
     found, exact = search(model(row["quota"], row["price"], row["objloss"], row["objtime"]))
     assert exact
     assert found.feasible == row["feasible"]
@@ -82,7 +82,7 @@ def test_every_published_optimum(row: dict[str, Any]) -> None:
     assert best.iterations == pytest.approx(optimum["iterations"], rel=1e-6)
 
 
-def test_table_one_of_the_paper() -> None:
+def test_search_reproduces_table_one_of_paper() -> None:
     table = model([0, 5, 5, 5, 5], TABLE_I_PRICES, 0.8, 2600)
     best = search(table)[0].best
     assert best is not None
@@ -101,7 +101,7 @@ def test_table_one_of_the_paper() -> None:
     loss=st.floats(0.62, 1.0),
     deadline=st.floats(900, 9000),
 )
-def test_exact_search_agrees_with_trying_everything(
+def test_exact_search_agrees_with_brute_force(
     quota: list[int], factor: list[float], loss: float, deadline: float
 ) -> None:
     price = [f * p for f, p in zip(factor, TABLE_I_PRICES, strict=True)]
@@ -114,7 +114,7 @@ def test_exact_search_agrees_with_trying_everything(
         assert best.cost == pytest.approx(expected[0], rel=1e-9)
 
 
-def test_local_search_finds_the_optimum_of_random_problems() -> None:
+def test_local_search_finds_optimum_of_random_problems() -> None:
     rng = np.random.default_rng(7)
     found = 0
     for _ in range(40):
@@ -134,7 +134,7 @@ def test_local_search_finds_the_optimum_of_random_problems() -> None:
     assert found >= 39
 
 
-def test_threads_and_blocks_change_nothing() -> None:
+def test_threads_and_blocks_give_same_result() -> None:
     pools = [Pool(f"p{i}", 6, 0.3 + 0.21 * i, 0.5 + 0.1 * i, 512 * (1 + i % 2)) for i in range(7)]
     big = SpotDnn(pools, NETWORK, LossWork(0.8, 876.5, -0.2, 2507.6, 0.5), Objective(deadline=1500))
     one = exact_search([big], big.limits, big.objective, threads=1)
@@ -144,7 +144,7 @@ def test_threads_and_blocks_change_nothing() -> None:
     assert np.array_equal(one.front.seconds, two.front.seconds)
 
 
-def test_beyond_the_limit_it_says_so() -> None:
+def test_search_beyond_limit_is_reported_as_inexact() -> None:
     pools = [Pool(f"p{i}", 40, 0.3 + 0.2 * i, 0.5 + 0.1 * i, 512) for i in range(6)]
     huge = SpotDnn(pools, NETWORK, LossWork(0.8, 876.5, -0.2, 2507.6, 0.5), Objective(deadline=1700))
     answer = plan_with(huge, huge.work)
@@ -154,7 +154,7 @@ def test_beyond_the_limit_it_says_so() -> None:
     assert answer.seconds <= 1700
 
 
-def test_pareto_front_is_every_plan_that_is_not_beaten() -> None:
+def test_pareto_front_holds_all_undominated_plans() -> None:
     small = model([2, 2, 2, 1, 0], TABLE_I_PRICES, 0.8, 3000)
     counts = np.array(
         list(itertools.product(range(3), range(3), range(3), range(2), range(1))), dtype=float
@@ -166,7 +166,7 @@ def test_pareto_front_is_every_plan_that_is_not_beaten() -> None:
     assert np.array([(p.seconds, p.cost) for p in answer.pareto]) == pytest.approx(np.array(kept))
 
 
-def test_nothing_feasible_gives_the_fastest_and_what_binds() -> None:
+def test_infeasible_problem_gives_fastest_plan_and_constraint() -> None:
     late = model([2, 5, 5, 8, 5], TABLE_I_PRICES, 0.8, 1800)
     answer = plan_with(late, late.work)
     assert not answer.feasible
@@ -175,7 +175,7 @@ def test_nothing_feasible_gives_the_fastest_and_what_binds() -> None:
     assert "No plan ends within 30 min" in explain(answer)
 
 
-def test_a_loss_out_of_reach() -> None:
+def test_unreachable_loss_raises_error() -> None:
     with pytest.raises(UsageError, match=r"levels off at 0\.5"):
         model([1, 1, 1, 1, 1], TABLE_I_PRICES, 0.5, 1800)
     easy = model([1, 1, 1, 1, 1], TABLE_I_PRICES, 1000.0, 1800)
@@ -183,7 +183,7 @@ def test_a_loss_out_of_reach() -> None:
         plan_with(easy, easy.work)
 
 
-def test_the_fitted_range_of_batches_is_kept() -> None:
+def test_plan_stays_in_fitted_batch_range() -> None:
     work = LossWork(0.8, 876.5, -0.2, 2507.6, 0.5, batch_range=(900, 1300))
     iterations = work.iterations(np.array([512.0, 1024.0, 8192.0]), np.array([2.0, 2.0, 2.0]))
     assert np.isfinite(iterations).tolist() == [False, True, False]

@@ -1,4 +1,4 @@
-"""Workers add up until the parameter servers are busy; the costs of an update are found again."""
+"""The sum of workers up to the parameter servers' capacity, and the fit of the cost of an update."""
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from shoal.sizing.predict.contention import ClusterSpeed, Contention, alone_spee
 from shoal.sizing.types import ModelFeatures, PsModel
 
 
-def test_unequal_workers_add_up() -> None:
+def test_speeds_of_unequal_workers_add_up() -> None:
     counts = [[1, 0], [2, 3], [0, 0]]
     free = PsModel(0.0)
     assert cluster_throughput(counts, [0.5, 0.25], [32, 64], free) == pytest.approx([2, 16, 0])
@@ -25,7 +25,7 @@ def test_unequal_workers_add_up() -> None:
     st.floats(1, 200),
     st.integers(1, 16),
 )
-def test_never_above_the_workers_nor_the_servers(
+def test_speed_is_bounded_by_workers_and_servers(
     counts: list[int], update: float, p: float, servers: int
 ) -> None:
     steps = cluster_throughput([counts], [0.5, 0.1], [1, 1], PsModel(update, p), servers)[0]
@@ -35,13 +35,13 @@ def test_never_above_the_workers_nor_the_servers(
         assert steps >= min(alone, servers / update) * 2 ** (-1 / p) * (1 - 1e-12)
 
 
-def test_more_servers_help_a_busy_one_and_infinite_sharpness_is_the_minimum() -> None:
+def test_more_servers_raise_cap_and_infinite_sharpness_is_minimum() -> None:
     one, two = (cluster_throughput([[100]], [0.1], [1], PsModel(0.01), n)[0] for n in (1, 2))
     assert two > 1.9 * one
     assert cluster_throughput([[3]], [0.1], [1], PsModel(0.01, np.inf))[0] == pytest.approx(30)
 
 
-def test_a_million_combinations_are_quick() -> None:
+def test_million_combinations_are_fast() -> None:
     counts = np.random.default_rng(0).integers(0, 10, (1_000_000, 5))
     assert cluster_throughput(counts, np.full(5, 0.2), np.ones(5), PsModel(0.01), 2).shape == (1_000_000,)
 
@@ -58,7 +58,7 @@ def clusters(count: int = 8, servers: tuple[int, ...] = (1,), noise: float = 0.0
         step = 0.01 + flops * 1e-11 + tensors * 2e-4
         for ps in servers:
             for n in (1, 2, 4, 8, 16):
-                features = ModelFeatures(flops, params, tensors)  # type: ignore[arg-type]
+                features = ModelFeatures(flops, params, tensors)
                 speed = cluster_throughput([[n]], [step], [1], TRUE.of(features), ps)[0]
                 rows.append(
                     (f"m{m}", "T4", n, ps, flops, params, tensors, 1.0, speed * np.exp(rng.normal(0, noise)))
@@ -77,7 +77,7 @@ def clusters(count: int = 8, servers: tuple[int, ...] = (1,), noise: float = 0.0
     return pd.DataFrame(rows, columns=names)
 
 
-def test_costs_and_sharpness_are_found_again() -> None:
+def test_fit_recovers_costs_and_sharpness() -> None:
     rows = clusters()
     alone = alone_speeds(rows)
     assert alone is not None
@@ -87,7 +87,7 @@ def test_costs_and_sharpness_are_found_again() -> None:
     assert found.scaling == 1
 
 
-def test_clusters_of_an_unseen_model_and_more_servers() -> None:
+def test_unseen_model_and_more_servers_are_predicted() -> None:
     rows = clusters(12, (1, 2))
     held = (rows["model"] == "m3").to_numpy()
     found = ClusterSpeed().fit(rows[~held]).predict(rows[held])
@@ -96,7 +96,7 @@ def test_clusters_of_an_unseen_model_and_more_servers() -> None:
     assert ((found[:, 0] <= truth) & (truth <= found[:, 2])).mean() >= 0.7
 
 
-def test_one_model_is_little_and_that_is_said() -> None:
+def test_single_model_widens_interval_and_adds_note() -> None:
     fit = ClusterSpeed().fit(clusters(1))
     assert "1 models only" in " ".join(fit.notes)
     found = fit.predict(clusters(2))
@@ -105,7 +105,7 @@ def test_one_model_is_little_and_that_is_said() -> None:
     assert (found[:, 2] / found[:, 0] > 3).all()
 
 
-def test_wrong_numbers_are_said() -> None:
+def test_invalid_numbers_raise_error() -> None:
     with pytest.raises(NotEnoughData, match="at least one"):
         ClusterSpeed().fit(clusters()[:0])
     with pytest.raises(UsageError, match="bandwidth"):

@@ -1,4 +1,4 @@
-"""The example of docs/sizing.md runs, from measurements to a plan, and the page names every column."""
+"""The example of docs/sizing.md runs, and the page documents every column."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
 
 
-def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documentation_example_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(ROOT)
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
@@ -25,5 +27,5 @@ def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda c: c.name)
 def test_every_column_is_documented(column: object) -> None:
-    for name in (column.name, *column.aliases):  # type: ignore[attr-defined]
+    for name in (column.name, *column.aliases):
         assert f"`{name}`" in PAGE

@@ -1,4 +1,4 @@
-"""The command on public measurements, on synthetic ones, and on files that people get wrong."""
+"""`shoal predict evaluate` on public, synthetic and invalid measurements."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def assert_interval_is_honest(found: Any) -> None:
     assert bounds.low <= 0.9 <= bounds.high
 
 
-def test_worker_speed_of_models_not_seen() -> None:
+def test_worker_speed_of_unseen_models() -> None:
     found = of_workers("--train", WORKERS, "--leave-one-model-out")
     assert set(found) >= {"target", "n", "mape", "mae", "coverage90", "by_accelerator", "rows"}
     assert set(found["rows"][0]) == {"model", "accelerator", "measured", "predicted", "low", "high"}
@@ -47,18 +47,18 @@ def test_worker_speed_of_models_not_seen() -> None:
     assert_interval_is_honest(found)
 
 
-def test_worker_speed_of_an_accelerator_not_seen() -> None:
+def test_worker_speed_of_unseen_accelerator() -> None:
     found = of_workers("--train", WORKERS, "--new-accelerator", "P100")
     assert found["n"] == 16
     assert found["mape"] <= 10
     assert "never measured" in " ".join(found["notes"])
 
 
-def test_the_hardware_known_first_does_not_matter() -> None:
+def test_result_is_independent_of_row_order() -> None:
     assert of_workers("--train", WORKERS, "--new-accelerator", "nvidia-tesla-k80")["mape"] <= 10
 
 
-def test_cluster_speed_of_models_not_seen() -> None:
+def test_cluster_speed_of_unseen_models() -> None:
     common = (
         "--target",
         "cluster-speed",
@@ -73,14 +73,14 @@ def test_cluster_speed_of_models_not_seen() -> None:
     assert found["n"] == 64
     assert found["mape"] <= 8.5
     assert_interval_is_honest(found)
-    # Without a file of worker speeds, one worker's speed is an input and no row to be proud of.
+    # Without a file of worker speeds, one worker's speed is an input and not scored.
     given = run(*common)
     assert given["n"] == 56
     assert given["mape"] <= 8.5
     assert "taken as given" in " ".join(given["notes"])
 
 
-def test_checkpoints_of_models_not_seen() -> None:
+def test_checkpoint_time_of_unseen_models() -> None:
     found = run(
         "--target", "checkpoint", "--train", DATA / "checkpoint_models.csv", "--leave-one-model-out", "--json"
     )
@@ -89,7 +89,7 @@ def test_checkpoints_of_models_not_seen() -> None:
     assert_interval_is_honest(found)
 
 
-def test_a_test_file_and_the_table_for_people(tmp_path: Path) -> None:
+def test_evaluation_on_test_file_prints_table(tmp_path: Path) -> None:
     rows = pd.read_csv(WORKERS)
     held = rows["model"].isin(rows["model"].unique()[-3:])
     rows[~held].to_csv(tmp_path / "train.csv", index=False)
@@ -107,18 +107,18 @@ def test_a_test_file_and_the_table_for_people(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_fitted_is_remembered_and_that_is_said(tmp_path: Path) -> None:
+def test_rows_of_fitted_models_add_note(tmp_path: Path) -> None:
     rows = pd.read_csv(WORKERS)
     known = rows["model"].isin(rows["model"].unique()[:13])
     rows[known].to_csv(tmp_path / "train.csv", index=False)
     rows[~known].to_csv(tmp_path / "new.csv", index=False)
     seen = " ".join(of_workers("--train", tmp_path / "train.csv", "--test", WORKERS)["notes"])
-    assert "26 of 32 rows are of models that were fitted: of those this is memory" in seen
+    assert "26 of 32 rows are of models that were fitted: they do not test" in seen
     new = of_workers("--train", tmp_path / "train.csv", "--test", tmp_path / "new.csv")
     assert "memory" not in " ".join(new["notes"])
 
 
-def test_features_come_from_the_first_file_that_has_the_model(tmp_path: Path) -> None:
+def test_features_come_from_first_file_with_model(tmp_path: Path) -> None:
     models = pd.read_csv(MODELS)
     models[:9].assign(params=np.where(models.index[:9] == 3, np.nan, models["params"][:9])).to_csv(
         tmp_path / "a.csv", index=False
@@ -128,10 +128,10 @@ def test_features_come_from_the_first_file_that_has_the_model(tmp_path: Path) ->
     common = ("--train", tmp_path / "rows.csv", "--leave-one-model-out")
     parts = of_workers(*common, "--models", tmp_path / "a.csv", "--models", tmp_path / "b.csv")
     assert parts["rows"] == of_workers(*common, "--models", MODELS)["rows"]
-    said = run(
+    output = run(
         "--target", "worker-speed", *common, "--models", tmp_path / "a.csv", "--models", tmp_path / "a.csv", code=2
     )  # fmt: skip
-    assert "have no row for the model" in " ".join(said.split())
+    assert "have no row for the model" in " ".join(output.split())
 
 
 def synthetic(seed: int, models: int = 260) -> pd.DataFrame:
@@ -151,7 +151,7 @@ def synthetic(seed: int, models: int = 260) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_ninety_percent_of_a_thousand_rows_lie_in_the_interval(tmp_path: Path, seed: int) -> None:
+def test_interval_covers_ninety_percent_of_rows(tmp_path: Path, seed: int) -> None:
     synthetic(seed).to_csv(tmp_path / "rows.csv", index=False)
     found = of_workers("--train", tmp_path / "rows.csv", "--leave-one-model-out")
     assert found["n"] >= 1000
@@ -177,13 +177,13 @@ def test_ninety_percent_of_a_thousand_rows_lie_in_the_interval(tmp_path: Path, s
         (lambda r: r[:0], "has no rows"),
     ],
 )
-def test_bad_files_get_a_sentence(tmp_path: Path, change: Any, says: str) -> None:
+def test_invalid_file_raises_error(tmp_path: Path, change: Any, says: str) -> None:
     change(pd.read_csv(WORKERS)).to_csv(tmp_path / "bad.csv", index=False)
     output = run("--target", "worker-speed", "--train", tmp_path / "bad.csv", "--leave-one-model-out", code=2)
     assert says in output
 
 
-def test_bad_options_get_a_sentence(tmp_path: Path) -> None:
+def test_invalid_options_raise_error(tmp_path: Path) -> None:
     common = ("--target", "worker-speed", "--train", WORKERS)
     assert "exactly one of" in run(*common, code=2)
     assert "exactly one of" in run(*common, "--leave-one-model-out", "--new-accelerator", "K80", code=2)
@@ -200,7 +200,7 @@ def test_bad_options_get_a_sentence(tmp_path: Path) -> None:
     assert "no row for the model" in output
 
 
-def test_three_models_are_few_and_that_is_said(tmp_path: Path) -> None:
+def test_three_models_add_note(tmp_path: Path) -> None:
     rows = pd.read_csv(WORKERS)
     rows[rows["model"].isin(rows["model"].unique()[:4])].to_csv(tmp_path / "few.csv", index=False)
     few = of_workers("--train", tmp_path / "few.csv", "--leave-one-model-out")
@@ -214,7 +214,7 @@ def test_three_models_are_few_and_that_is_said(tmp_path: Path) -> None:
     assert width(few) > width(all_)
 
 
-def test_accelerators_of_ones_own(tmp_path: Path) -> None:
+def test_additional_accelerators_are_used(tmp_path: Path) -> None:
     pd.read_csv(WORKERS).replace({"gpu": {"P100": "Npu-1"}}).to_csv(tmp_path / "rows.csv", index=False)
     (tmp_path / "sheets.csv").write_text("name,fp32_tflops,memory_gb,bandwidth_gbs\nNpu-1,9.3,16,732\n")
     found = of_workers(

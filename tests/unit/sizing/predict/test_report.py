@@ -1,4 +1,4 @@
-"""The report is complete, the same each time, and nothing is written for a bad folder."""
+"""The report is complete and deterministic, and an invalid folder writes nothing."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ DATA = Path(__file__).parents[3] / "data" / "cmdare"
 
 
 @pytest.mark.timeout(240)  # it computes every table of the page
-def test_tables_and_plots_with_the_published_regressors_beside(tmp_path: Path) -> None:
+def test_report_compares_with_published_regressors(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         main, ["predict", "report", "--data", str(DATA), "--out", str(tmp_path / "out")]
     )
@@ -41,7 +41,7 @@ def test_tables_and_plots_with_the_published_regressors_beside(tmp_path: Path) -
     assert figures[0] == pytest.approx(figures[1], rel=0.02)
 
 
-def test_a_bad_folder_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_invalid_folder_leaves_no_partial_files(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(DATA, data)
     (data / "checkpoint_models.csv").write_text("model,params,num_tensors\na,1,1\n")

@@ -1,4 +1,4 @@
-"""Convergence, durations, lifetimes and the whole job: against known truth, and against nonsense."""
+"""Convergence, durations, lifetimes and the whole job: known truth and invalid input."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class TestConvergence:
         assert four.mean == pytest.approx(1500 * 2 / 0.3 - 900, rel=0.05)
         assert one.mean < four.mean
 
-    def test_what_cannot_be_reached_or_foreseen_is_said(self) -> None:
+    def test_unreachable_or_distant_target_is_reported(self) -> None:
         steps = np.arange(50, 4000, 50)
         fit = LossCurve().fit(steps, curve(steps))
         low = fit.steps_to(0.4)
@@ -66,7 +66,7 @@ class TestConvergence:
     @pytest.mark.timeout(300)
     @settings(max_examples=6, deadline=None)
     @given(st.integers(0, 1000), st.sampled_from(["flat", "rising", "noise", "negative"]))
-    def test_nonsense_gives_no_nonsense(self, seed: int, kind: str) -> None:
+    def test_arbitrary_losses_give_finite_answers(self, seed: int, kind: str) -> None:
         rng = np.random.default_rng(seed)
         steps = np.arange(1, 40)
         losses = {
@@ -83,7 +83,7 @@ class TestConvergence:
 
 
 class TestDurations:
-    def test_a_history_outweighs_its_prior(self) -> None:
+    def test_history_outweighs_prior(self) -> None:
         seen = pd.read_csv(DATA / "startup_times.csv")
         times = seen[(seen["gpu"] == "K80") & (seen["tier"] == "preemptible")]["total_s"].to_numpy()
         assert len(times) > 10
@@ -95,13 +95,13 @@ class TestDurations:
         assert after.high / after.low < before.high / before.low
         assert np.mean((after.low <= times) & (times <= after.high)) >= 0.9
 
-    def test_wrong_durations_are_refused(self) -> None:
+    def test_invalid_durations_raise_error(self) -> None:
         with pytest.raises(UsageError, match="positive number of seconds"):
             DurationHistory(0)
         with pytest.raises(UsageError, match="positive number of seconds"):
             DurationHistory(10).add(float("inf"))
 
-    def test_few_snapshots(self) -> None:
+    def test_few_snapshots_widen_interval(self) -> None:
         rows = pd.DataFrame({"model": ["a"], "params": [1e6], "num_tensors": [10.0], "measured": [2.0]})
         fit = SnapshotTime().fit(rows)
         low, mean, high = fit.predict(rows)[0]
@@ -113,13 +113,13 @@ class TestDurations:
 
 
 class TestLifetimes:
-    def test_kaplan_meier_by_hand(self) -> None:
+    def test_kaplan_meier_matches_hand_calculation(self) -> None:
         lost = np.array([True, False, True, True])
         times, survival = kaplan_meier(np.array([1.0, 2.0, 3.0, 4.0]), lost)
         assert times.tolist() == [1, 3, 4]
         assert survival == pytest.approx([3 / 4, 3 / 8, 0])
 
-    def test_weibull_where_it_fits_and_only_there(self) -> None:
+    def test_weibull_is_used_only_if_it_fits(self) -> None:
         rng = np.random.default_rng(0)
         lives = 3600 * 5 * rng.weibull(0.6, 300)
         fit = Lifetimes().fit(lives, np.ones(300, dtype=bool))
@@ -132,7 +132,7 @@ class TestLifetimes:
         assert "misses the lifetimes" in " ".join(other.notes)
         assert other.survival(1000.0) == pytest.approx(0.5, abs=0.01)
 
-    def test_samples_follow_the_curve(self) -> None:
+    def test_samples_follow_survival_curve(self) -> None:
         rng = np.random.default_rng(1)
         lives = rng.uniform(100, 10_000, 60)
         fit = Lifetimes().fit(lives, lives < 8000)
@@ -140,7 +140,7 @@ class TestLifetimes:
         for t in (1000.0, 5000.0):
             assert np.mean(drawn > t) == pytest.approx(float(fit.survival(t)), abs=0.03)
 
-    def test_a_curve_that_ends_at_0_is_drawn_from_without_a_warning(self) -> None:
+    def test_curve_that_ends_at_zero_is_sampled_without_warning(self) -> None:
         bimodal = np.concatenate([np.linspace(100, 900, 30), np.linspace(80_000, 86_400, 30)])
         fit = Lifetimes().fit(bimodal, np.ones(60, dtype=bool))
         drawn = fit.sample(4, 2000)
@@ -148,12 +148,12 @@ class TestLifetimes:
         assert drawn.min() >= 100
         assert drawn.max() <= 86_400
 
-    def test_an_old_node_has_survived_its_first_hour(self) -> None:
+    def test_survival_is_conditional_on_age(self) -> None:
         lives = np.concatenate([np.full(20, 600.0), np.full(20, 86_400.0)])
         fit = Lifetimes().fit(lives, lives < 1000)
         assert fit.survival(3600.0, age=1200.0) > fit.survival(3600.0) + 0.3
 
-    def test_a_pool_that_is_lost_together_is_a_shock(self) -> None:
+    def test_simultaneous_losses_are_a_shock(self) -> None:
         ended = np.concatenate([np.full(12, 7200.0) + np.arange(12), np.full(8, 72_000.0)])
         lives, lost = ended.copy(), ended < 10_000
         fit = Lifetimes().fit(lives, lost, ended_at=ended)
@@ -163,7 +163,7 @@ class TestLifetimes:
         together = np.mean((drawn < 20 * 3600).sum(axis=1) >= 4)
         assert together > 0.4
 
-    def test_little_is_said(self) -> None:
+    def test_few_revocations_add_note(self) -> None:
         fit = Lifetimes(prior_per_hour=0.1).fit([3600.0] * 3, [False] * 3)
         assert "too few" in " ".join(fit.notes)
         assert 0.8 < fit.survival(3600.0) < 1
@@ -174,7 +174,7 @@ class TestLifetimes:
 
 
 class TestEndToEnd:
-    def test_the_sum_of_its_parts(self) -> None:
+    def test_total_time_is_sum_of_parts(self) -> None:
         exact = Interval(10_000, 10_000, 10_000)
         found = end_to_end(
             exact, Interval(9, 10, 11), workers=4, startup=Interval(60, 80, 120), revocations_per_hour=0.5,
@@ -187,11 +187,11 @@ class TestEndToEnd:
         assert found.total.low < found.total.mean < found.total.high
         assert found.total.low > 950
 
-    def test_certainty_is_certain(self) -> None:
+    def test_exact_inputs_give_exact_total(self) -> None:
         one = Interval(100, 100, 100)
         assert end_to_end(one, Interval(2, 2, 2), workers=1).total == Interval(50, 50, 50)
 
-    def test_wrong_input(self) -> None:
+    def test_invalid_input_raises_error(self) -> None:
         one = Interval(100, 100, 100)
         with pytest.raises(UsageError, match="at least one worker"):
             end_to_end(one, one, workers=0)

@@ -1,4 +1,4 @@
-"""One worker's speed: carried between accelerators, learned while a job runs."""
+"""The speed of one worker: transfer between accelerators, and updates from a running job."""
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,7 @@ def table(count: int, accelerators: tuple[str, ...], noise: float = 0.03, seed: 
 NEW = ModelFeatures(2e9, 5_000_000, 150, "new")
 
 
-def test_an_accelerator_with_rows_is_fitted_by_itself() -> None:
+def test_accelerator_with_rows_has_own_fit() -> None:
     speed = WorkerSpeed().fit(table(20, ("T4", "A100")))
     for accelerator in COEFFICIENTS:
         found = speed.step_seconds(NEW, accelerator, 64)
@@ -46,7 +46,7 @@ def test_an_accelerator_with_rows_is_fitted_by_itself() -> None:
     assert speed.notes == []
 
 
-def test_one_without_rows_is_carried_over_and_few_rows_correct_it() -> None:
+def test_accelerator_without_rows_is_transferred_and_corrected() -> None:
     rows = table(20, ("T4", "A100"))
     known, new = rows[rows["accelerator"] == "T4"], rows[rows["accelerator"] != "T4"]
     carried = WorkerSpeed().fit(known).step_seconds(NEW, "A100", 64)
@@ -57,7 +57,7 @@ def test_one_without_rows_is_carried_over_and_few_rows_correct_it() -> None:
     assert carried.high / carried.low > 1.5
 
 
-def test_the_data_sheets_work_both_ways() -> None:
+def test_speed_up_between_data_sheets_is_symmetric() -> None:
     up, down = catalogue().speed_up("T4", "A100"), catalogue().speed_up("A100", "T4")
     assert up.arithmetic * down.arithmetic == pytest.approx(1)
     assert up.overhead * down.overhead == pytest.approx(1)
@@ -65,7 +65,7 @@ def test_the_data_sheets_work_both_ways() -> None:
     assert catalogue().speed_up("K80", "Tesla-K80").sigma == 0
 
 
-def test_a_running_job_teaches_its_own_speed() -> None:
+def test_measurements_of_running_job_correct_its_prediction() -> None:
     speed = WorkerSpeed().fit(table(15, ("T4",)))
     before = speed.step_seconds(NEW, "T4", 64)
     slow = 1.5 * step(NEW, "T4")  # this model is slower than its features say
@@ -77,7 +77,7 @@ def test_a_running_job_teaches_its_own_speed() -> None:
     assert speed.step_seconds(other, "T4", 64).mean < 0.9 * slow
 
 
-def test_what_was_measured_lately_counts_more() -> None:
+def test_recent_measurements_weigh_more() -> None:
     rows = table(15, ("T4",)).assign(at_seconds=0.0)
     speeds = {}
     for half_life in (None, 600.0):
@@ -91,7 +91,7 @@ def test_what_was_measured_lately_counts_more() -> None:
     assert speeds[None] < 1.7
 
 
-def test_one_row_is_enough_to_say_something_and_that_it_is_little() -> None:
+def test_single_row_gives_wide_interval_and_note() -> None:
     speed = WorkerSpeed().add(Measurement("m", "T4", models(1)[0], 0.2, 64))
     found = speed.step_seconds(NEW, "A100", 64)
     assert 0 < found.low < found.mean < found.high < np.inf
@@ -99,7 +99,7 @@ def test_one_row_is_enough_to_say_something_and_that_it_is_little() -> None:
     assert "measured with 1 model only" in " ".join(speed.notes)
 
 
-def test_cpu_cores_are_a_feature_where_they_vary() -> None:
+def test_varying_cpu_cores_are_a_feature() -> None:
     rng = np.random.default_rng(1)
     rows = pd.DataFrame(
         Measurement(f.fingerprint, "T4", f, step(f, "T4") + 64 / cores * 0.004, 64, cores).row()
@@ -110,7 +110,7 @@ def test_cpu_cores_are_a_feature_where_they_vary() -> None:
     assert few - many == pytest.approx(64 * 0.004 * (1 - 1 / 8), rel=0.15)
 
 
-def test_nothing_measured_and_wrong_numbers_are_said() -> None:
+def test_missing_or_invalid_measurements_raise_error() -> None:
     with pytest.raises(NotEnoughData, match="call fit or add"):
         WorkerSpeed().step_seconds(NEW, "T4")
     with pytest.raises(UsageError, match="positive number of seconds"):

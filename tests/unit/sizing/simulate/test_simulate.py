@@ -1,4 +1,4 @@
-"""Traces as they come, and what the policies do with them."""
+"""Traces, and the policies that are simulated with them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def counts(tmp_path: Path, nodes: list[int], gap: float = 300) -> Trace:
 
 
 @pytest.mark.parametrize(("hours", "slack"), [(0.5, 1.2), (2, 1.2), (2, 1.5), (8, 1.2)])
-def test_on_the_trace_no_deadline_is_missed_and_uniform_progress_is_not_cheaper(
-    hours: float, slack: float
-) -> None:
+def test_shoal_policy_on_recorded_trace_meets_deadlines_at_lowest_cost(hours: float, slack: float) -> None:
     result = run(scenario(hours, slack), [read_trace(AWS)], runs=200)
     ours = result.outcome("shoal")
     assert ours.kept == 1
@@ -59,7 +57,7 @@ def test_on_the_trace_no_deadline_is_missed_and_uniform_progress_is_not_cheaper(
     ],
     ids=["no spot at all", "spot that ends", "spot that comes and goes", "scarce spot"],
 )
-def test_no_deadline_is_missed_whatever_spot_does(tmp_path: Path, nodes: list[int]) -> None:
+def test_shoal_policy_meets_deadline_for_any_spot_capacity(tmp_path: Path, nodes: list[int]) -> None:
     result = run(scenario(2, 1.2), [counts(tmp_path, nodes)], runs=100)
     assert result.outcome("shoal").kept == 1
     assert result.outcome("spot only").kept < 1
@@ -67,7 +65,7 @@ def test_no_deadline_is_missed_whatever_spot_does(tmp_path: Path, nodes: list[in
     assert "which the operator does not carry out by itself" in explain(result)
 
 
-def test_a_policy_that_is_cheaper_and_as_sure_is_named(tmp_path: Path) -> None:
+def test_cheaper_and_equally_sure_policy_is_named(tmp_path: Path) -> None:
     result = run(scenario(1, 1.3), [counts(tmp_path, [32] * 100)], runs=5)
     assert "Cheaper" not in explain(result)
     ours = result.outcome("shoal")
@@ -76,7 +74,7 @@ def test_a_policy_that_is_cheaper_and_as_sure_is_named(tmp_path: Path) -> None:
     assert "Cheaper and as often in time was here" in explain(replace(result, outcomes=others))
 
 
-def test_plenty_of_spot_costs_what_spot_costs(tmp_path: Path) -> None:
+def test_unlimited_spot_uses_no_on_demand_workers(tmp_path: Path) -> None:
     result = run(scenario(1, 1.5), [counts(tmp_path, [32] * 100)], runs=20)
     ours, spot = result.outcome("shoal"), result.outcome("spot only")
     assert ours.cost == spot.cost
@@ -87,12 +85,12 @@ def test_plenty_of_spot_costs_what_spot_costs(tmp_path: Path) -> None:
     assert spot.goodput == pytest.approx(1 / hours, rel=0.01)
 
 
-def test_the_same_seed_gives_the_same_runs() -> None:
+def test_same_seed_gives_same_runs() -> None:
     one, two = (run(scenario(1, 1.3), [read_trace(AWS)], runs=30, seed=5) for _ in range(2))
     assert one.as_json("") == two.as_json("")
 
 
-def test_the_three_formats_agree(tmp_path: Path) -> None:
+def test_three_trace_formats_give_same_nodes(tmp_path: Path) -> None:
     events = tmp_path / "events.csv"
     events.write_text("0,add,a\n0,add,b\n600000,remove,a\n900000,add,c\n1200000,remove,b\n")
     table = tmp_path / "table.csv"
@@ -105,7 +103,7 @@ def test_the_three_formats_agree(tmp_path: Path) -> None:
     assert read_trace(events).bins(300)[1].tolist() == [0, 1, 0, 1]
 
 
-def test_a_node_removed_before_it_was_added_was_there_all_along(tmp_path: Path) -> None:
+def test_node_removed_before_added_exists_from_start_of_trace(tmp_path: Path) -> None:
     path = tmp_path / "events.csv"
     path.write_text("# a comment\nms,event,node\n60000,add,b\n120000,remove,a\n180000,remove,a\n")
     trace = read_trace(path)
@@ -128,7 +126,7 @@ def test_a_node_removed_before_it_was_added_was_there_all_along(tmp_path: Path) 
         ("{", "not JSON"),
     ],
 )
-def test_a_bad_trace_says_what_to_change(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_trace_raises_error_with_advice(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(UsageError, match=says):
@@ -140,7 +138,7 @@ def pools() -> tuple[Pool, Pool]:
     return spot, steady
 
 
-def test_no_policy_has_more_of_a_pool_than_it_holds(tmp_path: Path) -> None:
+def test_policies_respect_pool_limits(tmp_path: Path) -> None:
     spot, steady = pools()
     limited = replace(
         scenario(1, 1.3).problem, pools=(replace(spot, limit=4), replace(steady, limit=10)), max_workers=16
@@ -155,7 +153,7 @@ def test_no_policy_has_more_of_a_pool_than_it_holds(tmp_path: Path) -> None:
         assert max(outcome.workers_over_time) <= 14
 
 
-def test_some_workers_are_on_demand_whatever_a_policy_wants(tmp_path: Path) -> None:
+def test_on_demand_base_applies_to_every_policy(tmp_path: Path) -> None:
     problem = replace(scenario(1, 1.5).problem, min_on_demand=3)
     result = run(scenario_of(problem, slack=1.5), [counts(tmp_path, [32] * 100)], runs=10)
     spot = result.outcome("spot only")
@@ -168,7 +166,7 @@ def test_some_workers_are_on_demand_whatever_a_policy_wants(tmp_path: Path) -> N
         scenario_of(replace(problem, pools=split, min_on_demand=33, max_workers=64), slack=1.5)
 
 
-def test_workers_are_simulated_in_one_zone_if_asked() -> None:
+def test_zone_policy_same_chooses_pools_in_one_zone() -> None:
     spot, steady = pools()
     far = replace(spot, name="far", zone="b", price=0.1), replace(steady, name="far too", zone="c", price=1.0)
     near = replace(spot, zone="a"), replace(steady, zone="a")
@@ -185,38 +183,38 @@ def test_workers_are_simulated_in_one_zone_if_asked() -> None:
 
 
 def view(now: float, done: float, on_demand: int = 0, starting: int = 0, spot: int = 0) -> View:
-    of = scenario(2, 1.5)
+    job = scenario(2, 1.5)
 
     def one(number: int) -> Any:
         return np.array([number])
 
     return View(
-        scenario=of, now=now * of.deadline, step=30.0, remaining=np.array([(1 - done) * of.work]), spot=one(spot),
+        scenario=job, now=now * job.deadline, step=30.0, remaining=np.array([(1 - done) * job.work]), spot=one(spot),
         on_demand=one(on_demand), starting=one(starting), starting_wait=np.zeros(1), spot_there=one(spot),
         startup=180.0, on_demand_work=np.zeros(1),
     )  # fmt: skip
 
 
-def test_uniform_progress_stays_on_demand_until_it_is_two_changes_ahead() -> None:
+def test_uniform_progress_keeps_on_demand_until_two_changes_ahead() -> None:
     policy = UniformProgress()
     assert policy(view(0.2, done=0.21))[1] == 0
     asked = int(policy(view(0.3, done=0.29))[1][0])
     assert asked > 0
-    # While they start, and when the run is just on the line again, they stay.
+    # They stay while they start, and when the run is just on schedule.
     assert policy(view(0.31, done=0.30, starting=asked))[1] >= asked
     assert policy(view(0.4, done=0.401, on_demand=asked))[1] >= asked
     ahead = 2 * 180 / scenario(2, 1.5).deadline
     assert policy(view(0.4, done=0.4 + ahead - 0.001, on_demand=asked))[1] >= asked
     assert policy(view(0.4, done=0.4 + ahead + 0.001, on_demand=asked))[1] == 0
-    # Both kinds together are never more workers than the job has.
+    # Both kinds together are at most the workers of the job.
     spot, own = policy(view(0.5, done=0.1, on_demand=WORKERS, spot=2))
     assert spot + min(own, WORKERS) <= WORKERS
 
 
-def test_uniform_progress_leaves_spot_alone_and_ends_on_demand_once_time_is_short() -> None:
+def test_uniform_progress_keeps_spot_and_replaces_idle_workers_late() -> None:
     policy = UniformProgress()
-    assert policy(view(0.5, done=0.2, spot=WORKERS))[1] == 0  # behind, and nobody is idle
-    # Two thirds of the time is what the work takes on-demand: a fifth is left, and more than that of the work.
+    assert policy(view(0.5, done=0.2, spot=WORKERS))[1] == 0  # behind, but no worker is idle
+    # The work takes two thirds of the time on-demand: a fifth of the time is left, and more of the work.
     policy = UniformProgress()
     assert policy(view(0.8, done=0.7, spot=WORKERS))[1] == 0
     assert policy(view(0.8, done=0.7, spot=WORKERS - 5))[1] == 5
@@ -225,7 +223,7 @@ def test_uniform_progress_leaves_spot_alone_and_ends_on_demand_once_time_is_shor
     assert calm(view(0.9, done=0.99, on_demand=5, spot=WORKERS - 5))[1] == 0
 
 
-def test_a_trace_measures_a_pool() -> None:
+def test_trace_sets_interruptions_and_lifetimes_of_pool() -> None:
     problem = scenario(1, 1.2).problem
     spot = with_trace(problem, "spot", read_trace(AWS)).pools[0]
     assert 0 < spot.interruptions_per_hour < 5
@@ -234,11 +232,11 @@ def test_a_trace_measures_a_pool() -> None:
         with_trace(problem, "other", read_trace(AWS))
 
 
-def test_what_a_simulation_needs() -> None:
+def test_incomplete_scenario_raises_error() -> None:
     problem = scenario(1, 1.2).problem
     with pytest.raises(UsageError, match="on-demand pool"):
         scenario_of(Problem(problem.pools[:1], problem.work), slack=1.2)
-    with pytest.raises(UsageError, match="must be ready"):
+    with pytest.raises(UsageError, match="needs a deadline"):
         scenario_of(problem)
     with pytest.raises(UsageError, match="1 or more"):
         scenario_of(problem, slack=0.5)

@@ -1,0 +1,137 @@
+"""Groups of options that several commands share, each passed to the command as one value."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = [
+    "FILE",
+    "Files",
+    "Limits",
+    "Output",
+    "files_options",
+    "limits_options",
+    "output_options",
+    "trace_option",
+]
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+Command = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The inputs: a TrainingJob, a PlanRequest, CapacityPools and SpeedProfiles."""
+
+    job: Path
+    request: Path | None
+    pools: Path
+    profiles: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The objective on the command line. None: the one of the PlanRequest, or the default."""
+
+    deadline: float | None
+    budget: float | None
+    prefer: str | None
+    confidence: float | None
+
+    def set_values(self) -> dict[str, Any]:
+        """The values that are set, by the names of `Objective`."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """How the answer is printed, and where it is plotted."""
+
+    plot: Path | None
+    currency: str
+    as_json: bool
+
+
+def _group(
+    name: str, values: Callable[..., Any], fields: list[str], *options: Any
+) -> Callable[[Command], Command]:
+    """A decorator that adds options to a command and passes their values as one argument."""
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def call(**arguments: Any) -> Any:
+            packed = values(**{field: arguments.pop(field) for field in fields})
+            return function(**{name: packed}, **arguments)
+
+        for option in reversed(options):
+            call = option(call)
+        return call
+
+    return decorate
+
+
+def files_options(pools_help: str) -> Callable[[Command], Command]:
+    """`-f`, `--request`, `--pools` and `--profiles` as `files`."""
+    return _group(
+        "files",
+        Files,
+        ["job", "request", "pools", "profiles"],
+        click.option("-f", "job", required=True, type=FILE, help="A TrainingJob (YAML)."),
+        click.option(
+            "--request", type=FILE, help="A PlanRequest (YAML): the objective and the pools to use."
+        ),
+        click.option("--pools", required=True, type=FILE, help=pools_help),
+        click.option(
+            "--profiles", required=True, type=FILE, help="SpeedProfiles (YAML): measured step times."
+        ),
+    )
+
+
+def limits_options(default: str) -> Callable[[Command], Command]:
+    """`--deadline`, `--budget`, `--prefer` and `--confidence` as `limits`."""
+    return _group(
+        "limits",
+        Limits,
+        ["deadline", "budget", "prefer", "confidence"],
+        click.option("--deadline", type=float, help=f"Deadline in seconds from now.{default}"),
+        click.option("--budget", type=float, help=f"The most that the run may cost.{default}"),
+        click.option(
+            "--prefer",
+            type=click.Choice(["MinCost", "MinTime", "BestValue"]),
+            help=f"Lowest cost, shortest time, or most speed for the cost.{default}",
+        ),
+        click.option(
+            "--confidence", type=float, help="Probability of meeting the deadline.  [default: 0.95]"
+        ),
+    )
+
+
+def output_options(plot_help: str) -> Callable[[Command], Command]:
+    """`--plot`, `--currency` and `--json` as `output`."""
+    return _group(
+        "output",
+        Output,
+        ["plot", "currency", "as_json"],
+        click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help=plot_help),
+        click.option("--currency", default="$", show_default=True, help="Currency of the prices."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    )
+
+
+def trace_option(function: Command) -> Command:
+    """`--trace POOL=FILE` as `traces`."""
+    decorated: Command = click.option(
+        "--trace",
+        "traces",
+        multiple=True,
+        metavar="POOL=FILE",
+        help="Revocations measured in a pool; replaces its prior rate. Repeat it for several pools.",
+    )(function)
+    return decorated

@@ -1,0 +1,81 @@
+"""`shoal simulate`: replay revocation traces and compare policies. It does not contact a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.cli.inputs import read_problem
+from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.sizing.simulate.summary import Result
+
+__all__ = ["simulate"]
+
+
+@click.command()
+@files_options("CapacityPools (YAML), at least one spot and one on-demand pool.")
+@click.option(
+    "--trace",
+    "traces",
+    required=True,
+    multiple=True,
+    type=FILE,
+    help="A revocation trace (CSV or JSON, docs/planning.md). The runs are divided among several traces.",
+)
+@click.argument("more_traces", nargs=-1, type=FILE, metavar="[TRACE]...")
+@click.option(
+    "--runs", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Simulated runs."
+)
+@click.option("--slack", type=float, help="Deadline as a multiple of the time on on-demand nodes only.")
+@click.option("--deadline", type=float, help="Deadline in seconds. Replaces that of the PlanRequest.")
+@click.option(
+    "--workers", type=click.IntRange(1, 10_000), help="Workers at a time. Replaces the job's maxReplicas."
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the random offsets into the traces."
+)
+@output_options("Write workers over time, finish times and costs to this PNG file.")
+def simulate(
+    files: Files,
+    traces: tuple[Path, ...],
+    more_traces: tuple[Path, ...],
+    runs: int,
+    slack: float | None,
+    deadline: float | None,
+    workers: int | None,
+    seed: int,
+    output: Output,
+) -> None:
+    """Replay revocation traces and compare policies by finish time and cost."""
+    from shoal.sizing.simulate import summary
+    from shoal.sizing.simulate.scenario import scenario_of
+    from shoal.sizing.simulate.traces import read_trace
+
+    if slack is not None and deadline is not None:
+        raise UsageError("give --slack or --deadline, not both")
+    problem = read_problem(files, Limits(deadline, None, None, None), request_deadline=slack is None)
+    scenario = scenario_of(problem, workers=workers, slack=slack)
+    sources = [read_trace(path) for path in (*traces, *more_traces)]
+    _show(summary.run(scenario, sources, runs=runs, seed=seed), output)
+
+
+def _show(result: Result, output: Output) -> None:
+    from shoal.sizing.simulate import summary
+
+    reason = summary.explain(result, output.currency)
+    if output.plot is not None:
+        from shoal.cli import plots
+
+        plots.write_simulation(result, output.plot, output.currency)
+    if output.as_json:
+        click.echo(json.dumps(result.as_json(reason), indent=1, allow_nan=False))
+        return
+    from shoal.cli import views
+
+    views.show_simulation(result, reason, output.currency)

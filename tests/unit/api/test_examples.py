@@ -1,0 +1,29 @@
+"""Every example in the API group of the CRDs has a CRD and is valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal.api.base import API_VERSION, GROUP
+from shoal.api.crd import files
+from shoal.api.training_job import TrainingJob
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+DOCUMENTS = [
+    pytest.param(document, id=f"{path.relative_to(EXAMPLES)}-{number}")
+    for path in sorted(EXAMPLES.rglob("*.yaml"))
+    for number, document in enumerate(yaml.safe_load_all(path.read_text()))
+    if document["apiVersion"].split("/")[0] == GROUP
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_example_has_crd_and_is_valid(document: dict[str, Any]) -> None:
+    assert document["apiVersion"] == API_VERSION
+    kinds = {yaml.safe_load(text)["spec"]["names"]["kind"] for text in files().values()}
+    assert document["kind"] in kinds
+    TrainingJob.model_validate(document)
