@@ -230,8 +230,7 @@ class DataServer:
     def _serve_peer(self, channel: Channel, peer: Peer) -> None:
         try:
             while True:
-                channel.wait()
-                request = header.decode(channel.receive_bytes(header.SIZE, limit=header.SIZE))
+                request = header.decode(channel.receive_first(header.SIZE))
                 meta = channel.receive_bytes(request.meta, limit=header.MAX_META_HELLO)
                 if (request.slot, request.incarnation, request.shard) != (
                     peer.slot,

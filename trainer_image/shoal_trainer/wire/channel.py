@@ -99,27 +99,36 @@ class Channel:
         except (OSError, ValueError) as error:
             raise Unreachable(f"the connection broke: {error or type(error).__name__}") from None
 
-    def wait(self) -> None:
-        """Return when the peer begins a message, however long that takes; `Unreachable` when it goes away."""
+    def receive_first(self, count: int) -> bytearray:
+        """The first `count` bytes of a message, however long the peer takes to begin it."""
+        data = bytearray(count)
+        view, done = memoryview(data), 0
         while True:
             try:
                 if self._tls:
-                    if self._sock.pending():  # type: ignore[attr-defined]
-                        return
-                    self._sock.settimeout(None)
-                    try:
-                        empty = not self._peek_tls()
-                    finally:
-                        self._sock.settimeout(self._timeout)
-                else:
-                    empty = not self._sock.recv(1, socket.MSG_PEEK)
+                    begun = self._begun_tls()
+                else:  # one system call, not a peek before it
+                    done = self._sock.recv_into(view, count, self._flags)
+                    begun = done > 0
             except (TimeoutError, BlockingIOError):
                 continue
             except (OSError, ValueError) as error:
                 raise Unreachable(f"the connection broke: {error or type(error).__name__}") from None
-            if empty:
+            if not begun:
                 raise Unreachable("the peer closed the connection")
-            return
+            if done < count:
+                self.receive(view[done:])
+            return data
+
+    def _begun_tls(self) -> bool:
+        """Wait for the first byte, without a limit; False where the peer has closed."""
+        if self._sock.pending():  # type: ignore[attr-defined]
+            return True
+        self._sock.settimeout(None)
+        try:
+            return self._peek_tls()
+        finally:
+            self._sock.settimeout(self._timeout)
 
     def _peek_tls(self) -> bool:
         # TLS cannot peek, but the raw socket below can.
