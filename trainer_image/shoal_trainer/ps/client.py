@@ -274,10 +274,14 @@ class PSClient:
         self._check(flat)
         self._call(Op.INITIALIZE, Op.OK, flat, None, codec=Codec.FP32)
 
-    def pull(self, out: NDArray[Any], *, idle: bool = False) -> Pulled:
-        """Fill `out` with the parameters. `idle`: no gradient on them is to be waited for (bounded staleness)."""
+    def pull(self, out: NDArray[Any], *, idle: bool = False, exact: bool = False) -> Pulled:
+        """Fill `out` with the parameters; with `exact` in fp32, whatever the encoding of the other calls.
+
+        `idle`: no gradient will be computed on them, so bounded staleness does not wait for one.
+        """
         self._check(out)
-        return self._call(Op.PULL, Op.PARAMETERS, None, out, flags=IDLE if idle else 0)
+        codec = Codec.FP32 if exact else None
+        return self._call(Op.PULL, Op.PARAMETERS, None, out, codec=codec, flags=IDLE if idle else 0)
 
     def push_pull(self, gradient: NDArray[Any], out: NDArray[Any], push: Push) -> Pulled:
         """Apply the mean gradient of `push.samples` samples, and fill `out` with the parameters after it."""

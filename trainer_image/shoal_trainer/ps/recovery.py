@@ -43,10 +43,15 @@ class Recovery:
         self._coming.add(slot)
 
     def heard(self, slot: int) -> None:
-        """A worker has offered what it has, has nothing newer, or has gone again."""
+        """A worker has offered its copy, or has none that is newer."""
         self._coming.discard(slot)
         if self._expected is not None:
             self._expected.discard(slot)
+
+    def gone(self, slot: int) -> None:
+        """A worker's last connection ended. One that never said hello may still come with its copy."""
+        if slot in self._coming:
+            self.heard(slot)
 
     def over(self, now: float) -> bool:
         """Whether nobody has to be waited for any longer."""

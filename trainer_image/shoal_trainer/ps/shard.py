@@ -342,7 +342,7 @@ class ShardStore(Attendance):
         return self._state is not State.READY and newer
 
     def _gone(self, slot: int) -> None:
-        self._recovery.heard(slot)
+        self._recovery.gone(slot)
 
     def _welcome(self, slot: int, incarnation: int, wants: bool) -> ShardWelcome:
         return ShardWelcome(

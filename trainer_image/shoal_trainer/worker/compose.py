@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
@@ -119,20 +118,8 @@ def compose(
     leases = Leases()
     tasks = Tasks(job, glue, config.batch_size)
 
-    def do_task(work: TaskWork) -> None:
-        carry_out(work, lambda: tasks.do(work, pull()), coordinator, drain)
-
-    def pull() -> npt.NDArray[np.float32]:
-        """The parameters in fp32, whatever the wire of the training is."""
-        flat: npt.NDArray[np.float32] = aligned(glue.layout.size, np.float32)
-        client = PSClient(config.parameter_servers, identity, credentials, dtype="fp32", tls=config.data_tls)
-        try:
-            if not client.hello(spec).alike:
-                raise Unreachable("not every parameter server has gone back to the snapshot yet")
-            client.pull(flat, idle=True)
-        finally:
-            client.close()
-        return flat
+    def do_task(work: TaskWork, flat: npt.NDArray[np.float32]) -> None:
+        carry_out(work, lambda: tasks.do(work, flat), coordinator, drain)
 
     feed = Feed(
         job.data,

@@ -44,9 +44,9 @@ class Exchange:
         """Push the difference of an outage's local steps."""
         return self._pool.submit(self._client.push_delta, delta, out, push, scale=scale, merge=merge)
 
-    def pull(self, out: npt.NDArray[Any], *, idle: bool = False) -> Future[Pulled]:
-        """Fill `out` with the parameters. `idle`: there is nothing to compute on them at the moment."""
-        return self._pool.submit(self._client.pull, out, idle=idle)
+    def pull(self, out: npt.NDArray[Any], *, idle: bool = False, exact: bool = False) -> Future[Pulled]:
+        """Fill `out` with the parameters. `idle`: no gradient follows; `exact`: in fp32, for evaluation and export."""
+        return self._pool.submit(self._client.pull, out, idle=idle, exact=exact)
 
     def initialize(self, flat: npt.NDArray[Any]) -> Future[None]:
         """Give the servers their first values, unless another worker was first."""

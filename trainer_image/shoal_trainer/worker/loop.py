@@ -18,8 +18,10 @@ from enum import Enum
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import Pulled, Push, Timings, Welcome
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Feed, Item, Ready
@@ -28,7 +30,7 @@ from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, combined, full
-from shoal_trainer.worker.upstream import RETRY_SECONDS, Upstream
+from shoal_trainer.worker.upstream import Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ class Loop(Upstream):
         feed: Feed,
         coordinator: Coordinator,
         leases: Leases,
-        do_task: Callable[[TaskWork], None],
+        do_task: Callable[[TaskWork, npt.NDArray[np.float32]], None],
         drain: threading.Event,
         policy: Policy,
         *,
@@ -135,21 +137,31 @@ class Loop(Upstream):
             self._collect()
 
     def _do(self, item: TaskWork | EndOfFile) -> None:
-        """What is done once; while somebody is away it is held, and tried again."""
+        """Do what is done once; during an outage it is held."""
         if self._outage is not None:
             self._held = item
             return
-        try:
-            if isinstance(item, TaskWork):
-                self._do_task(item)
-                self._feed.go_on()
-            else:
-                self._file_ended(item)
-        except Unreachable as error:
-            log.warning("cannot give back a result now, will do so again: %s", error)
-            self._held = item
-            self._drain.wait(RETRY_SECONDS)
+        if isinstance(item, TaskWork):
+            self._carry_out(item)
+        else:
+            self._file_ended(item)
         self._input_seconds, self._last_push = 0.0, self._clock()
+
+    def _carry_out(self, task: TaskWork) -> None:
+        """Do a task at the present parameters; without a parameter server it is held, and the outage begins.
+
+        The parameters come over the loop's own connections. A second client of this slot would greet a restarted
+        server without a copy, and the server would no longer wait for the copy that the loop holds.
+        """
+        flat: npt.NDArray[np.float32] = aligned(self._glue.layout.size, np.float32)
+        try:
+            self._exchange.pull(flat, idle=True, exact=True).result()
+        except Unreachable as error:
+            self._held = task
+            self._begin_outage(error, None)
+            return
+        self._do_task(task, flat)
+        self._feed.go_on()
 
     def _join(self) -> None:
         """Connect, give the first parameters unless another worker was first, and pull."""

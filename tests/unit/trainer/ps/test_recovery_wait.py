@@ -1,0 +1,34 @@
+"""Which workers a recovering shard waits for."""
+
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.recovery import Recovery
+from shoal_trainer.ps.shard import ShardStore, State
+from shoal_trainer.wire.messages import ModelSpec, PushMeta
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
+
+
+def test_connection_without_hello_leaves_the_worker_expected():
+    old = ShardStore(0, 1, 0)
+    old.connect(0, 0)
+    old.hello(0, 0, MODEL)
+    old.initialize(aligned(8))
+    old.delta(0, 0, 1, 0, PushMeta(samples=1), aligned(8))
+    new = ShardStore(0, 1, 1)
+    new.restore(old.copy())
+    new.connect(0, 0)
+    new.disconnect(0)
+    new.connect(1, 0)
+    assert new.hello(1, 0, MODEL).recovering
+    new.connect(0, 0)
+    assert new.hello(0, 0, MODEL, copy_version=2).wants_copy
+    assert new.state is State.RECOVERING
+
+
+def test_worker_that_leaves_before_its_copy_arrives_is_not_awaited():
+    recovery = Recovery(1.0)
+    recovery.restored({0})
+    recovery.begin(0.0)
+    recovery.coming(0)
+    recovery.gone(0)
+    assert recovery.over(0.0)

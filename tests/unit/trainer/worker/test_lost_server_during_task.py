@@ -1,0 +1,69 @@
+"""A parameter server that is lost as a worker begins a task: the worker's copy survives and the task is done."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.loop import End
+from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+from tests.unit.trainer.worker.models import DATA, job
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+SECONDS = 40
+
+
+class LosesServer(FakeCoordinator):
+    """Calls `lose` as it gives out the first task."""
+
+    def next_work(self, generation=0):
+        work = super().next_work(generation)
+        if self.lose is not None and type(work).__name__ == "TaskWork":
+            lose, self.lose = self.lose, None
+            lose()
+        return work
+
+
+@pytest.mark.parametrize("snapshot", [False, True], ids=["no-snapshot", "older-snapshot"])
+def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, snapshot):
+    coordinator = LosesServer(DATA.size, tasks=("evaluate",))
+    servers = Servers(tmp_path / "secret", coordinator)
+    saved, last = [], []
+
+    def applied(push):
+        coordinator.on_applied(push)
+        if push.version == 5:
+            saved.append(servers.stores[0].copy())
+
+    def lose():
+        old = servers.stores[0]
+        flat = np.zeros(old.size, np.float32)
+        old.pull(0, flat)
+        last.append((old.version, flat))
+        servers.stop(0)
+        servers.start(0, epoch=1, restore=saved[0] if snapshot else None)
+
+    coordinator.lose = lose
+    servers.stores[0].on_applied = applied
+    drain = threading.Event()
+    config = servers.config()
+    training = job(wire="fp32")
+    glue = build_glue(training, config)
+    worker = compose(training, config, glue, coordinator, servers.credentials, drain)
+    ends = []
+    thread = threading.Thread(target=lambda: ends.append(worker.run()), daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    try:
+        assert ends == [End.FINISHED]
+        version, expected = last[0]
+        assert servers.stores[0].version == version
+        flat = np.zeros(servers.stores[0].size, np.float32)
+        servers.stores[0].pull(0, flat)
+        assert np.array_equal(flat, expected)
+        assert [kind for kind, *_ in coordinator.results] == ["evaluate"]
+    finally:
+        drain.set()
+        worker.close()
+        servers.close()
