@@ -1,7 +1,7 @@
 """The coordinator as the worker's loop sees it: `work.Coordinator` over the control plane.
 
-A thread joins as soon as the coordinator can be reached and then sends a heartbeat each second, also while the model
-is being traced or evaluated: a worker is silent only where it really is.
+A thread joins as soon as it reaches the coordinator and then sends a heartbeat each second, also while the model is
+traced or evaluated, so that a worker that is silent has really stopped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ControlPlane:
         self._thread.start()
 
     def join(self, held: Mapping[Token, DataWork], wasted: Wasted) -> dict[Token, Token]:
-        """Say hello, with what is held."""
+        """Join, or join again, with the leases that are held."""
         joined = self._client.join(
             self._data,
             self._config.batch_size,
@@ -61,6 +61,7 @@ class ControlPlane:
             wasted_steps=wasted.steps,
             wasted_told=wasted.told,
         )
+        self._joined.set()
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
     def next_work(self, generation: int) -> Work:
@@ -139,7 +140,6 @@ class ControlPlane:
                     self._client.heartbeat(self._spoken())
                 else:
                     self.join({}, Wasted())
-                    self._joined.set()
             except Unreachable as error:
                 if not self._joined.is_set() and str(error) != said:
                     said = str(error)

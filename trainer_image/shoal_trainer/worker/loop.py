@@ -30,7 +30,7 @@ from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, combined, full
-from shoal_trainer.worker.upstream import Upstream
+from shoal_trainer.worker.upstream import RETRY_SECONDS, Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,11 @@ class Loop(Upstream):
         self._feed.go_on()
 
     def _join(self) -> None:
-        """Connect, give the first parameters unless another worker was first, and pull."""
+        """Connect, give the first parameters unless another worker was first, pull, and join the coordinator.
+
+        The heartbeats joined before the model was traced; parameter server 0 may have been replaced since then, and
+        only `_boots` would show it.
+        """
         while not self._drain.is_set():
             try:
                 welcome = self._wait(self._exchange.connect(lambda: None))
@@ -173,8 +177,10 @@ class Loop(Upstream):
                 if not welcome.initialized:
                     self._exchange.initialize(self._glue.initial()).result()
                 pulled = self._exchange.pull(self._buffers.spare).result()
+                self._join_coordinator({})
             except Unreachable as error:
                 log.info("joining: %s", error)
+                self._drain.wait(RETRY_SECONDS)
                 continue
             self._begin_from(pulled)
             self._boots, self._generation = welcome.boots, welcome.generation
