@@ -269,6 +269,23 @@ class PSClient:
             raise
         return Welcome(tuple(welcome for _, welcome in found))
 
+    def probe(self, model: ModelSpec) -> Welcome:
+        """The state of the shards, over the open connections and without parameters.
+
+        `Unreachable` also where a shard went back to a snapshot after its connection was opened.
+        """
+        try:
+            for shard in self._shards:
+                self._say_hello(shard, model, None)
+            found = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
+            for shard, welcome in zip(self._shards, found, strict=True):
+                if welcome.boot != shard.server.boot:
+                    raise Unreachable(f"shard {shard.index} has gone back to a snapshot")
+        except BaseException:
+            self.close()
+            raise
+        return Welcome(tuple(found))
+
     def initialize(self, flat: NDArray[np.float32]) -> None:
         """Give the shards their first values; where another worker was first, its values stay."""
         self._check(flat)

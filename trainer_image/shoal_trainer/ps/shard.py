@@ -103,7 +103,10 @@ class ShardStore(Attendance):
         copy_version: int | None = None,
         generation: int = 0,
     ) -> ShardWelcome:
-        """Agree on the model; `UserError` if this shard holds another one."""
+        """Agree on the model; `UserError` if this shard holds another one.
+
+        A worker without a copy may say hello again to learn the state of the shard; it computes no gradient then.
+        """
         if self.model is None:
             compile_for(model.optimizer)  # not under the lock: without a cache it takes seconds
         with self.lock:
@@ -115,6 +118,7 @@ class ShardStore(Attendance):
                 self._other_run = False
             elif self.model != model:
                 raise UserError(difference(self.model, model))
+            self._permits.forget(slot)
             self._recovery.begin(self._clock())
             wants = copy_version is not None and self._wants(copy_version, generation)
             if wants:

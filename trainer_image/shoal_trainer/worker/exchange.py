@@ -48,6 +48,10 @@ class Exchange:
         """Fill `out` with the parameters. `idle`: no gradient follows; `exact`: in fp32, for evaluation and export."""
         return self._pool.submit(self._client.pull, out, idle=idle, exact=exact)
 
+    def probe(self) -> Future[Welcome]:
+        """The state of the shards, without parameters."""
+        return self._pool.submit(self._client.probe, self._model)
+
     def initialize(self, flat: npt.NDArray[Any]) -> Future[None]:
         """Give the servers their first values, unless another worker was first."""
         return self._pool.submit(self._client.initialize, flat)

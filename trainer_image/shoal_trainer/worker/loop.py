@@ -30,14 +30,11 @@ from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, combined, full
-from shoal_trainer.worker.upstream import RETRY_SECONDS, Upstream
+from shoal_trainer.worker.upstream import PROBE_SECONDS, RETRY_SECONDS, Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
 
 log = logging.getLogger(__name__)
 
-PROBE_SECONDS = 1.0
-"""A worker with nothing to do pulls this often: it would not notice the loss of a server otherwise, and when work comes
-it begins with fresh parameters."""
 LEAVE_SECONDS = 10.0
 """How long a worker that was told to stop waits for its last push."""
 
@@ -126,7 +123,8 @@ class Loop(Upstream):
         if self._pile and base is not None:
             self._send(base)
         elif self._clock() - self._heard >= PROBE_SECONDS:
-            self._refresh()
+            self._probe()
+            self._input_seconds, self._last_push = 0.0, self._clock()
 
     def _settle(self) -> None:
         """See all that is computed into the parameters: what is done next may take long, or tells that it is there."""
@@ -161,6 +159,7 @@ class Loop(Upstream):
             self._begin_outage(error, None)
             return
         self._do_task(task, flat)
+        self._outdated = True
         self._feed.go_on()
 
     def _join(self) -> None:
@@ -192,6 +191,11 @@ class Loop(Upstream):
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _train(self, ready: Ready) -> None:
+        if self._outdated:
+            self._refresh(idle=False)
+            if self._outage is not None:
+                self._train_alone(ready)
+                return
         assert self._pulled is not None
         base = self._pulled
         began = self._clock()
@@ -267,17 +271,6 @@ class Loop(Upstream):
             self._glue.reuse(send.update)
         self._heard = self._clock()
 
-    def _refresh(self) -> None:
-        """Take the present parameters; nothing is under way."""
-        try:
-            pulled = self._exchange.pull(self._buffers.spare, idle=True).result()
-        except Unreachable as error:
-            self._begin_outage(error, None)
-        else:
-            self._begin_from(pulled)
-        self._input_seconds, self._last_push = 0.0, self._clock()
-        self._heard = self._last_push
-
     def _checked(self, step: Step, ready: Ready) -> Step | None:
         """The step, as it may be pushed; None where the job goes back to a snapshot because of it."""
         if step.finite:
@@ -310,12 +303,17 @@ class Loop(Upstream):
         if not isinstance(item, Ready):
             self._held = item
             return
+        self._train_alone(item)
+
+    def _train_alone(self, ready: Ready) -> None:
+        """A local step."""
+        assert self._outage is not None
         self._outage.parameters_into(self._buffers.spare)
         assert self._pulled is not None
         updates = self._placement.config.step_after(self._pulled.samples)
-        step = self._checked(self._glue.step(self._buffers.spare_tensor, item.batch, updates), item)
+        step = self._checked(self._glue.step(self._buffers.spare_tensor, ready.batch, updates), ready)
         if step is not None:
-            self._step_alone(step, item)
+            self._step_alone(step, ready)
             self.steps += 1
 
     # --- small things ---------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ from shoal_trainer.worker.work import Coordinator, DataWork, Token, Wasted
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.25
+PROBE_SECONDS = 1.0
+"""An idle worker asks the servers for their state this often: it would not notice a lost server otherwise."""
 
 
 class Upstream:
@@ -64,6 +66,40 @@ class Upstream:
         self._held: Item | None = None
         self._last_push = self._heard = clock()
         self._pile: list[tuple[Step, Ready]] = []
+        self._outdated = False
+        """Whether newer parameters are to be pulled before the next step."""
+        self._probed: tuple[int, ...] = ()
+        """The shards' versions at the last probe."""
+
+    # --- while idle -----------------------------------------------------------------------------------------------
+
+    def _probe(self) -> None:
+        """Notice a lost server; once the other workers pause, pull the newest parameters.
+
+        If the servers are lost during an evaluation, the copies of the idle workers are all that is left.
+        """
+        self._heard = self._clock()
+        try:
+            welcome = self._exchange.probe().result()
+        except Unreachable as error:
+            self._begin_outage(error, None)
+            return
+        assert self._pulled is not None
+        versions = tuple(shard.version for shard in welcome.shards)
+        paused, self._probed = versions == self._probed, versions
+        self._outdated = versions != self._pulled.versions
+        if self._outdated and paused:
+            self._refresh(idle=True)
+
+    def _refresh(self, *, idle: bool) -> None:
+        """Take the present parameters; no exchange is in flight. `idle`: no step follows at once."""
+        try:
+            pulled = self._exchange.pull(self._buffers.spare, idle=idle).result()
+        except Unreachable as error:
+            self._begin_outage(error, None)
+        else:
+            self._begin_from(pulled)
+        self._heard = self._clock()
 
     # --- an outage ------------------------------------------------------------------------------------------------
 
@@ -92,7 +128,7 @@ class Upstream:
     def _begin_from(self, pulled: Pulled) -> None:
         """What was pulled just now, and with it the whole journal of each shard, is current."""
         self._buffers.swap()
-        self._pulled = pulled
+        self._pulled, self._outdated = pulled, False
         self._journals = tuple(Log(journal.floor) for journal in pulled.journals)
         for journal, told in zip(self._journals, pulled.journals, strict=True):
             journal.follow(told)

@@ -1,0 +1,109 @@
+"""What an idle worker asks of the parameter servers."""
+
+import threading
+
+import pytest
+
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.wire.messages import PushMeta
+from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.loop import End
+from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+from tests.unit.trainer.worker.models import job
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+SECONDS = 40
+
+
+class Bench:
+    """A worker that has trained 4 batches and is idle; its pulls are counted. `push` is another worker's."""
+
+    def __init__(self, folder):
+        self.coordinator = FakeCoordinator(64, tasks=())
+        self.coordinator.hold = True
+        self.servers = Servers(folder, self.coordinator)
+        training, config, self.drain = job(wire="fp32"), self.servers.config(), threading.Event()
+        glue = build_glue(training, config)
+        self.worker = compose(training, config, glue, self.coordinator, self.servers.credentials, self.drain)
+        self.shard = self.servers.stores[0]
+        self.pulls, self.probes, self.seq, self.ends = [], threading.Semaphore(0), 0, []
+        pull, hello = self.shard.pull, self.shard.hello
+
+        def counted(*arguments, **options):
+            self.pulls.append(self.shard.version)
+            return pull(*arguments, **options)
+
+        def probed(*arguments, **options):
+            self.probes.release()
+            return hello(*arguments, **options)
+
+        self.shard.pull, self.shard.hello = counted, probed
+        self.thread = threading.Thread(target=lambda: self.ends.append(self.worker.run()), daemon=True)
+        self.thread.start()
+        assert self.probes.acquire(timeout=SECONDS)  # the hello of the start
+        with self.coordinator.pushed:
+            assert self.coordinator.pushed.wait_for(lambda: self.coordinator.pushes >= 4, SECONDS)
+
+    def probe(self, count=1):
+        for _ in range(count):
+            assert self.probes.acquire(timeout=SECONDS)
+
+    def push(self):
+        self.seq += 1
+        self.shard.push(9, 0, self.seq, self.shard.version, PushMeta(samples=16), aligned(self.shard.size))
+
+    def finish(self):
+        self.coordinator.hold = False
+        self.thread.join(SECONDS)
+        assert self.ends == [End.FINISHED]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path / "secret")
+    yield bench
+    bench.drain.set()
+    bench.thread.join(5)
+    bench.worker.close()
+    bench.servers.close()
+
+
+def test_idle_worker_pulls_nothing_while_no_parameter_changes(bench):
+    bench.probe(3)
+    assert len(bench.pulls) == 1  # of the join
+    bench.finish()
+
+
+def test_idle_worker_pulls_once_when_the_others_pause(bench):
+    bench.probe()
+    for _ in range(3):
+        bench.push()
+        bench.probe()
+    assert len(bench.pulls) == 1
+    bench.probe(3)
+    assert bench.pulls[1:] == [7]
+    bench.finish()
+
+
+def test_idle_worker_begins_new_work_with_fresh_parameters(bench):
+    bench.probe()
+    bench.push()
+    bench.probe()
+    bases, push = [], bench.shard.push
+
+    def pushed(slot, incarnation, seq, base, *arguments, **options):
+        bases.append(base)
+        return push(slot, incarnation, seq, base, *arguments, **options)
+
+    bench.shard.push = pushed
+    with bench.coordinator.lock:
+        bench.coordinator.free.append((1, 0, 16))
+    bench.finish()
+    assert bases == [5]
+
+
+def test_idle_worker_holds_no_gradient_back(bench):
+    bench.shard._permits.pulled(0, 4)
+    bench.probe(2)
+    assert bench.shard._permits.admits(9, 10, 10, 0)
+    bench.finish()
