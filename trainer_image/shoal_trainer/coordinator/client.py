@@ -22,6 +22,7 @@ from shoal_trainer.coordinator.http import CODES
 from shoal_trainer.coordinator.protocol import (
     MAX_TEXT,
     PURPOSE,
+    Alive,
     AskPushes,
     DataSpec,
     Diverged,
@@ -201,9 +202,9 @@ class CoordinatorClient:
         request = Diverged(**self._who, generation=generation, what=what, **place)
         self._client.call("diverged", request, Done)
 
-    def heartbeat(self, message: str = "") -> None:
-        """Say that this worker is alive; on a connection of its own, so that nothing delays it."""
-        self._beats.call("heartbeat", Heartbeat(**self._who, message=message), Done)
+    def heartbeat(self, message: str = "") -> bool:
+        """Report that this worker is alive, on a separate connection; whether the job has finished."""
+        return self._beats.call("heartbeat", Heartbeat(**self._who, message=message), Alive).finished
 
     def file_ended(self, token: tuple[int, int], length: int) -> None:
         """Tell the length of a leased file."""

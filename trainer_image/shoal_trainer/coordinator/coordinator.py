@@ -105,10 +105,11 @@ class Coordinator(Record):
             assert member.given is not None
             return member.given
 
-    def heartbeat(self, slot: int, incarnation: int, message: str = "") -> None:
-        """It is alive."""
+    def heartbeat(self, slot: int, incarnation: int, message: str = "") -> bool:
+        """A worker is alive; whether the job has finished."""
         with self._lock:
             self._hear(slot, incarnation).message = message
+            return self.finished is not None
 
     def file_ended(self, request: FileEnded) -> None:
         """A file's length is known."""
@@ -168,6 +169,7 @@ class Coordinator(Record):
             self.counters.steps += meta.steps
             for mark in meta.progress:
                 self._count(mark)
+            self._stop_after_steps()
 
     def compare(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
         """Count what is in some shards only; whether some of it may yet come (`at_end`: that counts, too)."""
@@ -195,8 +197,7 @@ class Coordinator(Record):
             if self.ledger is None or self.gathering or self.finished is not None:
                 return
             self._end_passes()
-            if not self.stopping and self.stop_after.steps and self.counters.steps >= self.stop_after.steps:
-                self._stop(f"{self.counters.steps} steps are done")
+            self._stop_after_steps()
             if self.stopping or self.ledger.finished:
                 self._wind_up()
 
@@ -301,6 +302,10 @@ class Coordinator(Record):
             self.tasks.pass_ended(
                 self.tasks.evaluated, logs, validation=self.data.validation, callbacks=self.data.callbacks
             )
+
+    def _stop_after_steps(self) -> None:
+        if self.stop_after.steps and self.counters.steps >= self.stop_after.steps:
+            self._stop(f"{self.counters.steps} steps are done")
 
     def _stop(self, why: str) -> None:
         self.stopping = self.stopping or why

@@ -16,6 +16,7 @@ from shoal_trainer.coordinator.client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import Handler
 from shoal_trainer.coordinator.protocol import (
+    Alive,
     Diverged,
     Done,
     Failed,
@@ -195,8 +196,7 @@ class Desk:
         )
 
     def _heartbeat(self, request: Heartbeat) -> Message:
-        self.coordinator.heartbeat(request.slot, request.incarnation, request.message)
-        return Done()
+        return Alive(finished=self.coordinator.heartbeat(request.slot, request.incarnation, request.message))
 
     def _file_ended(self, request: FileEnded) -> Message:
         self.coordinator.file_ended(request)

@@ -149,6 +149,12 @@ class Heartbeat(Caller):
     message: str = Field(default="", max_length=MAX_TEXT)
 
 
+class Alive(Message):
+    """The answer to a heartbeat: whether the job has finished."""
+
+    finished: bool = False
+
+
 class FileEnded(Caller):
     """A leased file has `length` samples."""
 

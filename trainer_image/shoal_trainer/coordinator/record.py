@@ -50,10 +50,9 @@ class Record:
         self.ledger: Ledger | None = None
         self.data: DataSpec | None = None
         self._told_files = False
-        self.stopping = ""
-        """Why training ends before its passes do."""
         self.pace = Pace()
         self.shard = shard
+        self._stopping = ""
         self._term = shard.boot
         """What begins the tokens of this process: not the epoch, which stays where its container is started again."""
         self._lock = shard.lock
@@ -69,6 +68,16 @@ class Record:
     def begun(self) -> bool:
         """Whether something was trained, by this process or by one before it."""
         return self.pace.begun or self._saved is not None
+
+    @property
+    def stopping(self) -> str:
+        """Why training ends before its passes do; "" while it goes on. The shard's answers tell the workers."""
+        return self._stopping
+
+    @stopping.setter
+    def stopping(self, why: str) -> None:
+        self._stopping = why
+        self.shard.stopped = self._term if why else 0
 
     def ready(self, version: int, applied: Applied) -> None:
         """The shard has its parameters (called inside its lock): what its journal tells of is in them."""

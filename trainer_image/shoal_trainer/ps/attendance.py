@@ -18,6 +18,8 @@ class Attendance:
     def __init__(self, staleness: Staleness | None, clock: Callable[[], float]) -> None:
         self.staleness = staleness or Staleness()
         self.version = 0
+        self.stopped = 0
+        """See `AnswerMeta.stopped`; the coordinator sets it."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._clock = clock

@@ -387,6 +387,7 @@ class PSClient:
             push_seconds=sent - begin,
             pull_seconds=self._clock() - sent,
             journals=tuple(meta.journal for meta in metas),
+            stopped=metas[0].stopped,
         )
 
     def _encode(self, flat: NDArray[Any]) -> NDArray[Any]:

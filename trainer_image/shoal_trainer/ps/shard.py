@@ -361,6 +361,7 @@ class ShardStore(Attendance):
             last_seq=self.applied.get((slot, incarnation), 0),
             live_workers=self.live_workers,
             generation=self.generation,
+            stopped=self.stopped,
         )
 
     def _repeated(self, slot: int, incarnation: int, seq: int, io: Buffer, boot: int | None) -> bool:
@@ -401,7 +402,7 @@ class ShardStore(Attendance):
         if self.staleness.max is not None and self._members.has(slot):
             self._permits.pulled(slot, self.version)
         journal = self.journal.since(known)
-        meta = AnswerMeta(self.samples, self.live_workers, dict(self.applied), journal)
+        meta = AnswerMeta(self.samples, self.live_workers, dict(self.applied), journal, self.stopped)
         return Answer(self.version, meta)
 
     def _check_size(self, values: Buffer) -> None:

@@ -121,6 +121,8 @@ class ShardWelcome(Message):
     live_workers: int = 1
     generation: int = 0
     """How often the job has gone back to a snapshot on purpose: what is of another generation is worth nothing."""
+    stopped: int = 0
+    """As `AnswerMeta.stopped`."""
 
 
 class Progress(NamedTuple):
@@ -198,6 +200,8 @@ class Pulled:
     """From then until the last byte of the answers, the servers' work among it."""
     journals: tuple[Journal, ...] = ()
     """For each shard, its pushes since its last snapshot; with the answer to a push, those after its base version."""
+    stopped: int = 0
+    """Shard 0's; see `AnswerMeta`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +244,7 @@ class Welcome:
 
 _PUSH = struct.Struct("<II3f5fH")
 _MARK = struct.Struct("<IiQQ")
-_ANSWER = struct.Struct("<QIHQI")
+_ANSWER = struct.Struct("<QIHQIQ")
 _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
 
@@ -265,6 +269,8 @@ class AnswerMeta(NamedTuple):
     live_workers: int = 1
     applied: Mapping[tuple[int, int], int] = MappingProxyType({})
     journal: Journal = Journal()
+    stopped: int = 0
+    """The coordinator process that has ended training: every lease that it granted is void. 0: training goes on."""
 
 
 def encode_push(meta: PushMeta) -> bytes:
@@ -297,7 +303,8 @@ def encode_answer(meta: AnswerMeta) -> bytes:
     """The bytes of `meta`."""
     entries = list(meta.applied.items())[-MAX_APPLIED:]
     journal = meta.journal
-    head = _ANSWER.pack(meta.samples, meta.live_workers, len(entries), journal.floor, len(journal.entries))
+    counts = meta.samples, meta.live_workers, len(entries)
+    head = _ANSWER.pack(*counts, journal.floor, len(journal.entries), meta.stopped)
     applied = b"".join(_APPLIED.pack(slot, incarnation, seq) for (slot, incarnation), seq in entries)
     return head + applied + b"".join(_ENTRY.pack(*entry) for entry in journal.entries)
 
@@ -308,13 +315,13 @@ def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
         raise ProtocolError(
             f"an answer's description has {len(data)} bytes, at least {_ANSWER.size} are needed"
         )
-    samples, live, count, floor, entries = _ANSWER.unpack_from(data)
+    samples, live, count, floor, entries, stopped = _ANSWER.unpack_from(data)
     middle = _ANSWER.size + count * _APPLIED.size
     if count > MAX_APPLIED or entries > MAX_JOURNAL or len(data) != middle + entries * _ENTRY.size:
         raise ProtocolError("an answer's description does not have the length that it states")
     applied = {(slot, inc): seq for slot, inc, seq in _APPLIED.iter_unpack(data[_ANSWER.size : middle])}
     journal = Journal(floor, tuple(Entry(*entry) for entry in _ENTRY.iter_unpack(data[middle:])))
-    return AnswerMeta(samples, live, applied, journal)
+    return AnswerMeta(samples, live, applied, journal, stopped)
 
 
 def decode_json(kind: type[M], data: bytes | bytearray | memoryview) -> M:

@@ -21,13 +21,13 @@ LONGEST_PAUSE = 4.0
 def carry_out(
     work: TaskWork, make: Callable[[], Outcome], coordinator: Coordinator, drain: threading.Event
 ) -> None:
-    """Return when the coordinator has the result, or another worker the task, or `drain` is set.
+    """Return when the coordinator has the result, or another worker the task, the job has finished or `drain` is set.
 
     What `make` cannot reach is told with the heartbeats. Raises `UserError` where the coordinator will never take what
     `make` made: it would wait for it for ever.
     """
     waiting, made, pause = False, None, RETRY_SECONDS
-    while not drain.is_set():
+    while not (drain.is_set() or coordinator.finished()):
         try:
             if made is None:
                 made = make()

@@ -41,6 +41,7 @@ class ControlPlane:
         self._stored: dict[str, tuple[int, int]] = {}
         """Size and time (ns) of each file of a task, as the coordinator took it last."""
         self._joined = threading.Event()
+        self._finished = False
         self._stop = threading.Event()
         self._error: TrainerError | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -75,6 +76,10 @@ class ControlPlane:
     def diverged(self, generation: int, batch: Progress, what: str) -> None:
         """Have the job go back to its newest snapshot, and this batch left out."""
         self._client.diverged(generation, batch, what)
+
+    def finished(self) -> bool:
+        """Whether a heartbeat has learned that the job has finished."""
+        return self._finished
 
     def say(self, message: Words) -> None:
         """Have the heartbeats carry this."""
@@ -137,7 +142,7 @@ class ControlPlane:
             seconds = HEARTBEAT_SECONDS
             try:
                 if self._joined.is_set():
-                    self._client.heartbeat(self._spoken())
+                    self._finished = self._client.heartbeat(self._spoken())
                 else:
                     self.join({}, Wasted())
             except Unreachable as error:

@@ -83,6 +83,14 @@ class Leases:
             self._answered_to.clear()
             self._answers.clear()
 
+    def void(self, term: int) -> None:
+        """The coordinator process `term` (0: none) has ended training: forget every lease that it granted."""
+        with self._lock:
+            for token in [token for token in self._ends if term and token[0] == term]:
+                del self._ends[token]
+                self._answered_to.pop(token, None)
+                self._renamed[token] = None
+
     def drop(self, token: Token) -> None:
         """Forget a lease."""
         with self._lock:

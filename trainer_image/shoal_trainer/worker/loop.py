@@ -89,6 +89,9 @@ class Loop(Upstream):
         self._join()
         self._feed.start()
         while not self._drain.is_set():
+            if isinstance(self._held, Finished) or self._coordinator.finished():
+                self._leave()
+                return End.FINISHED
             if self._outage is not None:
                 self._ride()
                 continue
@@ -104,13 +107,9 @@ class Loop(Upstream):
                 self._do(item)
             else:
                 self._collect()
-                if self._outage is not None:
-                    self._held = item
-                elif isinstance(item, Finished):
-                    self._leave()
-                    return End.FINISHED
-                else:
+                if isinstance(item, BaseException) and self._outage is None:
                     raise item
+                self._held = item
         self._leave()
         return End.DRAINED
 
@@ -268,6 +267,7 @@ class Loop(Upstream):
             self._behind = max(1, pulled.versions[0] - 1 - send.push.base_versions[0])
             self._buffers.swap()
             self._leases.answered(send.push)
+            self._leases.void(pulled.stopped)
             self._glue.reuse(send.update)
         self._heard = self._clock()
 

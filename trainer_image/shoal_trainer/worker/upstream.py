@@ -85,6 +85,7 @@ class Upstream:
             self._begin_outage(error, None)
             return
         assert self._pulled is not None
+        self._leases.void(welcome.shards[0].stopped)
         versions = tuple(shard.version for shard in welcome.shards)
         paused, self._probed = versions == self._probed, versions
         self._outdated = versions != self._pulled.versions
@@ -129,6 +130,7 @@ class Upstream:
         """What was pulled just now, and with it the whole journal of each shard, is current."""
         self._buffers.swap()
         self._pulled, self._outdated = pulled, False
+        self._leases.void(pulled.stopped)
         self._journals = tuple(Log(journal.floor) for journal in pulled.journals)
         for journal, told in zip(self._journals, pulled.journals, strict=True):
             journal.follow(told)
@@ -174,7 +176,10 @@ class Upstream:
             self._exchange.initialize(first).result()
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
-        if outage.steps:
+        if welcome.shards[0].stopped:
+            self._wasted += outage.steps
+            outage.taken()
+        elif outage.steps:
             self._seq += 1
             self._unsent.append(outage.as_send(self._seq, self._pulled.versions))
         live = max(self._pulled.live_workers, welcome.shards[0].live_workers)

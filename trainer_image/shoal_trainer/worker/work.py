@@ -77,6 +77,9 @@ class Coordinator(Protocol):
     def diverged(self, generation: int, batch: Progress, what: str) -> None:
         """Tell that a batch gave what is not finite; returns when shard 0 has gone back. `UserError`: it is the end."""
 
+    def finished(self) -> bool:
+        """Whether a heartbeat has learned that the job has finished. Returns at once."""
+
     def say(self, message: Words) -> None:
         """Tell what is the matter, beside the heartbeats, until another message (or none, "") takes its place."""
 

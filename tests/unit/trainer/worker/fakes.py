@@ -31,6 +31,8 @@ class FakeCoordinator:
         self.joins = []
         self.said = []
         self.counter = 0
+        self.term = 0
+        self.job_finished = False
         self.lock = threading.Lock()
         self.pushes = 0
         self.steps = []
@@ -61,7 +63,7 @@ class FakeCoordinator:
             if self.free:
                 epoch, start, stop = self.free.pop(0)
                 self.counter += 1
-                work = DataWork((0, self.counter), epoch, start, stop)
+                work = DataWork((self.term, self.counter), epoch, start, stop)
                 self.leased[work.token] = work
                 return work
             if self.hold or any(not self._done(work) for work in self.leased.values()):
@@ -70,6 +72,9 @@ class FakeCoordinator:
 
     def _done(self, work):
         return not self.applied.get((work.epoch, work.number), Positions()).gaps(work.start, work.stop)
+
+    def finished(self):
+        return self.job_finished
 
     def say(self, message):
         if message not in self.said and not callable(message):

@@ -18,6 +18,10 @@ class Answers:
 
     def __init__(self, *errors):
         self.errors, self.taken, self.said = list(errors), [], []
+        self.job_finished = False
+
+    def finished(self):
+        return self.job_finished
 
     def say(self, message):
         self.said.append(message)

@@ -26,6 +26,7 @@ class Client:
         self.kind = "callbacks"
         self.uploads = []
         self.calls = 0
+        self.finished = False
         self.lost = set()
         self.beats = queue.Queue()
 
@@ -34,6 +35,7 @@ class Client:
 
     def heartbeat(self, message):
         self.beats.put(message)
+        return self.finished
 
     def close(self):
         pass
@@ -201,6 +203,21 @@ def test_heartbeat_carries_the_message_until_cleared(bench, monkeypatch):
         plane.say("")
         while plane._client.beats.get(timeout=30):
             pass
+    finally:
+        plane.close()
+        plane._thread.join(30)
+
+
+def test_finished_job_is_learned_from_the_answer_to_a_heartbeat(bench, monkeypatch):
+    monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
+    plane = bench.worker()
+    plane.start()
+    try:
+        plane._client.beats.get(timeout=30)
+        assert not plane.finished()
+        plane._client.finished = True
+        while not plane.finished():
+            plane._client.beats.get(timeout=30)
     finally:
         plane.close()
         plane._thread.join(30)

@@ -1,0 +1,100 @@
+"""The end of training reaches the workers with the answers to their pushes."""
+
+import pytest
+
+from shoal_trainer.contract import JobIdentity, StopAfter
+from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta, decode_answer, encode_answer
+from shoal_trainer.worker.leases import Leases
+from shoal_trainer.worker.work import DataWork
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=4)
+TERM = 7
+
+
+class Bench:
+    """A coordinator with workers that push one batch of 2 samples at a time, each with its own `Leases`."""
+
+    def __init__(self, stop, workers, boot=TERM, **data):
+        self.shard = ShardStore(0, 1, 0, boot=boot)
+        self.coordinator = Coordinator(JobIdentity(namespace="n", name="j", uid="u"), stop, 2, self.shard)
+        self.shard.hello(0, 0, MODEL)
+        self.shard.initialize(aligned(4))
+        self.leases = [Leases() for _ in range(workers)]
+        self.at, self.works, self.seq = [0] * workers, [None] * workers, 0
+        for slot in range(workers):
+            self.shard.connect(slot, 0)
+            self.coordinator.join(Join(slot=slot, incarnation=0, data=DataSpec(**data), batch_size=2))
+
+    def ask(self, slot):
+        given = self.coordinator.next_work(slot, 0)
+        if given.kind == "data":
+            lease = given.lease
+            self.at[slot] = lease.start
+            self.works[slot] = DataWork(
+                lease.token, lease.epoch, lease.start, lease.stop, lease.file, lease.number
+            )
+            self.leases[slot].grant(self.works[slot])
+        return given.kind
+
+    def push(self, slot):
+        """One batch, if the worker still holds its lease; the answer as the wire carries it."""
+        work = self.works[slot]
+        if self.leases[slot].token(work.token) is None:
+            return None
+        self.seq += 1
+        mark = Progress(work.epoch, work.number, self.at[slot], self.at[slot] + 2)
+        self.at[slot] += 2
+        meta = PushMeta(samples=2, progress=(mark,))
+        answer = self.shard.push(slot, 0, self.seq, self.shard.version, meta, aligned(4))
+        found = decode_answer(encode_answer(answer.meta))
+        self.leases[slot].void(found.stopped)
+        return found.stopped
+
+
+def test_steps_hold_within_a_batch_a_worker_for_files_of_unknown_length():
+    bench = Bench(StopAfter(steps=10), 3, files=("a", "b", "c", "d"))
+    assert [bench.ask(slot) for slot in range(3)] == ["data"] * 3
+    for _ in range(100):
+        for slot in range(3):
+            bench.push(slot)
+    assert 10 <= bench.coordinator.counters.steps <= 10 + 3
+    assert not any(leases.held() for leases in bench.leases)
+    assert bench.ask(0) == "task"
+
+
+def test_metric_that_is_reached_voids_the_leases_of_the_other_workers():
+    stop = StopAfter(epochs=50, metric="accuracy", value=0.9)
+    bench = Bench(stop, 2, size=8, validation=True)
+    while bench.ask(0) == "data":
+        assert bench.push(0) == 0
+    assert bench.ask(1) == "data"
+    token = bench.coordinator.tasks.queue[0].token
+    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=token, metrics={"val_accuracy": 0.95}))
+    assert bench.push(1) == TERM
+    assert bench.leases[1].held() == {}
+    assert bench.push(1) is None
+
+
+def test_coordinator_restored_after_the_stop_tells_its_own_term():
+    old = Bench(StopAfter(steps=1), 1, size=8)
+    old.ask(0)
+    assert old.push(0) == TERM
+    saved, copy = old.coordinator.dump(), old.shard.copy()
+    shard = ShardStore(0, 1, 1, boot=TERM + 1)
+    shard.restore(copy)
+    Coordinator(JobIdentity(namespace="n", name="j", uid="u"), StopAfter(steps=1), 2, shard).load(saved)
+    assert shard.hello(0, 0, MODEL).stopped == TERM + 1
+
+
+@pytest.mark.parametrize(("term", "left"), [(0, 2), (1, 1), (2, 1), (3, 2)])
+def test_void_forgets_the_leases_of_that_term_only(term, left):
+    leases = Leases()
+    for n in (1, 2):
+        leases.grant(DataWork((n, n), 0, 8 * n, 8 * n + 8))
+    leases.void(term)
+    assert len(leases.held()) == left
+    assert leases.token((term, term)) is None

@@ -1,0 +1,102 @@
+"""How a worker learns that training, or the job, has ended."""
+
+import threading
+
+import pytest
+
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.worker.carry_out import carry_out
+from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.tasks import Outcome
+from shoal_trainer.worker.work import Finished, Idle, TaskWork
+from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+from tests.unit.trainer.worker.models import DATA, job
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+SECONDS = 40
+TERM = 7
+
+
+class Running:
+    def __init__(self, folder, coordinator):
+        self.coordinator, self.servers = coordinator, Servers(folder, coordinator)
+        training, config, self.drain, self.ends = job(), self.servers.config(), threading.Event(), []
+        self.worker = compose(
+            training, config, build_glue(training, config), coordinator, self.servers.credentials, self.drain
+        )
+        self.thread = threading.Thread(target=lambda: self.ends.append(self.worker.run()), daemon=True)
+        self.thread.start()
+
+    def end(self):
+        self.thread.join(SECONDS)
+        ended = list(self.ends)
+        self.drain.set()
+        self.thread.join(5)
+        self.worker.close()
+        self.servers.close()
+        return ended
+
+    def pushed(self, count):
+        with self.coordinator.pushed:
+            assert self.coordinator.pushed.wait_for(lambda: self.coordinator.pushes >= count, SECONDS)
+
+
+class Stops(FakeCoordinator):
+    """One long lease; training stops with push 10."""
+
+    def __init__(self):
+        super().__init__(DATA.size, size=DATA.size, epochs=2, tasks=())
+        self.term = TERM
+
+    def on_applied(self, push):
+        super().on_applied(push)
+        if self.pushes == 10:
+            self.shard.stopped = TERM
+            self.free = []
+
+    def next_work(self, generation=0):
+        return Finished() if self.pushes >= 10 and not self.free else super().next_work(generation)
+
+
+def test_worker_stops_pushing_when_an_answer_says_that_training_has_ended(tmp_path):
+    coordinator = Stops()
+    running = Running(tmp_path / "secret", coordinator)
+    coordinator.shard = running.servers.stores[0]
+    assert running.end() == [End.FINISHED]
+    assert coordinator.pushes == 10
+
+
+def test_worker_in_an_outage_ends_when_the_job_has_finished(tmp_path):
+    coordinator = FakeCoordinator(64, tasks=())
+    coordinator.hold = True
+    running = Running(tmp_path / "secret", coordinator)
+    running.pushed(4)
+    running.servers.stop(0)
+    while running.worker.loop._outage is None:
+        threading.Event().wait(0.01)
+    coordinator.hold = False
+    assert running.end() == [End.FINISHED]
+
+
+def test_worker_with_a_held_task_ends_when_a_heartbeat_says_that_the_job_has_finished(tmp_path):
+    coordinator = FakeCoordinator(64, tasks=("callbacks",))
+    coordinator.hold = True
+    running = Running(tmp_path / "secret", coordinator)
+    running.pushed(4)
+    running.servers.stop(0)
+    coordinator.hold = False
+    while not isinstance(running.worker.loop._held, TaskWork):
+        threading.Event().wait(0.01)
+    coordinator.next_work = lambda _generation=0: Idle(0.01)
+    coordinator.job_finished = True
+    assert running.end() == [End.FINISHED]
+
+
+def test_result_that_no_coordinator_takes_is_dropped_when_the_job_has_finished():
+    class Gone(FakeCoordinator):
+        def task_done(self, *_, **__):
+            self.job_finished = True
+            raise Unreachable("PS 0 has ended")
+
+    carry_out(TaskWork((0, 1), "evaluate"), Outcome, Gone(0), threading.Event())
