@@ -20,7 +20,7 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.ledger import Lease, Segment
+from shoal_trainer.coordinator.leased import Lease, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.protocol import FileEnded, Given, Join, Joined, TaskDone
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
@@ -34,6 +34,8 @@ from shoal_trainer.ps.shard import AppliedPush, ShardStore
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.2
+ASKS_PER_SECOND = 1000
+"""Idle workers ask again less often where more than this many requests a second would come from them together."""
 
 
 class Coordinator(Record):
@@ -93,13 +95,13 @@ class Coordinator(Record):
         """
         with self._lock:
             member = self._hear(slot, incarnation)
-            self.tick()
+            self._advance()
             if self.finished is not None:
                 return Given(kind="finished", message=self.finished.message)
             behind = generation not in {None, self.shard.generation}
             gone = member.state in {WorkerState.DRAINED, WorkerState.LEFT}  # it asked before it said goodbye
             if self.ledger is None or self.gathering or behind or gone:
-                return Given(kind="idle", seconds=IDLE_SECONDS)
+                return self._idle()
             if number is None or member.asked != number or not self._still_holds(member):
                 member.asked, member.given = number, self._give(slot, incarnation)
             assert member.given is not None
@@ -117,7 +119,7 @@ class Coordinator(Record):
             self._hear(request.slot, request.incarnation)
             if self.ledger is not None:
                 self.ledger.file_ended(request.token, request.length)
-                self.tick()
+                self._advance()
 
     def task_done(self, request: TaskDone) -> Task | None:
         """A task's result; None (and nothing changes) where the task is somebody else's by now."""
@@ -130,7 +132,7 @@ class Coordinator(Record):
                 self._stop("a callback asked for the end of training")
             if task.kind == "evaluate" and (reached := target_reached(self.stop_after, request.metrics)):
                 self._stop(reached)
-            self.tick()
+            self._advance()
             return task
 
     def held_task(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
@@ -186,20 +188,12 @@ class Coordinator(Record):
     # --- time -----------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """What follows from time alone, and from everything that has happened."""
+        """What follows from time. Called a few times a second: alone it looks at every member."""
         with self._lock:
-            now = self._clock()
-            for member in self.members.notice_silence(now):
+            for member in self.members.notice_silence(self._clock()):
                 self._give_up(member)
             self.shard.set_live_workers(max(1, len(self.members.active())))
-            if self._gathered():
-                self._end_gathering()
-            if self.ledger is None or self.gathering or self.finished is not None:
-                return
-            self._end_passes()
-            self._stop_after_steps()
-            if self.stopping or self.ledger.finished:
-                self._wind_up()
+            self._advance()
 
     # --- telling --------------------------------------------------------------------------------------------------
 
@@ -232,15 +226,38 @@ class Coordinator(Record):
         self._begin_gathering()
         return member
 
+    def _advance(self) -> None:
+        """What follows from all that has happened so far; cheap, for each request does it."""
+        if self._gathered():
+            self._end_gathering()
+        if self.ledger is None or self.gathering or self.finished is not None:
+            return
+        self._end_passes()
+        self._stop_after_steps()
+        if self.stopping or self.ledger.finished:
+            self._wind_up()
+
+    def _idle(self) -> Given:
+        return Given(kind="idle", seconds=max(IDLE_SECONDS, self.shard.live_workers / ASKS_PER_SECOND))
+
     def _give(self, slot: int, incarnation: int) -> Given:
         """The next task, else the next range."""
         given = self._next_for(slot, incarnation)
-        if given.kind == "idle" and (silent := self.members.silent()):
-            # Nobody waits for one that is probably gone: what it held goes to those who ask.
+        if given.kind == "idle" and (silent := self._silent_holders()):
+            # What a worker that is probably gone held goes to those that ask.
             for member in silent:
                 self._give_up(member)
             given = self._next_for(slot, incarnation)
         return given
+
+    def _silent_holders(self) -> list[Member]:
+        """The silent members that hold what others could do: a lease, or the first task."""
+        silent = self.members.silent()
+        if not silent or self.ledger is None:
+            return []
+        holders = {(lease.slot, lease.incarnation) for lease in self.ledger.leases.values()}
+        holders |= {task.holder for task in self.tasks.queue[:1] if task.holder is not None}
+        return [member for member in silent if (member.slot, member.incarnation) in holders]
 
     def _next_for(self, slot: int, incarnation: int) -> Given:
         self._task_counter += 1
@@ -250,7 +267,7 @@ class Coordinator(Record):
             return Given(kind="task", task=task.kind, token=token, epoch=task.epoch, history=history)
         if (lease := self._lease(slot, incarnation)) is not None:
             return Given(kind="data", lease=lease)
-        return Given(kind="idle", seconds=IDLE_SECONDS)
+        return self._idle()
 
     def _still_holds(self, member: Member) -> bool:
         """Whether what this worker was given last is its own as it was."""

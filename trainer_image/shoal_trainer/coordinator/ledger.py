@@ -16,12 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shoal_trainer.coordinator.leased import END, Lease, Leased, Segment, Token
 from shoal_trainer.ps.positions import Positions
 
-Token = tuple[int, int]
-
-END = 1 << 62
-"""Stands for a stop that is not known, where numbers are compared."""
 MAX_AHEAD = 4096
 """A push may speak of so many passes beyond those that are open; more is none of ours."""
 
@@ -35,26 +32,6 @@ only when its silence is noticed, and nobody else is to stand still until then."
 AHEAD_PASSES = 64
 MAX_RANGES = 1 << 14
 """But no more ranges in a pass than these, however large the data: every snapshot tells of all of them."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Positions [start, stop) of one pass, of file number `file` (-1: the data have no files); `stop` None: unknown."""
-
-    epoch: int
-    file: int
-    start: int
-    stop: int | None
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A segment in somebody's hands."""
-
-    token: Token
-    slot: int
-    incarnation: int
-    segment: Segment
 
 
 @dataclass
@@ -100,7 +77,7 @@ class Ledger:
         self.ahead = 1 if in_step or not in_a_pass else max(1, min(AHEAD_PASSES, AHEAD_BATCHES // in_a_pass))
         self.lengths: dict[int, int] = {}
         self.passes: dict[int, Pass] = {}
-        self.leases: dict[Token, Lease] = {}
+        self.leases = Leased()
         self.completed = 0
         """Passes 0 … completed-1 are complete."""
         self.done_samples = 0
@@ -135,9 +112,9 @@ class Ledger:
         self.done_samples += sum(end - begin for begin, end in fresh)
         seen = Positions(fresh)
         again = [replace(segment, start=a, stop=b) for a, b in seen.gaps(segment.start, stop)]
-        for lease in [lease for lease in self.leases.values() if _overlap(lease.segment, segment)]:
+        for lease in self.leases.overlapping(segment):
             if not self.rest(lease):
-                del self.leases[lease.token]
+                self.leases.remove(lease.token)
         self._complete()
         return again
 
@@ -148,22 +125,21 @@ class Ledger:
             return
         self.lengths[lease.segment.file] = length
         lease = replace(lease, segment=replace(lease.segment, stop=length))
-        self.leases[token] = lease
+        self.leases.add(lease)
         if not self.rest(lease):
-            del self.leases[token]
+            self.leases.remove(token)
             self._complete()
 
     def rest(self, lease: Lease) -> list[Segment]:
         """What of a lease is not done yet."""
         segment = lease.segment
-        gaps = self.passes[segment.epoch].of(segment.file).gaps(segment.start, _end(segment))
+        gaps = self.passes[segment.epoch].of(segment.file).gaps(segment.start, segment.end)
         return [replace(segment, start=start, stop=None if stop == END else stop) for start, stop in gaps]
 
     def release(self, holds: Callable[[Lease], bool]) -> None:
         """Take the leases for which `holds` is true back: their rests are the next to be given out."""
         for lease in [lease for lease in self.leases.values() if holds(lease)]:
-            del self.leases[lease.token]
-            self.passes[lease.segment.epoch].free.extendleft(reversed(self.rest(lease)))
+            self._release(lease)
 
     def reclaim(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease | None:
         """A lease of what a worker holds of old and will push itself; None where that is done, or somebody else's.
@@ -175,18 +151,19 @@ class Ledger:
         while self.opened <= segment.epoch:
             self._open_next()
         of = self.passes.get(segment.epoch)
-        gaps = [] if of is None else of.of(segment.file).gaps(segment.start, _end(segment))
+        gaps = [] if of is None else of.of(segment.file).gaps(segment.start, segment.end)
         if of is None or not gaps:
             return None
         segment = replace(segment, start=gaps[0][0])
-        self.release(lambda lease: lease.token[0] != term and _overlap(lease.segment, segment) is not None)
-        for lease in self.leases.values():
-            if (common := _overlap(lease.segment, segment)) is None:
-                continue
-            if common.start == segment.start:
-                mine = (lease.slot, lease.incarnation) == (slot, incarnation)
-                return lease if mine else None
-            segment = replace(segment, stop=common.start)
+        for lease in self.leases.overlapping(segment):
+            if lease.token[0] != term:
+                self._release(lease)
+        if others := self.leases.overlapping(segment):
+            first = others[0]
+            if first.segment.start <= segment.start:
+                mine = (first.slot, first.incarnation) == (slot, incarnation)
+                return first if mine else None
+            segment = replace(segment, stop=first.segment.start)
         return self._lease(slot, incarnation, term, segment)
 
     # --- telling --------------------------------------------------------------------------------------------------
@@ -287,10 +264,9 @@ class Ledger:
             )
             for epoch, done, free in saved["passes"]
         }
-        self.leases = {}
+        self.leases = Leased()
         for term, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
-            token = (term, counter)
-            self.leases[token] = Lease(token, slot, incarnation, Segment(epoch, file, start, stop))
+            self.leases.add(Lease((term, counter), slot, incarnation, Segment(epoch, file, start, stop)))
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
         self.done_samples = int(saved["doneSamples"])
@@ -317,9 +293,8 @@ class Ledger:
         """What of a segment that was free when it was put there is neither done nor leased by now."""
         done = self.passes[segment.epoch].of(segment.file)
         leased = Positions()
-        for lease in self.leases.values():
-            if _overlap(lease.segment, segment):
-                leased.add(lease.segment.start, _end(lease.segment))
+        for lease in self.leases.overlapping(segment):
+            leased.add(lease.segment.start, lease.segment.end)
         stop = self.lengths.get(segment.file, END) if segment.stop is None else segment.stop
         open_now = [
             piece for gap in done.gaps(segment.start, max(segment.start, stop)) for piece in leased.gaps(*gap)
@@ -333,9 +308,13 @@ class Ledger:
 
     def _lease(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease:
         self._counter += 1
-        token = (term, self._counter)
-        self.leases[token] = Lease(token, slot, incarnation, segment)
-        return self.leases[token]
+        lease = Lease((term, self._counter), slot, incarnation, segment)
+        self.leases.add(lease)
+        return lease
+
+    def _release(self, lease: Lease) -> None:
+        self.leases.remove(lease.token)
+        self.passes[lease.segment.epoch].free.extendleft(reversed(self.rest(lease)))
 
     def _samples(self, lease: Lease) -> int:
         return sum(piece.stop - piece.start for piece in self.rest(lease) if piece.stop is not None)
@@ -351,7 +330,7 @@ class Ledger:
         """Close the passes of which nothing is free or leased, in order."""
         while self.completed in self.passes:
             of = self.passes[self.completed]
-            if any(lease.segment.epoch == self.completed for lease in self.leases.values()):
+            if self.leases.in_pass(self.completed):
                 return
             while of.free and not self._open(of.free[0]):
                 of.free.popleft()
@@ -363,18 +342,3 @@ class Ledger:
 
 def _plain(segment: Segment) -> Iterable[int | None]:
     return segment.epoch, segment.file, segment.start, segment.stop
-
-
-def _overlap(one: Segment, other: Segment) -> Segment | None:
-    if (one.epoch, one.file) != (other.epoch, other.file):
-        return None
-    start = max(one.start, other.start)
-    stops = [stop for stop in (one.stop, other.stop) if stop is not None]
-    stop = min(stops) if stops else None
-    if stop is not None and start >= stop:
-        return None
-    return replace(one, start=start, stop=stop)
-
-
-def _end(segment: Segment) -> int:
-    return END if segment.stop is None else segment.stop

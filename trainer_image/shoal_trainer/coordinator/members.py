@@ -94,6 +94,8 @@ class Members:
     heard: float = -math.inf
     """When somebody spoke last."""
     _newest: dict[int, int] = field(default_factory=dict)
+    _silent: list[Member] = field(default_factory=list)
+    """Those that `notice_silence` found last; some of them may have spoken since."""
 
     def newest(self, slot: int) -> int:
         """The highest incarnation that was heard of a slot; -1 for none."""
@@ -125,7 +127,7 @@ class Members:
 
     def silent(self) -> list[Member]:
         """Those that have not spoken for longer than they should."""
-        return [member for member in self.known.values() if member.state is WorkerState.SILENT]
+        return [member for member in self._silent if member.state is WorkerState.SILENT]
 
     def present(self) -> list[Member]:
         """Those that speak, and the silent ones."""
@@ -149,11 +151,13 @@ class Members:
 
     def notice_silence(self, now: float) -> list[Member]:
         """Mark the silent ones; returns those that have been silent for so long that they count as lost."""
-        lost = []
+        lost: list[Member] = []
+        self._silent = []
         for member in self.present():
             silence = now - member.last_seen
             if silence > member.patience:
                 member.state = WorkerState.SILENT
+                self._silent.append(member)
             if silence > max(LOST_SECONDS, 2 * member.patience) and now - self.heard <= SILENCE_SECONDS:
                 lost.append(member)
         return lost

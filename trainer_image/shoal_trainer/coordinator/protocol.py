@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from shoal_trainer.contract import Message
-from shoal_trainer.coordinator.ledger import Lease as Leased
+from shoal_trainer.coordinator.leased import Lease as Leased
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 

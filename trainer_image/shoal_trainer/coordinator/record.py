@@ -15,7 +15,8 @@ from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.counters import Counters, wasted_by
-from shoal_trainer.coordinator.ledger import Ledger, Segment
+from shoal_trainer.coordinator.leased import Segment
+from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.pace import Pace
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Renamed
@@ -224,6 +225,8 @@ class Record:
             self.data = self.data.model_copy(
                 update={"validation": data.validation, "callbacks": data.callbacks}
             )
+            assert self.ledger is not None
+            self.ledger.ahead = self.blank_ledger(self.data).ahead
 
     def _resume(self, saved: dict[str, Any]) -> None:
         assert self.ledger is not None

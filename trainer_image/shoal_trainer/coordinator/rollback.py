@@ -21,7 +21,8 @@ from typing import Any
 from shoal_trainer.coordinator.client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.counters import Counters, wasted_by
-from shoal_trainer.coordinator.ledger import Ledger, Segment
+from shoal_trainer.coordinator.leased import Segment
+from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError

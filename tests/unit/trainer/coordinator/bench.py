@@ -45,6 +45,7 @@ class Bench:
         )
 
     def ask(self, slot, incarnation=0, number=None):
+        self.coordinator.tick()
         return self.coordinator.next_work(slot, incarnation, number=number)
 
     def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5):

@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shoal_trainer.coordinator import ledger as module
-from shoal_trainer.coordinator.ledger import MAX_RANGES, Lease, Ledger, Segment
+from shoal_trainer.coordinator import leased
+from shoal_trainer.coordinator.leased import Lease, Segment
+from shoal_trainer.coordinator.ledger import MAX_RANGES, Ledger
 
 
 def ledger(size: int | None = 100, files: int = 0, batch: int = 4, epochs: int | None = 2) -> Ledger:
@@ -224,8 +225,8 @@ def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
         looked += 1
         return original(first, second)
 
-    original = module._overlap
-    monkeypatch.setattr(module, "_overlap", overlap)
+    original = leased.overlap
+    monkeypatch.setattr(leased, "overlap", overlap)
     for number in range(100):
         assert one.apply(Segment(0, -1, number * 8, number * 8 + 4)) == []
     assert looked <= 200
