@@ -7,6 +7,18 @@ from collections.abc import Iterable
 SHORTEST_WAIT = 0.001
 LONGEST = 60.0
 """Seconds after which a shard begins with what it has, though a copy is still on its way."""
+SHORTEST_PAUSE = 0.25
+LONGEST_PAUSE = 3.0
+HELLOS_PER_SECOND = 333
+"""A worker that looks for a lost shard connects to the other shards as well: this many hellos a second are enough."""
+JITTER = 0.2
+"""Pauses are longer or shorter by up to this share."""
+MARGIN = 0.45
+
+
+def longest_pause(workers: int) -> float:
+    """Between two hellos of a worker that holds a copy, in seconds. A restarted shard waits longer than that."""
+    return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, workers / HELLOS_PER_SECOND))
 
 
 class Recovery:
@@ -27,6 +39,9 @@ class Recovery:
         """There is a snapshot, and these workers were there when it was taken; None: it is of another run."""
         self.known = True
         self._expected = None if slots is None else set(slots)
+        if self._expected and self._deadline is None:
+            pause = longest_pause(len(self._expected)) * (1 + JITTER)
+            self._seconds = max(self._seconds, pause + MARGIN)
 
     def adopted(self) -> None:
         """There is a worker's copy."""

@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.recovery import JITTER, LONGEST_PAUSE, SHORTEST_PAUSE, longest_pause
 from shoal_trainer.wire.messages import Copy, ModelSpec, Pulled, Push, Welcome
 
 log = logging.getLogger(__name__)
-
-RECONNECT_SECONDS = 0.25
 
 
 class Exchange:
@@ -57,7 +56,10 @@ class Exchange:
         return self._pool.submit(self._client.initialize, flat)
 
     def connect(self, copy: Callable[[], Copy | None]) -> Future[Welcome]:
-        """Say hello again and again until every shard answers and is ready; `Unreachable` only after `close`."""
+        """Say hello until every shard answers and is ready; `Unreachable` only after `close`.
+
+        The pauses double, up to a bound that grows with the number of workers.
+        """
         return self._pool.submit(self._connect, copy)
 
     def close(self) -> None:
@@ -67,15 +69,18 @@ class Exchange:
         self._client.close()
 
     def _connect(self, copy: Callable[[], Copy | None]) -> Welcome:
-        said = ""
+        warned, pause = "", SHORTEST_PAUSE
         while not self._stop.is_set():
+            offered = copy()
             try:
-                welcome = self._client.hello(self._model, copy())
+                welcome = self._client.hello(self._model, offered)
                 if welcome.alike and not any(shard.recovering for shard in welcome.shards):
                     return welcome
             except Unreachable as error:
-                if str(error) != said:
+                if str(error) != warned:
                     log.warning("waiting for the parameter servers: %s", error)
-                said = str(error)
-            self._stop.wait(RECONNECT_SECONDS * self._random.uniform(0.8, 1.2))
+                warned = str(error)
+            self._stop.wait(pause * self._random.uniform(1 - JITTER, 1 + JITTER))
+            longest = LONGEST_PAUSE if offered is None else longest_pause(offered.pulled.live_workers)
+            pause = min(2 * pause, longest)
         raise Unreachable("the worker is ending")

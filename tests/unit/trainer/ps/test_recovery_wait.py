@@ -1,7 +1,9 @@
 """Which workers a recovering shard waits for."""
 
+import pytest
+
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.recovery import Recovery
+from shoal_trainer.ps.recovery import JITTER, LONGEST_PAUSE, Recovery, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
@@ -32,3 +34,13 @@ def test_worker_that_leaves_before_its_copy_arrives_is_not_awaited():
     recovery.coming(0)
     recovery.gone(0)
     assert recovery.over(0.0)
+
+
+@pytest.mark.parametrize("workers", [1, 10, 200, 5000])
+def test_shard_waits_longer_than_workers_pause(workers):
+    recovery = Recovery(0.75)
+    recovery.restored(range(workers))
+    recovery.begin(0.0)
+    assert longest_pause(workers) <= LONGEST_PAUSE
+    assert not recovery.over(longest_pause(workers) * (1 + JITTER))
+    assert recovery.over(0.75 if workers < 50 else 5.0)

@@ -1,0 +1,48 @@
+"""How often a worker looks for a lost parameter server."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps.recovery import JITTER
+from shoal_trainer.worker.exchange import Exchange
+
+HELLOS = 8
+
+
+def pauses(copy):
+    """Seconds between the hellos to servers of which one does not answer."""
+    found = []
+
+    def hello(_model, _copy):
+        raise Unreachable("shard 1")
+
+    client = SimpleNamespace(hello=hello, close=lambda: None)
+    exchange = Exchange(client, None, rng=random.Random(0))
+    exchange._stop = SimpleNamespace(is_set=lambda: len(found) >= HELLOS, wait=found.append, set=lambda: None)
+    with pytest.raises(Unreachable):
+        exchange.connect(lambda: copy).result(10)
+    exchange.close()
+    return found
+
+
+def holding(workers):
+    return SimpleNamespace(pulled=SimpleNamespace(live_workers=workers))
+
+
+@pytest.mark.parametrize(
+    ("copy", "expected"),
+    [
+        (holding(10), [0.25] * HELLOS),
+        (holding(333), [0.25, 0.5] + [1.0] * 6),
+        (holding(5000), [0.25, 0.5, 1.0, 2.0] + [3.0] * 4),
+        (None, [0.25, 0.5, 1.0, 2.0] + [3.0] * 4),
+    ],
+    ids=["10", "333", "5000", "no-copy"],
+)
+def test_pauses_double_up_to_a_bound_that_grows_with_the_workers(copy, expected):
+    found = pauses(copy)
+    assert found == pytest.approx(expected, rel=JITTER)
+    assert len(set(found)) == HELLOS
