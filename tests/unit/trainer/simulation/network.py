@@ -121,7 +121,17 @@ class Exchange:
     def initialize(self, flat):
         return Answer(lambda: self._on_all(lambda server, part: server.shard.initialize(flat[part]) or True))
 
-    def pull(self, out, idle=False):
+    def probe(self):
+        def hello(server, _part):
+            if self.boots[server.shard.index] != server.shard.boot:
+                raise Unreachable("the shard has gone back to a snapshot")
+            return server.shard.hello(*self.identity, self.world.model)
+
+        return Answer(lambda: Welcome(tuple(self._on_all(hello))))
+
+    def pull(self, out, idle=False, exact=False):
+        del exact  # there is one encoding here
+
         def pull_part(server, part):
             boot = self.boots[server.shard.index]
             return server.shard.pull(self.worker.slot, out[part], boot=boot, idle=idle)
@@ -187,4 +197,5 @@ class Exchange:
             metas[0].live_workers,
             tuple(meta.samples for meta in metas),
             journals=tuple(meta.journal for meta in metas),
+            stopped=metas[0].stopped,
         )

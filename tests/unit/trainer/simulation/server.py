@@ -73,7 +73,7 @@ class Server:
     def _coordinate(self, found, begun):
         world = self.world
         self.coordinator = Coordinator(
-            JobIdentity(namespace="n", name="j", uid="u"), StopAfter(epochs=PASSES), BATCH, self.shard,
+            JobIdentity(namespace="n", name="j", uid="u"), world.stop_after, BATCH, self.shard,
             clock=world.clock, wall=world.clock,
         )  # fmt: skip
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
@@ -121,7 +121,7 @@ def another_run(shards):
     """The store of a run that trained nothing, so that a run that begins with it counts only its own samples."""
     world = SimpleNamespace(
         boots=0, shards=shards, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None, servers=[],
-        cut_off=(), interleave=lambda: None,
+        cut_off=(), interleave=lambda: None, stop_after=StopAfter(epochs=PASSES),
     )  # fmt: skip
     world.servers += [Server(world, index, 0) for index in range(shards)]
     for server in world.servers:

@@ -142,3 +142,16 @@ def test_leases_in_lost_answers_do_not_block_the_end(chunk):
         world.loss = 0.02
         world.run()
         check(seed, world)
+
+
+@pytest.mark.parametrize("chunk", range(8))
+def test_training_that_stops_early_ends_and_counts_its_repeats(chunk):
+    for seed in range(chunk, SEEDS // 2, 8):
+        shards = (1, 1, 2)[seed % 3]
+        world = World(seed, workers=1 + seed % 4, ps_faults=seed % 6, shards=shards, steps=10 + seed % 30)
+        world.run(20_000, calm_after=100 + 37 * (seed % 50))
+        world.end()
+        applied, counters = counts(world), world.final.coordinator.counters
+        assert np.maximum(applied - 1, 0).sum() == counters.repeated, seed
+        assert applied.sum() == world.final.shard.samples, seed
+        assert counters.steps >= 10 + seed % 30, seed

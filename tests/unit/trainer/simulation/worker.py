@@ -13,11 +13,13 @@ from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, Lease, 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker.carry_out import carry_out
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.glue import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
 from shoal_trainer.worker.optimizers import Placement
+from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
 from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.network import Drain, Exchange
@@ -34,7 +36,7 @@ class Worker:
         self.world, self.slot, self.incarnation = world, slot, incarnation
         self.killed = False
         self.end = None
-        self.joined = False
+        self.reading = False
         self.requests = 0
         self.exchange = Exchange(self)
         self.drain = Drain(self)
@@ -84,6 +86,8 @@ class Worker:
             self.resumed.acquire()
             if self.killed:
                 raise Killed
+            with contextlib.suppress(Unreachable):  # the heartbeats join before the model is traced
+                self.join({}, Wasted())
             self.end = self.loop.run()
         except Killed:
             self.end = Killed
@@ -106,7 +110,8 @@ class Worker:
     # --- as `Feed`
 
     def start(self):
-        """Nothing to start: one lease at most is read ahead."""
+        """From now on one lease at most is read ahead."""
+        self.reading = True
 
     def stop(self):
         self.queue.clear()
@@ -126,9 +131,6 @@ class Worker:
     def items(self):
         if self.in_task:
             return []
-        if not self.joined:
-            self.join({}, Wasted())
-            self.joined = True
         number, generation = self.requests + 1, self.leases.generation
         given = self.exchange.call(
             lambda server: server.coordinator.next_work(self.slot, self.incarnation, generation, number)
@@ -150,7 +152,7 @@ class Worker:
 
     def read_ahead(self):
         """The real feed's thread may ask for work while the loop is busy."""
-        if self.joined and self.world.random.random() < 0.5:
+        if self.reading and self.world.random.random() < 0.5:
             with contextlib.suppress(Unreachable):
                 self.queue += self.items()
 
@@ -205,8 +207,22 @@ class Worker:
 
         self.exchange.call(send)
 
-    def task(self, work):
+    def finished(self):
+        """A heartbeat may have learned it since the job has finished."""
+        server = self.world.server
+        over = server is not None and server.coordinator.finished is not None
+        return over and self.world.random.random() < 0.1
+
+    def say(self, message):
+        """Heartbeats are not simulated."""
+
+    def task(self, work, flat):
+        del flat
         metrics = {"val_accuracy": 0.5} if work.kind == "evaluate" else {}
+        carry_out(work, lambda: Outcome(metrics), self, self.drain)
+
+    def task_done(self, work, metrics, files, *, stop, message):
+        del files, stop, message
         request = TaskDone(slot=self.slot, incarnation=self.incarnation, token=work.token, metrics=metrics)
 
         def send(server):

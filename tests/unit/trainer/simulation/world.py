@@ -11,13 +11,14 @@ import math
 import random
 import threading
 
+from shoal_trainer.contract import StopAfter
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.shard import State
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
-from tests.unit.trainer.simulation.job import model
+from tests.unit.trainer.simulation.job import PASSES, model
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MemoryStorage
 from tests.unit.trainer.simulation.worker import Killed, Worker
@@ -27,6 +28,7 @@ class World:
     """Runs a job to its end under the faults that `seed` draws.
 
     `faults`, `ps_faults`, `safe` and `survival` are those of `Faults`. `begins_with`: the snapshots of another run.
+    `steps`: training stops after as many.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class World:
         safe=False,
         begins_with=None,
         survival=0.0,
+        steps=None,
     ):
         self.random = random.Random(seed)
         self.now = 0.0
         self.loss = 0.01 * faults * self.random.random()
         self.storage = MemoryStorage()
         self.begins_with = begins_with
+        self.stop_after = StopAfter(epochs=PASSES, steps=steps)
         self.shards, self.model = shards, model(shards)
         self.bounds = bounds(self.model.size, shards)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
