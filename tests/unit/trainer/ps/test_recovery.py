@@ -80,6 +80,7 @@ def test_worker_with_another_connection_has_not_left() -> None:
     _, _, new = crashed(10, 6, Clock())
     for _ in range(2):
         new.connect(0, 0)
+    assert new.hello(0, 0, MODEL, copy_version=10).wants_copy
     new.hello(1, 0, MODEL)
     new.disconnect(0)
     assert new.state is State.RECOVERING

@@ -67,7 +67,7 @@ journals = st.builds(
     u64,
     st.lists(st.builds(Entry, u64, u32, u32, u64, u32, u32, i32, u64, u64), max_size=20).map(tuple),
 )
-answers = st.builds(AnswerMeta, u64, u32, applied, journals)
+answers = st.builds(AnswerMeta, u64, u32, applied, journals, u64)
 
 
 @settings(deadline=None)
