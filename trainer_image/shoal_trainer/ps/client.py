@@ -180,11 +180,8 @@ class ShardClient:
 
 
 def _error(code: int, text: str) -> Exception:
-    kinds: dict[int, type[Exception]] = {
-        ErrorCode.FENCED: Fenced,
-        ErrorCode.USER: UserError,
-        ErrorCode.NOT_READY: Unreachable,
-    }
+    kinds: dict[int, type[Exception]]
+    kinds = {ErrorCode.FENCED: Fenced, ErrorCode.USER: UserError, ErrorCode.NOT_READY: Unreachable}
     return kinds.get(code, ProtocolError)(text)
 
 
@@ -270,17 +267,13 @@ class PSClient:
         return Welcome(tuple(welcome for _, welcome in found))
 
     def probe(self, model: ModelSpec) -> Welcome:
-        """The state of the shards, over the open connections and without parameters.
-
-        `Unreachable` also where a shard went back to a snapshot after its connection was opened.
-        """
+        """The state of the shards, without parameters. `Unreachable` also after a rollback."""
         try:
             for shard in self._shards:
                 self._say_hello(shard, model, None)
             found = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
-            for shard, welcome in zip(self._shards, found, strict=True):
-                if welcome.boot != shard.server.boot:
-                    raise Unreachable(f"shard {shard.index} has gone back to a snapshot")
+            if [welcome.boot for welcome in found] != [shard.server.boot for shard in self._shards]:
+                raise Unreachable("a shard has gone back to a snapshot")
         except BaseException:
             self.close()
             raise
@@ -292,10 +285,7 @@ class PSClient:
         self._call(Op.INITIALIZE, Op.OK, flat, None, codec=Codec.FP32)
 
     def pull(self, out: NDArray[Any], *, idle: bool = False, exact: bool = False) -> Pulled:
-        """Fill `out` with the parameters; with `exact` in fp32, whatever the encoding of the other calls.
-
-        `idle`: no gradient will be computed on them, so bounded staleness does not wait for one.
-        """
+        """Fill `out` with the parameters, with `exact` in fp32. `idle`: bounded staleness waits for no gradient."""
         self._check(out)
         codec = Codec.FP32 if exact else None
         return self._call(Op.PULL, Op.PARAMETERS, None, out, codec=codec, flags=IDLE if idle else 0)
