@@ -30,6 +30,7 @@ from shoal_trainer.coordinator.tasks import Task
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.shard import AppliedPush, ShardStore
+from shoal_trainer.wire.messages import Applied
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +157,11 @@ class Coordinator(Record):
             self._lose(member, WorkerState.LEFT, message)
 
     # --- the shard's side -----------------------------------------------------------------------------------------
+
+    def ready(self, version: int, applied: Applied) -> None:
+        """The shard has its parameters: whose pushes are in them is known, though none has joined this process."""
+        self.members.replaced(applied)
+        super().ready(version, applied)
 
     def applied(self, push: AppliedPush) -> None:
         """Shard 0 applied a push (called inside its lock): the ledger moves with the parameters."""

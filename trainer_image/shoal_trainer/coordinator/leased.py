@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 Token = tuple[int, int]
 
@@ -16,9 +17,11 @@ END = 1 << 62
 """Stands for a stop that is not known, where numbers are compared."""
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Positions [start, stop) of one pass, of file number `file` (-1: the data have no files); `stop` None: unknown."""
+class Segment(NamedTuple):
+    """Positions [start, stop) of one epoch, of file number `file` (-1: the data have no files); `stop` None: unknown.
+
+    A tuple, because an epoch over many files makes one for each, and every snapshot holds those that are free.
+    """
 
     epoch: int
     file: int
@@ -95,7 +98,7 @@ def overlap(one: Segment, other: Segment) -> Segment | None:
     if (one.epoch, one.file) != (other.epoch, other.file):
         return None
     start, end = max(one.start, other.start), min(one.end, other.end)
-    return None if start >= end else replace(one, start=start, stop=None if end == END else end)
+    return None if start >= end else one._replace(start=start, stop=None if end == END else end)
 
 
 def _start(entry: tuple[int, Token]) -> int:

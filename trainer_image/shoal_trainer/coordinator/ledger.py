@@ -94,8 +94,8 @@ class Ledger:
         of, segment = found
         if limit is not None and segment.stop is not None and segment.stop - segment.start > limit:
             cut = segment.start + max(1, limit)
-            of.free.appendleft(replace(segment, start=cut))
-            segment = replace(segment, stop=cut)
+            of.free.appendleft(segment._replace(start=cut))
+            segment = segment._replace(stop=cut)
         return self._lease(slot, incarnation, term, segment)
 
     def apply(self, segment: Segment) -> list[Segment]:
@@ -111,7 +111,7 @@ class Ledger:
         fresh = of.of(segment.file).add(segment.start, stop)
         self.done_samples += sum(end - begin for begin, end in fresh)
         seen = Positions(fresh)
-        again = [replace(segment, start=a, stop=b) for a, b in seen.gaps(segment.start, stop)]
+        again = [segment._replace(start=a, stop=b) for a, b in seen.gaps(segment.start, stop)]
         for lease in self.leases.overlapping(segment):
             if not self.rest(lease):
                 self.leases.remove(lease.token)
@@ -124,7 +124,7 @@ class Ledger:
         if lease is None:
             return
         self.lengths[lease.segment.file] = length
-        lease = replace(lease, segment=replace(lease.segment, stop=length))
+        lease = replace(lease, segment=lease.segment._replace(stop=length))
         self.leases.add(lease)
         if not self.rest(lease):
             self.leases.remove(token)
@@ -134,7 +134,7 @@ class Ledger:
         """What of a lease is not done yet."""
         segment = lease.segment
         gaps = self.passes[segment.epoch].of(segment.file).gaps(segment.start, segment.end)
-        return [replace(segment, start=start, stop=None if stop == END else stop) for start, stop in gaps]
+        return [segment._replace(start=start, stop=None if stop == END else stop) for start, stop in gaps]
 
     def release(self, holds: Callable[[Lease], bool]) -> None:
         """Take the leases for which `holds` is true back: their rests are the next to be given out."""
@@ -154,7 +154,7 @@ class Ledger:
         gaps = [] if of is None else of.of(segment.file).gaps(segment.start, segment.end)
         if of is None or not gaps:
             return None
-        segment = replace(segment, start=gaps[0][0])
+        segment = segment._replace(start=gaps[0][0])
         for lease in self.leases.overlapping(segment):
             if lease.token[0] != term:
                 self._release(lease)
@@ -163,7 +163,7 @@ class Ledger:
             if first.segment.start <= segment.start:
                 mine = (first.slot, first.incarnation) == (slot, incarnation)
                 return first if mine else None
-            segment = replace(segment, stop=first.segment.start)
+            segment = segment._replace(stop=first.segment.start)
         return self._lease(slot, incarnation, term, segment)
 
     # --- telling --------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Ledger:
                 [
                     epoch,
                     [[file, done.intervals()] for file, done in of.done.items()],
-                    [[s.file, s.start, s.stop] for s in of.free],
+                    list(of.free),
                 ]
                 for epoch, of in self.passes.items()
             ],
@@ -259,7 +259,7 @@ class Ledger:
         self.lengths = {int(file): int(length) for file, length in saved["lengths"]}
         self.passes = {
             int(epoch): Pass(
-                deque(Segment(int(epoch), file, start, stop) for file, start, stop in free),
+                deque(Segment(*segment) for segment in free),
                 {int(file): Positions(intervals) for file, intervals in done},
             )
             for epoch, done, free in saved["passes"]
@@ -299,7 +299,7 @@ class Ledger:
         open_now = [
             piece for gap in done.gaps(segment.start, max(segment.start, stop)) for piece in leased.gaps(*gap)
         ]
-        return [replace(segment, start=a, stop=None if b == END else b) for a, b in open_now]
+        return [segment._replace(start=a, stop=None if b == END else b) for a, b in open_now]
 
     def _open_next(self) -> None:
         epoch = self.opened

@@ -11,6 +11,7 @@ network, its process stopped): that time is nobody's silence.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal_trainer.contract import SILENCE_SECONDS, SILENCE_STEPS, WorkerReport, WorkerState
@@ -100,6 +101,11 @@ class Members:
     def newest(self, slot: int) -> int:
         """The highest incarnation that was heard of a slot; -1 for none."""
         return self._newest.get(slot, -1)
+
+    def replaced(self, incarnations: Iterable[tuple[int, int]]) -> None:
+        """These (slot, incarnation) took part before this process began: older ones of a slot are fenced."""
+        for slot, incarnation in incarnations:
+            self._newest[slot] = max(incarnation, self.newest(slot))
 
     def get(self, slot: int, incarnation: int) -> Member:
         """The member, new if it was not known."""

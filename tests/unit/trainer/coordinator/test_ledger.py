@@ -1,7 +1,6 @@
 """The ledger as a state machine: in any order of events, each position of a pass is trained exactly once."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -172,7 +171,7 @@ def test_file_lengths_are_learned_in_the_first_pass() -> None:
         assert lease.segment.stop is None
         length = lengths[lease.segment.file]
         if length:
-            assert one.apply(replace(lease.segment, stop=length)) == []
+            assert one.apply(lease.segment._replace(stop=length)) == []
         one.file_ended(lease.token, length)
     assert one.total() == 11
     seconds = [one.grant(0, 0, 1) for _ in range(2)]
@@ -191,7 +190,7 @@ def test_returned_file_resumes_at_its_position() -> None:
     one = ledger(size=None, files=1, epochs=1)
     lease = one.grant(0, 0, 1)
     assert lease is not None
-    one.apply(replace(lease.segment, stop=30))
+    one.apply(lease.segment._replace(stop=30))
     one.release(lambda _: True)
     again = one.grant(1, 0, 1)
     assert again is not None

@@ -1,6 +1,9 @@
 """A coordinator that starts again from a snapshot or from another run."""
 
+import pytest
+
 from shoal_trainer.contract import StopAfter
+from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.buffers import aligned
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 
@@ -110,3 +113,20 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
         starts.append(work.lease.start)
     assert sorted([lease.start, held.start, *starts]) == [0, 2, 4, 6]
     assert new.coordinator.counters.repeated == 0
+
+
+def test_replaced_incarnation_stays_fenced_after_a_restart():
+    old = Bench()
+    old.join(0)
+    old.push(0, old.ask(0).lease, 2)
+    old.join(0, incarnation=1)
+    old.push(0, old.ask(0, 1).lease, 4, incarnation=1)
+    new = Bench(boot=2)
+    new.shard.restore(old.shard.copy())
+    new.coordinator.load(old.coordinator.dump())
+    new.join(1)
+    new.now += 60.0
+    new.ask(1)
+    with pytest.raises(Fenced, match="newer incarnation"):
+        new.coordinator.heartbeat(0, 0)
+    new.coordinator.heartbeat(0, 1)
