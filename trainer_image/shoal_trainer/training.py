@@ -1,6 +1,6 @@
-"""What a user of the trainer writes: one `Training`, in plain Keras 3.
+"""`Training`: the model, data and callbacks of a job, in plain Keras 3.
 
-Nothing here imports TensorFlow or Keras before it is used: a parameter server imports this package and has neither.
+TensorFlow and Keras are imported only where they are used: parameter servers import this package without them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One model, its data, and how to judge it.
+    """A compiled model with its data, validation and callbacks: what a job trains.
 
-    `model()` returns a compiled Keras model: loss, optimizer and metrics are read from its `compile()`.
-    `data` is `Indexed(size, fn)`, `Indexed.from_arrays(x, y)` or `Files(pattern, fn)`.
-    `validation` is the same, or a function that returns a `tf.data.Dataset` of single samples; it is evaluated after
-    each epoch and at the end.
-    `callbacks()` returns the Keras callbacks; they run where the evaluation runs, on one worker, once in an epoch.
-    `wire`: how parameters and gradients travel: bfloat16 halves the bytes, fp32 is exact.
-    `on_nan`: what a loss that is not finite does: end the job with an error, skip that batch, or have the whole job
-    go back to its newest snapshot and go on without that batch.
-    `seed`: for the initial parameters, and with the worker's slot for Dropout.
+    Args:
+        model: A function without arguments that returns a compiled `keras.Model`. The loss, optimizer and metrics
+            are those of its `compile()`.
+        data: The training data: `Indexed(size, fn)`, `Indexed.from_arrays(x, y)` or `Files(pattern, fn)`.
+        validation: The validation data, in one of the same forms or as a function without arguments that returns a
+            `tf.data.Dataset` of single samples. It is evaluated after each epoch and at the end. Default: none.
+        callbacks: A function without arguments that returns a list of `keras.callbacks.Callback`. They run once per
+            epoch, on the worker that evaluates. Default: none.
+        wire: The encoding of parameters and gradients on the network: `"bf16"` (default) halves the bytes, `"fp32"`
+            is exact.
+        on_nan: What a non-finite loss or gradient does: `"stop"` (default) fails the job, `"skip"` leaves the batch
+            out, `"rollback"` returns the whole job to its newest snapshot and leaves the batch out.
+        seed: The seed of the initial parameters, of the order of the data in `fit`, and, with the worker's slot, of
+            Dropout. Default: 0.
+
+    Raises:
+        UserError: An argument has the wrong type or value.
 
     >>> job = Training(model=build, data=Indexed.from_arrays(x, y), validation=Indexed.from_arrays(a, b))
     """
@@ -71,14 +79,29 @@ class Training:
             raise UserError(f'Training(on_nan=…) must be "stop", "skip" or "rollback", not {self.on_nan!r}.')
 
     def fit(self, *, epochs: int = 1, batch_size: int = 128, verbose: int | str = "auto") -> keras.Model:
-        """Train alone in this process with Keras' own `fit`: the same script on a laptop, no parameter server."""
+        """Train in this process with Keras' own `fit`, without parameter servers.
+
+        `wire` and `on_nan` have no effect here.
+
+        Args:
+            epochs: The number of passes over the data.
+            batch_size: Samples per step; the last batch of a range or a file may be smaller.
+            verbose: `"auto"`, 0 (silent), 1 (progress bar) or 2 (one line per epoch), as in `keras.Model.fit`.
+
+        Returns:
+            The trained `keras.Model`.
+
+        Raises:
+            UserError: The data are empty, cannot be read or do not have the promised shape or size.
+            TrainerError: The storage of the data does not answer.
+        """
         from shoal_trainer.worker.alone import fit
 
         return fit(self, epochs=epochs, batch_size=batch_size, verbose=verbose)
 
 
 def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
-    """The `Training` behind an entrypoint: itself, or a function of the job's args that returns one."""
+    """The `Training` of an entrypoint, which is a `Training` or a function of the job's args that returns one."""
     if isinstance(found, Training):
         if args:
             raise UserError(
@@ -95,7 +118,7 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
     except TypeError as error:
         raise UserError(f"{where} cannot be called with spec.training.args: {error}.") from error
     except ValueError:
-        pass  # it is not written in Python: the call itself will tell
+        pass  # a built-in without a signature: the call below raises
     made = found(**args)
     if not isinstance(made, Training):
         raise UserError(f"{where}() returned {type(made).__name__}. It must return a shoal_trainer.Training.")

@@ -27,11 +27,18 @@ READ_ERRORS = (OSError, ValueError)
 
 @dataclass(frozen=True)
 class Files:
-    """The files that match `pattern` (`data/*.tfrecord`, `s3://bucket/train/*.parquet`; `**` for any depth).
+    """Data in files, read by a function of the path of one file.
 
-    `fn(path)` gives the `tf.data.Dataset` of one local file: single samples, `(x, y)` or `(x, y, sample_weight)`, in
-    the same order whenever it is called. Files are visited in another seeded order in every epoch; spread the samples
-    over the files at random, and have several files for each worker.
+    Shoal batches and prefetches. It visits the files in a different seeded order in each epoch; the samples within a
+    file keep their order. Distribute the samples over the files at random, and provide several files per worker.
+
+    Args:
+        pattern: The files, as a glob pattern: `data/*.tfrecord`, `s3://bucket/train/*.parquet`; `**` matches any
+            depth.
+        fn: A function `fn(path)` that returns the `tf.data.Dataset` of one local file: single (unbatched) samples,
+            always in the same order. A sample is `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where `x` and `y`
+            are dense tensors or nested structures of them, and `sample_weight` is a scalar. Files of an object store
+            are downloaded before `fn` is called.
     """
 
     pattern: str
@@ -39,7 +46,17 @@ class Files:
 
     @staticmethod
     def tfrecord(pattern: str, parse: Callable[[Any], Any], *, compression: str = "") -> Files:
-        """TFRecord files; `parse` maps one serialized example (a scalar string tensor) to a sample."""
+        """TFRecord files.
+
+        Args:
+            pattern: As in `Files`.
+            parse: A function that maps one serialized example (a scalar string tensor) to a sample. It runs in
+                `tf.data.Dataset.map`.
+            compression: `""` (default: none), `"GZIP"` or `"ZLIB"`.
+
+        Returns:
+            The `Files`.
+        """
 
         def read(path: str) -> tf.data.Dataset:
             import tensorflow as tf
@@ -52,10 +69,19 @@ class Files:
     def parquet(
         pattern: str, parse: Callable[[dict[str, Any]], Any], *, columns: list[str] | None = None
     ) -> Files:
-        """Parquet files; `parse` maps one row (column name -> scalar or vector tensor) to a sample.
+        """Parquet files.
 
-        Columns are numbers, strings or fixed-size lists of numbers. A null among floating-point numbers is NaN;
-        any other is refused.
+        Columns contain numbers, booleans, strings or fixed-size lists of numbers. A null in a floating-point column
+        becomes NaN; a null in any other column is a `UserError` when the file is read.
+
+        Args:
+            pattern: As in `Files`.
+            parse: A function that maps one row (a dict of column name to scalar or vector tensor) to a sample. It
+                runs in `tf.data.Dataset.map`.
+            columns: The columns to read. Default: all.
+
+        Returns:
+            The `Files`.
         """
 
         def read(path: str) -> tf.data.Dataset:
@@ -69,10 +95,18 @@ class Files:
 
     @staticmethod
     def csv(pattern: str, parse: Callable[..., Any], defaults: list[Any], *, header: bool = True) -> Files:
-        """CSV files; `parse(*columns)` maps one row (scalar tensors) to a sample.
+        """CSV files.
 
-        `defaults`: for each column its default value, or its type if it may not be empty (as `CsvDataset`).
-        An empty file has no samples, though it lacks the `header`.
+        Args:
+            pattern: As in `Files`.
+            parse: A function `parse(*columns)` that maps one row (a scalar tensor per column) to a sample. It runs
+                in `tf.data.Dataset.map`.
+            defaults: The default value of each column, or its dtype if the column must not be empty, as in
+                `tf.data.experimental.CsvDataset`.
+            header: Whether the first line of each file is a header. A file of 0 bytes has no samples in either case.
+
+        Returns:
+            The `Files`.
         """
 
         def read(path: str) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""Data with a known number of samples, of which any range can be read: arrays in memory, an index, a table."""
+"""Data with a known number of samples that can be read from any range: arrays in memory, an index, a table."""
 
 from __future__ import annotations
 
@@ -24,11 +24,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Indexed:
-    """`size` samples; `fn(start, stop)` gives the `tf.data.Dataset` of the samples [start, stop).
+    """Data of known size, read by a function of a range of sample positions.
 
-    The data set yields single samples, `(x, y)` or `(x, y, sample_weight)`, exactly `stop - start` of them and in the
-    same order whenever and wherever it is called: a range that one worker leaves is finished by another.
-    Shoal batches, visits the ranges in another seeded order in every epoch, and reads ahead.
+    Shoal batches and prefetches. It visits the ranges in a different seeded order in each epoch; the samples within
+    a range keep the order of `fn`.
+
+    Args:
+        size: The number of samples, at least 1.
+        fn: A function `fn(start, stop)` that returns the `tf.data.Dataset` of the samples [start, stop): exactly
+            `stop - start` single (unbatched) samples, always in the same order, because another worker may finish a
+            range. A sample is `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where `x` and `y` are dense tensors
+            or nested structures of them, and `sample_weight` is a scalar.
+
+    Raises:
+        UserError: `size` is less than 1.
     """
 
     size: int
@@ -40,10 +49,25 @@ class Indexed:
 
     @staticmethod
     def from_arrays(x: Any, y: Any = None, sample_weight: Any = None, *, seed: int = 0) -> Arrays:
-        """Data that fits into memory: (nested structures of) NumPy arrays with the samples on axis 0.
+        """Data that fits into memory.
 
-        What is no NumPy array (a table or column of pandas, a tensor, a data set of h5py) is made one, in memory.
-        Single samples, not only ranges, are shuffled, in another seeded order in every epoch.
+        Single samples are shuffled, in a different seeded order in each epoch.
+
+        Args:
+            x: The inputs: an array of shape (N, …), or a nested structure (dict, tuple, list) of such arrays. Pandas
+                objects, tensors and h5py data sets are converted to NumPy arrays. Floats are cast to
+                `keras.config.floatx()`; other dtypes are kept.
+            y: The targets, in the same forms; a pandas Series becomes shape (N, 1), as in `keras.Model.fit`.
+                Default: none.
+            sample_weight: One number per sample, shape (N,). Default: none.
+            seed: The seed of the order.
+
+        Returns:
+            `Arrays`, for `Training(data=…)` or `Training(validation=…)`.
+
+        Raises:
+            UserError: The arrays are empty, ragged, sparse or of different lengths N, or `sample_weight` is a dict,
+                list or tuple.
         """
         return Arrays(x, y, sample_weight, seed)
 
@@ -61,7 +85,20 @@ class Indexed:
 
 @dataclass(frozen=True)
 class Arrays:
-    """`Indexed.from_arrays`: position p of epoch e is sample permutation_e[p]."""
+    """Data in memory, made by `Indexed.from_arrays`: position p of epoch e is sample permutation_e[p].
+
+    Args:
+        x: The inputs, shape (N, …), or a nested structure of such arrays.
+        y: The targets, likewise, or None.
+        sample_weight: One number per sample, shape (N,), or None.
+        seed: The seed of the order.
+
+    Attributes:
+        size: N, the number of samples.
+
+    Raises:
+        UserError: As `Indexed.from_arrays`.
+    """
 
     x: Any
     y: Any
