@@ -1,6 +1,6 @@
-"""`shoal-trainer`: `serve` and `work` are what the pods run; `run` is a whole job as processes of this machine.
+"""`shoal-trainer`: `serve` and `work` are what the pods run; `run` trains with processes on this machine.
 
-Nothing heavy is imported before a command needs it, and a worker's SIGTERM handler is there before TensorFlow.
+Each command imports what it needs, so that a worker handles SIGTERM before it imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from typing import Any, Literal
 import click
 
 from shoal_trainer.contract import EXIT_USER, Outcome, Staleness, StopAfter
+from shoal_trainer.errors import UserError
 from shoal_trainer.orphans import follow_parent
+
+COUNT = click.IntRange(1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal")
 def main() -> None:
-    """Asynchronous parameter servers and the workers that come and go around them."""
+    """Elastic distributed training of Keras models with asynchronous parameter servers."""
 
 
 @main.command()
 def serve() -> None:
-    """Be a parameter server (shard 0 is the coordinator too), as $SHOAL_CONFIG says."""
+    """Run a parameter server (shard 0 is also the coordinator) as configured by $SHOAL_CONFIG."""
     from shoal_trainer import serve as server
 
     follow_parent()
@@ -35,7 +38,7 @@ def serve() -> None:
 
 @main.command()
 def work() -> None:
-    """Be a worker, as $SHOAL_CONFIG says."""
+    """Run a worker as configured by $SHOAL_CONFIG."""
     from shoal_trainer.worker import process
 
     follow_parent()
@@ -44,46 +47,89 @@ def work() -> None:
 
 @main.command()
 @click.argument("entrypoint", metavar="MODULE:OBJECT")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--parameter-servers", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1), help="Per worker.")
-@click.option("--epochs", type=click.IntRange(1), help="Stop after so many passes over the data (default 1).")
-@click.option("--steps", type=click.IntRange(1), help="Stop after so many steps of the whole job.")
-@click.option("--until", metavar="METRIC=VALUE", help="Stop when a validation metric reaches a value.")
+@click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="Worker processes.")
+@click.option(
+    "--parameter-servers",
+    default=1,
+    show_default=True,
+    type=COUNT,
+    metavar="N",
+    help="Parameter server processes.",
+)
+@click.option(
+    "--batch-size",
+    default=32,
+    show_default=True,
+    type=COUNT,
+    metavar="N",
+    help="Samples per step of a worker.",
+)
+@click.option(
+    "--epochs",
+    type=COUNT,
+    metavar="N",
+    help="Stop after N epochs. The default is 1 if neither --steps nor --until is set.",
+)
+@click.option("--steps", type=COUNT, metavar="N", help="Stop after N steps of the whole job.")
+@click.option("--until", metavar="METRIC=VALUE", help="Stop when a validation metric reaches the value.")
 @click.option(
     "--mode",
     type=click.Choice(["Min", "Max"], case_sensitive=False),
-    help="Whether the metric is to fall (Min) or to rise (Max); of Keras' own names it is known.",
+    help="Whether the metric of --until must fall (Min) or rise (Max) to the value. "
+    "Inferred for Keras' built-in metrics.",
 )
 @click.option(
-    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint; repeatable."
+    "--arg",
+    "args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the entrypoint; VALUE is JSON or a string. Repeatable.",
 )
 @click.option(
-    "--storage", default="shoal-runs", show_default=True, help="A folder or URI for snapshots and the model."
+    "--storage",
+    default="shoal-runs",
+    show_default=True,
+    metavar="FOLDER|URI",
+    help="Where snapshots and the model are saved.",
 )
-@click.option("--snapshot-every", default=10, show_default=True, type=click.IntRange(1), help="Seconds.")
-@click.option("--max-staleness", type=click.IntRange(0), help="0: wait for each push before the next step.")
-@click.option("--tls", is_flag=True, help="TLS for the parameters too, not only for control.")
+@click.option(
+    "--snapshot-every",
+    default=10,
+    show_default=True,
+    type=COUNT,
+    metavar="SECONDS",
+    help="The interval between snapshots.",
+)
+@click.option(
+    "--max-staleness",
+    type=click.IntRange(0),
+    metavar="N",
+    help="How many updates a worker may be behind before it waits. 0 makes it wait for each push.",
+)
+@click.option(
+    "--tls", is_flag=True, help="Encrypt parameters and gradients with TLS, not only control messages."
+)
 @click.option(
     "--kill-every",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Kill a process every so often, as a spot market does.",
+    help="Kill a random process at this interval, to test fault tolerance.",
 )
 @click.option(
     "--kill",
     default="any",
     show_default=True,
     type=click.Choice(["any", "worker", "ps"]),
-    help="Whom --kill-every kills.",
+    help="Which processes --kill-every kills.",
 )
 def run(
     entrypoint: str, workers: int, parameter_servers: int, batch_size: int, epochs: int | None, steps: int | None,
     until: str | None, mode: Literal["Min", "Max"] | None, args: tuple[str, ...], storage: str,
     snapshot_every: int, max_staleness: int | None, tls: bool, kill_every: float | None, kill: str,
 ) -> None:  # fmt: skip
-    """Run MODULE:OBJECT as local processes: parameter servers and workers, with a live table."""
+    """Train MODULE:OBJECT with parameter servers and workers as local processes, and show a live table."""
     from shoal_trainer.local import LocalJob
+    from shoal_trainer.worker.entrypoint import check
 
     job = LocalJob(
         entrypoint=entrypoint,
@@ -99,6 +145,10 @@ def run(
         kill_every=kill_every,
         kill=kill,
     )
+    try:
+        check(entrypoint, Path.cwd())
+    except UserError as error:
+        raise click.BadParameter(str(error), param_hint="MODULE:OBJECT") from error
     sys.exit(_watch(job))
 
 
@@ -109,11 +159,11 @@ def _watch(job: Any) -> int:
     from shoal_trainer.local import LocalRun
     from shoal_trainer.table import line, render
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: no process is left behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as Ctrl-C does, with all processes
     console = Console()
     started = time.monotonic()
     with LocalRun(job) as processes:
-        console.print(f"logs in {processes.logs}, kept if it fails", style="dim", highlight=False)
+        console.print(f"logs in {processes.logs}, kept if the job fails", style="dim", highlight=False)
         try:
             with Live(console=console, auto_refresh=False, transient=False) as live:
                 printed = 0.0
@@ -128,7 +178,7 @@ def _watch(job: Any) -> int:
                         console.print(f"{line(status)}; {note}", highlight=False, soft_wrap=True)
                     time.sleep(0.25)
         except KeyboardInterrupt:
-            console.print("stopped; what was trained lies in the last snapshot", style="yellow")
+            console.print("Stopped. The last snapshot has the training up to then.", style="yellow")
             return 130
     if outcome.outcome is Outcome.FAILED:
         console.print(
@@ -164,7 +214,7 @@ def _stop_after(
 ) -> StopAfter:
     if until is None:
         if mode is not None:
-            raise click.UsageError("--mode says how --until is meant: give both, or none")
+            raise click.UsageError("--mode requires --until")
         return StopAfter(epochs=epochs, steps=steps)
     metric, _, text = until.partition("=")
     try:
@@ -177,7 +227,7 @@ def _stop_after(
         ) from None
     if stop.direction is None:
         raise click.BadParameter(
-            f"{metric} may be better when small or when great: add --mode Min or --mode Max",
+            f"cannot infer whether {metric} must fall or rise: add --mode Min or --mode Max",
             param_hint="--until",
         )
     return stop

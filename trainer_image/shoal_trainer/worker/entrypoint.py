@@ -1,4 +1,4 @@
-"""From `spec.training.entrypoint` ("module:object") to the user's `Training`, with errors that say what to change."""
+"""Loads the user's `Training` from an entrypoint, "module:object", with errors that say what to change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,21 @@ from shoal_trainer.training import Training, as_training
 
 
 def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | None = None) -> Training:
-    """Import the module (from `folder`, by default the working directory, or installed) and take the object from it.
+    """Import the module from `folder` (default: the working directory) or the installed packages, and get the object.
 
-    Raises `UserError` where the module, the object or what it returns is not what it should be.
+    Raises `UserError` if the module or the object does not exist, or the object does not give a `Training`.
     """
     folder = folder or Path.cwd()
-    module_name, separator, attribute = entrypoint.partition(":")
-    if not separator or not module_name or not attribute:
-        raise UserError(
-            f"The entrypoint {entrypoint!r} must be module:object, for example digits:job, where digits.py is in the "
-            "working directory of the image."
-        )
+    module_name, attribute = check(entrypoint, folder)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    if _missing(module_name):
-        near = difflib.get_close_matches(module_name, [path.stem for path in folder.glob("*.py")], n=1)
-        hint = (
-            f"Did you mean {near[0]!r}?"
-            if near
-            else f"Put {module_name.split('.')[0]}.py into {folder}, or install it."
-        )
-        raise UserError(
-            f"The entrypoint {entrypoint!r} names the module {module_name!r}, which does not exist. {hint}"
-        )
     try:
         module = importlib.import_module(module_name)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise _missing(entrypoint, module_name, folder) from error
         raise UserError(
             f"The module {module_name!r} of the entrypoint cannot be imported: {where(error)}"
         ) from error
@@ -64,8 +52,26 @@ def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | Non
         raise UserError(f"The entrypoint {entrypoint!r} failed: {where(error)}") from error
 
 
+def check(entrypoint: str, folder: Path) -> tuple[str, str]:
+    """Split "module:object" and look for the top-level module without importing it. Raises `UserError`."""
+    module_name, separator, attribute = entrypoint.partition(":")
+    is_path = "/" in module_name or module_name.endswith(".py")
+    if not separator or is_path or not all((*module_name.split("."), *attribute.split("."))):
+        raise UserError(
+            f"The entrypoint {entrypoint!r} must be module:object, for example digits:job for job in digits.py."
+        )
+    top = module_name.partition(".")[0]
+    if (
+        top not in sys.modules
+        and PathFinder.find_spec(top, [str(folder)]) is None
+        and importlib.util.find_spec(top) is None
+    ):
+        raise _missing(entrypoint, module_name, folder)
+    return module_name, attribute
+
+
 def where(error: BaseException) -> str:
-    """An error of the user's code in one line: type, words, and the line of the user's file that it came from."""
+    """An error of the user's code in one line: type, message, and the line of the user's file that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         f
@@ -83,11 +89,14 @@ def where(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{place}"
 
 
-def _missing(module_name: str) -> bool:
-    try:
-        return importlib.util.find_spec(module_name) is None
-    except ModuleNotFoundError:
-        return True
+def _missing(entrypoint: str, module_name: str, folder: Path) -> UserError:
+    known = [path.stem for path in folder.glob("*.py")]
+    near = difflib.get_close_matches(module_name, known, n=1)
+    top = module_name.partition(".")[0]
+    hint = f"Did you mean {near[0]!r}?" if near else f"Put {top}.py into {folder}, or install it."
+    return UserError(
+        f"The entrypoint {entrypoint!r} names the module {module_name!r}, which does not exist. {hint}"
+    )
 
 
 def _public(found: Any) -> list[str]:

@@ -79,7 +79,7 @@ def test_duration_is_human_readable():
         (["run", "a:b", "--until", "val_accuracy=1e999"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "=0.9"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "dice=0.9"], "add --mode Min or --mode Max"),
-        (["run", "a:b", "--mode", "Max"], "--mode says how --until is meant"),
+        (["run", "a:b", "--mode", "Max"], "--mode requires --until"),
         (["run", "a:b", "--kill-every", "0"], "is not in the range"),
     ],
 )

@@ -1,0 +1,76 @@
+"""`shoal-trainer run` checks the entrypoint before it starts a process; its help is complete."""
+
+import re
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from shoal_trainer.cli import main
+from shoal_trainer.errors import UserError
+from shoal_trainer.worker.entrypoint import load
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("shoal_trainer.cli._watch", lambda _job: pytest.fail("a process was started"))
+    (tmp_path / "flowers.py").write_text("raise RuntimeError('imported')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "entrypoint", ["flowers", "flowers:", ":job", "flowers.py:job", "./flowers:job", "a..b:job"]
+)
+def test_run_with_malformed_entrypoint_starts_nothing(folder, entrypoint):
+    result = CliRunner().invoke(main, ["run", entrypoint])
+    assert result.exit_code == 2
+    output = " ".join(result.output.split())
+    assert f"Invalid value for MODULE:OBJECT: The entrypoint '{entrypoint}' must be module:object" in output
+    assert "image" not in output
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "hint"),
+    [("flower:job", "Did you mean 'flowers'?"), ("garden.roses:job", "Put garden.py into")],
+)
+def test_run_with_missing_module_starts_nothing(folder, entrypoint, hint):
+    result = CliRunner().invoke(main, ["run", entrypoint])
+    assert result.exit_code == 2
+    output = " ".join(result.output.split())
+    assert "which does not exist" in output
+    assert hint in output
+
+
+def test_run_with_existing_module_does_not_import_it(folder, monkeypatch):
+    monkeypatch.setattr("shoal_trainer.cli._watch", lambda job: 0 if job.entrypoint == "flowers:job" else 1)
+    assert CliRunner().invoke(main, ["run", "flowers:job"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("init", "words"),
+    [
+        ("", "names the module 'plants.roses', which does not exist"),
+        ("import soil_of_mars\n", "cannot be imported: ModuleNotFoundError: No module named 'soil_of_mars'"),
+        ("raise ValueError('dry')\n", "cannot be imported: ValueError: dry"),
+    ],
+)
+def test_broken_package_of_entrypoint_is_user_error(folder, init, words):
+    (folder / "plants").mkdir()
+    (folder / "plants" / "__init__.py").write_text(init)
+    try:
+        with pytest.raises(UserError, match=re.escape(words)):
+            load("plants.roses:job", folder=folder)
+    finally:
+        sys.modules.pop("plants", None)
+
+
+def test_help_describes_every_option_of_run():
+    run = main.commands["run"]
+    options = [parameter for parameter in run.params if parameter.param_type_name == "option"]
+    assert [option.name for option in options if not option.help] == []
+    helps = {option.name: option.help for option in options}
+    assert helps["mode"].endswith("Inferred for Keras' built-in metrics.")
+    assert helps["kill"] == "Which processes --kill-every kills."
+    assert not re.search("INTEGER|FLOAT|TEXT", CliRunner().invoke(main, ["run", "--help"]).output)
