@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal_trainer.data.files import Files
-from shoal_trainer.data.indexed import Arrays, Indexed
+from shoal_trainer.data.source import Source
 from shoal_trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ class Training:
     """
 
     model: Callable[[], keras.Model]
-    data: Indexed | Arrays | Files
-    validation: Indexed | Arrays | Files | Callable[[], tf.data.Dataset] | None = None
+    data: Source
+    validation: Source | Callable[[], tf.data.Dataset] | None = None
     callbacks: Callable[[], Sequence[keras.callbacks.Callback]] | None = None
     wire: Literal["bf16", "fp32"] = "bf16"
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
@@ -57,13 +56,13 @@ class Training:
             raise UserError(
                 "Training(model=…) must be a function that returns a compiled Keras model, not the model."
             )
-        if not isinstance(self.data, Indexed | Arrays | Files):
+        if not isinstance(self.data, Source):
             raise UserError(
                 f"Training(data=…) must be Indexed(size, fn), Indexed.from_arrays(x, y) or Files(pattern, fn), "
                 f"not {type(self.data).__name__}."
             )
         if self.validation is not None and not (
-            isinstance(self.validation, Indexed | Arrays | Files) or callable(self.validation)
+            isinstance(self.validation, Source) or callable(self.validation)
         ):
             raise UserError(
                 "Training(validation=…) must be Indexed, Files or a function that returns a tf.data.Dataset, "

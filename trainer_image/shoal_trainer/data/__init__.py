@@ -1,7 +1,8 @@
-"""The user's training data, as something of which any range or file can be read again by any worker."""
+"""The user's training data: any worker can read any range or file, and read it again."""
 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.files import Files
 from shoal_trainer.data.indexed import Indexed
+from shoal_trainer.data.source import Source
 
-__all__ = ["Batch", "Files", "Indexed"]
+__all__ = ["Batch", "Files", "Indexed", "Source"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_trainer.data.batch import Batch, batches
 from shoal_trainer.data.indexed import require_dataset
 from shoal_trainer.data.parquet import record_batches
+from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.store import Local, matching
 from shoal_trainer.data.trouble import away, words
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
@@ -26,7 +27,7 @@ READ_ERRORS = (OSError, ValueError)
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Source):
     """Data in files, read by a function of the path of one file.
 
     Shoal batches and prefetches. It visits the files in a different seeded order in each epoch; the samples within a
@@ -123,24 +124,27 @@ class Files:
         """The matching files, sorted, each with its protocol. Raises `UserError` where none matches."""
         return matching(self.pattern)
 
+    def describe(self) -> Extent:
+        """The matching files. Raises `UserError` if there is none."""
+        return Extent(None, self.list())
+
     def example(self, batch_size: int) -> Batch:
-        """One batch, from the first file that has a sample, to build and trace a model with."""
-        for name in self.list():
-            batch = next(self.batches(name, 0, None, batch_size), None)
+        """Read one batch from the first file that has a sample."""
+        for part in self.describe().parts():
+            batch = next(self.read(part, batch_size), None)
             if batch is not None:
                 return batch
         raise UserError(f"Every file that matches {self.pattern!r} is empty.")
 
-    def batches(
-        self, name: str, start: int, stop: int | None, batch_size: int, here: Local | None = None
-    ) -> Iterator[Batch]:
-        """The samples [start, stop) of one file (`stop` None: to its end) as batches of `batch_size` rows.
-
-        `here`: the file, where it was fetched before; it is deleted as one that is fetched now. Raises `UserError` with
-        the file's name where it cannot be read or there is no room for it here, `Unreachable` where the store or the
-        volume does not answer, or not with the file.
-        """
-        with here or Local(name) as path:
+    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:
+        """Read a part of one file; see `Source.read`. Errors name the file."""
+        if part.file is None:
+            raise UserError(
+                "The coordinator leases ranges, but the training data of this worker are files. Run the same image "
+                "everywhere."
+            )
+        name, start, stop = part.file, part.start, part.stop
+        with local or Local(name) as path:
             try:
                 dataset = self.fn(path)
             except READ_ERRORS as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,17 +14,46 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves
+from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.trouble import unconnected, words
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from shoal_trainer.data.store import Local
+
 T = TypeVar("T")
 
 
+class Ranges(Source):
+    """Data with a known number of samples: any range of positions can be read."""
+
+    size: int
+
+    def describe(self) -> Extent:
+        """The number of samples."""
+        return Extent(self.size)
+
+    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:  # noqa: ARG002
+        """Read a range of positions; see `Source.read`."""
+        if part.stop is None:
+            raise UserError(
+                "The coordinator leases files, but the training data of this worker are indexed. Run the same image "
+                "everywhere."
+            )
+        return self._batches(part.epoch, part.start, part.stop, batch_size)
+
+    def example(self, batch_size: int) -> Batch:
+        """Read the first batch."""
+        return next(self._batches(0, 0, min(batch_size, self.size), batch_size))
+
+    @abstractmethod
+    def _batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]: ...
+
+
 @dataclass(frozen=True)
-class Indexed:
+class Indexed(Ranges):
     """Data of known size, read by a function of a range of sample positions.
 
     Shoal batches and prefetches. It visits the ranges in a different seeded order in each epoch; the samples within
@@ -71,12 +101,7 @@ class Indexed:
         """
         return Arrays(x, y, sample_weight, seed)
 
-    def example(self, batch_size: int) -> Batch:
-        """One batch to build and trace a model with."""
-        return next(self.batches(0, 0, min(batch_size, self.size), batch_size))
-
-    def batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:  # noqa: ARG002
-        """The samples [start, stop) as batches of `batch_size` rows. `Unreachable` where a network is down."""
+    def _batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:  # noqa: ARG002
         dataset = connected(lambda: self.fn(start, stop), f"samples {start}-{stop}")
         require_dataset(dataset, "Indexed(fn=…)")
         rows = reached(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2), f"samples {start}-{stop}")
@@ -84,7 +109,7 @@ class Indexed:
 
 
 @dataclass(frozen=True)
-class Arrays:
+class Arrays(Ranges):
     """Data in memory, made by `Indexed.from_arrays`: position p of epoch e is sample permutation_e[p].
 
     Args:
@@ -120,12 +145,7 @@ class Arrays:
         if self.size < 1:
             raise UserError("The training data must have at least one sample; the arrays are empty.")
 
-    def example(self, batch_size: int) -> Batch:
-        """One batch to build and trace a model with."""
-        return next(self.batches(0, 0, min(batch_size, self.size), batch_size))
-
-    def batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
-        """The samples at the positions [start, stop) of this epoch as batches of `batch_size` rows."""
+    def _batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
         order = _permutation(self.size, self.seed, epoch)
         for begin in range(start, stop, batch_size):
             end = min(begin + batch_size, stop)

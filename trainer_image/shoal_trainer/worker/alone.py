@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.data.batch import Batch, batches, map_leaves
-from shoal_trainer.data.files import Files
-from shoal_trainer.data.indexed import Arrays, Indexed, connected, reached, require_dataset
+from shoal_trainer.data.indexed import connected, reached, require_dataset
+from shoal_trainer.data.source import Part, Source
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker.weighing import weigh_samples
@@ -66,35 +66,31 @@ def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
 
 
 def visits(job: Training, batch_size: int) -> Callable[[int], Iterator[Batch]]:
-    """The passes over the training data by their number, in the order of a worker that has no other beside it."""
-    data = job.data
-    files = data.list() if isinstance(data, Files) else ()
-    size = None if isinstance(data, Files) else data.size
-    ledger = Ledger(size=size, files=len(files), batch_size=batch_size, seed=str(job.seed), epochs=None)
+    """Returns a function of the epoch: one pass over the training data, in the order of a single worker."""
+    extent = job.data.describe()
+    files = extent.files
+    ledger = Ledger(
+        size=extent.size, files=len(files), batch_size=batch_size, seed=str(job.seed), epochs=None
+    )
 
     def visit(epoch: int) -> Iterator[Batch]:
         for segment in ledger.visiting(epoch):
-            if isinstance(data, Files):
-                yield from data.batches(files[segment.file], 0, None, batch_size)
-            elif segment.stop is not None:
-                yield from data.batches(epoch, segment.start, segment.stop, batch_size)
+            file = files[segment.file] if files else None
+            yield from job.data.read(Part(segment.start, segment.stop, epoch, file), batch_size)
 
     return visit
 
 
-def whole(data: Indexed | Arrays | Files, epoch: int, batch_size: int) -> Iterator[Batch]:
+def whole(data: Source, batch_size: int) -> Iterator[Batch]:
     """One pass over the data, in their own order."""
-    if isinstance(data, Files):
-        for name in data.list():
-            yield from data.batches(name, 0, None, batch_size)
-    else:
-        yield from data.batches(epoch, 0, data.size, batch_size)
+    for part in data.describe().parts():
+        yield from data.read(part, batch_size)
 
 
 def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
     """One pass over `Training.validation`, in whichever of its forms it was given. `UserError` where it is empty."""
-    if isinstance(source, Indexed | Arrays | Files):
-        found = whole(source, 0, batch_size)
+    if isinstance(source, Source):
+        found = whole(source, batch_size)
     else:
         what = "Training(validation=…)"
         dataset = connected(source, what)

@@ -14,7 +14,6 @@ from pathlib import Path
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.coordinator.client import CoordinatorClient
 from shoal_trainer.coordinator.protocol import MAX_LIST, MAX_TEXT, DataSpec, Given, Lease
-from shoal_trainer.data.files import Files
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
@@ -159,10 +158,10 @@ class ControlPlane:
 
 def _spec(job: Training) -> DataSpec:
     """What the job's data are. Raises `UserError` where their list is too long to be told."""
-    data = job.data
+    extent = job.data.describe()
     spec = DataSpec(
-        size=None if isinstance(data, Files) else data.size,
-        files=data.list() if isinstance(data, Files) else (),
+        size=extent.size,
+        files=extent.files,
         validation=job.validation is not None,
         callbacks=job.callbacks is not None,
     )

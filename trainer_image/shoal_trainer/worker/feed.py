@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shoal_trainer.data.batch import Batch
-from shoal_trainer.data.files import Files
-from shoal_trainer.data.indexed import Arrays, Indexed
+from shoal_trainer.data.source import Part, Source
 from shoal_trainer.data.store import Ahead, Local, is_remote
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Words, Work
@@ -67,7 +66,7 @@ class Feed:
 
     def __init__(
         self,
-        data: Indexed | Arrays | Files,
+        data: Source,
         batch_size: int,
         next_work: Callable[[], Work],
         on_lease: Callable[[DataWork], None],
@@ -194,7 +193,8 @@ class Feed:
         self._say(self._late(work))
         here = None if ahead is None else self._fetched(work, ahead)
         if ahead is None or here is not None:
-            for batch in read(self._data, work, self._batch_size, here):
+            part = Part(work.start, work.stop, work.epoch, work.file)
+            for batch in self._data.read(part, self._batch_size, here):
                 self._say("")
                 yield batch
                 self._say(self._late(work))
@@ -233,20 +233,3 @@ class Feed:
             except queue.Full:
                 continue
             return
-
-
-def read(
-    data: Indexed | Arrays | Files, work: DataWork, batch_size: int, here: Local | None = None
-) -> Iterator[Batch]:
-    """The batches of a leased range, or of a file that may be `here` already."""
-    if isinstance(data, Files):
-        if work.file is None:
-            raise UserError(
-                "The coordinator leases ranges, but the training data are files: another image runs elsewhere."
-            )
-        return data.batches(work.file, work.start, work.stop, batch_size, here)
-    if work.stop is None:
-        raise UserError(
-            "The coordinator leases files, but the training data are indexed: another image runs elsewhere."
-        )
-    return data.batches(work.epoch, work.start, work.stop, batch_size)

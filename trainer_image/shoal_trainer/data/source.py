@@ -1,0 +1,62 @@
+"""`Source`: what the trainer needs of training data in any form, and `Part`, what a worker reads at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shoal_trainer.data.batch import Batch
+    from shoal_trainer.data.store import Local
+
+
+class Part(NamedTuple):
+    """The samples [start, stop) in the order of an epoch, or of a file (`stop` None: to its end)."""
+
+    start: int
+    stop: int | None
+    epoch: int = 0
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`size` samples, or `files` of unknown length (`size` None)."""
+
+    size: int | None
+    files: tuple[str, ...] = ()
+
+    def parts(self) -> Iterator[Part]:
+        """All samples once, in their own order."""
+        if self.size is not None:
+            yield Part(0, self.size)
+        for name in self.files:
+            yield Part(0, None, file=name)
+
+
+class Source(ABC):
+    """Training or validation data."""
+
+    @abstractmethod
+    def describe(self) -> Extent:
+        """How much data there is. Raises `UserError` if there is none, `Unreachable` if the storage does not answer."""
+
+    @abstractmethod
+    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:
+        """Read a part in batches of `batch_size` rows.
+
+        Args:
+            part: What to read. Its form must match the data: a file, or a range with a stop.
+            batch_size: Rows of each batch; the last batch is padded (see `Batch`).
+            local: The file of the part if it was downloaded before. It is deleted afterwards.
+
+        Raises:
+            UserError: The data or the data function are wrong.
+            Unreachable: The storage does not answer; retry later.
+        """
+
+    @abstractmethod
+    def example(self, batch_size: int) -> Batch:
+        """Read one batch to build and trace a model with."""
