@@ -1,11 +1,10 @@
-"""What the operator and the trainer must agree on, and nothing else.
+"""The contract between the operator and the trainer: the only module of the trainer that the operator imports.
 
-The two live in different images and are upgraded apart from each other, so this one module is imported by both:
-the runtime configuration that the operator hands to a pod, the status report that the coordinator serves, the
-termination message that ends a job, and the names and numbers around them. It imports nothing heavy.
+It defines the runtime configuration that the operator passes to a pod, the status report that the coordinator serves,
+the termination message that ends a job, and shared constants. It imports nothing heavy.
 
-Unknown keys are ignored on reading: a newer side may add fields, an older one must go on.
-Times are seconds, sizes bytes, counts samples unless a name says otherwise.
+The two images are upgraded independently, so unknown keys are ignored: either side may add fields.
+Times are in seconds, sizes in bytes and counts in samples unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from pydantic.alias_generators import to_camel
 
 VERSION = 1
 CONFIG_ENV = "SHOAL_CONFIG"
-"""The environment variable that holds a pod's `RuntimeConfig` as JSON."""
+"""The environment variable with a pod's `RuntimeConfig` as JSON."""
 
 SECRET_DIR = "/var/run/shoal/secret"
-"""Where the job's Secret is mounted: `key` (32 bytes), `key-id`, `tls.crt`, `tls.key`.
+"""The mount path of the job's Secret: `key` (32 bytes), `key-id`, `tls.crt`, `tls.key`.
 
-During a rotation also `previous-key`, `previous-key-id`.
+During a rotation also `previous-key` and `previous-key-id`.
 """
 
 STORAGE_DIR = "/var/run/shoal/storage"
-"""Where a volume claim (or the ephemeral volume) of the job is mounted; its URI is `file://` + this."""
+"""The mount path of the job's volume claim or ephemeral volume; its URI is `file://` + this."""
 
 TERMINATION_LOG = "/dev/termination-log"
 DATA_PORT = 7070
@@ -39,11 +38,11 @@ METRICS_PORT = 7072
 
 EXIT_OK = 0
 EXIT_USER = 2
-"""The user's code or configuration is wrong; starting it again cannot help."""
+"""The user's code or configuration is wrong; a restart cannot help."""
 EXIT_FENCED = 4
-"""A newer incarnation holds this place."""
+"""A newer incarnation has replaced this process."""
 EXIT_DRAINED = 143
-"""The worker (or shard) stopped because it was told to: never 0, or Kubernetes would call it success."""
+"""The process stopped on SIGTERM. Not 0, which Kubernetes would count as success."""
 
 SILENCE_SECONDS = 5.0
 SILENCE_STEPS = 3
@@ -51,7 +50,7 @@ SILENCE_STEPS = 3
 
 
 class Message(BaseModel):
-    """A value both sides read: camelCase on the wire, frozen, tolerant of what it does not know."""
+    """Base of all messages: camelCase in JSON, frozen, unknown keys ignored."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore", ser_json_inf_nan="null"
@@ -63,14 +62,14 @@ class Message(BaseModel):
 
 
 class Role(StrEnum):
-    """What a pod is."""
+    """The role of a pod."""
 
     PS = "ps"
     WORKER = "worker"
 
 
 class JobIdentity(Message):
-    """Which job, and which run of it: `uid` differs when a job is deleted and applied again."""
+    """A job and its run: a job that is deleted and applied again has another `uid`."""
 
     namespace: str
     name: str
@@ -78,7 +77,7 @@ class JobIdentity(Message):
 
     @property
     def prefix(self) -> str:
-        """Everything of the run lies under `<storage>/<prefix>/`."""
+        """The folder of the run: all its files are under `<storage>/<prefix>/`."""
         return f"{self.namespace}/{self.name}/{self.uid}"
 
 
@@ -88,34 +87,34 @@ FALLS = (
     "poisson", "(squared_|categorical_)?hinge", "bce", "((binary|(sparse_)?categorical)_)?(focal_)?crossentropy",
     "kl_divergence", "kullback_leibler_divergence", "kld", "ctc", "circle", "perplexity", "false_(positives|negatives)",
 )  # fmt: skip
-"""Names (patterns of the whole name) of what is the better the smaller: Keras' losses and errors, short and long."""
+"""Patterns of metrics that improve as they fall: Keras' losses and errors, short and long names."""
 RISES = (
     "((binary|(sparse_)?(top_(k|[0-9]+)_)?categorical|(sparse_)?top_(k|[0-9]+))_)?acc(uracy)?", "((roc|pr)_)?auc",
     "(precision|recall|sensitivity|specificity)(_at_(precision|recall|sensitivity|specificity))?",
     "f1(_?score)?", "f_?beta_score", "(one_hot_)?(mean_|binary_|m)?io_?u", "r2(_score)?", "cosine_similarity",
     "(concordance|pearson)_correlation", "true_(positives|negatives)",
 )  # fmt: skip
-"""Names of what is the better the greater."""
+"""Patterns of metrics that improve as they rise."""
 
 
 def names_of(*patterns: str) -> str:
-    """One pattern, of RE2 and Python alike, for metrics of these names: also with `val_`, and counted by Keras."""
+    """One pattern for RE2 and Python that matches these names, also with the prefix `val_` or Keras' suffix `_1`."""
     return f"(?i)^(val_)?({'|'.join(patterns)})(_[0-9]+)?$"
 
 
 class StopAfter(Message):
-    """When training ends: after so many passes over the data, steps of the whole job, or at a metric's value."""
+    """When training ends: after N epochs or steps of the whole job, or when a metric reaches a value."""
 
     epochs: int | None = None
     steps: int | None = None
     metric: str | None = None
     value: float | None = Field(None, allow_inf_nan=False)
     mode: Literal["Min", "Max"] | None = None
-    """Whether the metric is to fall to the value or to rise to it; None: as its name says."""
+    """Whether the metric must fall or rise to the value; None: inferred from its name."""
 
     @property
     def direction(self) -> Literal["Min", "Max"] | None:
-        """The mode, or what the metric's name says; None: neither is known."""
+        """The mode, or the one inferred from the metric's name; None if it cannot be inferred."""
         if self.mode is not None or self.metric is None:
             return self.mode
         if re.match(names_of(*FALLS), self.metric):
@@ -130,28 +129,28 @@ class StopAfter(Message):
 
 
 class Staleness(Message):
-    """How a gradient computed on old parameters is weighted: lr / tau**p with p = 0, 1/2, 1."""
+    """How gradients of staleness tau are weighted: lr / tau**p with p = 0, 1/2, 1."""
 
     max: int | None = None
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
 
 
 class SnapshotPolicy(Message):
-    """How often all shards are saved, and how many snapshots are kept."""
+    """The interval between snapshots, and how many are kept."""
 
     every_seconds: int = 60
     retain: int = 3
 
 
 class InitialFrom(Message):
-    """Another run to begin from."""
+    """Another run to resume from."""
 
     uri: str
     weights_only: bool = False
 
 
 class Shard(Message):
-    """Where one parameter server is reached: the ClusterIP Service of the shard."""
+    """The address of a parameter server: the ClusterIP Service of the shard."""
 
     host: str
     data_port: int = DATA_PORT
@@ -159,17 +158,17 @@ class Shard(Message):
 
 
 class AcceleratorBatch(Message):
-    """The batch size of workers whose accelerator has all the words of `accelerator` in its name; "CPU": none."""
+    """The batch size of workers whose accelerator's name has all words of `accelerator`; "CPU": no accelerator."""
 
     accelerator: str
     batch_size: int
 
 
 class RuntimeConfig(Message):
-    """Everything a pod of a job is told, in the environment variable `SHOAL_CONFIG`.
+    """The configuration of a pod, in the environment variable `SHOAL_CONFIG`.
 
-    `index` is the slot of a worker or the shard of a parameter server; `incarnation` counts the pods that have
-    filled it, and is the epoch of a shard. `workers_expected` is a hint for the first plan of the data, no limit.
+    `index` is the slot of a worker or the shard of a parameter server; `incarnation` counts its pods, and is the epoch
+    of a shard.
     """
 
     version: int = VERSION
@@ -181,11 +180,11 @@ class RuntimeConfig(Message):
     entrypoint: str
     args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     batch_size: int = 128
-    """Samples in one step of this pod's worker."""
+    """Samples per step of a worker."""
     batch_sizes: tuple[AcceleratorBatch, ...] = ()
-    """What `batch_size` becomes once a worker has seen its accelerator: the first that fits."""
+    """Batch sizes per accelerator: the first entry that matches replaces `batch_size`."""
     reference_batch_size: int | None = None
-    """A push of so many samples has weight 1; None: `batch_size`."""
+    """A push of this many samples has weight 1; None: `batch_size`."""
     stop_after: StopAfter = StopAfter(epochs=1)
     staleness: Staleness = Staleness()
     snapshot: SnapshotPolicy = SnapshotPolicy()
@@ -205,12 +204,12 @@ STATUS_PATH = "/v1/status"
 
 
 def status_token(key: bytes) -> str:
-    """The bearer token for the status endpoint: derived from the job's key, so that the key never travels."""
+    """The bearer token of the status endpoint, derived from the job's key, which is never sent."""
     return hmac.new(key, b"shoal/v1/status", hashlib.sha256).hexdigest()
 
 
 class WorkerState(StrEnum):
-    """What the coordinator thinks of a worker."""
+    """The state of a worker as seen by the coordinator."""
 
     ACTIVE = "Active"
     SILENT = "Silent"
@@ -220,7 +219,7 @@ class WorkerState(StrEnum):
 
 
 class WorkerReport(Message):
-    """One (slot, incarnation) as the coordinator sees it. Newest incarnation of each slot first; bounded."""
+    """One (slot, incarnation). The list of reports is bounded, newest incarnation of each slot first."""
 
     slot: int
     incarnation: int
@@ -228,7 +227,7 @@ class WorkerReport(Message):
     steps: int = 0
     samples: int = 0
     last_seen_seconds: float = 0.0
-    """Seconds since it last spoke, on the coordinator's monotonic clock."""
+    """Seconds since its last request, on the coordinator's monotonic clock."""
     first_push_at: float | None = None
     """Unix seconds of its first accepted push."""
     step_seconds: float | None = None
@@ -244,7 +243,7 @@ class WorkerReport(Message):
 
 
 class ShardReport(Message):
-    """One shard: its epoch, how many updates it applied, and its last snapshot (Unix seconds)."""
+    """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds)."""
 
     index: int
     epoch: int
@@ -254,9 +253,9 @@ class ShardReport(Message):
 
 
 class DataReport(Message):
-    """Samples of the current epoch by state, and three counters over the whole run (in samples).
+    """Samples of the current epoch by state, and three counters of samples over the whole run.
 
-    `repeated`: applied twice. `partial`: applied on some shards only. `lost`: never applied though called done.
+    `repeated`: applied twice. `partial`: applied on some shards only. `lost`: never applied although marked done.
     """
 
     done: int = 0
@@ -268,7 +267,7 @@ class DataReport(Message):
 
 
 class Phase(StrEnum):
-    """What the trainer as a whole is doing."""
+    """The phase of the trainer."""
 
     STARTING = "Starting"
     TRAINING = "Training"
@@ -278,13 +277,13 @@ class Phase(StrEnum):
 
 
 class StatusReport(Message):
-    """What the coordinator tells about the job. Counters only grow within a run, also over restarts of PS 0."""
+    """The coordinator's report. Counters only grow within a run, also across restarts of PS 0."""
 
     version: int = VERSION
     job_uid: str
     phase: Phase
     epoch: int = 0
-    """Which pass over the data, from 0. (The epoch of a shard is in `shards`.)"""
+    """The current pass over the data, from 0. (The epoch of a shard is in `shards`.)"""
     epochs_total: int | None = None
     step: int = 0
     samples: int = 0
@@ -295,11 +294,11 @@ class StatusReport(Message):
     remaining_seconds: float | None = None
     wasted_steps: int = 0
     rollbacks: int = 0
-    """How often the job went back to its newest snapshot because its loss was not finite."""
+    """How often the job returned to its newest snapshot because of a non-finite loss."""
     goodput: float | None = None
-    """Share of the samples computed that count, 0 to 1."""
+    """Share of the computed samples that count, 0 to 1."""
     input_wait: float | None = None
-    """Share of the active workers' time that they wait for the next batch, 0 to 1."""
+    """Share of the active workers' time spent waiting for the next batch, 0 to 1."""
     data: DataReport = DataReport()
     workers: tuple[WorkerReport, ...] = ()
     shards: tuple[ShardReport, ...] = ()
@@ -317,11 +316,11 @@ class Outcome(StrEnum):
 
 
 FAILURE_REASONS = frozenset({"UserError", "InternalError"})
-"""What the trainer calls its failures. Who reads another word takes it for a part of the message."""
+"""The reasons of failures. A reader treats any other reason as part of the message."""
 
 
 class Ranges(Message):
-    """How many ranges of the data were trained once, more than once, on some shards only, never."""
+    """The number of ranges that were trained once, more than once, on some shards only, and never."""
 
     once: int = 0
     repeated: int = 0
@@ -330,10 +329,10 @@ class Ranges(Message):
 
 
 class TerminationMessage(Message):
-    """What PS 0 writes to its termination log before it exits 0: the evidence that the job has ended.
+    """The termination message with which PS 0 ends the job when it exits 0.
 
-    Kubernetes keeps at most 4,096 bytes of it. Workers write one with `outcome=Failed` and exit `EXIT_USER` when
-    the user's code is at fault: the operator copies `reason` and `message` into `status.lastFailure`.
+    Kubernetes keeps at most 4,096 bytes of it. For an error in the user's code, a worker writes one with
+    `outcome=Failed` and exits `EXIT_USER`; the operator copies `reason` and `message` to `status.lastFailure`.
     """
 
     version: int = VERSION
@@ -357,5 +356,5 @@ class TerminationMessage(Message):
 
 
 def job_key(install_key: bytes, job_uid: str, key_id: str) -> bytes:
-    """The 32-byte key of one run: HMAC-SHA256(install key, job uid, key id). The operator never has to read Secrets."""
+    """The 32-byte key of a run: HMAC-SHA256(install key, job uid, key id), so the operator need not read Secrets."""
     return hmac.new(install_key, f"shoal/v1/job\0{job_uid}\0{key_id}".encode(), hashlib.sha256).digest()

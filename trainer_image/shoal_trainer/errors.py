@@ -1,28 +1,28 @@
-"""Every error that the trainer raises on purpose.
+"""The errors that the trainer raises.
 
 ```
 TrainerError
-├── UserError       the user's code or configuration: says what to change; the process exits 2, never retried silently
-├── ProtocolError   a peer sent what the protocol does not allow; the connection is closed
+├── UserError       the user's code or configuration is wrong; the message says what to change; the process exits 2
+├── ProtocolError   a peer violated the protocol; the connection is closed
 │   └── Unauthorized  a peer could not prove that it belongs to this job
-├── Fenced          a newer incarnation holds this place: stop, touch nothing
-├── Overtaken       a piece of work is somebody else's by now: leave it
-├── Unreachable     a peer or the storage does not answer now; callers retry
+├── Fenced          a newer incarnation has replaced this process: stop, write nothing
+├── Overtaken       another worker has the task now: drop it
+├── Unreachable     a peer or the storage does not answer; callers retry
 └── SnapshotError   a snapshot is absent, incomplete or corrupt
 ```
 """
 
 
 class TrainerError(Exception):
-    """The root of the tree."""
+    """The base class."""
 
 
 class UserError(TrainerError):
-    """The user's code or configuration. The message says what to change."""
+    """The user's code or configuration is wrong. The message says what to change."""
 
 
 class ProtocolError(TrainerError):
-    """A peer sent what the protocol does not allow."""
+    """A peer violated the protocol."""
 
 
 class Unauthorized(ProtocolError):
@@ -30,15 +30,15 @@ class Unauthorized(ProtocolError):
 
 
 class Fenced(TrainerError):
-    """A newer incarnation holds this place."""
+    """A newer incarnation has replaced this process."""
 
 
 class Overtaken(TrainerError):
-    """A piece of work is somebody else's by now."""
+    """Another worker has the task now."""
 
 
 class Unreachable(TrainerError):
-    """A peer or the storage does not answer now."""
+    """A peer or the storage does not answer."""
 
 
 class SnapshotError(TrainerError):

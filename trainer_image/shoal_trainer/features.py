@@ -1,11 +1,11 @@
-"""What a model's speed depends on, computed from the model: FLOPs per sample, parameters, tensors.
+"""The features that predict a model's speed: FLOPs per sample, parameters and tensors (docs/sizing.md).
 
-Measured speeds of one model are carried to another by these three numbers, so every job must count alike.
+A library function: with it, users fill in the model of a SpeedProfile before the first run. The trainer does not call
+it yet; it will report the features of a running job, from which the operator writes the SpeedProfile.
 
-The convention: the forward pass of one sample at inference; a multiply-add is two operations; only matrix products
-and convolutions count (also inside einsum, attention and recurrent layers), as in the FLOPs that papers print.
-Element-wise work, normalisation, activations and look-ups count nothing. A training step does about three times as
-much (forward, and two products in the backward pass), which is a constant that every fit absorbs.
+FLOPs are those of the forward pass of one sample at inference. A multiply-add is two operations. Only matrix products
+and convolutions count, also inside einsum, attention and recurrent layers; element-wise operations, normalization,
+activations and look-ups do not. A training step takes about three times as many, a constant that each fit absorbs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Features", "model_features"]
 
 @dataclass(frozen=True)
 class Features:
-    """FLOPs of one sample's forward pass, trainable parameters, trainable tensors, and a name for this very shape."""
+    """FLOPs of one sample's forward pass, trainable parameters, trainable tensors, and a hash of the architecture."""
 
     flops_per_sample: float
     parameters: int
@@ -35,21 +35,21 @@ def model_features(model: Any, input_shape: Any = None) -> Features:
     """Compute the features of a Keras model.
 
     Args:
-        model: a built `keras.Model`.
-        input_shape: shapes of its inputs without the batch, in the structure of the model's inputs. Only needed
-            where the model itself leaves a dimension open, for example the length of a sequence.
+        model: A built `keras.Model`.
+        input_shape: The shapes of its inputs without the batch axis, in the structure of the model's inputs. Required
+            only if the model leaves a dimension open, for example the length of a sequence.
+
+    Returns:
+        The `Features`.
 
     Raises:
-        UserError: the model is not built, or a dimension of an input is open.
-
+        UserError: The model is not built, or a dimension of an input is open.
     """
     import keras  # heavy, and not needed to import this module
     import tensorflow as tf
 
     if not getattr(model, "inputs", None):
-        raise UserError(
-            f"the model {model.name!r} has no known inputs: call build(input_shape) or use it once first"
-        )
+        raise UserError(f"The model {model.name!r} has no known inputs. Call model.build(input_shape) first.")
     inputs = list(model.inputs)
     shapes = (
         [tuple(t.shape[1:]) for t in inputs] if input_shape is None else _shapes(input_shape, len(inputs))
@@ -57,8 +57,8 @@ def model_features(model: Any, input_shape: Any = None) -> Features:
     for tensor, shape in zip(inputs, shapes, strict=True):
         if any(d is None for d in shape):
             raise UserError(
-                f"input {tensor.name!r} of the model {model.name!r} has the open shape {shape}: "
-                "pass input_shape with every dimension"
+                f"Input {tensor.name!r} of the model {model.name!r} has the open shape {shape}. "
+                "Pass input_shape with every dimension."
             )
     specs = [
         tf.TensorSpec((1, *shape), keras.backend.standardize_dtype(tensor.dtype), name=f"input_{i}")
@@ -92,7 +92,7 @@ def _shapes(given: Any, count: int) -> list[tuple[int, ...]]:
 
 
 def _used(graph: Any) -> Sequence[Any]:
-    """Operations that the outputs depend on: a layer may trace more than it uses (Keras' recurrent layers do)."""
+    """Operations that the outputs depend on. Keras' recurrent layers trace more than they use."""
     open_ = [tensor.op for tensor in graph.outputs]
     seen = {id(op): op for op in open_}
     while open_:
@@ -130,7 +130,7 @@ def _count(operations: Sequence[Any], body: Callable[[Any], Any]) -> int:
 
 
 def _trips(condition: Any) -> int:
-    """How often a loop runs: the smallest constant that its counters are compared with (a sequence's length), or 1."""
+    """Iterations of a loop: the smallest constant that its counters are compared with (a sequence's length), or 1."""
     import tensorflow as tf
 
     compared = (tf.get_static_value(op.inputs[1]) for op in condition.get_operations() if op.type == "Less")
@@ -149,7 +149,7 @@ def _convolution(op: Any) -> int:
 
 
 def _transposed(op: Any) -> int:
-    """Transposed convolution: every input element meets kernel x output channels."""
+    """Transposed convolution: every input element is multiplied with kernel x output channels."""
     kernel = _dims(op.inputs[1])
     return math.prod(_dims(op.inputs[2])) * math.prod(kernel[:-1])
 
@@ -166,7 +166,7 @@ def _product(op: Any) -> int:
 
 
 def _einsum(op: Any) -> int:
-    """All distinct indices multiplied: the size of the loop nest. One operand is a transposition or a sum: 0."""
+    """The product of all distinct indices. An einsum of one operand is a transposition or a sum: 0."""
     if len(op.inputs) < 2:
         return 0
     equation = op.get_attr("equation")

@@ -1,9 +1,8 @@
-"""A job as processes of this machine: what the operator does with pods, in small. `shoal-trainer run` is its face.
+"""Runs a job as processes on this machine, for `shoal-trainer run`.
 
-Parameter servers and workers are the very processes that run in a cluster, told what to do by the same `RuntimeConfig`.
-A process that dies is replaced by its next incarnation, as a pod would be; so is one that ends well before its time.
-The job ends with the termination message of parameter server 0, or with that of a worker which says that the user's
-code is wrong.
+Parameter servers and workers are the same programs as in the pods, with the same `RuntimeConfig`. A process that ends
+too early is replaced by its next incarnation, as the operator replaces a pod. The job ends with the termination message
+of parameter server 0, or with the `UserError` of a worker.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ from shoal_trainer.termination import TERMINATION_LOG_ENV
 from shoal_trainer.worker.hardware import shared_by
 
 MAX_FAILURES = 10
-"""Replacements for processes that died by themselves (not killed by us) before the run is given up."""
+"""The run fails after this many processes have failed without being killed by this process."""
 
 DONE_PATIENCE = 15.0
-"""Seconds between a process' exit 0 and the end of the job: before that, nothing is made of it."""
+"""A process that has exited 0 is replaced if the job has not ended after this many seconds."""
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """What `shoal-trainer run` was told."""
+    """The options of `shoal-trainer run`."""
 
     entrypoint: str
     workers: int = 1
@@ -77,7 +76,7 @@ class LocalJob:
 
 @dataclass
 class Process:
-    """One (role, index) and the process that fills it now."""
+    """The current process of one (role, index)."""
 
     role: Role
     index: int
@@ -87,16 +86,16 @@ class Process:
     termination: Path
     killed: bool = False
     done_at: float | None = None
-    """When it was first seen to have ended well."""
+    """When its exit code 0 was first seen."""
 
     @property
     def name(self) -> str:
-        """As a pod of it would be called."""
+        """The name, as a pod's without the job."""
         return f"{self.role.value}-{self.index}-{self.incarnation}"
 
 
 class LocalRun:
-    """The processes of one job; use it in a `with`, which ends them all."""
+    """The processes of one job. A context manager, which ends them all."""
 
     def __init__(self, job: LocalJob, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.job = job
@@ -133,18 +132,18 @@ class LocalRun:
         for process in self.processes:
             process.popen.wait()
         failed = self.outcome is not None and self.outcome.outcome is not Outcome.SUCCEEDED
-        # The logs stay where somebody may want to read them.
+        # Keep the logs of a run that failed.
         scratch = [self._folder / "secret", self._folder / "tmp"]
         for folder in scratch if failed or error else [self._folder]:
             shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def logs(self) -> Path:
-        """The folder with one log for each process."""
+        """The folder with one log per process."""
         return self._folder
 
     def poll(self) -> TerminationMessage | None:
-        """Look after the processes once; the message that ends the job, when there is one."""
+        """Replace processes that have ended; return the termination message once the job has ended."""
         for process in list(self.processes):
             code = process.popen.poll()
             if code is None or self.outcome is not None:
@@ -156,7 +155,7 @@ class LocalRun:
         return self.outcome
 
     def kill(self, role: Role | None = None, how: int = signal.SIGKILL) -> Process | None:
-        """Kill one running process (of this role), picked at random, as a spot market does."""
+        """Kill a random running process (of this role)."""
         wanted = role or {"worker": Role.WORKER, "ps": Role.PS}.get(self.job.kill)
         running = [p for p in self.processes if p.popen.poll() is None and wanted in {None, p.role}]
         if not running:
@@ -168,7 +167,7 @@ class LocalRun:
         return victim
 
     def status(self) -> StatusReport | None:
-        """What the coordinator says now; None while it does not answer."""
+        """The coordinator's status report; None while it does not answer."""
         assert self._credentials is not None
         shard = self._shards[0]
         connection = http.client.HTTPSConnection(
@@ -197,16 +196,14 @@ class LocalRun:
             if not process.killed:
                 self.failures += 1
             if self.failures > MAX_FAILURES:
-                text = (
-                    f"{process.name} ended with {code} again and again. Its last words: {tail(process.log)}"
-                )
+                text = f"{process.name} exited with {code} after {MAX_FAILURES} earlier failures: {tail(process.log)}"
                 self.outcome = TerminationMessage(outcome=Outcome.FAILED, reason="BackoffLimit", message=text)
                 return
             self.processes.remove(process)
             self._start(process.role, process.index, process.incarnation + 1)
 
     def _too_early(self, process: Process) -> bool:
-        """Whether one that ended well did so long ago, and the job goes on."""
+        """Whether the process exited 0 more than `DONE_PATIENCE` seconds ago, although the job continues."""
         if process.done_at is None:
             process.done_at = self._clock()
         return self._clock() - process.done_at >= DONE_PATIENCE
@@ -222,7 +219,7 @@ class LocalRun:
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
             "PYTHONUNBUFFERED": "1",
             **shared_by(self.job.workers),
-            "TMPDIR": str(self._folder / "tmp"),  # who is killed leaves what it had there
+            "TMPDIR": str(self._folder / "tmp"),  # a killed process leaves its files there
             PARENT_ENV: str(os.getpid()),
         }
         with log.open("wb") as output:
@@ -258,7 +255,7 @@ class LocalRun:
 
 
 def tail(log: Path, lines: int = 3) -> str:
-    """The last lines of a log that say something."""
+    """The last lines of a log that are not empty."""
     try:
         text = log.read_text(errors="replace").splitlines()
     except OSError:
@@ -275,7 +272,7 @@ def _read(path: Path) -> TerminationMessage | None:
 
 @contextlib.contextmanager
 def _free_ports(count: int) -> Iterator[list[int]]:
-    """Ports that nobody listens on now; held open inside the `with`, so that they are all different."""
+    """Find free ports, all different; they are bound until the `with` block ends."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for held in sockets:

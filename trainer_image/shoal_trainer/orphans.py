@@ -1,4 +1,4 @@
-"""Processes of a run on one machine end with the process that started them, even where that is killed outright."""
+"""Child processes of `shoal-trainer run` end with their parent, even if it is killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def follow_parent() -> None:
-    """Where `$SHOAL_PARENT_PID` names a parent, be killed when it is gone (prctl(2); on Linux only)."""
+    """Be killed when the process `$SHOAL_PARENT_PID` ends (prctl(2), Linux only)."""
     parent = os.environ.get(PARENT_ENV)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it was gone before the kernel knew of our wish
+    if os.getppid() != int(parent):  # it ended before prctl took effect
         os.kill(os.getpid(), signal.SIGKILL)

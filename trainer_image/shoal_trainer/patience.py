@@ -1,4 +1,4 @@
-"""To try again until what is away answers: an outage is nobody's failure, and to end would help nobody."""
+"""Retries a call until a peer or the storage is reachable again."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.25
-"""The first pause before another try; the pauses double, up to the longest."""
+"""The first pause between two attempts; the pauses double up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE = 30.0
 
 
 def patiently(
     call: Callable[[], T], stop: threading.Event, what: str, *, longest: float = LONGEST_PAUSE
 ) -> T:
-    """The call's result, as soon as `what` answers; each reason is told once. Told to stop, the process ends (143)."""
-    said, pause = "", RETRY_SECONDS
+    """Return the result of `call` once it does not raise `Unreachable`; log each new reason once.
+
+    `stop` ends the process with exit code 143.
+    """
+    logged, pause = "", RETRY_SECONDS
     while True:
         try:
             return call()
         except Unreachable as error:
-            if str(error) != said:
-                log.warning("waiting for %s: %s; trying again until it answers", what, error)
-            said = str(error)
+            if str(error) != logged:
+                log.warning("waiting for %s: %s; retrying", what, error)
+            logged = str(error)
         if stop.wait(pause):
             sys.exit(EXIT_DRAINED)
         pause = min(2 * pause, longest)

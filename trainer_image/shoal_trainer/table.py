@@ -1,4 +1,4 @@
-"""A job as one live table: the same picture in `shoal-trainer run` and wherever a `StatusReport` is at hand."""
+"""Renders a `StatusReport` as a table or as one line, for `shoal-trainer run`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STYLES = {
     WorkerState.FENCED: "red",
 }
 STARVING = 0.05
-"""Share of the time that workers wait for input; below it the table does not speak of it."""
+"""The table shows the share of time that workers wait for input if it is above this."""
 
 
 def render(
     status: StatusReport | None, *, title: str, note: str = "", all_workers: bool = False
 ) -> RenderableType:
-    """The job in about 12 lines; `note` is a last line of the caller's own."""
+    """Render the job in about 12 lines; `note` becomes the last line."""
     if status is None:
         return Group(
             Text(title, style="bold"), Text("waiting for the coordinator …", style="dim"), Text(note)
@@ -45,7 +45,7 @@ def render(
             f"  [yellow]repeated {data.repeated:,}  partial {data.partial:,}  lost {data.lost:,}[/yellow]"
         )
     if (status.input_wait or 0.0) > STARVING:
-        counts += f"  [yellow]workers wait {status.input_wait:.0%} of their time for input[/yellow]"
+        counts += f"  [yellow]workers wait for input {status.input_wait:.0%} of the time[/yellow]"
     bar = ProgressBar(total=100, completed=status.progress_percent or 0, width=60)
     workers = Table(box=None, padding=(0, 2), header_style="bold")
     for column in ("worker", "state", "node", "steps", "samples", "ms/step", "compute", "input", "staleness"):
@@ -59,7 +59,7 @@ def render(
             milliseconds(worker.compute_seconds), milliseconds(worker.input_seconds), number(worker.staleness, 1),
         )  # fmt: skip
     shards = "  ".join(
-        f"ps-{s.index}-{s.epoch} {'ready' if s.ready else '[yellow]away[/yellow]'} version {s.version:,}"
+        f"ps-{s.index}-{s.epoch} {'ready' if s.ready else '[yellow]unreachable[/yellow]'} version {s.version:,}"
         for s in status.shards
     )
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(status.metrics.items()))
@@ -69,7 +69,7 @@ def render(
 
 
 def line(status: StatusReport | None) -> str:
-    """The job in one line, for output that is no terminal."""
+    """Render the job in one line, for output that is not a terminal."""
     if status is None:
         return "waiting for the coordinator"
     active = sum(1 for worker in status.workers if worker.state is WorkerState.ACTIVE)
@@ -81,22 +81,22 @@ def line(status: StatusReport | None) -> str:
 
 
 def current_pass(status: StatusReport) -> int:
-    """Which pass over the data is under way, from 1; the last one where all are done."""
+    """The number of the current epoch, from 1; the last one if all are done."""
     return min(status.epoch + 1, status.epochs_total or status.epoch + 1)
 
 
 def number(value: float | None, digits: int) -> str:
-    """A number, or a dash."""
+    """Format a number, or None as a dash."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Seconds as milliseconds, or a dash."""
+    """Format seconds as milliseconds, or None as a dash."""
     return "-" if seconds is None else f"{seconds * 1000:.1f}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as 1h02m, 3m05s or 12s, or a dash."""
+    """Format seconds as 1h02m, 3m05s or 12s, or None as a dash."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(round(seconds), 60)

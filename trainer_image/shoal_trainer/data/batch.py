@@ -1,10 +1,10 @@
 """Batches of one fixed shape.
 
-A worker traces its step function once; a batch of another size would trace it again (11 s for a ResNet-110). So the
-short batch at the end of a range is filled up by repeating its own samples, which carry weight 0. The weights of
-the true samples are scaled by `size / samples`, so that a loss which divides by the batch size is the mean over
-the true samples, and the parameter server can weight each push by its true number of samples. The losses of
-`compile()` are told which rows are true (`worker/weighing.py`); the weights are for a `compute_loss` of the user's own.
+A batch of another size would retrace the step function (11 s for a ResNet-110). So the short batch at the end of a
+range is padded with its own samples, which have weight 0. The weights of the real samples are scaled by
+`size / samples`, so that a loss which divides by the batch size is the mean over the real samples, and the parameter
+server can weight each push by its number of samples. The losses of `compile()` also get a mask of the real rows
+(`worker/weighing.py`); a custom `compute_loss` has only the weights.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shoal_trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of `len(weights)` rows, of which the first `samples` count.
+    """One batch of `len(weights)` rows, of which the first `samples` are real.
 
     `x`, `y`: (nested structures of) arrays or tensors with the batch on axis 0; `y` may be None.
-    `weights`: float32, shape (size,), the user's sample weights times the filling described above.
+    `weights`: float32, shape (size,), the user's sample weights times the weights of the padding described above.
     `end`: the position in the range (or file) after the last sample.
-    `parts`: of the tuple in which the data function gives a sample: 1 `(x,)`, 2 `(x, y)`, 3 `(x, y, sample_weight)`;
-    0 where it gives x alone.
+    `parts`: the length of the tuple that the data function yields: 1 `(x,)`, 2 `(x, y)`, 3 `(x, y, sample_weight)`; 0
+    if it yields x alone.
     """
 
     x: Any
@@ -38,7 +38,7 @@ class Batch:
     parts: int = 2
 
     def as_given(self) -> Any:
-        """The true samples, in the form in which the data function gives them, and Keras hands them on."""
+        """The real samples, in the form in which the data function yields them and Keras passes them on."""
         n = self.samples
         x, y = (map_leaves(lambda leaf: leaf[:n], part) for part in (self.x, self.y))
         weights = self.weights[:n] * np.float32(n / len(self.weights))
@@ -46,12 +46,12 @@ class Batch:
 
 
 def split(element: Any) -> tuple[Any, Any, Any]:
-    """What a data set yields, as Keras reads it: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+    """Unpack an element of a data set as Keras does: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
     if not isinstance(element, tuple):
         return element, None, None
     if not 1 <= len(element) <= 3:
         raise UserError(
-            f"The data function yields tuples of {len(element)} parts. Yield x, (x, y) or (x, y, sample_weight)."
+            f"The data function yields tuples of length {len(element)}. Yield x, (x, y) or (x, y, sample_weight)."
         )
     x, y, weight = (*element, None, None)[:3]
     return x, y, weight
@@ -60,7 +60,7 @@ def split(element: Any) -> tuple[Any, Any, Any]:
 def fill(element: Any, size: int, end: int) -> Batch:
     """Make a `Batch` of `size` rows from a batched element with 1 to `size` rows.
 
-    Raises `UserError` where the parts of the element have different numbers of rows.
+    Raises `UserError` if the parts of the element have different numbers of rows.
     """
     x, y, user_weight = split(element)
     counts = {_rows(leaf) for leaf in leaves((x, y, user_weight))}
@@ -75,7 +75,7 @@ def fill(element: Any, size: int, end: int) -> Batch:
         given = np.asarray(user_weight, np.float32)
         if given.ndim != 1:
             raise UserError(
-                f"sample_weight must be one number a sample; it has the shape {given.shape[1:]} a sample."
+                f"sample_weight must be one number per sample; it has shape {given.shape[1:]} per sample."
             )
         weights[:samples] *= given
     if samples < size:
@@ -85,9 +85,9 @@ def fill(element: Any, size: int, end: int) -> Batch:
 
 
 def batches(rows: Iterator[Any], size: int, start: int, stop: int | None, where: str) -> Iterator[Batch]:
-    """Turn batched elements (of at most `size` rows) of the range [start, stop) into `Batch`es.
+    """Convert batched elements (of at most `size` rows) of the range [start, stop) to `Batch`es.
 
-    `stop` None: to the end, whatever its length. Raises `UserError` where there are fewer or more samples than that.
+    `stop` None: to the end, of any length. Raises `UserError` if there are fewer or more samples.
     """
     position = start
     for element in rows:
@@ -95,18 +95,18 @@ def batches(rows: Iterator[Any], size: int, start: int, stop: int | None, where:
         position += count
         if stop is not None and position > stop:
             raise UserError(
-                f"{where} yields more than {stop - start} samples. Yield exactly that many, unbatched."
+                f"{where} yields more than {stop - start} samples. Yield exactly this many, unbatched."
             )
         yield fill(element, size, position)
     if stop is not None and position < stop:
         raise UserError(
-            f"{where} yields only {position - start} samples, but {stop - start} were promised. "
-            "Yield exactly stop - start single samples (do not batch, do not drop), or give the true size."
+            f"{where} yields only {position - start} samples instead of {stop - start}. "
+            "Yield exactly stop - start single samples (do not batch, do not drop), or correct the size."
         )
 
 
 def leaves(structure: Any) -> Iterator[Any]:
-    """The arrays of a nested structure of tuples, lists and dicts; None is no array."""
+    """The arrays of a nested structure of tuples, lists and dicts; None is not an array."""
     if isinstance(structure, dict):
         for key in sorted(structure):
             yield from leaves(structure[key])
@@ -132,6 +132,6 @@ def map_leaves(function: Any, structure: Any) -> Any:
 def _rows(leaf: Any) -> int:
     if not len(leaf.shape):
         raise UserError(
-            "A sample's parts must be arrays or tensors; after batching one has no axis for the batch."
+            "The parts of a sample must be arrays or tensors; after batching, one of them has no batch axis."
         )
     return int(leaf.shape[0])

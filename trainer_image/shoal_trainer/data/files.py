@@ -1,8 +1,8 @@
 """Data in files (TFRecord, Parquet, CSV, anything a function can read): a lease is a file from an offset.
 
-How many samples a file holds is not known before somebody has read it to its end, so a lease of a file has no stop
-in the first epoch; the worker tells the length when it meets the end. A file of an object store is fetched whole before
-it is read; the worker's feed has that done while it reads the file before.
+The number of samples in a file is unknown until a worker has read it to its end, so in the first epoch a lease of a
+file has no stop, and the worker reports the length. A file of an object store is downloaded before it is read; the
+worker's feed downloads it while it reads the previous file.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Files(Source):
                 if away(error):
                     raise Unreachable(f"{name}: {error}") from error
                 raise UserError(
-                    f"The data function cannot open {name}: {words(error)}. Mend or remove the file."
+                    f"The data function cannot open {name}: {words(error)}. Fix or remove the file."
                 ) from error
             require_dataset(dataset, "Files(fn=…)")
             dataset = dataset.skip(start)
@@ -162,26 +162,26 @@ class Files(Source):
 
 
 def _parsed(rows: Any, parse: Callable[..., Any]) -> tf.data.Dataset:
-    """`parse` over the rows. It is traced now, so what it raises is said of it and of no file."""
+    """Map `parse` over the rows. It is traced here, so its errors do not blame a file."""
     import tensorflow as tf
 
     try:
         return rows.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    except (TrainerError, OSError):  # of a file that `parse` opens: it may be away
+    except (TrainerError, OSError):  # a file that `parse` opens may be unreachable
         raise
     except Exception as error:
         raise UserError(
-            f"The parse function failed: {_once(error)}. Mend it; the file is not at fault."
+            f"The parse function failed: {_once(error)}. Fix the function; the file is not the cause."
         ) from error
 
 
 def _once(error: Exception) -> str:
-    kind, said = type(error).__name__, words(error)
-    return said if said.startswith(kind) else f"{kind}: {said}"
+    kind, message = type(error).__name__, words(error)
+    return message if message.startswith(kind) else f"{kind}: {message}"
 
 
 def _guard(rows: Iterator[Any], name: str, path: str) -> Iterator[Any]:
-    """Name the file in errors about it, and distinguish an outage from damage. `path`: of the local copy."""
+    """Name the file in errors, and distinguish outages from damaged files. `path`: the local copy."""
     import tensorflow as tf
 
     while True:

@@ -139,7 +139,7 @@ class Arrays(Ranges):
         sizes = {len(leaf) for leaf in leaves((self.x, self.y, self.sample_weight))}
         if len(sizes) != 1:
             raise UserError(
-                f"The arrays have different numbers of samples: {sorted(sizes)}. Give one row a sample."
+                f"The arrays have different numbers of samples: {sorted(sizes)}. Pass one row per sample."
             )
         object.__setattr__(self, "size", sizes.pop())
         if self.size < 1:
@@ -155,14 +155,14 @@ class Arrays(Ranges):
 
 
 def _array(leaf: Any, *, column: bool) -> Any:
-    """`leaf` as an array that gives its rows by position, in any order: pandas goes by label, h5py in order only.
+    """Convert to an array whose rows can be indexed by position in any order; pandas and h5py cannot.
 
-    `column`: a pandas Series becomes one column, shape (N, 1), as in Keras' `fit`.
+    `column`: a pandas Series becomes shape (N, 1), as in Keras' `fit`.
     """
     if type(leaf).__name__ in {"RaggedTensor", "SparseTensor"}:
         raise UserError(
-            f"Indexed.from_arrays got a {type(leaf).__name__}: give a dense array (x.to_tensor(), "
-            "tf.sparse.to_dense(x))."
+            f"Indexed.from_arrays got a {type(leaf).__name__}. Pass a dense array: x.to_tensor() or "
+            "tf.sparse.to_dense(x)."
         )
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(leaf, pandas.Series) and column:
@@ -172,14 +172,14 @@ def _array(leaf: Any, *, column: bool) -> Any:
     array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     if not array.ndim:
         raise UserError(
-            f"Indexed.from_arrays got a {type(leaf).__name__} in place of an array with the samples on axis 0: give "
-            "NumPy arrays (np.asarray(y)), a list is a structure of inputs."
+            f"Indexed.from_arrays got a {type(leaf).__name__} instead of an array with the samples on axis 0. Pass "
+            "NumPy arrays, for example np.asarray(y); a list is a structure of inputs."
         )
     return array
 
 
 def _table(frame: Any) -> npt.NDArray[Any]:
-    """A DataFrame's values; columns of several numeric types (float and bool) become floats, as in Keras' `fit`."""
+    """The values of a DataFrame; mixed numeric columns (float and bool) become floats, as in Keras' `fit`."""
     values: npt.NDArray[Any] = frame.to_numpy()
     if values.dtype == object:
         with contextlib.suppress(TypeError, ValueError):  # text stays text
@@ -188,7 +188,7 @@ def _table(frame: Any) -> npt.NDArray[Any]:
 
 
 def _as_floatx(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Floats in the precision that Keras computes in, as in its `fit`."""
+    """Cast floats to `keras.config.floatx()`, as Keras' `fit` does."""
     if rows.dtype.kind != "f":
         return rows
     import keras
@@ -197,7 +197,7 @@ def _as_floatx(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _packed(x: Any, y: Any, sample_weight: Any) -> Any:
-    """A sample of arrays as Keras' `fit(x, y, sample_weight)` hands it to `train_step`."""
+    """Pack a sample as Keras' `fit(x, y, sample_weight)` passes it to `train_step`."""
     if sample_weight is not None:
         return x, y, sample_weight
     if y is not None:
@@ -211,7 +211,7 @@ def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 
 def connected(call: Callable[[], T], what: str) -> T:
-    """What the user's function gives; `Unreachable` where it says that a network is down."""
+    """Call the user's function; a network error in it becomes `Unreachable`."""
     try:
         return call()
     except TrainerError:
@@ -223,7 +223,7 @@ def connected(call: Callable[[], T], what: str) -> T:
 
 
 def reached(dataset: Any, what: str) -> Iterator[Any]:
-    """The elements of the user's data set; `Unreachable` where one cannot be had because a network is down."""
+    """Iterate over the user's data set; a network error in it becomes `Unreachable`."""
     rows = iter(dataset)
     while True:
         try:
@@ -234,24 +234,24 @@ def reached(dataset: Any, what: str) -> Iterator[Any]:
 
 
 def require_dataset(dataset: Any, where: str) -> None:
-    """Raise `UserError` for anything that is no `tf.data.Dataset` of samples."""
+    """Raise `UserError` for anything that is not a `tf.data.Dataset` of dense samples."""
     if not hasattr(dataset, "element_spec"):
         raise UserError(f"{where} must return a tf.data.Dataset; it returned {type(dataset).__name__}.")
     sample = dataset.element_spec
     for spec in leaves(sample):
         if type(spec).__name__ in {"RaggedTensorSpec", "SparseTensorSpec"}:
             raise UserError(
-                f"{where} yields a {type(spec).__name__.removesuffix('Spec')}: yield dense tensors (x.to_tensor(), "
-                "tf.sparse.to_dense(x)), padded to one length."
+                f"{where} yields a {type(spec).__name__.removesuffix('Spec')}. Yield dense tensors, padded to one "
+                "length: x.to_tensor() or tf.sparse.to_dense(x)."
             )
     if isinstance(sample, tuple) and len(sample) == 3:
         require_one_weight(sample[2])
 
 
 def require_one_weight(sample_weight: Any) -> None:
-    """Raise `UserError` for weights that come one for each output."""
+    """Raise `UserError` for sample weights per output."""
     if isinstance(sample_weight, dict | list | tuple):
         raise UserError(
-            f"sample_weight must be one number a sample, and an array of them; it is a {type(sample_weight).__name__}. "
-            "Weights of each output are not supported: weigh the outputs with loss_weights in compile()."
+            f"sample_weight must be an array of one number per sample, not a {type(sample_weight).__name__}. "
+            "Sample weights per output are not supported. Weight the outputs with compile(loss_weights=…)."
         )

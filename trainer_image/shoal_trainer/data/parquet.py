@@ -1,4 +1,4 @@
-"""Parquet files as tensors: record batches as dicts of arrays. TensorFlow has no reader for them, Arrow has."""
+"""Reads Parquet files with Arrow, as dicts of arrays: TensorFlow has no reader for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def record_batches(
 ) -> tuple[Callable[[], Iterator[Any]], dict[str, Any]]:
     """A generator of record batches as dicts of arrays, and their tensor signature.
 
-    Raises `UserError` for a column that no tensor can hold, `ValueError` for what is wrong with the file.
+    Raises `UserError` for a column that cannot become a tensor, `ValueError` if the file is damaged or lacks a column.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -32,10 +32,10 @@ def record_batches(
         shape: tuple[int | None, ...] = (None,)
         if pa.types.is_fixed_size_list(kind):
             shape, kind = (None, kind.list_size), kind.value_type
-        if pa.types.is_nested(kind):  # TensorFlow would take it for text
+        if pa.types.is_nested(kind):  # else TensorFlow would read it as text
             raise UserError(
-                f"The Parquet column {name} is {schema.field(name).type}, and of such only lists of one fixed size of "
-                "numbers can be read: write it as pyarrow.list_(type, size), or leave it out with columns=[…]."
+                f"The Parquet column {name} has type {schema.field(name).type}. Of nested types, only fixed-size lists "
+                "of numbers can be read: write it as pyarrow.list_(type, size), or leave it out with columns=[…]."
             )
         if pa.types.is_dictionary(kind):  # a categorical of pandas
             kind = kind.value_type
@@ -43,8 +43,8 @@ def record_batches(
         number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         if not text and not number:
             raise UserError(
-                f"The Parquet column {name} is {schema.field(name).type}, which no tensor can hold: write it as "
-                "numbers or text, or leave it out with columns=[…]."
+                f"The Parquet column {name} has type {schema.field(name).type}, which cannot become a tensor. Write it "
+                "as numbers or text, or leave it out with columns=[…]."
             )
         dtype = tf.string if text else tf.dtypes.as_dtype(kind.to_pandas_dtype())
         signature[name] = tf.TensorSpec(shape, dtype)
@@ -64,11 +64,11 @@ def _column(name: str, values: Any) -> Any:
         values = values.dictionary_decode()
     vectors = pa.types.is_fixed_size_list(values.type)
     flat = values.flatten() if vectors else values
-    missing = values.null_count if vectors else 0  # `flatten` leaves those rows out
+    missing = values.null_count if vectors else 0  # `flatten` drops these rows
     if missing or (flat.null_count and not pa.types.is_floating(flat.type)):
         raise ValueError(
-            f"column {name} has nulls, and only floating-point numbers may be null (they become NaN): fill them in, "
-            "or leave the column out with columns=[…]"
+            f"column {name} has nulls, and only floating-point numbers may be null (they become NaN). Fill them in, or "
+            "leave the column out with columns=[…]"
         )
     array = flat.to_numpy(zero_copy_only=False)
     return array.reshape(-1, values.type.list_size) if vectors else array

@@ -1,7 +1,7 @@
-"""Where files are: on a disk or a volume, or in an object store, of which TensorFlow's own readers know nothing.
+"""Finds files and makes them local: on a disk or a volume, or in an object store, which TensorFlow cannot read.
 
-A file of a store is fetched through fsspec into a folder of its own, and deleted with it. Every store has its own tree
-of errors, so whatever it says but "there is no such file" is taken for an outage, which time mends.
+A file of an object store is downloaded with fsspec to a temporary folder. Each store has its own error classes, so
+every error but "no such file" counts as an outage and is retried.
 """
 
 from __future__ import annotations
@@ -20,44 +20,46 @@ from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 MOUNTED = {"file", "local"}
-"""Protocols of what is a file of this machine, be it on a volume that others see, too."""
+"""Protocols of files that are mounted on this machine."""
 
 
 def matching(pattern: str) -> tuple[str, ...]:
-    """The files that match, sorted, each with its protocol. Raises `UserError` where none does."""
+    """The files that match, sorted, each with its protocol. Raises `UserError` if there is none."""
     filesystem, path = _opened(pattern, f"Files({pattern!r})")
     folders: list[str] = []
     try:
         found = _found(filesystem, path, remote=is_remote(pattern))
-        names = sorted(name for name, told in found.items() if _is_file(filesystem, name, told))
+        names = sorted(name for name, details in found.items() if _is_file(filesystem, name, details))
         if not names:
             folders = sorted(name for name in found if filesystem.isdir(name))
     except FileNotFoundError:
         names = []
     except Exception as error:
-        # fsspec's own word about the pattern; the errors of stores are of kinds of their own.
+        # fsspec raises ValueError for a malformed pattern; stores raise their own classes.
         if type(error) is ValueError:
             raise _refused(pattern, error) from error
         raise Unreachable(f"Files({pattern!r}): {error!r}") from error
     if folders:
         raise UserError(
-            f"{filesystem.unstrip_protocol(folders[0])} is a folder: give a pattern, for example "
+            f"{filesystem.unstrip_protocol(folders[0])} is a folder. Use a pattern, for example "
             f"{pattern.rstrip('/')}/*.parquet."
         )
     if not names:
-        raise UserError(f"No file matches {pattern!r}. Give a pattern that the worker's pod can see.")
+        raise UserError(
+            f"No file matches {pattern!r}. Use a pattern of files that the worker's pod can read."
+        )
     return tuple(filesystem.unstrip_protocol(name) for name in names)
 
 
 def is_remote(name: str) -> bool:
-    """Whether a file has to be fetched before it can be read."""
+    """Whether a file must be downloaded before it can be read."""
     import fsspec
 
     return fsspec.utils.get_protocol(name) not in MOUNTED
 
 
 class Local:
-    """A local path of a file for as long as the `with` lasts; a file of an object store is fetched and deleted."""
+    """A context manager for the local path of a file; a file of an object store is downloaded, and deleted on exit."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -66,20 +68,20 @@ class Local:
         self._path: str | None = None
 
     def open(self) -> Local:
-        """Turn to the store; fsspec keeps its connections for the thread that does it."""
+        """Open the file system, in the calling thread: fsspec keeps its connections per thread."""
         if self._store is None:
             self._store = _opened(self.name, self.name)
         return self
 
     def fetch(self) -> Local:
-        """Have it here, if it is not. `UserError`: it will never be; `Unreachable`: not now."""
+        """Download the file if needed. Raises `UserError` (it does not exist or fit) or `Unreachable` (retry)."""
         if self._path is None:
             filesystem, path = self._store or _opened(self.name, self.name)
             self._path = self._fetched(filesystem, path) if is_remote(self.name) else self._seen(path)
         return self
 
     def close(self) -> None:
-        """Delete what was fetched."""
+        """Delete the downloaded file."""
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -101,7 +103,7 @@ class Local:
                 raise self._gone() from error
             raise Unreachable(f"{self.name}: {error}") from error
         if stat.S_ISDIR(mode):
-            raise UserError(f"{self.name} is a folder. The training data must not change in a run.")
+            raise UserError(f"{self.name} is a folder. The training data must not change during a run.")
         return path
 
     def _fetched(self, filesystem: Any, path: str) -> str:
@@ -124,7 +126,7 @@ class Local:
 
     def _gone(self) -> UserError:
         return UserError(
-            f"{self.name} does not exist (any more). The training data must not change in a run."
+            f"{self.name} does not exist (any more). The training data must not change during a run."
         )
 
     def _no_room(self, filesystem: Any, path: str, error: OSError) -> UserError:
@@ -139,7 +141,7 @@ class Local:
 
 
 class Ahead:
-    """A file that is being fetched by a thread of its own while another one is read."""
+    """A download of a file in the background, while another file is read."""
 
     def __init__(self, name: str) -> None:
         self._future: Future[Local] = Future()
@@ -151,11 +153,11 @@ class Ahead:
             threading.Thread(target=self._run, args=(local,), name="fetch", daemon=True).start()
 
     def get(self, timeout: float) -> Local:
-        """The file, once it is here; raises what `Local.fetch` raised, or the built-in TimeoutError."""
+        """Wait for the file. Raises the errors of `Local.fetch`, or the built-in TimeoutError."""
         return self._future.result(timeout)
 
     def discard(self) -> None:
-        """Nobody will read it: delete it when it has come."""
+        """Delete the file once it is downloaded."""
         self._future.add_done_callback(_delete)
 
     def _run(self, local: Local) -> None:
@@ -177,9 +179,9 @@ def _opened(name: str, what: str) -> tuple[Any, str]:
 
     try:
         filesystem, path = fsspec.core.url_to_fs(name)
-    except (ValueError, ImportError) as error:  # no such protocol, or its package is not in the image
+    except (ValueError, ImportError) as error:  # unknown protocol, or its package is not installed
         raise _refused(name, error) from error
-    except Exception as error:  # credentials are looked for, over a network
+    except Exception as error:  # it may look for credentials over the network
         raise Unreachable(f"{what}: {error!r}") from error
     return filesystem, path
 
@@ -189,21 +191,21 @@ def _refused(name: str, error: Exception) -> UserError:
 
 
 def _found(filesystem: Any, path: str, *, remote: bool) -> dict[str, dict[str, Any]]:
-    """What matches, and what it is. fsspec takes what it cannot see for absent, unless it is told not to."""
+    """The matching paths with their details. By default, `glob` skips folders that it cannot list."""
     if not any(character in path for character in "*?["):
         return {path: filesystem.info(path)}
-    options = {} if remote else {"on_error": _mind}
+    options = {} if remote else {"on_error": _raise_outage}
     found: dict[str, dict[str, Any]] = filesystem.glob(path, detail=True, **options)
     return found
 
 
-def _mind(error: OSError) -> None:
-    """A folder that is not there or not for us holds no match; of any other nobody knows."""
+def _raise_outage(error: OSError) -> None:
+    """Skip a folder that does not exist or may not be read; any other error may hide files."""
     if error.errno not in NOT_THERE | {errno.EACCES, errno.EPERM}:
         raise error
 
 
-def _is_file(filesystem: Any, name: str, told: dict[str, Any]) -> bool:
-    """A link may be either; only a file system of this machine has any."""
-    kind = told["type"]
+def _is_file(filesystem: Any, name: str, details: dict[str, Any]) -> bool:
+    """Whether the path is a file or a link to one."""
+    kind = details["type"]
     return kind == "file" or (kind != "directory" and bool(filesystem.isfile(name)))

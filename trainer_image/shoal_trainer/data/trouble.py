@@ -1,8 +1,7 @@
-"""What an error in reading says: that the data are away for a while, or that somebody has to change something.
+"""Classifies read errors: outages, which are retried, and errors of the data or the user's code, which end the job.
 
-A job that ends for a short outage is lost for nothing; one that tries a damaged file for ever is lost, too. What a file
-system or a network says in its own words (an `errno`, TensorFlow's code for one) is the former, what a parser or the
-user's code says is the latter. Python's errors in a data set arrive as TensorFlow's, with their names in the text.
+Errors of a file system or a network (an `errno`, or TensorFlow's code for one) are outages; errors of a parser or of
+the user's code are not. A Python error inside a data set arrives as a TensorFlow error with its class in the message.
 """
 
 from __future__ import annotations
@@ -13,33 +12,33 @@ import itertools
 import re
 
 NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
-"""Of a file system: it answers, and there is no such file."""
+"""The file system answers that the file does not exist."""
 TRACEBACK = "Traceback (most recent call last)"
 GRAPH = re.compile(r"Graph execution error|in user code:")
-"""How a message begins that tells the way through the graph, or through the user's code, before the cause."""
+"""Start of a message that gives a traceback of the graph or the user's code before the cause."""
 WAY = re.compile(r'\s*(File "|Detected at node|<stack traces unavailable>)')
 ROOTS = re.compile(r"^\d+ root error\(s\) found\. \(0\) (\w+: )?")
 NODE = re.compile(r"^{{.*?}} | \[Op:\w+\] name: $")
-"""What TensorFlow puts around a message: where in its graph that was."""
+"""The position in the graph, which TensorFlow puts around a message."""
 PYTHON = re.compile(r"^(\w+): (?:\[[Ee]rrno (\d+)\])?")
 IN_MAP = re.compile(r"^Error in user-defined function passed to \w+:\d+ transformation with iterator: \S+: ")
-"""What TensorFlow puts before an error of a function that a data set maps."""
+"""The prefix of an error in a mapped function."""
 
 
 def away(error: BaseException, path: str | None = None) -> bool:
-    """Whether a file may become readable again as it is.
+    """Whether the error is an outage, so that the file may become readable again.
 
-    `path`: of that file. Where another one does not exist (an image that a parse function opens), waiting is no help.
+    `path`: the file. If another file does not exist (an image that a parse function opens), it is not an outage.
     """
     import tensorflow as tf
 
     raised = _raised(error)
     if raised is not None:
         kind, number = raised
-        spoke = issubclass(kind, OSError) and number is not None and number not in NOT_THERE
-        return spoke or issubclass(kind, ConnectionError | TimeoutError)
+        outage = issubclass(kind, OSError) and number is not None and number not in NOT_THERE
+        return outage or issubclass(kind, ConnectionError | TimeoutError)
     errors = tf.errors
-    mine = (
+    permanent = (
         errors.DataLossError,
         errors.InvalidArgumentError,
         errors.OutOfRangeError,
@@ -50,11 +49,11 @@ def away(error: BaseException, path: str | None = None) -> bool:
     )
     if path is not None and isinstance(error, errors.NotFoundError) and path not in str(error):
         return False
-    return isinstance(error, errors.OpError) and not isinstance(error, mine)
+    return isinstance(error, errors.OpError) and not isinstance(error, permanent)
 
 
 def unconnected(error: BaseException) -> bool:
-    """Of a function that may do anything: whether a network is down. Of other errors nobody knows what they mean."""
+    """Whether an error of the user's function is a network outage; its other errors are not outages."""
     import tensorflow as tf
 
     raised = _raised(error)
@@ -64,7 +63,7 @@ def unconnected(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """The error in one line, without what TensorFlow puts around it."""
+    """The message in one line, without TensorFlow's additions."""
     import tensorflow as tf
 
     if GRAPH.match(str(error)):
@@ -77,11 +76,11 @@ def words(error: BaseException) -> str:
 
 
 def cause(text: str) -> str:
-    """Of a message that tells the way first what it says then, in one line: the cause is at its end."""
+    """The cause at the end of a message with a traceback, in one line."""
     lines = text.split("[[{{node", 1)[0].splitlines()
     way = [number for number, line in enumerate(lines) if WAY.match(line)]
     if way:
-        deep = _indent(lines[way[-1]])  # below a line of the way there may be its code
+        deep = _indent(lines[way[-1]])  # a traceback line may be followed by its source code
         lines = list(
             itertools.dropwhile(lambda line: not line.strip() or _indent(line) > deep, lines[way[-1] + 1 :])
         )
@@ -93,7 +92,7 @@ def _indent(line: str) -> int:
 
 
 def _raised(error: BaseException) -> tuple[type[BaseException], int | None] | None:
-    """The kind and errno of what Python raised, here or in a data set; None for what TensorFlow says itself."""
+    """The class and errno of a Python error, raised here or in a data set; None for an error of TensorFlow itself."""
     import tensorflow as tf
 
     if not isinstance(error, tf.errors.OpError):

@@ -1,4 +1,4 @@
-"""`Training.fit`: the user's script alone in one process, with Keras' own `fit`."""
+"""`Training.fit`: training in one process with Keras' own `fit`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal_trainer.worker.weighing import weigh_samples
 
 
 def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> keras.Model:
-    """The trained model. The data are visited as workers would visit them, in another order in every epoch."""
+    """Return the trained model. Ranges and files are visited as by workers, in a different order in each epoch."""
     keras.utils.set_random_seed(job.seed)
     model = job.model()
     weigh_samples(model)
@@ -48,7 +48,7 @@ def fit(job: Training, *, epochs: int, batch_size: int, verbose: int | str) -> k
 
 @contextlib.contextmanager
 def quiet_end() -> Iterator[None]:
-    """Keras warns when a data set of unknown length ends; here every one does."""
+    """Suppress Keras' warning at the end of a data set of unknown length."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Your input ran out of data")
         yield
@@ -56,7 +56,7 @@ def quiet_end() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
-    """Raise what ended a pass of `dataset_of`, and not what TensorFlow makes of it."""
+    """Raise the original error of a pass of `dataset_of` instead of TensorFlow's wrapper."""
     try:
         yield
     except Exception as error:
@@ -66,7 +66,7 @@ def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
 
 
 def visits(job: Training, batch_size: int) -> Callable[[int], Iterator[Batch]]:
-    """Returns a function of the epoch: one pass over the training data, in the order of a single worker."""
+    """Return a function of the epoch: one pass over the training data, in the order of a single worker."""
     extent = job.data.describe()
     files = extent.files
     ledger = Ledger(
@@ -88,7 +88,7 @@ def whole(data: Source, batch_size: int) -> Iterator[Batch]:
 
 
 def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
-    """One pass over `Training.validation`, in whichever of its forms it was given. `UserError` where it is empty."""
+    """One pass over `Training.validation` in any of its forms. Raises `UserError` if it is empty."""
     if isinstance(source, Source):
         found = whole(source, batch_size)
     else:
@@ -99,7 +99,7 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
         found = batches(rows, batch_size, 0, None, what)
     first = next(found, None)
     if first is None:
-        raise UserError("Training(validation=…) has no sample. Give some, or leave it out.")
+        raise UserError("Training(validation=…) has no samples. Add some, or leave validation out.")
     yield first
     yield from found
 
@@ -107,10 +107,10 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
 def dataset_of(
     passes: Callable[[], Iterator[Batch]], example: Batch, ended: list[BaseException]
 ) -> tf.data.Dataset:
-    """What `fit` and `evaluate` read: each pass of it calls `passes` once. `example` is one of its batches.
+    """The data set for `fit` and `evaluate`: each pass calls `passes` once. `example` is one of its batches.
 
-    Keras itself takes short batches: nothing is filled up here. What ends a pass before its time is added to `ended`:
-    TensorFlow wraps it beyond recognition (`as_raised`).
+    Short batches are not padded, as Keras accepts them. An error in a pass is added to `ended`, because TensorFlow
+    replaces it (see `as_raised`).
     """
 
     def rows() -> Iterator[Any]:
@@ -123,7 +123,7 @@ def dataset_of(
 
     def form(batch: Batch) -> Any:
         given = batch.as_given()
-        # A Dataset has no place for None.
+        # A Dataset cannot hold None.
         return _tuples(given[:1] if batch.parts == 3 and batch.y is None else given)
 
     def spec(leaf: Any) -> tf.TensorSpec:
@@ -135,7 +135,7 @@ def dataset_of(
 
 
 def _tuples(structure: Any) -> Any:
-    """Lists as tuples, as Keras' own `fit` does it: a Dataset takes a list for an array."""
+    """Convert lists to tuples, as Keras' `fit` does: a Dataset converts a list to an array."""
     if isinstance(structure, dict):
         return {key: _tuples(part) for key, part in structure.items()}
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):

@@ -1,7 +1,4 @@
-"""The two parameter buffers of a worker, and which of them the next step computes on.
-
-While a step reads one, the exchange thread receives into the other; neither is ever touched by both.
-"""
+"""The two parameter buffers of a worker: a step reads one while the exchange thread receives into the other."""
 
 from __future__ import annotations
 
@@ -42,5 +39,5 @@ class Buffers:
         return self._tensors[1 - self._index]
 
     def swap(self) -> None:
-        """What was received becomes current."""
+        """Make the received parameters current."""
         self._index = 1 - self._index

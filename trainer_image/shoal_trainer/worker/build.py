@@ -1,4 +1,4 @@
-"""The user's model, made ready to train: its variables exist, and what could not work is told now, not hours later."""
+"""Builds the user's model: creates its variables, and reports what cannot be trained before training starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.worker.optimizers import has_call, has_own_step
 from shoal_trainer.worker.weighing import weigh_samples
 
-BUILD_PARTS = "Build its parts before you return it: begin each with keras.Input(…), or call its build(…)."
+BUILD_PARTS = "Build its parts before you return it: start each with keras.Input(…), or call its build(…)."
 
 
 def build(model: Any, example: Batch) -> None:
-    """Make the variables of the model, its loss, metrics and optimizer. `UserError` where that cannot be."""
+    """Create the variables of the model, its loss, metrics and optimizer. Raises `UserError` if that fails."""
     if not isinstance(model, keras.Model):
-        raise UserError(f"Training(model=…) returned {type(model).__name__}; it must return a keras.Model.")
+        raise UserError(f"Training(model=…) returned {type(model).__name__}. It must return a keras.Model.")
     if not model.compiled or model.optimizer is None:
         raise UserError(
             "The model is not compiled. Call model.compile(optimizer=…, loss=…) before returning it from the function."
@@ -38,12 +38,12 @@ def build(model: Any, example: Batch) -> None:
 
 
 def _build_without_call(model: Any) -> None:
-    """A model that only its `train_step` knows how to run (a VAE, a GAN): its parts must have their variables."""
+    """Build a model that has a `train_step` but no `call()` (a VAE, a GAN): its parts must be built already."""
     if not model.trainable_variables:
-        raise UserError(f"The model has no call() that would make its variables. {BUILD_PARTS}")
+        raise UserError(f"The model has no variables, and no call() to create them. {BUILD_PARTS}")
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    model.built = True  # or Keras would warn, when it is saved, that it may have no weights
+    model.built = True  # else Keras warns when it saves the model
 
 
 def _data(example: Batch) -> Any:
@@ -52,7 +52,7 @@ def _data(example: Batch) -> Any:
 
 
 def brief(error: BaseException) -> str:
-    """The sentence of an error that a person can act on."""
+    """The error in one line of plain text."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     text = " ".join(lines)[:600] or repr(error)

@@ -1,7 +1,7 @@
-"""The job's callbacks, and which of Keras' own would do nothing or harm here: those are refused before the first step.
+"""The job's callbacks. Keras callbacks that cannot work here are refused before the first step.
 
-They run on one worker after each pass, and their logs hold the training's loss and what the evaluation found: no worker
-knows the training metrics of all.
+Callbacks run on one worker after each epoch. Their logs contain the training loss and the validation metrics; no worker
+has the training metrics of all.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker.entrypoint import where
 
-LOGS = "The logs of callbacks hold loss, and of Training(validation=…) val_loss and val_… of each metric"
+LOGS = "The logs contain loss and, with Training(validation=…), val_loss and val_… for each metric"
 
 
 def callbacks_of(job: Training, unwritten: str | None = None) -> Sequence[Any]:
-    """The job's callbacks. Raises `UserError`, when the worker starts, for one that would do nothing or harm.
+    """Create and check the job's callbacks. Raises `UserError` for one that cannot work here.
 
-    `unwritten`: why Keras cannot write the model down, where it cannot.
+    `unwritten`: why Keras cannot serialize the model, if it cannot.
     """
     if job.callbacks is None:
         return ()
@@ -41,7 +41,7 @@ def callbacks_of(job: Training, unwritten: str | None = None) -> Sequence[Any]:
 
 
 def remember(callback: Any, logs: dict[str, float]) -> None:
-    """Let a ModelCheckpoint know the best value of an epoch that another worker saved."""
+    """Update the best value of a ModelCheckpoint from an epoch that another worker ran."""
     value = logs.get(callback.monitor)
     if value is None:
         return
@@ -54,34 +54,37 @@ def remember(callback: Any, logs: dict[str, float]) -> None:
 def _check(callback: Any) -> None:
     kind = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):
-        raise UserError(f"Training(callbacks=…) gave a {kind}; give keras.callbacks.Callback objects.")
+        raise UserError(f"Training(callbacks=…) returned a {kind}. Return keras.callbacks.Callback objects.")
     if isinstance(callback, keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau):
         raise UserError(
             f"{kind} cannot change the learning rate of a parameter server. "
-            "Give the optimizer a keras.optimizers.schedules schedule."
+            "Use a schedule of keras.optimizers.schedules in the optimizer."
         )
     if isinstance(callback, keras.callbacks.BackupAndRestore):
-        raise UserError(f"{kind} is not needed: the parameter servers' snapshots do its work. Leave it out.")
+        raise UserError(f"{kind} is not needed: the parameter servers save snapshots. Leave it out.")
     if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
         raise UserError(
-            "EarlyStopping(restore_best_weights=True) cannot bring back the parameters of an earlier epoch: the "
-            "model that is exported is the last one. Leave it out, and keep the best one beside it with "
+            "EarlyStopping(restore_best_weights=True) cannot restore the parameters of an earlier epoch: the exported "
+            "model is the last one. Leave the option out, and save the best model as well with "
             'ModelCheckpoint("best.keras", monitor=…, save_best_only=True).'
         )
     best = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
     if (best or isinstance(callback, keras.callbacks.EarlyStopping)) and not _known(callback.monitor):
         raise UserError(
-            f"{kind}(monitor={callback.monitor!r}) would never see that. {LOGS}: take "
-            f'"val_{callback.monitor}", or "loss".'
+            f"{kind}(monitor={callback.monitor!r}) monitors a metric that is not in its logs. {LOGS}. Monitor "
+            f'"val_{callback.monitor}" or "loss".'
         )
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         for name in _fields(callback.filepath):
             if name != "epoch" and not _known(name):
                 raise UserError(
-                    f"{kind}({callback.filepath!r}) cannot be named by {name!r}. {LOGS}: take these, and epoch."
+                    f"{kind}({callback.filepath!r}) uses {name!r}, which is not in its logs. {LOGS}. Use these, or "
+                    "epoch."
                 )
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
-        raise UserError(f"{kind} needs a package: add it to your image, pip install tensorboard.")
+        raise UserError(
+            f"{kind} requires the package tensorboard. Add it to the image with pip install tensorboard."
+        )
 
 
 def _check_without_validation(callback: Any) -> None:
@@ -93,15 +96,15 @@ def _check_without_validation(callback: Any) -> None:
     for name in wants:
         if name.startswith("val_"):
             raise UserError(
-                f"{kind} would never see {name!r}: nothing is evaluated without Training(validation=…). "
-                'Give that, or take "loss".'
+                f"{kind} uses {name!r}, but nothing is evaluated without Training(validation=…). "
+                'Set validation, or use "loss".'
             )
 
 
 def _check_unwritten(callback: Any, why: str) -> None:
     if not callback.save_weights_only:
         raise UserError(
-            f"ModelCheckpoint({callback.filepath!r}) cannot save this model: {why}. Mend that, or take "
+            f"ModelCheckpoint({callback.filepath!r}) cannot save this model: {why}. Fix this, or use "
             'ModelCheckpoint("….weights.h5", save_weights_only=True).'
         )
 
@@ -114,4 +117,4 @@ def _fields(pattern: str) -> list[str]:
     try:
         return [name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None]
     except ValueError as error:
-        raise UserError(f"ModelCheckpoint({pattern!r}) is no name of a file: {error}") from error
+        raise UserError(f"ModelCheckpoint({pattern!r}) is not a valid file name: {error}") from error

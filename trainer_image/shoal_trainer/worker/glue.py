@@ -1,14 +1,14 @@
-"""Keras on one side, a flat vector on the other: the worker's one traced function.
+"""A Keras model as one traced function of a flat parameter vector.
 
-    (parameters as they came off the wire, batch) -> (update as it goes onto the wire, loss)
+    (parameters as received, batch) -> (update as sent, loss)
 
-The flat vector is sliced into the model's variables inside the function, so the step costs what the gradient costs
-(one eager assignment for each variable would cost 48 ms for a ResNet-110). Parameters come in without a copy (dlpack
-over the receive buffer); the caller must not receive into a buffer while a step reads it.
+The function slices the flat vector into the model's variables, so a step costs little more than its gradient (an eager
+assignment of each variable would take 48 ms for a ResNet-110). The receive buffer is passed without a copy (dlpack);
+the caller must not receive into a buffer while a step reads it.
 
-With an accelerator the flat vectors cross the bus as the wire carries them, half the bytes in bf16: it decodes, encodes
-and concatenates itself. On the host alone TensorFlow's casts and concatenation cost several passes over memory, so
-parameters come in as fp32 and each gradient is encoded by a kernel, in one pass, straight into the update.
+An accelerator decodes, encodes and concatenates by itself, so that the flat vectors cross the bus in the wire's format,
+half the bytes in bf16. Without one, TensorFlow's casts and concatenation would take several passes over memory, so
+parameters are passed as fp32, and a kernel encodes each gradient in one pass into the update.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Wire = Literal["bf16", "fp32"]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step made: `update` (wire dtype, shape (layout.size,)), the mean loss, whether both are finite.
+    """The result of a step: `update` (wire dtype, shape (layout.size,)), the mean loss, whether both are finite.
 
-    `skipped`: there is no gradient (an overflow of mixed_float16, a batch that is not finite), so no optimizer step.
+    `skipped`: mixed_float16 discarded the gradient (an overflow, a non-finite batch); the optimizer takes no step.
     """
 
     update: npt.NDArray[Any]
@@ -55,11 +55,11 @@ class Step:
 
 
 class Glue:
-    """A built and compiled Keras model, seen as a function of a flat vector.
+    """A built and compiled Keras model as a function of a flat vector.
 
     `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.
-    `on_host`: no accelerator computes (None: as TensorFlow finds). `dtype`: of the parameters that a step takes, fp32
-    or uint16 that holds bf16 bits.
+    `on_host`: compute without an accelerator (None: detect). `dtype`: the type of the parameters that a step takes,
+    fp32, or uint16 with bf16 bits.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Glue:
         self._spare: list[npt.NDArray[Any]] = []
 
     def trace(self) -> None:
-        """Trace the step function now. Raises `UserError` with Keras' or TensorFlow's words where it cannot be."""
+        """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
         body = self._gradient_body() if self.on_server else self._difference_body()
         structure = self._given(self.example)
 
@@ -111,13 +111,13 @@ class Glue:
             failed = error
         if layout_of(self.model) != self.layout:
             raise UserError(
-                f"A training step creates variables that would not be trained. {BUILD_PARTS}"
+                f"The training step creates variables, which would not be trained. {BUILD_PARTS}"
             ) from failed
         if failed is not None:
             raise UserError(f"The model's training step cannot be traced: {brief(failed)}") from failed
 
     def step(self, parameters: Any, batch: Batch, updates: int = 0) -> Step:
-        """One step at `parameters`, a tensor made by `alias` from the wire's buffer, to which `updates` have led."""
+        """Run one step at `parameters`, a tensor that `alias` made of the receive buffer, after `updates` updates."""
         if self._traced is None:
             self.trace()
         if self._updates is not None:
@@ -125,38 +125,35 @@ class Glue:
         given = list(leaves(self._given(batch)))
         tensors = [parameters, *(_tensor(leaf, spec) for leaf, spec in zip(given, self._specs, strict=True))]
         if all(np.shape(leaf) == shape for leaf, shape in zip(given, self._shapes, strict=True)):
-            # As `ConcreteFunction.__call__` does it, without binding each argument to its name, which costs as much.
+            # As `ConcreteFunction.__call__`, without binding arguments to names, which takes as long as the call.
             pieces, loss = self._traced._call_flat(tensors, self._traced.captured_inputs)
-        else:  # samples of another shape are traced anew
+        else:  # retraces for samples of another shape
             pieces, loss = self._function(*tensors)
         (update, finite), mean = self._update(pieces), float(loss)
         skipped = self._may_overflow and not _any(update[: self.layout.trainable])
         return Step(update, mean, finite and math.isfinite(mean), skipped)
 
     def reuse(self, update: npt.NDArray[Any]) -> None:
-        """Nobody needs this update any more: a later step may overwrite it, which saves the kernel new pages."""
+        """Let a later step overwrite this update, which saves the allocation of new pages."""
         if self._on_host and not self._spare:
             self._spare.append(update)
 
     def alias(self, buffer: npt.NDArray[Any]) -> Any:
-        """A tensor over a 64-byte aligned buffer, without a copy: what lands in the buffer is in the tensor."""
+        """A tensor that shares the memory of a 64-byte aligned buffer."""
         if buffer.ctypes.data % 64:
-            raise ValueError("the buffer is not 64-byte aligned; TensorFlow would abort the process")
+            raise ValueError("the buffer is not 64-byte aligned")  # TensorFlow would abort the process
         return tf.experimental.dlpack.from_dlpack(buffer.__dlpack__())
 
     def initial(self) -> npt.NDArray[np.float32]:
-        """The model's present parameters, fp32, shape (layout.size,)."""
+        """The model's current parameters, fp32, shape (layout.size,)."""
         return flatten(self.model, self.layout)
 
     def load(self, flat: npt.NDArray[np.float32]) -> None:
-        """Set the model's variables, to evaluate or to save it."""
+        """Set the model's variables, to evaluate or save it."""
         unflatten(self.model, self.layout, flat)
 
     def _given(self, batch: Batch) -> Any:
-        """What a step takes of a batch.
-
-        A `train_step` of the user's own knows nothing of rows that are filled up, and unpacks what his data give.
-        """
+        """The arguments of a step. A custom `train_step` gets the real samples as the data function yields them."""
         return (
             batch.as_given() if self._own_step else (batch.x, batch.y, batch.weights, np.int32(batch.samples))
         )
@@ -178,7 +175,7 @@ class Glue:
             return [tf.identity(flat)], tf.identity(tf.cast(loss, tf.float32))
 
     def _update(self, pieces: list[Any]) -> tuple[npt.NDArray[Any], bool]:
-        """What `_encode` made, as it goes onto the wire, and whether it is finite."""
+        """The result of `_encode` in the wire's format, and whether it is finite."""
         made = [np.asarray(memoryview(piece)).reshape(-1) for piece in pieces]
         if not self._on_host:
             return made[0], kernels.finite(made[0])
@@ -238,7 +235,7 @@ class Glue:
             before = self._decode(flat)
             for variable, value in zip(variables, before, strict=True):
                 variable.assign(value)
-            model.reset_metrics()  # so that what it logs is the loss of this step, no mean over many
+            model.reset_metrics()  # so that the logged loss is that of this step, not a mean
             loss = _loss_of(model.train_step(data) if self._own_step else _step(model, *data))
             after = [tf.convert_to_tensor(v.value) for v in variables]
             return self._encode([new - old for old, new in zip(before, after, strict=True)], loss)
@@ -247,9 +244,9 @@ class Glue:
 
 
 class _Scaler:
-    """Loss scaling of `mixed_float16`: dynamic as `LossScaleOptimizer` does it, or fixed, or none.
+    """Loss scaling of `mixed_float16`: dynamic as in `LossScaleOptimizer`, fixed, or none.
 
-    The scale is each worker's own: it depends on what overflowed there. A step that overflowed pushes zeros.
+    Each worker has its own scale, which depends on its overflows. A step that overflowed pushes zeros.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -277,20 +274,20 @@ class _Scaler:
 
 
 def _any(values: npt.NDArray[Any]) -> bool:
-    """Whether a value is not 0; usually the first few tell."""
+    """Whether a value is not 0; usually one of the first few is."""
     return bool(values[:4096].any() or values.any())
 
 
 def _forward(
     model: Any, trainable: list[Any], held: list[Any], x: Any, y: Any, weights: Any
 ) -> tuple[Any, Any]:
-    """Loss and new values of the non-trainable variables, as Keras computes them, without its variables.
+    """The loss and new values of the non-trainable variables, computed by Keras without its variables.
 
-    What `compile()` names as metrics nobody asks for while it trains: they are of the evaluation.
+    The metrics of `compile()` are not computed in training, only in the evaluation.
     """
     kwargs = {"training": True} if model._call_has_training_arg else {}
     predicted, after, losses = model.stateless_call(trainable, held, x, return_losses=True, **kwargs)
-    if losses:  # of regularizers and add_loss, made in the call: compute_loss must see these, not its own
+    if losses:  # from regularizers and add_loss in this call; compute_loss must use these
         model._losses_override = losses
     try:
         loss, (_, new, _) = model.stateless_compute_loss(
@@ -303,7 +300,7 @@ def _forward(
 
 
 def _step(model: Any, x: Any, y: Any, weights: Any, samples: Any) -> Any:
-    """Keras' own `train_step`, without the metrics."""
+    """Run Keras' own `train_step` without the metrics."""
     model.compute_metrics = lambda *_, **__: {"loss": model._loss_tracker.result()}
     try:
         return model.train_step((x, y, filled(weights, samples)))
@@ -312,13 +309,13 @@ def _step(model: Any, x: Any, y: Any, weights: Any, samples: Any) -> Any:
 
 
 def _warn_of_rows(model: Any, gradients: list[Any]) -> None:
-    """Say, when the step is traced, what `why_worker` could not see in the model's layers."""
+    """Warn about sparse gradients that `why_worker` cannot see in the model's layers."""
     rows = [v.path for v, g in zip(model.trainable_variables, gradients, strict=True) if _is_rows(g)]
     if rows and takes_rows_apart(model):
         log.warning(
-            "%s will differ from plain Keras: it does not sum the gradients of rows that occur several times in a "
-            "batch before it squares or clips them; the parameter servers do. An optimizer that they do not have, or "
-            "a keras.layers.Embedding, runs on the workers as in Keras.",
+            "%s will differ from plain Keras: Keras does not sum the gradients of repeated rows of a batch before it "
+            "squares or clips them; the parameter servers do. Use a keras.layers.Embedding, or an optimizer that the "
+            "parameter servers do not implement: both run on the workers as in Keras.",
             ", ".join(rows),
         )
 
@@ -330,13 +327,11 @@ def _is_rows(gradient: Any) -> bool:
 def _loss_of(logs: Any) -> Any:
     if isinstance(logs, dict) and "loss" in logs:
         return logs["loss"]
-    raise UserError(
-        'The model\'s train_step must return a dict with the key "loss", so that Shoal can report it.'
-    )
+    raise UserError('The model\'s train_step must return a dict with the key "loss", which Shoal reports.')
 
 
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
-    # Of an array `constant` makes a tensor with less Python than `convert_to_tensor`.
+    # For an array, `constant` has less overhead than `convert_to_tensor`.
     array = isinstance(leaf, np.ndarray)
     return tf.constant(leaf, spec.dtype) if array else tf.convert_to_tensor(leaf, spec.dtype)
 
@@ -347,7 +342,7 @@ def _spec(leaf: Any) -> tf.TensorSpec:
 
 
 class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
-    """Keras' global generator, which moves on in a stateless call, too: else every step drew the same numbers."""
+    """Keras' global generator, which also advances in a stateless call; else each step draws the same numbers."""
 
     def next(self, ordered: bool = True) -> Any:
         state = self.state._value
@@ -357,15 +352,15 @@ class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
 
 
 def _keep_drawing() -> None:
-    """What `keras.random` draws from where a layer gives it no generator of its own."""
+    """Replace the global generator, which `keras.random` uses if a layer passes none."""
     held = global_seed_generator()
-    generator = _Drawing(0, name="seed_generator")  # a name that a SavedModel may have
+    generator = _Drawing(0, name="seed_generator")  # a valid name in a SavedModel
     generator.state.assign(held.state)
     set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
 
 def _count_for(optimizer: Any) -> tf.Variable | None:
-    """Have a learning-rate schedule on the worker follow the job's updates, not those that this worker made itself."""
+    """Make a learning-rate schedule on the worker follow the updates of the job, not those of this worker."""
     schedule = optimizer._learning_rate
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return None

@@ -1,7 +1,7 @@
-"""What a worker runs on, and the batch size and threads that go with it.
+"""Detects the accelerator and the CPU limit, and selects the batch size and the number of threads.
 
-Spot workers land where there is room, so nobody knows the accelerator before the pod has started. The worker asks
-TensorFlow, and takes the batch size that the job gives for what it finds.
+A worker may be scheduled to nodes with different accelerators, so it detects its own with TensorFlow and selects the
+batch size that the job configures for it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores(limit: Path = CPU_MAX) -> int:
-    """How many cores this process may use: its container's limit counts (cgroup v2), not only the machine.
+    """The number of cores that this process may use, including the container's limit (cgroup v2).
 
-    TensorFlow starts a thread for each core of the node; where the container may use fewer, the kernel stops them all
-    for a part of each period.
+    TensorFlow starts a thread per core of the node; with more threads than the limit, the kernel throttles them all.
     """
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
@@ -33,7 +32,7 @@ def cores(limit: Path = CPU_MAX) -> int:
 
 
 def shared_by(processes: int) -> dict[str, str]:
-    """The environment of each of so many processes that compute on this machine: TensorFlow's threads, or yours."""
+    """The environment that divides the cores among N processes, unless TensorFlow's threads are already set."""
     return {THREADS_ENV: os.environ.get(THREADS_ENV, str(max(1, cores() // processes)))}
 
 
@@ -47,9 +46,11 @@ def device_name() -> str:
 
 
 def fitted(config: RuntimeConfig, device: str) -> RuntimeConfig:
-    """The configuration on this device: `batch_size` is that of the first entry whose words are all in its name."""
+    """The configuration with the `batch_size` of the first accelerator whose words are all in the device's name."""
     words = _words(device)
-    size = next((of.batch_size for of in config.batch_sizes if _words(of.accelerator) <= words), None)
+    size = next(
+        (entry.batch_size for entry in config.batch_sizes if _words(entry.accelerator) <= words), None
+    )
     if size is None:
         return config
     reference = config.reference_batch_size or config.batch_size

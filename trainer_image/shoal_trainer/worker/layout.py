@@ -1,11 +1,11 @@
-"""Where each variable of a model lies in the flat vector that worker and parameter servers exchange.
+"""The layout of a model's variables in the flat vector that workers and parameter servers exchange.
 
     [ trainable variables, in Keras' order | statistics ]
 
-Statistics are the float state that layers keep while they train (BatchNormalization's moving mean and variance). They
-travel in the same vector, but their "gradient" is (new - old) and no optimizer touches them, so that one round trip
-carries all, one copy is in every snapshot, and every worker's batches move them as they would in one process.
-State of seeds and metrics stays with the worker.
+Statistics are the float state that layers update in training (BatchNormalization's moving mean and variance). They
+travel in the same vector, but their "gradient" is (new - old), which no optimizer changes. So one round trip exchanges
+all state, each snapshot contains it, and the batches of all workers update it as in one process. The state of seeds and
+metrics stays on the worker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The entries of the flat vector: `trainable` floats for the optimizer, then the statistics; `size` in all."""
+    """The entries of the flat vector: `trainable` floats for the optimizer, then the statistics; `size` in total."""
 
     entries: tuple[Entry, ...]
     trainable: int
@@ -49,12 +49,12 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of (path, shape, dtype) of every entry: two models that agree in it can share parameters."""
+        """SHA-256 of (path, shape, dtype) of every entry: models with equal fingerprints can share parameters."""
         described = [[e.path, list(e.shape), e.dtype] for e in self.entries] + [self.trainable]
         return hashlib.sha256(json.dumps(described, separators=(",", ":")).encode()).hexdigest()
 
     def pieces(self, flat: Any) -> Iterator[Any]:
-        """The slices of a flat vector (array or tensor), one for each entry, still one-dimensional."""
+        """The one-dimensional slices of a flat vector (array or tensor), one per entry."""
         for entry in self.entries:
             yield flat[entry.offset : entry.offset + entry.size]
 
@@ -62,7 +62,7 @@ class Layout:
 def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
     """The trainable variables of a built Keras model, and its statistics.
 
-    Statistics are float variables that a layer which trains made as not trainable: frozen weights are none.
+    Statistics are the non-trainable float variables of trainable layers; frozen weights are not statistics.
     """
     seen = {id(v) for v in model.trainable_variables}
     statistics = []
@@ -83,7 +83,7 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
 
 @dataclass(frozen=True)
 class Average:
-    """The values [low, high) of the flat vector: x := momentum x + (1 - momentum) seen, in each step (momentum < 1)."""
+    """The values [low, high) of the flat vector, which each step updates to momentum x + (1 - momentum) batch."""
 
     low: int
     high: int
@@ -91,7 +91,7 @@ class Average:
 
 
 def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
-    """The statistics of which Keras says how fast they move: BatchNormalization's; alike neighbours are one."""
+    """The moving averages of BatchNormalization; adjacent ones with the same momentum are merged."""
     trainable, statistics = variables_of(model)
     moved = {
         id(variable): float(layer.momentum)
@@ -111,7 +111,7 @@ def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
 
 
 def rounded(model: Any, averages: tuple[Average, ...], layout: Layout) -> list[str]:
-    """Paths of statistics other than moving averages (constants, buffers) that bf16 does not hold exactly."""
+    """Paths of statistics other than moving averages (constants, buffers) that bf16 cannot represent exactly."""
     moving = {offset for average in averages for offset in range(average.low, average.high)}
     flat = flatten(model, layout)
     inexact = (flat.view(np.uint32) & 0xFFFF) != 0
@@ -125,10 +125,10 @@ def rounded(model: Any, averages: tuple[Average, ...], layout: Layout) -> list[s
 
 
 def layout_of(model: Any) -> Layout:
-    """The layout of a built Keras model. Raises `UserError` where there is nothing to train."""
+    """The layout of a built Keras model. Raises `UserError` if it has no trainable variable."""
     trainable, statistics = variables_of(model)
     if not trainable:
-        raise UserError("The model has no trainable variable. Give it a layer with weights, or unfreeze one.")
+        raise UserError("The model has no trainable variable. Add a layer with weights, or unfreeze one.")
     entries: list[Entry] = []
     offset = 0
     for variable in trainable + statistics:
@@ -140,7 +140,7 @@ def layout_of(model: Any) -> Layout:
 
 
 def flatten(model: Any, layout: Layout) -> npt.NDArray[np.float32]:
-    """The model's present values as one fp32 vector of `layout.size`."""
+    """The model's current values as one fp32 vector of `layout.size`."""
     flat = np.empty(layout.size, np.float32)
     trainable, statistics = variables_of(model)
     for variable, piece in zip(trainable + statistics, layout.pieces(flat), strict=True):

@@ -1,10 +1,10 @@
-"""Which way an optimizer runs: on the parameter server, where its state is shared and outlives workers, or here.
+"""Decides where the optimizer runs: on the parameter servers, which share and save its state, or on the workers.
 
-The parameter server knows SGD (with momentum, Nesterov), Adam (AMSGrad not), AdamW and Adagrad exactly as Keras
-computes them, and Keras' learning-rate schedules, keyed on the samples that it has seen. Clipping happens on the
-worker before the push, as Keras clips before it updates. What the server cannot do exactly runs on the worker with
-Keras' own code, and what travels is the difference that its step made. So it is with the gradient of an Embedding, of
-which Keras squares (or clips) what each place of the batch adds to a row: on the wire only their sum would travel.
+The parameter servers implement SGD (with momentum, Nesterov), Adam (without AMSGrad), AdamW and Adagrad exactly as
+Keras, and Keras' learning-rate schedules, as a function of the samples seen. The worker clips before the push, as
+Keras clips before the update. All other optimizers run on the workers with Keras' code, and the push carries the
+difference made by the step. So does the gradient of an Embedding if Keras squares or clips the contributions of each
+position in the batch: a push would carry only their sum per row.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NAMES: dict[type, Literal["sgd", "adam", "adamw", "adagrad"]] = {
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the optimizer runs. `reason` is empty where the server runs it, else why the worker does.
+    """Where the optimizer runs. `reason` says why the worker runs it; empty if the parameter servers do.
 
-    `rate(samples)` is the learning rate to send with a push, where only the worker can evaluate it.
+    `rate(samples)` is the learning rate to send with a push, if only the worker can evaluate it.
     """
 
     config: OptimizerConfig
@@ -42,21 +42,21 @@ class Placement:
 
     @property
     def on_server(self) -> bool:
-        """Whether gradients travel (else differences)."""
+        """Whether pushes carry gradients (else differences)."""
         return not self.reason
 
 
 def place(model: Any, layout: Layout, batch_size: int) -> Placement:
-    """Decide for a built and compiled Keras model; `batch_size` is that of a step of its learning-rate schedule.
+    """Decide for a built and compiled Keras model; `batch_size` is that of one step of its learning-rate schedule.
 
-    With `gradient_accumulation_steps=k` an update takes k batches: their gradients travel as one push of weight 1.
+    With `gradient_accumulation_steps=k`, one push of weight 1 carries the gradients of k batches.
     """
     reason, optimizer = why_worker(model), unwrap(model.optimizer)
     if accumulated(model) > 1 and (reason or _clips(optimizer)):
         raise UserError(
-            f"gradient_accumulation_steps={accumulated(model)} is not possible here: "
-            f"{reason or 'the optimizer clips what is accumulated'}. A worker that vanishes would take batches with it "
-            "that count as trained. Leave it out, and give a larger batch size."
+            f"gradient_accumulation_steps={accumulated(model)} is not supported: "
+            f"{reason or 'the optimizer clips the accumulated gradient'}. A worker that is lost would lose batches "
+            "that count as trained. Leave it out, and use a larger batch size."
         )
     if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
@@ -98,13 +98,13 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
 
 
 def why_worker(model: Any) -> str:
-    """Why the parameter server cannot run this model's optimizer exactly; empty where it can."""
+    """Why the parameter servers cannot run this model's optimizer exactly; empty if they can."""
     if has_own_step(model):
-        return "the model has a train_step of its own"
+        return "the model has a custom train_step"
     optimizer = unwrap(model.optimizer)
     name = type(optimizer).__name__
     if type(optimizer) not in NAMES:
-        return f"the parameter server has no {name}"
+        return f"the parameter servers do not implement {name}"
     if getattr(optimizer, "amsgrad", False):
         return f"{name}(amsgrad=True)"
     if optimizer.use_ema:
@@ -117,32 +117,32 @@ def why_worker(model: Any) -> str:
         isinstance(layer, keras.layers.Embedding) and layer.trainable_variables
         for layer in model._flatten_layers()
     ):
-        what = "clips" if NAMES[type(optimizer)] == "sgd" else "squares"
-        return f"Keras {what} the gradients of an Embedding's repeated rows one by one"
+        action = "clips" if NAMES[type(optimizer)] == "sgd" else "squares"
+        return f"Keras {action} the gradients of repeated rows of an Embedding separately"
     return ""
 
 
 def takes_rows_apart(model: Any) -> bool:
-    """Whether it matters to this optimizer that Keras does not sum a gradient's repeated rows before it uses them.
+    """Whether this optimizer depends on Keras not summing the repeated rows of a gradient.
 
-    Where it only adds gradients up it does not; nor where batches are accumulated, which Keras does in a dense array.
+    It does not if it only adds gradients, or if it accumulates batches, which Keras does in a dense array.
     """
     optimizer = unwrap(model.optimizer)
     return accumulated(model) == 1 and (NAMES.get(type(optimizer)) != "sgd" or _clips(optimizer))
 
 
 def has_own_step(model: Any) -> bool:
-    """Whether the model has a `train_step` that is not Keras'."""
+    """Whether the model overrides `train_step`."""
     return type(model).train_step is not keras.Model.train_step
 
 
 def has_call(model: Any) -> bool:
-    """Whether the model can be called; one that only has a `train_step` (a VAE, a GAN) need not."""
+    """Whether the model overrides `call`; a model with a `train_step` (a VAE, a GAN) need not."""
     return type(model).call is not keras.Model.call
 
 
 def accumulated(model: Any) -> int:
-    """How many batches one update of the model's optimizer takes."""
+    """The number of batches per update of the model's optimizer."""
     return int(unwrap(model.optimizer).gradient_accumulation_steps or 1)
 
 
@@ -158,9 +158,9 @@ def unwrap(optimizer: Any) -> Any:
 
 
 def take_average(model: Any) -> None:
-    """With `use_ema`, put the average of the parameters in their place, as the end of Keras' `fit` does.
+    """With `use_ema`, replace the parameters by their average, as Keras' `fit` does at its end.
 
-    The average is over what this worker saw; one that has taken no step has none, and changes nothing.
+    The average is that of this worker; a worker without a step has none, and keeps the parameters.
     """
     optimizer = unwrap(model.optimizer)
     if optimizer.use_ema and int(optimizer.iterations) > 0:
@@ -168,7 +168,7 @@ def take_average(model: Any) -> None:
 
 
 def _no_decay(optimizer: Any, model: Any, layout: Layout) -> tuple[tuple[int, int], ...]:
-    """The ranges of the flat vector that `exclude_from_weight_decay` names."""
+    """The ranges of the flat vector that `exclude_from_weight_decay` excludes."""
     if not optimizer.weight_decay:
         return ()
     entries = zip(model.trainable_variables, layout.entries, strict=False)
@@ -176,7 +176,7 @@ def _no_decay(optimizer: Any, model: Any, layout: Layout) -> tuple[tuple[int, in
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """A schedule's `get_config()` without its name, numbers as Python's."""
+    """A schedule's `get_config()` without its name, with Python numbers."""
     return {
         key: value.item() if hasattr(value, "item") else value
         for key, value in config.items()

@@ -1,7 +1,7 @@
-"""The model as files: `model.keras`, and a SavedModel for serving.
+"""Saves the model: `model.keras`, and a SavedModel for serving.
 
-What Keras cannot write (a schedule or a layer without `get_config`) it says only when it is asked to, and that is after
-the last pass. So it is asked once before the first, and what it refuses then does not cost the rest of a trained model.
+Keras reports what it cannot serialize (a schedule or a layer without `get_config`) only when the model is saved, after
+the last epoch. So the worker tries before the first, and a failure at the end does not lose the other files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHOLE, WEIGHTS, SERVING = "model.keras", "model.weights.h5", "saved_model"
 
 
 def obstacle(model: keras.Model) -> str | None:
-    """Why Keras cannot write this model down; None where it can."""
+    """Why Keras cannot serialize this model; None if it can."""
     try:
         json.dumps(keras.saving.serialize_keras_object(model))
     except (Exception, SystemExit) as error:
@@ -33,31 +33,31 @@ def obstacle(model: keras.Model) -> str | None:
 
 
 def warn(model: keras.Model, why: str) -> None:
-    """Say now what `save` will not be able to write, while somebody may still mend it."""
+    """Warn before training about the files that `save` will not be able to write."""
     log.warning(
-        "model/ will hold %s%s, but no %s, for Keras cannot write this model down: %s",
+        "model/ will contain %s%s but not %s, because Keras cannot serialize this model: %s",
         WEIGHTS, f" and {SERVING}" if has_call(model) else "", WHOLE, why,
     )  # fmt: skip
 
 
 def save(model: keras.Model, folder: Path) -> str:
-    """Write into `folder` whatever can be written; what is to be said of the rest, "" where there is none.
+    """Save all files that can be saved; return a message about the others, "" if there are none.
 
-    Raises `UserError` where nothing can be written, or the disk fails.
+    Raises `UserError` if no file can be saved, or the disk fails.
     """
     missing: dict[str, str] = {}
     _try(WHOLE, model.save, folder, missing)
     if missing:
         _try(WEIGHTS, model.save_weights, folder, missing)
-    if has_call(model):  # else there is nothing to serve
+    if has_call(model):  # a SavedModel serves call()
         _try(SERVING, lambda path: model.export(str(path), verbose=False), folder, missing)
     if not missing:
         return ""
-    there = " and ".join(name for name in (WHOLE, WEIGHTS, SERVING) if (folder / name).exists())
+    saved = " and ".join(name for name in (WHOLE, WEIGHTS, SERVING) if (folder / name).exists())
     reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
-    if not there:
+    if not saved:
         raise UserError(f"The model cannot be saved: {reasons}")
-    note = f"model/ holds {there}, and not what Keras cannot write: {reasons}"
+    note = f"model/ contains {saved}, but not the files that Keras cannot save: {reasons}"
     log.warning(note)
     return note
 
@@ -65,7 +65,7 @@ def save(model: keras.Model, folder: Path) -> str:
 def _try(name: str, write: Any, folder: Path, missing: dict[str, str]) -> None:
     try:
         write(folder / name)
-    except OSError as error:  # not the model's fault: nothing else will be written well
+    except OSError as error:  # of the disk, not of the model: the other files would fail too
         raise UserError(f"The model cannot be saved: {where(error)}") from error
     except (Exception, SystemExit) as error:
         missing[name] = where(error)

@@ -1,8 +1,8 @@
-"""What a worker is asked to do once: evaluate, run callbacks, export the model.
+"""The tasks of a worker: evaluate, run callbacks, export the model.
 
-A task gets the parameters and gives back numbers and files; it is leased and fenced like data, and done again by
-another worker if this one vanishes, so it must not matter that it is done twice. Files go to the coordinator, which
-writes them to the storage: a worker needs no rights there.
+A task takes the parameters and returns metrics and files. It is leased and fenced like data, and another worker repeats
+it if this one is lost, so tasks are idempotent. The coordinator writes the files to the storage; workers need no
+permissions there.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from shoal_trainer.worker.work import TaskWork
 log = logging.getLogger(__name__)
 
 MAX_VALUES = 100
-"""Of one metric: more are left out."""
+"""Metrics with more values are left out."""
 PATHS = ("filepath", "filename", "log_dir")
-"""Attributes by which Keras' callbacks name what they write."""
+"""Attributes of Keras' callbacks that are output paths."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task made: metrics, whether training should stop, and files by their name under the run's folder.
+    """The result of a task: metrics, whether training should stop, and files by their name in the run's folder.
 
-    Of callbacks: every file that is there, also those of earlier passes; the worker sends what is new. Of an export:
-    `message` says what it lacks.
+    For callbacks, `files` includes those of earlier epochs; the worker uploads what has changed. For an export,
+    `message` names the files that could not be saved.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Tasks:
-    """Runs tasks on the model of `glue`. Its folder lives as long as it does."""
+    """Runs tasks on the model of `glue`, with a temporary folder that `close` deletes."""
 
     def __init__(self, job: Training, glue: Glue, batch_size: int) -> None:
         self._job = job
@@ -64,8 +64,8 @@ class Tasks:
         tests_itself = type(glue.model).test_step is not keras.Model.test_step
         if job.validation is not None and not has_call(glue.model) and not tests_itself:
             raise UserError(
-                "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one, "
-                "or leave validation out."
+                "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one "
+                "of them, or leave validation out."
             )
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
         self._begun = False
@@ -74,15 +74,15 @@ class Tasks:
             saving.warn(glue.model, unwritten)
 
     def do(self, work: TaskWork, flat: npt.NDArray[np.float32]) -> Outcome:
-        """One task, whatever its kind, at these parameters."""
+        """Run a task of any kind with these parameters."""
         if work.kind == "evaluate":
             return self.evaluate(flat)
         return self.export(flat) if work.kind == "export" else self.run_callbacks(flat, work.history)
 
     def evaluate(self, flat: npt.NDArray[np.float32]) -> Outcome:
-        """Keras' own `evaluate` on `validation`; metrics are named as `fit` names them (`val_loss`, …).
+        """Run Keras' `evaluate` on the validation data; metrics have the names of `fit` (`val_loss`, …).
 
-        Raises `Unreachable` where the data are away: what was judged until then is judged again.
+        Raises `Unreachable` if the data cannot be read now; the caller then repeats the whole evaluation.
         """
         if self._job.validation is None:
             return Outcome()
@@ -96,7 +96,7 @@ class Tasks:
             dataset = dataset_of(lambda: itertools.chain([first], rows), first, ended)
             with quiet_end(), as_raised(ended):
                 results = model.evaluate(dataset, return_dict=True, verbose=0)
-        except TrainerError:  # of these `Unreachable` is nobody's mistake
+        except TrainerError:
             raise
         except (Exception, SystemExit) as error:
             raise UserError(f"The evaluation on Training(validation=…) failed: {where(error)}") from error
@@ -104,19 +104,19 @@ class Tasks:
         return Outcome(dict(_numbers(results)))
 
     def _check_alike(self, first: Batch) -> None:
-        """Validation samples have the rank of training samples; batched ones have one axis more."""
+        """Raise `UserError` if the validation data are batched: they have one axis more than the training data."""
         ranks = [[np.ndim(leaf) for leaf in leaves(batch.x)] for batch in (first, self._glue.example)]
         if all(len(rank) == 1 for rank in ranks) and ranks[0][0] == ranks[1][0] + 1:
             raise UserError(
-                f"Training(validation=…) yields samples of {ranks[0][0] - 1} axes, the training data of "
+                f"Training(validation=…) yields samples with {ranks[0][0] - 1} axes, the training data with "
                 f"{ranks[1][0] - 1}. Yield single samples: do not batch."
             )
 
     def run_callbacks(self, flat: npt.NDArray[np.float32], history: Sequence[dict[str, float]]) -> Outcome:
-        """`on_epoch_end` of every callback for the last epoch of `history` (the logs of each epoch so far).
+        """Run `on_epoch_end` of each callback for the last epoch of `history` (the logs of each epoch so far).
 
-        A worker that has not run the earlier epochs lets the callbacks see their logs first, without a model to save,
-        so that patience and best values are what they were.
+        A worker that has not run the earlier epochs replays their logs first, without saving models, so that patience
+        and best values are restored.
         """
         if not self._callbacks or not history:
             return Outcome()
@@ -138,7 +138,7 @@ class Tasks:
         return Outcome(stop=stop, files={f"logs/{path.relative_to(folder)}": path for path in _files(folder)})
 
     def export(self, flat: npt.NDArray[np.float32]) -> Outcome:
-        """The model's files; with `use_ema` of the averaged one."""
+        """Save the model; with `use_ema`, the averaged one."""
         self._glue.load(flat)
         model = self._glue.model
         take_average(model)
@@ -148,7 +148,7 @@ class Tasks:
         return Outcome(files={str(path.relative_to(folder)): path for path in _files(folder)}, message=note)
 
     def close(self) -> None:
-        """Let the callbacks close their files, and delete what the tasks wrote here."""
+        """Run `on_train_end` of the callbacks, and delete the temporary folder."""
         for callback in self._callbacks if self._begun else ():
             callback.on_train_end()
         self._folder.cleanup()
@@ -178,7 +178,7 @@ class Tasks:
 
 
 def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Metrics by the names of `fit`. One with several values (an F1Score per class) becomes `val_f1_score_0`, …"""
+    """Metrics with the names of `fit`. A metric with several values (F1Score per class) becomes `val_f1_score_0`, …"""
     for name, value in results.items():
         values = np.ravel(value)
         if values.size == 1:
@@ -186,7 +186,9 @@ def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         elif values.size <= MAX_VALUES:
             yield from ((f"val_{name}_{index}", float(each)) for index, each in enumerate(values))
         else:
-            log.warning("the metric %s has %d values: left out", name, values.size)
+            log.warning(
+                "the metric %s is left out: it has %d values, more than %d", name, values.size, MAX_VALUES
+            )
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -1,9 +1,9 @@
-"""A loss of any rank with one weight a sample, and as if the rows that fill up a batch were not there.
+"""Makes losses of any rank accept one weight per sample, and ignore the padding of a batch.
 
-Keras 3 multiplies a loss of shape (B, T) or (B, H, W) with weights of shape (B,) as they are: it fails, or where T is B
-it weighs the wrong axis. So the losses of `compile()` are wrapped: each gets weights of its own rank. Rows that only
-fill the batch up are told by a Keras mask on the weights; each loss gets it as a mask on the prediction, so that Keras
-divides by what is true, also where the prediction or the labels (`ignore_class`) have a mask of their own.
+Keras 3 multiplies a loss of shape (B, T) or (B, H, W) with weights of shape (B,): it fails, or if T equals B it weights
+the wrong axis. So the losses of `compile()` are wrapped: each gets weights of its own rank. A Keras mask on the weights
+marks the real rows; each loss gets it as a mask on the prediction, so that Keras divides by the number of real rows,
+also if the prediction or the labels (`ignore_class`) have another mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def weigh_samples(model: Any) -> None:
-    """Have the losses of a compiled model take one weight a sample, whatever their rank."""
+    """Wrap the losses of a compiled model, so that they accept one weight per sample."""
     compiled = model._compile_loss
     if compiled is None:
         return
@@ -40,14 +40,14 @@ def weigh_samples(model: Any) -> None:
 
 
 def filled(weights: Any, samples: Any) -> Any:
-    """Weights that know that rows from `samples` on only fill the batch up."""
+    """Weights with a mask that marks the rows from `samples` on as padding."""
     weights = tf.identity(weights)
     backend.set_keras_mask(weights, tf.range(tf.shape(weights)[0]) < samples)
     return weights
 
 
 class _Weighed:
-    """One loss of `compile()`."""
+    """A wrapped loss of `compile()`."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
@@ -66,10 +66,10 @@ class _Weighed:
         ):  # one number for the whole batch: a mask of the prediction would not fit weights of rank 1
             return loss(y_true, y_pred, tf.reduce_mean(weights))
         true = backend.get_keras_mask(weights)
-        if true is not None and loss.reduction in MEANS:  # the mask makes up for the rows that are none
+        if true is not None and loss.reduction in MEANS:  # Keras divides by the real rows, not by all
             weights *= tf.reduce_mean(tf.cast(true, weights.dtype))
         weights = _as_rank(weights, len(shape))
-        if loss.reduction == "mean_with_sample_weight":  # divides by the sum of the weights
+        if loss.reduction == "mean_with_sample_weight":  # it divides by the sum of the weights
             sizes = [tf.shape(y_pred)[axis] if size is None else size for axis, size in enumerate(shape)]
             weights = tf.broadcast_to(weights, sizes)
         if true is None or not tf.is_tensor(y_pred):
@@ -77,7 +77,7 @@ class _Weighed:
         own = backend.get_keras_mask(y_pred)
         rows = _as_rank(true, len(shape) if own is None else len(own.shape))
         mask = rows if own is None else tf.logical_and(rows, tf.cast(own, "bool"))
-        # The prediction itself, not a copy: Keras finds the logits behind a softmax by this very tensor.
+        # Mask the prediction itself, not a copy: Keras finds the logits behind a softmax by the tensor's identity.
         backend.set_keras_mask(y_pred, mask)
         try:
             return loss(y_true, y_pred, weights)
@@ -85,7 +85,7 @@ class _Weighed:
             backend.set_keras_mask(y_pred, own)
 
     def _shape(self, y_true: Any, y_pred: Any) -> tuple[int | None, ...]:
-        """Of the values before Keras reduces them."""
+        """The shape of the values before Keras reduces them."""
 
         def values(*given: Any) -> Any:
             return self._loss.call(*keras.tree.map_structure(self._cast, given))
