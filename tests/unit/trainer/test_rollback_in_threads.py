@@ -39,8 +39,8 @@ class Poisoned(Arrays):
     def bad(self):
         raise NotImplementedError
 
-    def batches(self, epoch, start, stop, batch_size):
-        for batch in super().batches(epoch, start, stop, batch_size):
+    def read(self, part, batch_size, local=None):
+        for batch in super().read(part, batch_size, local):
             yield dataclasses.replace(batch, x=batch.x * np.nan) if self.bad() else batch
 
 

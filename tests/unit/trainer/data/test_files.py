@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Files, UserError
+from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 from tests.unit.trainer.data.records import parse, seen, write_records
 
@@ -19,10 +20,10 @@ def test_record_file_is_read_from_any_offset(tmp_path):
     write_records(tmp_path / "a.tfrecord", range(50))
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
     (name,) = files.list()
-    batches = list(files.batches(name, 20, None, 16))
+    batches = list(files.read(Part(20, None, file=name), 16))
     assert seen(batches) == list(range(20, 50))
     assert batches[-1].end == 50
-    assert seen(files.batches(name, 20, 30, 16)) == list(range(20, 30))
+    assert seen(files.read(Part(20, 30, file=name), 16)) == list(range(20, 30))
 
 
 def test_parquet_rows_keep_their_order_and_types(tmp_path):
@@ -33,15 +34,15 @@ def test_parquet_rows_keep_their_order_and_types(tmp_path):
     files = Files.parquet(
         str(tmp_path / "a.parquet"), lambda row: (row["v"][0], row["y"]), columns=["v", "y"]
     )
-    batches = list(files.batches(files.list()[0], 0, None, 512))
+    batches = list(files.read(Part(0, None, file=files.list()[0]), 512))
     assert sum(b.samples for b in batches) == 3000
     assert np.array_equal(
         np.concatenate([np.asarray(b.x)[: b.samples] for b in batches]), np.arange(0, 6000, 2)
     )
     with pytest.raises(UserError, match="no column w"):
         list(
-            Files.parquet(str(tmp_path / "a.parquet"), dict, columns=["w"]).batches(
-                files.list()[0], 0, None, 4
+            Files.parquet(str(tmp_path / "a.parquet"), dict, columns=["w"]).read(
+                Part(0, None, file=files.list()[0]), 4
             )
         )
 
@@ -49,14 +50,14 @@ def test_parquet_rows_keep_their_order_and_types(tmp_path):
 def test_csv_file_is_read_from_an_offset(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,0\n2,1\n3,0\n")
     files = Files.csv(f"{tmp_path}/*.csv", lambda x, y: (x, y), [tf.float32, 0])
-    assert seen(files.batches(files.list()[0], 1, None, 2)) == [2, 3]
+    assert seen(files.read(Part(1, None, file=files.list()[0]), 2)) == [2, 3]
 
 
 def test_empty_file_has_no_batch_and_example_uses_the_next_file(tmp_path):
     write_records(tmp_path / "a.tfrecord", [])
     write_records(tmp_path / "b.tfrecord", [7])
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
-    assert list(files.batches(files.list()[0], 0, None, 4)) == []
+    assert list(files.read(Part(0, None, file=files.list()[0]), 4)) == []
     assert seen([files.example(4)]) == [7]
 
 
@@ -64,11 +65,11 @@ def test_unreadable_file_is_named(tmp_path):
     (tmp_path / "bad.tfrecord").write_bytes(b"this is no record file at all, but text")
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
     with pytest.raises(UserError, match=r"bad\.tfrecord cannot be read"):
-        list(files.batches(files.list()[0], 0, None, 4))
+        list(files.read(Part(0, None, file=files.list()[0]), 4))
     (tmp_path / "bad.parquet").write_bytes(b"this is no parquet file at all, but text")
     parquet = Files.parquet(f"{tmp_path}/*.parquet", dict)
     with pytest.raises(UserError, match=r"bad\.parquet"):
-        list(parquet.batches(parquet.list()[0], 0, None, 4))
+        list(parquet.read(Part(0, None, file=parquet.list()[0]), 4))
 
 
 def test_unmatched_pattern_and_unknown_store_are_user_errors():
@@ -84,9 +85,9 @@ def test_object_store_files_are_fetched(tmp_path):
     store.pipe_file("/bucket/a.tfrecord", (tmp_path / "a.tfrecord").read_bytes())
     files = Files.tfrecord("memory://bucket/*.tfrecord", parse)
     assert files.list() == ("memory:///bucket/a.tfrecord",)
-    assert seen(files.batches(files.list()[0], 3, None, 4)) == list(range(3, 10))
+    assert seen(files.read(Part(3, None, file=files.list()[0]), 4)) == list(range(3, 10))
     with pytest.raises(UserError, match="does not exist"):
-        list(files.batches("memory:///bucket/b.tfrecord", 0, None, 4))
+        list(files.read(Part(0, None, file="memory:///bucket/b.tfrecord"), 4))
 
 
 @pytest.mark.parametrize(
@@ -103,11 +104,11 @@ def test_object_store_files_are_fetched(tmp_path):
 def test_null_in_a_non_float_column_is_refused(tmp_path, column, kind):
     pq.write_table(pa.table({"age": pa.array(column, kind), "y": [1, 2, 3]}), tmp_path / "a.parquet")
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["age"])
-    message = r"a\.parquet cannot be read: column age has nulls.* fill them in, or .*columns=\[…\]"
+    message = r"a\.parquet cannot be read: column age has nulls.* Fill them in, or .*columns=\[…\]"
     with pytest.raises(UserError, match=message):
-        list(files.batches(files.list()[0], 0, None, 4))
+        list(files.read(Part(0, None, file=files.list()[0]), 4))
     others = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["y"], columns=["y"])
-    assert seen(others.batches(files.list()[0], 0, None, 4)) == [1, 2, 3]
+    assert seen(others.read(Part(0, None, file=files.list()[0]), 4)) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_null_in_a_non_float_column_is_refused(tmp_path, column, kind):
 def test_null_in_a_float_column_becomes_nan(tmp_path, column, kind):
     pq.write_table(pa.table({"x": pa.array(column, kind)}), tmp_path / "a.parquet")
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["x"])
-    (batch,) = files.batches(files.list()[0], 0, None, len(column))
+    (batch,) = files.read(Part(0, None, file=files.list()[0]), len(column))
     assert np.array_equal(batch.x, np.array(column, np.float64), equal_nan=True)
 
 
@@ -135,11 +136,12 @@ def test_unsupported_parquet_column_is_named_with_its_type(tmp_path, kind):
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["vx"])
     shown = str(kind).replace("item:", "element:")  # Parquet's name for it
     with pytest.raises(
-        UserError, match=re.escape(f"The Parquet column vx is {shown}, and of such only lists of one fixed")
+        UserError,
+        match=re.escape(f"The Parquet column vx has type {shown}. Of nested types, only fixed-size lists"),
     ):
-        list(files.batches(files.list()[0], 0, None, 4))
+        list(files.read(Part(0, None, file=files.list()[0]), 4))
     others = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["y"], columns=["y"])
-    assert seen(others.batches(files.list()[0], 0, None, 4)) == [1]
+    assert seen(others.read(Part(0, None, file=files.list()[0]), 4)) == [1]
 
 
 def wrong_shape(*_):
@@ -180,4 +182,4 @@ def test_io_error_in_a_parse_function_is_unreachable(tmp_path):
 def test_csv_file_without_rows_has_no_samples(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
     files = Files.csv(f"{tmp_path}/*.csv", lambda x, y: (x, y), [tf.float32, 0])
-    assert list(files.batches(files.list()[0], 0, None, 2)) == []
+    assert list(files.read(Part(0, None, file=files.list()[0]), 2)) == []

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shoal_trainer import Indexed, UserError
 from shoal_trainer.data.batch import fill
+from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 
 
@@ -26,17 +27,17 @@ def seen(batches):
 def test_interrupted_range_is_continued_exactly(size, cut, batch, epoch):
     cut = min(cut, size)
     data = Indexed.from_arrays(np.arange(size))
-    first = seen(data.batches(epoch, 0, cut, batch))
-    rest = seen(data.batches(epoch, cut, size, batch))
+    first = seen(data.read(Part(0, cut, epoch), batch))
+    rest = seen(data.read(Part(cut, size, epoch), batch))
     assert sorted(first + rest) == list(range(size))
-    assert first + rest == seen(data.batches(epoch, 0, size, batch))
+    assert first + rest == seen(data.read(Part(0, size, epoch), batch))
 
 
 def test_order_differs_by_epoch_and_is_the_same_in_all_processes():
     data, other = Indexed.from_arrays(np.arange(100)), Indexed.from_arrays(np.arange(100))
-    orders = [seen(data.batches(epoch, 0, 100, 32)) for epoch in range(3)]
+    orders = [seen(data.read(Part(0, 100, epoch), 32)) for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
-    assert orders[1] == seen(other.batches(1, 0, 100, 32))
+    assert orders[1] == seen(other.read(Part(0, 100, 1), 32))
 
 
 @given(samples=st.integers(1, 16), size=st.integers(16, 20))
@@ -61,7 +62,7 @@ def test_user_weights_are_kept():
 
 
 def test_function_range_is_batched():
-    batches = list(Indexed(100, numbers).batches(0, 30, 95, 32))
+    batches = list(Indexed(100, numbers).read(Part(30, 95), 32))
     assert [b.samples for b in batches] == [32, 32, 1]
     assert [b.end for b in batches] == [62, 94, 95]
     assert seen(batches) == list(range(30, 95))
@@ -70,16 +71,16 @@ def test_function_range_is_batched():
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
-        (lambda a, b: numbers(a, b - 5), "only 59 samples, but 64 were promised"),
+        (lambda a, b: numbers(a, b - 5), "only 59 samples instead of 64"),
         (lambda a, b: numbers(a, b + 5), "more than 64 samples"),
         (lambda a, b: numbers(a, b).batch(8), "only 8 samples"),
         (lambda _a, _b: [1, 2], "must return a tf.data.Dataset; it returned list"),
-        (lambda a, b: numbers(a, b).map(lambda x, y: (x, y, x, y)), "tuples of 4 parts"),
+        (lambda a, b: numbers(a, b).map(lambda x, y: (x, y, x, y)), "tuples of length 4"),
     ],
 )
 def test_invalid_data_function_is_a_user_error(fn, words):
     with pytest.raises(UserError, match=words):
-        list(Indexed(64, fn).batches(0, 0, 64, 16))
+        list(Indexed(64, fn).read(Part(0, 64), 16))
 
 
 def test_invalid_sizes_are_refused():
@@ -102,7 +103,7 @@ def in_a_file(values):
 def test_array_likes_give_rows_by_position(made):
     x = np.arange(40)
     data = Indexed.from_arrays({"a": x, "b": made(-x)}, made(2 * x))
-    for batch in data.batches(1, 0, 40, 16):
+    for batch in data.read(Part(0, 40, 1), 16):
         assert np.array_equal(np.ravel(batch.x["b"]), -batch.x["a"])  # a Series becomes a column
         assert np.array_equal(np.ravel(batch.y), 2 * batch.x["a"])
 
@@ -122,14 +123,14 @@ def test_list_of_numbers_is_refused(given):
 
 def test_weights_per_output_are_refused():
     weights = {"a": np.ones(64), "b": np.ones(64)}
-    with pytest.raises(UserError, match="one number a sample"):
+    with pytest.raises(UserError, match="one number per sample"):
         Indexed.from_arrays(np.ones(64), np.ones(64), weights)
 
     def fn(start, stop):
         return numbers(start, stop).map(lambda x, y: (x, y, {"a": x, "b": x}))
 
-    with pytest.raises(UserError, match="one number a sample"):
-        list(Indexed(64, fn).batches(0, 0, 64, 16))
+    with pytest.raises(UserError, match="one number per sample"):
+        list(Indexed(64, fn).read(Part(0, 64), 16))
 
 
 def failing(error):
@@ -153,17 +154,17 @@ def raising(error):
 )
 def test_network_error_in_a_data_function_is_unreachable(made, error):
     with pytest.raises(Unreachable, match="samples 16-64: "):
-        list(Indexed(64, made(error)).batches(0, 16, 64, 1))
+        list(Indexed(64, made(error)).read(Part(16, 64), 1))
 
 
 @pytest.mark.parametrize("kind", [tf.errors.UnavailableError, tf.errors.DeadlineExceededError])
 def test_tensorflow_outage_in_a_data_function_is_unreachable(kind):
     with pytest.raises(Unreachable, match="samples 0-64: Socket closed"):
-        list(Indexed(64, raising(kind(None, None, "Socket closed"))).batches(0, 0, 64, 1))
+        list(Indexed(64, raising(kind(None, None, "Socket closed"))).read(Part(0, 64), 1))
 
 
 @pytest.mark.parametrize("made", [failing, raising])
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("label"), ValueError("x")])
 def test_other_data_function_errors_are_raised_unchanged(made, error):
     with pytest.raises((type(error), tf.errors.OpError)):
-        list(Indexed(64, made(error)).batches(0, 0, 64, 1))
+        list(Indexed(64, made(error)).read(Part(0, 64), 1))

@@ -51,8 +51,8 @@ def test_series_of_sample_weights_is_accepted():
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (tf.ragged.constant([[1], [1, 2]]), "got a RaggedTensor: give a dense array"),
-        (tf.sparse.from_dense([[1, 0]]), "got a SparseTensor: give a dense array"),
+        (tf.ragged.constant([[1], [1, 2]]), "got a RaggedTensor. Pass a dense array"),
+        (tf.sparse.from_dense([[1, 0]]), "got a SparseTensor. Pass a dense array"),
     ],
 )
 def test_non_dense_tensors_are_refused(x, words):
@@ -63,8 +63,8 @@ def test_non_dense_tensors_are_refused(x, words):
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (tf.ragged.constant([[1], [1, 2]]), "yields a RaggedTensor: yield dense tensors"),
-        (tf.sparse.from_dense([[1, 0], [0, 1]]), "yields a SparseTensor: yield dense tensors"),
+        (tf.ragged.constant([[1], [1, 2]]), "yields a RaggedTensor. Yield dense tensors"),
+        (tf.sparse.from_dense([[1, 0], [0, 1]]), "yields a SparseTensor. Yield dense tensors"),
     ],
 )
 def test_non_dense_datasets_are_refused(x, words):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Files, Indexed, UserError
+from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 
 
@@ -38,7 +39,7 @@ def raising(error):
 
 def read(files):
     (name,) = files.list()
-    return list(files.batches(name, 0, None, 2))
+    return list(files.read(Part(0, None, file=name), 2))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_outage_in_a_dataset_of_indexed_is_unreachable():
         )
 
     with pytest.raises(Unreachable):
-        next(Indexed(4, fn).batches(0, 0, 4, 2))
+        next(Indexed(4, fn).read(Part(0, 4), 2))
 
 
 def test_missing_file_opened_by_a_parse_function_is_a_user_error(records, tmp_path):
@@ -100,7 +101,7 @@ def test_too_large_tensor_is_a_user_error(records):
 def test_parquet_column_without_tensor_type_is_named(tmp_path, values, kind):
     pq.write_table(pa.table({"x": [1.0], "odd": values}), tmp_path / "a.parquet")
     files = Files.parquet(str(tmp_path / "*.parquet"), lambda row: row["x"])
-    with pytest.raises(UserError, match=rf"column odd is {kind}.*columns="):
+    with pytest.raises(UserError, match=rf"column odd has type {kind}.*columns="):
         read(files)
     (batch,) = read(Files.parquet(str(tmp_path / "*.parquet"), lambda row: row["x"], columns=["x"]))
     assert batch.x.tolist()[:1] == [1.0]

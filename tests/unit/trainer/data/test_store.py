@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_trainer import Files, UserError
+from shoal_trainer.data.source import Part
 from shoal_trainer.data.trouble import NOT_THERE, away
 from shoal_trainer.errors import Unreachable
 from tests.unit.trainer.data.records import parse
@@ -32,14 +33,14 @@ def test_file_too_large_for_the_worker_disk_is_a_user_error(monkeypatch, number)
 
     monkeypatch.setattr(store, "get_file", get)
     with pytest.raises(UserError, match=r"/bucket/part-3 \(3\.5 MB\).* no room.*ephemeral-storage.*worker"):
-        list(files.batches("memory:///bucket/part-3", 0, None, 4))
+        list(files.read(Part(0, None, file="memory:///bucket/part-3"), 4))
 
     def size(path):
         raise TimeoutError
 
     monkeypatch.setattr(store, "size", size)
     with pytest.raises(UserError, match=r"/bucket/part-3 does not fit"):
-        list(files.batches("memory:///bucket/part-3", 0, None, 4))
+        list(files.read(Part(0, None, file="memory:///bucket/part-3"), 4))
 
 
 def test_missing_temporary_directory_is_a_user_error(monkeypatch):
@@ -50,7 +51,9 @@ def test_missing_temporary_directory_is_a_user_error(monkeypatch):
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", no_folder)
     with pytest.raises(UserError, match=r"part-3.*No usable temporary directory.*ephemeral-storage"):
-        list(Files.tfrecord("memory://bucket/*", parse).batches("memory:///bucket/part-3", 0, None, 4))
+        list(
+            Files.tfrecord("memory://bucket/*", parse).read(Part(0, None, file="memory:///bucket/part-3"), 4)
+        )
 
 
 def raises(error):
@@ -83,10 +86,10 @@ def test_volume_that_does_not_answer_is_unreachable(monkeypatch, tmp_path, error
 
     for fn in (broken, raises(error)):
         with pytest.raises(Unreachable, match=r"a\.txt: "):
-            list(Files(f"{tmp_path}/*", fn).batches(name, 0, None, 1))
+            list(Files(f"{tmp_path}/*", fn).read(Part(0, None, file=name), 1))
     monkeypatch.setattr(Path, "stat", raises(error))
     with pytest.raises(Unreachable, match=r"a\.txt: "):
-        list(text.batches(name, 0, None, 1))
+        list(text.read(Part(0, None, file=name), 1))
     monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.ls", raises(error))
     with pytest.raises(Unreachable):
         text.list()
@@ -115,7 +118,7 @@ def test_damaged_file_and_user_code_errors_are_user_errors(tmp_path, error):
         return tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.float32))
 
     with pytest.raises(UserError, match=r"a\.txt cannot be read: .*(snappy|field|label|No such file).*Fix"):
-        list(Files(f"{tmp_path}/*", broken).batches(f"{tmp_path}/a.txt", 0, None, 1))
+        list(Files(f"{tmp_path}/*", broken).read(Part(0, None, file=f"{tmp_path}/a.txt"), 1))
 
 
 @given(
@@ -162,11 +165,11 @@ def test_folders_are_not_data_files(tmp_path):
         names = tuple(f"{base}/train/{name}" for name in ("a.csv", "b.csv"))
         assert Files(f"{place}/train/*", tf.data.TextLineDataset).list() == names
         for pattern in (f"{place}/train", f"{place}/train/", f"{place}/tr*"):
-            words = f"{base}/train is a folder: give a pattern, for example {pattern.rstrip('/')}/*.parquet."
+            words = f"{base}/train is a folder. Use a pattern, for example {pattern.rstrip('/')}/*.parquet."
             with pytest.raises(UserError, match=re.escape(words)):
                 Files(pattern, tf.data.TextLineDataset).list()
     with pytest.raises(UserError, match="is a folder"):
-        list(Files("*", tf.data.TextLineDataset).batches(str(tmp_path / "train"), 0, None, 1))
+        list(Files("*", tf.data.TextLineDataset).read(Part(0, None, file=str(tmp_path / "train")), 1))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +188,7 @@ def test_store_outage_while_listing_is_unreachable(monkeypatch, error, pattern):
     with pytest.raises(Unreachable, match=re.escape(repr(pattern))):
         files.list()
     with pytest.raises(Unreachable, match=r"a\.tfrecord"):
-        list(files.batches("memory:///bucket/a.tfrecord", 0, None, 4))
+        list(files.read(Part(0, None, file="memory:///bucket/a.tfrecord"), 4))
 
 
 def test_invalid_pattern_is_a_user_error(tmp_path):
@@ -212,4 +215,4 @@ def test_store_outage_while_fetching_is_unreachable(monkeypatch, error):
     monkeypatch.setattr(store, "get_file", away)
     files = Files.tfrecord("memory://bucket/*.tfrecord", parse)
     with pytest.raises(Unreachable, match=re.escape(f"memory:///bucket/a.tfrecord: {error}")):
-        list(files.batches("memory:///bucket/a.tfrecord", 0, None, 4))
+        list(files.read(Part(0, None, file="memory:///bucket/a.tfrecord"), 4))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Indexed
+from shoal_trainer.data.source import Part
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import why_worker
@@ -13,7 +14,7 @@ from tests.unit.trainer.worker.trained import Server, pushed
 
 rng = np.random.default_rng(0)
 DATA = Indexed.from_arrays(rng.integers(0, 5, (80, 7)).astype("int32"), rng.integers(0, 4, 80))
-BATCHES = list(DATA.batches(0, 0, 80, 16))
+BATCHES = list(DATA.read(Part(0, 80), 16))
 o = keras.optimizers
 
 
@@ -53,7 +54,7 @@ def words(optimizer, layer=None, *, nested=False, trainable=True):
 def test_embedding_is_trained_as_in_keras(optimizer, where):
     server, plain = Server(words(optimizer()), example=BATCHES[0]), words(optimizer())
     reason = server.placement.reason
-    assert reason == (where and f"Keras {where} the gradients of an Embedding's repeated rows one by one")
+    assert reason == (where and f"Keras {where} the gradients of repeated rows of an Embedding separately")
     for batch in BATCHES:
         server.step(batch)
         plain.train_on_batch(batch.x, batch.y)

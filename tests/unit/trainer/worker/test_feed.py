@@ -30,7 +30,8 @@ class Flaky(Files):
         object.__setattr__(self, "positions", list(positions))
         return self
 
-    def batches(self, name, start, stop, batch_size, here=None):
+    def read(self, part, batch_size, local=None):
+        name, start, stop = part.file, part.start, part.stop
         end = LENGTH if stop is None else stop
         while True:
             if self.positions and start >= self.positions[0]:

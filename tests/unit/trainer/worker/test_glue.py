@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.data.batch import Batch
+from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.layout import flatten
@@ -67,7 +68,7 @@ def test_short_batch_is_not_retraced_and_averages_its_samples():
     buffer = aligned(glue.layout.size)
     buffer[:] = glue.initial()
     tensor = glue.alias(buffer)
-    (short,) = DATA.batches(0, 0, 5, 16)
+    (short,) = DATA.read(Part(0, 5), 16)
     made = glue.step(tensor, short)
     plain = functional()
     assert made.loss == pytest.approx(

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.contract import AcceleratorBatch, JobIdentity, Role, RuntimeConfig, Shard
+from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
@@ -82,7 +83,7 @@ def test_processes_share_cores_unless_configured(monkeypatch):
 
 def gradients(size, start):
     """The glue, placement and update of a worker for the batch of `size` samples at `start`."""
-    batch = next(iter(DATA.batches(0, start, start + size, size)))
+    batch = next(iter(DATA.read(Part(start, start + size), size)))
     glue = Glue(functional(keras.optimizers.SGD(RATE)), batch, "fp32")
     placement = place(glue.model, glue.layout, REFERENCE)
     flat = aligned(glue.layout.size)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed
+from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.compose import steps_per_push
 from shoal_trainer.worker.glue import Glue
@@ -159,7 +160,7 @@ class Rebuilds(keras.Model):
 )
 def test_custom_train_step_gets_the_data_unpadded(kind, given, plain):
     data = Indexed.from_arrays(*given)
-    (whole,), (short,) = data.batches(0, 0, 16, 16), data.batches(0, 16, 21, 16)
+    (whole,), (short,) = data.read(Part(0, 16), 16), data.read(Part(16, 21), 16)
 
     def make():
         keras.utils.set_random_seed(1)

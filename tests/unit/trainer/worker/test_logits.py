@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Indexed
+from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.glue import Glue
 
@@ -39,7 +40,7 @@ def test_saturated_prediction_has_the_keras_gradient(kind, jit, rows):
     glue = Glue(saturated(kind, jit_compile=jit), data.example(8), "fp32")
     buffer = aligned(glue.layout.size)
     buffer[:] = glue.initial()
-    (batch,) = data.batches(0, 0, rows, 8)
+    (batch,) = data.read(Part(0, rows), 8)
     made = glue.step(glue.alias(buffer), batch)
 
     plain = saturated(kind, keras.optimizers.SGD(1.0), jit_compile=jit)

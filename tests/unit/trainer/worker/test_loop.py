@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Training, UserError
+from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.wire.messages import MAX_MARKS
 from shoal_trainer.worker.loop import End
@@ -37,7 +38,7 @@ def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
     running = Running(job(wire="fp32"), servers, coordinator, sequential=True)
     assert running.start().join() is End.FINISHED
     plain = functional()
-    for batch in DATA.batches(0, 0, DATA.size, 16):
+    for batch in DATA.read(Part(0, DATA.size), 16):
         plain.train_on_batch(batch.x, batch.y)
     flat = np.zeros(running.glue.layout.size, np.float32)
     servers.stores[0].pull(0, flat)

@@ -29,7 +29,7 @@ def test_short_data_function_ends_the_worker(start_servers):
     training = Training(model=functional, data=Indexed(512, enough_for_the_example))
     end = Running(training, servers, coordinator).start().join()
     assert isinstance(end, UserError)
-    assert "63 samples, but 64 were promised" in str(end)
+    assert "63 samples instead of 64" in str(end)
 
 
 class FileCoordinator(FakeCoordinator):
@@ -90,7 +90,8 @@ class Outage(Files):
     def example(self, batch_size):
         return next(self.rows(0, batch_size))
 
-    def batches(self, name, start, stop, batch_size, here=None):
+    def read(self, part, batch_size, local=None):
+        name, start = part.file, part.start
         if not (tried := self.__dict__.setdefault("tried", [])):
             tried.append(name)
             raise Unreachable(f"{name}: no answer")

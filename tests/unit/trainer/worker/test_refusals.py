@@ -20,7 +20,7 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD
 )
 def test_worker_side_gradient_accumulation_is_refused(optimizer):
     glue = Glue(functional(optimizer()), BATCHES[0], "fp32")
-    with pytest.raises(UserError, match="gradient_accumulation_steps=2 is not possible here"):
+    with pytest.raises(UserError, match="gradient_accumulation_steps=2 is not supported"):
         place(glue.model, glue.layout, 16)
 
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Files, Indexed, UserError
+from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.worker.glue import Glue
 from shoal_trainer.worker.tasks import Tasks
@@ -67,11 +68,11 @@ def test_callbacks_on_another_worker_replay_the_history():
 
 
 def test_unsupported_callbacks_are_refused_at_start():
-    with pytest.raises(UserError, match="Give the optimizer a keras"):
+    with pytest.raises(UserError, match="Use a schedule of keras"):
         made(callbacks.ReduceLROnPlateau)
-    with pytest.raises(UserError, match="gave a int"):
+    with pytest.raises(UserError, match="returned a int"):
         made(lambda: 7)
-    with pytest.raises(UserError, match="keep the best one beside it"):
+    with pytest.raises(UserError, match="save the best model as well"):
         made(lambda: callbacks.EarlyStopping(restore_best_weights=True))
 
 
@@ -84,13 +85,13 @@ def test_unsupported_callbacks_are_refused_at_start():
         ),
         (
             lambda: callbacks.ModelCheckpoint("b.keras", "accuracy", save_best_only=True),
-            "would never see that",
+            "monitors a metric that is not in its logs",
         ),
         (
             lambda: callbacks.ModelCheckpoint("{epoch:02d}-{accuracy:.3f}.keras"),
-            "cannot be named by 'accuracy'",
+            "uses 'accuracy', which is not in its logs",
         ),
-        (lambda: callbacks.ModelCheckpoint("{epoch.keras"), "is no name of a file"),
+        (lambda: callbacks.ModelCheckpoint("{epoch.keras"), "is not a valid file name"),
     ],
 )
 def test_callbacks_that_need_missing_logs_are_refused(make, words):
@@ -116,7 +117,7 @@ def test_callbacks_that_need_available_logs_are_accepted():
     ],
 )
 def test_callbacks_on_val_metrics_need_validation(make):
-    with pytest.raises(UserError, match=r"would never see 'val_loss'.*validation="):
+    with pytest.raises(UserError, match=r"uses 'val_loss', but nothing is evaluated.*validation="):
         made(make, validation=None)
 
 
@@ -168,14 +169,14 @@ def test_unserializable_model_is_logged_at_start_and_partly_exported(caplog):
     glue = Glue(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
     tasks = Tasks(job(), glue, 16)
     (early,) = logged(caplog)
-    assert "no model.keras" in early
+    assert "but not model.keras" in early
     assert "Halving" in early
     exported = tasks.export(glue.initial() * 0.5)
     files = exported.files
     assert {"model.weights.h5", "saved_model/saved_model.pb"} <= set(files)
     assert "model.keras" not in files
     _, late = logged(caplog)
-    assert "model/ holds model.weights.h5 and saved_model, and not" in late
+    assert "model/ contains model.weights.h5 and saved_model, but not" in late
     assert exported.message == late
     other = functional(keras.optimizers.SGD(Halving()))
     other.load_weights(files["model.weights.h5"])
@@ -280,10 +281,11 @@ class Parts(Files):
     def list(self):
         return ("a", "b")
 
-    def batches(self, name, start, stop, batch_size, here=None):
+    def read(self, part, batch_size, local=None):
+        name = part.file
         if name == "b" and self.__dict__.get("error") is not None:
             raise self.__dict__["error"]
-        yield from Indexed.from_arrays(DATA.x[:32], DATA.y[:32]).batches(0, 0, 32, batch_size)
+        yield from Indexed.from_arrays(DATA.x[:32], DATA.y[:32]).read(Part(0, 32), batch_size)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed
+from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.alone import dataset_of, quiet_end
 from shoal_trainer.worker.glue import Glue
@@ -89,7 +90,7 @@ def make(build, loss, optimizer="sgd", **options):
 def stepped(model, data, rows):
     arrays = Indexed.from_arrays(*data)
     glue = Glue(model, arrays.example(8), "fp32")
-    (batch,) = arrays.batches(0, 0, rows, 8)
+    (batch,) = arrays.read(Part(0, rows), 8)
     buffer = aligned(glue.layout.size)
     buffer[:] = glue.initial()
     return glue, glue.step(glue.alias(buffer), batch), batch.as_given()
@@ -140,7 +141,7 @@ def test_sample_weight_applies_to_all_values_of_the_sample(rows, jit):
     gradient = flat(tape.gradient(expected, plain.trainable_variables))
     assert made.loss == pytest.approx(float(expected), rel=1e-5)
     np.testing.assert_allclose(made.update[: glue.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
-    batches = list(Indexed.from_arrays(x, y, weights).batches(0, 0, rows, 8))
+    batches = list(Indexed.from_arrays(x, y, weights).read(Part(0, rows), 8))
     with quiet_end():
         judged = model.evaluate(
             dataset_of(lambda: iter(batches), batches[0], []), return_dict=True, verbose=0

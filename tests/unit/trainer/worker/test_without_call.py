@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed, Training
+from shoal_trainer.data.source import Part
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.glue import Glue
@@ -65,7 +66,7 @@ def vae(*, kind=VAE, encoder=True, decoder=True):
 
 
 def test_model_without_call_trains_as_in_keras_and_is_exported():
-    batches = list(DATA.batches(0, 0, 37, 8))
+    batches = list(DATA.read(Part(0, 37), 8))
     glue, plain = Glue(vae(), batches[0], "fp32"), vae()
     buffer = aligned(glue.layout.size)
     buffer[:] = glue.initial()
@@ -85,9 +86,9 @@ def test_model_without_call_trains_as_in_keras_and_is_exported():
 
 def test_unbuilt_parts_are_refused():
     example = DATA.example(8)
-    with pytest.raises(UserError, match=r"no call\(\) that would make its variables. Build its parts"):
+    with pytest.raises(UserError, match=r"no call\(\) to create them. Build its parts"):
         Glue(vae(encoder=False, decoder=False), example, "fp32")
-    with pytest.raises(UserError, match=r"creates variables that would not be trained. Build its parts"):
+    with pytest.raises(UserError, match=r"creates variables, which would not be trained. Build its parts"):
         Glue(vae(decoder=False), example, "fp32").trace()
 
 
@@ -95,7 +96,7 @@ def test_unserializable_model_without_call_exports_its_weights(caplog):
     """As in the Keras guides: parts are passed to `__init__`, and `get_config` is missing."""
     glue = Glue(vae(kind=Unsaved), DATA.example(8), "fp32")
     tasks = Tasks(Training(model=vae, data=DATA), glue, 8)
-    assert "model/ will hold model.weights.h5, but no model.keras" in caplog.text
+    assert "model/ will contain model.weights.h5 but not model.keras" in caplog.text
     flat = glue.initial() + 1
     files = tasks.export(flat).files
     assert list(files) == ["model.weights.h5"]

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from shoal_trainer.data.source import Part
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
@@ -14,7 +15,7 @@ from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.send import combined
 from tests.unit.trainer.worker.models import DATA
 
-BATCHES = list(DATA.batches(0, 0, 160, 16))
+BATCHES = list(DATA.read(Part(0, 160), 16))
 SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
 schedules = keras.optimizers.schedules
 
