@@ -1,4 +1,4 @@
-"""The same training alone, in one process: `python examples/digits/train.py`."""
+"""Train in one process, without parameter servers: `python examples/digits/train.py`."""
 
 from digits import job
 
