@@ -110,7 +110,7 @@ def test_unsupported_optimizers_run_on_the_worker():
     assert {name for name, reason in reasons.items() if reason} == {
         name for name in CLOSE if "worker" in name
     }
-    assert reasons["rmsprop (worker)"] == "the parameter server has no RMSprop"
+    assert reasons["rmsprop (worker)"] == "the parameter servers do not implement RMSprop"
     assert why_worker(functional(SGD(0.1, use_ema=True))) == "SGD(use_ema=True)"
 
 
