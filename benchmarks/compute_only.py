@@ -109,20 +109,20 @@ def _echo() -> Iterator[int]:
 
 def _stepper(job: Any, batch: int) -> tuple[Any, Callable[[], Any]]:
     from shoal_trainer.worker.buffers import Buffers
-    from shoal_trainer.worker.glue import Glue
+    from shoal_trainer.worker.flat_model import FlatModel
 
     example = job.data.example(batch)
-    glue = Glue(job.model(), example, job.wire, (0, 0))
-    buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)
-    return glue, lambda: glue.step(buffers.tensor, example).update
+    flat_model = FlatModel(job.model(), example, job.wire, (0, 0))
+    buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
+    return flat_model, lambda: flat_model.step(buffers.tensor, example).update
 
 
 def shoal(job: Any, batch: int) -> Callable[[], int]:
     """One step of the worker's function."""
-    glue, step = _stepper(job, batch)
+    flat_model, step = _stepper(job, batch)
 
     def advance() -> int:
-        glue.reuse(step())
+        flat_model.reuse(step())
         return 1
 
     return advance
@@ -132,7 +132,7 @@ def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
     """One step of the worker's function, while the previous update goes to `port` and back."""
     from shoal_trainer.ps.buffers import octets
 
-    glue, step = _stepper(job, batch)
+    flat_model, step = _stepper(job, batch)
     sock = socket.create_connection(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     landing = memoryview(bytearray(step().nbytes))
@@ -143,7 +143,7 @@ def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
     def exchange(update: Any) -> None:
         sock.sendall(octets(update))
         _receive(sock, landing)
-        glue.reuse(update)
+        flat_model.reuse(update)
 
     def advance() -> int:
         update = step()

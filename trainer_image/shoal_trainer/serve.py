@@ -44,9 +44,9 @@ from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTION
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.errors import Fenced, TrainerError, UserError
-from shoal_trainer.patience import patiently
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
+from shoal_trainer.retry import until_reachable
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.claims import Claim, Watch
 from shoal_trainer.snapshot.storage import open_storage
@@ -232,7 +232,7 @@ class ParameterServer:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """The result of `call`, as soon as the storage answers."""
-        return patiently(call, self._stop, "the storage", longest=RETRY_SECONDS)
+        return until_reachable(call, self._stop, "the storage", longest=RETRY_SECONDS)
 
     def _tell_ready(self) -> bool:
         """Tell the coordinator that this restarted shard is READY; returns whether it answered."""

@@ -19,7 +19,7 @@ from shoal_trainer.errors import Fenced
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.termination import TERMINATION_LOG_ENV
-from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.coordination import ControlPlane
 
 pytestmark = [
@@ -93,11 +93,11 @@ class Job:
 
     def start_worker(self, slot, incarnation=0):
         config = self.config(Role.WORKER, slot, incarnation)
-        glue = build_glue(self.training, config)
+        flat_model = build_flat_model(self.training, config)
         plane = ControlPlane(config, self.credentials, self.training)
         plane.start()
         drain = threading.Event()
-        worker = compose(self.training, config, glue, plane, self.credentials, drain)
+        worker = compose(self.training, config, flat_model, plane, self.credentials, drain)
         thread = threading.Thread(target=self.run_worker, args=(worker, plane), daemon=True)
         self.workers[slot] = (worker, plane, drain, thread, incarnation)
         thread.start()

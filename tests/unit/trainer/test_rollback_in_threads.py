@@ -23,7 +23,7 @@ from shoal_trainer.errors import Fenced
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.termination import TERMINATION_LOG_ENV
-from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.coordination import ControlPlane
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -109,10 +109,10 @@ class Job:
 
     def start_worker(self, slot):
         config = self.config(Role.WORKER, slot, 0)
-        glue = build_glue(self.training, config)
+        flat_model = build_flat_model(self.training, config)
         plane = ControlPlane(config, self.credentials, self.training)
         plane.start()
-        worker = compose(self.training, config, glue, plane, self.credentials, threading.Event())
+        worker = compose(self.training, config, flat_model, plane, self.credentials, threading.Event())
         thread = threading.Thread(target=self.run_worker, args=(slot, worker, plane), daemon=True)
         self.workers[slot] = (worker, thread)
         thread.start()

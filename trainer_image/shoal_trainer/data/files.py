@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from shoal_trainer.data.batch import Batch, batches
 from shoal_trainer.data.indexed import require_dataset
 from shoal_trainer.data.parquet import record_batches
+from shoal_trainer.data.read_errors import is_outage, summary
 from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.store import Local, matching
-from shoal_trainer.data.trouble import away, words
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 if TYPE_CHECKING:
@@ -148,10 +148,10 @@ class Files(Source):
             try:
                 dataset = self.fn(path)
             except READ_ERRORS as error:
-                if away(error):
+                if is_outage(error):
                     raise Unreachable(f"{name}: {error}") from error
                 raise UserError(
-                    f"The data function cannot open {name}: {words(error)}. Fix or remove the file."
+                    f"The data function cannot open {name}: {summary(error)}. Fix or remove the file."
                 ) from error
             require_dataset(dataset, "Files(fn=…)")
             dataset = dataset.skip(start)
@@ -176,7 +176,7 @@ def _parsed(rows: Any, parse: Callable[..., Any]) -> tf.data.Dataset:
 
 
 def _once(error: Exception) -> str:
-    kind, message = type(error).__name__, words(error)
+    kind, message = type(error).__name__, summary(error)
     return message if message.startswith(kind) else f"{kind}: {message}"
 
 
@@ -190,9 +190,9 @@ def _guard(rows: Iterator[Any], name: str, path: str) -> Iterator[Any]:
         except StopIteration:
             return
         except (tf.errors.OpError, *READ_ERRORS) as error:
-            if away(error, path):
-                raise Unreachable(f"{name}: {words(error)}") from error
+            if is_outage(error, path):
+                raise Unreachable(f"{name}: {summary(error)}") from error
             raise UserError(
-                f"{name} cannot be read: {words(error)}. Fix the file, or the function that reads it."
+                f"{name} cannot be read: {summary(error)}. Fix the file, or the function that reads it."
             ) from error
         yield row

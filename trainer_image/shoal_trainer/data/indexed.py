@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves
+from shoal_trainer.data.read_errors import is_network_outage, summary
 from shoal_trainer.data.source import Extent, Part, Source
-from shoal_trainer.data.trouble import unconnected, words
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 if TYPE_CHECKING:
@@ -217,8 +217,8 @@ def connected(call: Callable[[], T], what: str) -> T:
     except TrainerError:
         raise
     except Exception as error:
-        if unconnected(error):
-            raise Unreachable(f"{what}: {words(error)}") from error
+        if is_network_outage(error):
+            raise Unreachable(f"{what}: {summary(error)}") from error
         raise
 
 

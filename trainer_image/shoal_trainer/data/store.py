@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shoal_trainer.data.trouble import NOT_THERE
+from shoal_trainer.data.read_errors import NOT_THERE
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}

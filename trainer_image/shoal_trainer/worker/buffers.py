@@ -11,7 +11,7 @@ from shoal_trainer.ps.buffers import aligned
 
 
 class Buffers:
-    """`current` holds parameters to compute on (`Glue.dtype`, shape (size,)); `spare` may be received into."""
+    """`current` holds parameters to compute on (`FlatModel.dtype`, shape (size,)); `spare` may be received into."""
 
     def __init__(self, size: int, dtype: npt.DTypeLike, alias: Callable[[npt.NDArray[Any]], Any]) -> None:
         self._arrays = [aligned(size, dtype) for _ in range(2)]

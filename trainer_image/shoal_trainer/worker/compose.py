@@ -18,15 +18,15 @@ from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
-from shoal_trainer.worker.carry_out import carry_out
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import averages_of, rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.optimizers import accumulated, place
+from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Tasks
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
@@ -38,7 +38,7 @@ class Worker:
     """Everything of one worker; `run` is its life."""
 
     loop: Loop
-    glue: Glue
+    flat_model: FlatModel
     spec: ModelSpec
     leases: Leases
     close: Callable[[], None]
@@ -59,7 +59,7 @@ class Worker:
             ) from error
 
 
-def build_glue(job: Training, config: RuntimeConfig) -> Glue:
+def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     """The user's model, built from the first batch of the data. `Unreachable`: the data are away, now."""
     policy = keras.config.dtype_policy()  # set by the job's module when it was imported
     keras.backend.clear_session()  # variable names must not depend on what was built before
@@ -77,7 +77,7 @@ def build_glue(job: Training, config: RuntimeConfig) -> Glue:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"The data function failed: {where(error)}") from error
-    return Glue(model, example, job.wire, (config.index, config.incarnation))
+    return FlatModel(model, example, job.wire, (config.index, config.incarnation))
 
 
 def steps_per_push(model: keras.Model) -> int:
@@ -88,27 +88,27 @@ def steps_per_push(model: keras.Model) -> int:
 def compose(
     job: Training,
     config: RuntimeConfig,
-    glue: Glue,
+    flat_model: FlatModel,
     coordinator: Coordinator,
     credentials: Credentials,
     drain: threading.Event,
 ) -> Worker:
     """A worker that is ready to run."""
-    placement = place(glue.model, glue.layout, config.reference_batch_size or config.batch_size)
+    placement = place(flat_model.model, flat_model.layout, config.reference_batch_size or config.batch_size)
     if placement.reason:
         log.warning(
             "the optimizer runs on the workers: %s. Its state is each worker's own.", placement.reason
         )
-    averages = averages_of(glue.model, glue.layout)
-    if job.wire == "bf16" and (paths := rounded(glue.model, averages, glue.layout)):
+    averages = averages_of(flat_model.model, flat_model.layout)
+    if job.wire == "bf16" and (paths := rounded(flat_model.model, averages, flat_model.layout)):
         log.warning(
             "%s: not trained, and rounded to bf16 on the wire: train with Training(wire='fp32') where that matters",
             ", ".join(paths),
         )
     spec = ModelSpec(
-        fingerprint=glue.layout.fingerprint,
-        parameters=glue.layout.trainable,
-        statistics=glue.layout.size - glue.layout.trainable,
+        fingerprint=flat_model.layout.fingerprint,
+        parameters=flat_model.layout.trainable,
+        statistics=flat_model.layout.size - flat_model.layout.trainable,
         optimizer=placement.config,
     )
     identity = WorkerIdentity(config.job.uid, config.index, config.incarnation)
@@ -116,10 +116,10 @@ def compose(
         PSClient(config.parameter_servers, identity, credentials, dtype=job.wire, tls=config.data_tls), spec
     )
     leases = Leases()
-    tasks = Tasks(job, glue, config.batch_size)
+    tasks = Tasks(job, flat_model, config.batch_size)
 
     def do_task(work: TaskWork, flat: npt.NDArray[np.float32]) -> None:
-        carry_out(work, lambda: tasks.do(work, flat), coordinator, drain)
+        run_task(work, lambda: tasks.do(work, flat), coordinator, drain)
 
     feed = Feed(
         job.data,
@@ -131,15 +131,15 @@ def compose(
     )
     policy = Policy(
         sequential=config.staleness.max == 0,
-        steps_per_push=steps_per_push(glue.model) if placement.on_server else 1,
+        steps_per_push=steps_per_push(flat_model.model) if placement.on_server else 1,
         on_nan=job.on_nan,
         averages=averages,
     )
-    loop = Loop(glue, placement, exchange, feed, coordinator, leases, do_task, drain, policy)
+    loop = Loop(flat_model, placement, exchange, feed, coordinator, leases, do_task, drain, policy)
 
     def close() -> None:
         feed.stop()
         exchange.close()
         tasks.close()
 
-    return Worker(loop, glue, spec, leases, close)
+    return Worker(loop, flat_model, spec, leases, close)

@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from shoal_trainer.data.trouble import GRAPH, words
+from shoal_trainer.data.read_errors import GRAPH, summary
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training, as_training
 
@@ -85,7 +85,7 @@ def where(error: BaseException) -> str:
     else:
         place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
     tensorflow = type(error).__module__.startswith("tensorflow.")
-    text = words(error) if tensorflow or GRAPH.match(str(error)) else " ".join(str(error).split())[:600]
+    text = summary(error) if tensorflow or GRAPH.match(str(error)) else " ".join(str(error).split())[:600]
     return f"{type(error).__name__}: {text}{place}"
 
 

@@ -25,7 +25,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import Pulled, Push, Timings, Welcome
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Feed, Item, Ready
-from shoal_trainer.worker.glue import Glue, Step
+from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
@@ -61,7 +61,7 @@ class Loop(Upstream):
 
     def __init__(
         self,
-        glue: Glue,
+        flat_model: FlatModel,
         placement: Placement,
         exchange: Exchange,
         feed: Feed,
@@ -73,7 +73,7 @@ class Loop(Upstream):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(glue, placement, exchange, coordinator, leases, drain, clock)
+        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock)
         self._feed = feed
         self._do_task = do_task
         self._policy = policy
@@ -150,7 +150,7 @@ class Loop(Upstream):
         The parameters come over the loop's own connections. A second client of this slot would greet a restarted
         server without a copy, and the server would no longer wait for the copy that the loop holds.
         """
-        flat: npt.NDArray[np.float32] = aligned(self._glue.layout.size, np.float32)
+        flat: npt.NDArray[np.float32] = aligned(self._flat_model.layout.size, np.float32)
         try:
             self._exchange.pull(flat, idle=True, exact=True).result()
         except Unreachable as error:
@@ -173,7 +173,7 @@ class Loop(Upstream):
                 if welcome is None:
                     return
                 if not welcome.initialized:
-                    self._exchange.initialize(self._glue.initial()).result()
+                    self._exchange.initialize(self._flat_model.initial()).result()
                 pulled = self._exchange.pull(self._buffers.spare).result()
                 self._join_coordinator({})
             except Unreachable as error:
@@ -199,7 +199,7 @@ class Loop(Upstream):
         base = self._pulled
         began = self._clock()
         updates = self._placement.config.step_after(base.samples)
-        step = self._checked(self._glue.step(self._buffers.tensor, ready.batch, updates), ready)
+        step = self._checked(self._flat_model.step(self._buffers.tensor, ready.batch, updates), ready)
         if step is None:
             return
         self._compute_seconds = self._clock() - began + (self._compute_seconds if self._pile else 0.0)
@@ -268,7 +268,7 @@ class Loop(Upstream):
             self._buffers.swap()
             self._leases.answered(send.push)
             self._leases.void(pulled.stopped)
-            self._glue.reuse(send.update)
+            self._flat_model.reuse(send.update)
         self._heard = self._clock()
 
     def _checked(self, step: Step, ready: Ready) -> Step | None:
@@ -311,7 +311,7 @@ class Loop(Upstream):
         self._outage.parameters_into(self._buffers.spare)
         assert self._pulled is not None
         updates = self._placement.config.step_after(self._pulled.samples)
-        step = self._checked(self._glue.step(self._buffers.spare_tensor, ready.batch, updates), ready)
+        step = self._checked(self._flat_model.step(self._buffers.spare_tensor, ready.batch, updates), ready)
         if step is not None:
             self._step_alone(step, ready)
             self.steps += 1

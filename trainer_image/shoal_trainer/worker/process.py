@@ -32,7 +32,7 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.errors import Fenced, Unreachable, UserError
-from shoal_trainer.patience import patiently
+from shoal_trainer.retry import until_reachable
 from shoal_trainer.termination import write_termination
 from shoal_trainer.worker.hardware import device_name, fitted, shared_by
 
@@ -115,9 +115,9 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         job = load(config.entrypoint, config.args)
 
         from shoal_trainer.security import Credentials
-        from shoal_trainer.worker.compose import build_glue, compose
+        from shoal_trainer.worker.compose import build_flat_model, compose
         from shoal_trainer.worker.coordination import ControlPlane
-        from shoal_trainer.worker.glue import Glue
+        from shoal_trainer.worker.flat_model import FlatModel
         from shoal_trainer.worker.loop import End
 
         imported = time.monotonic()
@@ -125,23 +125,23 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         config = fitted(config, device)
         credentials = Credentials.load(config.secret_dir)
 
-        def built() -> Glue:
+        def built() -> FlatModel:
             try:
-                return build_glue(job, config)
+                return build_flat_model(job, config)
             except Unreachable:
                 gc.collect()  # nobody else searches for it now, and each try leaves a model
                 raise
 
-        glue = patiently(built, drain.flag, "the data")
-        coordinator = patiently(lambda: ControlPlane(config, credentials, job), drain.flag, "the data")
+        flat_model = until_reachable(built, drain.flag, "the data")
+        coordinator = until_reachable(lambda: ControlPlane(config, credentials, job), drain.flag, "the data")
         coordinator.start()  # its heartbeat says "tracing" while we do, or the slot would be taken for silent
-        glue.trace()
+        flat_model.trace()
     traced = time.monotonic()
     log.info(
         "ready in %.1f s: import %.1f s, build and trace %.1f s, %d parameters, batches of %d on %s",
-        traced - started, imported - started, traced - imported, glue.layout.size, config.batch_size, device,
+        traced - started, imported - started, traced - imported, flat_model.layout.size, config.batch_size, device,
     )  # fmt: skip
-    worker = compose(job, config, glue, coordinator, credentials, drain.flag)
+    worker = compose(job, config, flat_model, coordinator, credentials, drain.flag)
     drain.hold()
     try:
         end = worker.run()

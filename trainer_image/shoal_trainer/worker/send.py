@@ -14,7 +14,7 @@ from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import MAX_MARKS, Push
 from shoal_trainer.worker.feed import Ready
-from shoal_trainer.worker.glue import Step
+from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.layout import Average
 
 

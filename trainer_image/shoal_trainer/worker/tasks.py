@@ -26,7 +26,7 @@ from shoal_trainer.worker import saving
 from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validation_batches
 from shoal_trainer.worker.callbacks import callbacks_of, remember
 from shoal_trainer.worker.entrypoint import where
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.optimizers import has_call, take_average
 from shoal_trainer.worker.work import TaskWork
 
@@ -53,16 +53,16 @@ class Outcome:
 
 
 class Tasks:
-    """Runs tasks on the model of `glue`, with a temporary folder that `close` deletes."""
+    """Runs tasks on the model of `flat_model`, with a temporary folder that `close` deletes."""
 
-    def __init__(self, job: Training, glue: Glue, batch_size: int) -> None:
+    def __init__(self, job: Training, flat_model: FlatModel, batch_size: int) -> None:
         self._job = job
-        self._glue = glue
+        self._flat_model = flat_model
         self._batch_size = batch_size
-        unwritten = saving.obstacle(glue.model)
+        unwritten = saving.obstacle(flat_model.model)
         self._callbacks = callbacks_of(job, unwritten)
-        tests_itself = type(glue.model).test_step is not keras.Model.test_step
-        if job.validation is not None and not has_call(glue.model) and not tests_itself:
+        tests_itself = type(flat_model.model).test_step is not keras.Model.test_step
+        if job.validation is not None and not has_call(flat_model.model) and not tests_itself:
             raise UserError(
                 "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one "
                 "of them, or leave validation out."
@@ -71,7 +71,7 @@ class Tasks:
         self._begun = False
         self._replayed = 0
         if unwritten:
-            saving.warn(glue.model, unwritten)
+            saving.warn(flat_model.model, unwritten)
 
     def do(self, work: TaskWork, flat: npt.NDArray[np.float32]) -> Outcome:
         """Run a task of any kind with these parameters."""
@@ -86,8 +86,8 @@ class Tasks:
         """
         if self._job.validation is None:
             return Outcome()
-        self._glue.load(flat)
-        model = self._glue.model
+        self._flat_model.load(flat)
+        model = self._flat_model.model
         rows = validation_batches(self._job.validation, self._batch_size)
         ended: list[BaseException] = []
         try:
@@ -105,7 +105,7 @@ class Tasks:
 
     def _check_alike(self, first: Batch) -> None:
         """Raise `UserError` if the validation data are batched: they have one axis more than the training data."""
-        ranks = [[np.ndim(leaf) for leaf in leaves(batch.x)] for batch in (first, self._glue.example)]
+        ranks = [[np.ndim(leaf) for leaf in leaves(batch.x)] for batch in (first, self._flat_model.example)]
         if all(len(rank) == 1 for rank in ranks) and ranks[0][0] == ranks[1][0] + 1:
             raise UserError(
                 f"Training(validation=…) yields samples with {ranks[0][0] - 1} axes, the training data with "
@@ -120,7 +120,7 @@ class Tasks:
         """
         if not self._callbacks or not history:
             return Outcome()
-        self._glue.load(flat)
+        self._flat_model.load(flat)
         try:
             if not self._begun:
                 self._begin()
@@ -132,15 +132,15 @@ class Tasks:
             raise
         except (Exception, SystemExit) as error:
             raise UserError(f"A callback failed: {where(error)}") from error
-        model = self._glue.model
+        model = self._flat_model.model
         stop, model.stop_training = bool(model.stop_training), False
         folder = Path(self._folder.name) / "callbacks"
         return Outcome(stop=stop, files={f"logs/{path.relative_to(folder)}": path for path in _files(folder)})
 
     def export(self, flat: npt.NDArray[np.float32]) -> Outcome:
         """Save the model; with `use_ema`, the averaged one."""
-        self._glue.load(flat)
-        model = self._glue.model
+        self._flat_model.load(flat)
+        model = self._flat_model.model
         take_average(model)
         folder = Path(self._folder.name) / "model"
         folder.mkdir(exist_ok=True)
@@ -165,7 +165,7 @@ class Tasks:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     setattr(callback, name, str(target))
             callback.set_params({"epochs": None, "steps": None, "verbose": 0})
-            callback.set_model(self._glue.model)
+            callback.set_model(self._flat_model.model)
             callback.on_train_begin()
 
     def _epoch_end(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:

@@ -20,7 +20,7 @@ from shoal_trainer.wire.messages import Copy, Pulled, Welcome
 from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Item, Ready
-from shoal_trainer.worker.glue import Glue, Step
+from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import MAX_STEPS, Outage
@@ -39,7 +39,7 @@ class Upstream:
 
     def __init__(
         self,
-        glue: Glue,
+        flat_model: FlatModel,
         placement: Placement,
         exchange: Exchange,
         coordinator: Coordinator,
@@ -47,12 +47,12 @@ class Upstream:
         drain: threading.Event,
         clock: Callable[[], float],
     ) -> None:
-        self._glue, self._placement = glue, placement
+        self._flat_model, self._placement = flat_model, placement
         self._exchange, self._coordinator = exchange, coordinator
         self._leases = leases
         self._drain = drain
         self._clock = clock
-        self._buffers = Buffers(glue.layout.size, glue.dtype, glue.alias)
+        self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
         self._pulled: Pulled | None = None
         self._journals: tuple[Log, ...] = ()
         self._wasted = self._told = 0
@@ -123,7 +123,7 @@ class Upstream:
         config = self._placement.config
         if rate is None:
             rate = schedules.learning_rate(config.learning_rate, config.step_after(self._pulled.samples))
-        size = self._glue.layout.trainable
+        size = self._flat_model.layout.trainable
         return Outage(self._buffers.current, config, size, rate, self._clock, max_steps=max_steps)
 
     def _begin_from(self, pulled: Pulled) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_trainer import Files, UserError
+from shoal_trainer.data.read_errors import NOT_THERE, is_outage
 from shoal_trainer.data.source import Part
-from shoal_trainer.data.trouble import NOT_THERE, away
 from shoal_trainer.errors import Unreachable
 from tests.unit.trainer.data.records import parse
 
@@ -132,7 +132,7 @@ def test_os_errors_are_outages_except_missing_files(number, where):
             f"{{{{function_node x}}}} {type(error).__name__}: {error}\nTraceback (most recent call last):\n"
         )
         error = tf.errors.UnknownError(None, None, text)
-    assert away(error) is (number not in NOT_THERE)
+    assert is_outage(error) is (number not in NOT_THERE)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_os_errors_are_outages_except_missing_files(number, where):
     ],
 )
 def test_tensorflow_error_types_are_classified(kind, expected):
-    assert away(kind(None, None, "/data/a; Input/output error")) is expected
+    assert is_outage(kind(None, None, "/data/a; Input/output error")) is expected
 
 
 def test_folders_are_not_data_files(tmp_path):

@@ -13,12 +13,12 @@ from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, Lease, 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.carry_out import carry_out
 from shoal_trainer.worker.feed import Ready
-from shoal_trainer.worker.glue import Step
+from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
 from shoal_trainer.worker.optimizers import Placement
+from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
 from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, SAMPLES, STEPS_AT
@@ -44,7 +44,7 @@ class Worker:
         self.queue = []
         self.in_task = False
         self.resumed = threading.Semaphore(0)
-        glue = SimpleNamespace(
+        flat_model = SimpleNamespace(
             layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
             dtype=np.float32,
             alias=lambda array: array,
@@ -53,7 +53,7 @@ class Worker:
             reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
         )
         self.loop = Loop(
-            glue, Placement(world.model.optimizer), self.exchange, self, self, self.leases, self.task, self.drain,
+            flat_model, Placement(world.model.optimizer), self.exchange, self, self, self.leases, self.task, self.drain,
             Policy(on_nan="rollback"), clock=world.clock,
         )  # fmt: skip
         self._record_epochs()
@@ -156,7 +156,7 @@ class Worker:
             with contextlib.suppress(Unreachable):
                 self.queue += self.items()
 
-    # --- as `Glue`
+    # --- as `FlatModel`
 
     def step(self, parameters, batch, updates):
         del parameters, updates
@@ -219,7 +219,7 @@ class Worker:
     def task(self, work, flat):
         del flat
         metrics = {"val_accuracy": 0.5} if work.kind == "evaluate" else {}
-        carry_out(work, lambda: Outcome(metrics), self, self.drain)
+        run_task(work, lambda: Outcome(metrics), self, self.drain)
 
     def task_done(self, work, metrics, files, *, stop, message):
         del files, stop, message

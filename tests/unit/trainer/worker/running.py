@@ -2,7 +2,7 @@
 
 import threading
 
-from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.compose import build_flat_model, compose
 
 SECONDS = 40
 
@@ -13,8 +13,8 @@ class Running:
     def __init__(self, training, servers, coordinator, **config):
         config = servers.config(**config)
         self.drain = threading.Event()
-        self.glue = build_glue(training, config)
-        self.worker = compose(training, config, self.glue, coordinator, servers.credentials, self.drain)
+        self.flat_model = build_flat_model(training, config)
+        self.worker = compose(training, config, self.flat_model, coordinator, servers.credentials, self.drain)
         self.end = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 

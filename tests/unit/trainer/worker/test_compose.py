@@ -10,8 +10,8 @@ from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.compose import Worker, build_glue
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.compose import Worker, build_flat_model
+from shoal_trainer.worker.flat_model import FlatModel
 from tests.unit.trainer.worker.models import DATA, functional
 
 CONFIG = RuntimeConfig(
@@ -34,7 +34,7 @@ def raises(error):
 )
 def test_data_outage_at_start_is_unreachable(error):
     with pytest.raises(Unreachable):
-        build_glue(Training(model=functional, data=Indexed(size=8, fn=raises(error))), CONFIG)
+        build_flat_model(Training(model=functional, data=Indexed(size=8, fn=raises(error))), CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_data_outage_at_start_is_unreachable(error):
 )
 def test_user_code_failure_is_a_user_error(model, data, words):
     with pytest.raises(UserError, match=words):
-        build_glue(Training(model=model, data=data), CONFIG)
+        build_flat_model(Training(model=model, data=data), CONFIG)
 
 
 def stepped(y):
-    glue = Glue(functional(), DATA.example(16), "fp32")
+    flat_model = FlatModel(functional(), DATA.example(16), "fp32")
     batch = Indexed.from_arrays(DATA.x[:16], y).example(16)
-    return glue.step(glue.alias(aligned(glue.layout.size, np.float32)), batch)
+    return flat_model.step(flat_model.alias(aligned(flat_model.layout.size, np.float32)), batch)
 
 
 @pytest.mark.parametrize(

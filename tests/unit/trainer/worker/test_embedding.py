@@ -6,7 +6,7 @@ import pytest
 
 from shoal_trainer import Indexed
 from shoal_trainer.data.source import Part
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import why_worker
 from tests.unit.trainer.worker.models import compiled
@@ -58,7 +58,7 @@ def test_embedding_is_trained_as_in_keras(optimizer, where):
     for batch in BATCHES:
         server.step(batch)
         plain.train_on_batch(batch.x, batch.y)
-    assert np.abs(flatten(plain, server.glue.layout) - server.flat()).max() < 2e-5
+    assert np.abs(flatten(plain, server.flat_model.layout) - server.flat()).max() < 2e-5
 
 
 def test_accumulated_embedding_gradients_are_summed_as_in_keras():
@@ -70,7 +70,7 @@ def test_accumulated_embedding_gradients_are_summed_as_in_keras():
     pushed(server, BATCHES)
     for batch in BATCHES:
         plain.train_on_batch(batch.x, batch.y)
-    assert np.abs(flatten(plain, server.glue.layout) - server.flat()).max() < 2e-5
+    assert np.abs(flatten(plain, server.flat_model.layout) - server.flat()).max() < 2e-5
 
 
 def test_nested_trainable_embedding_is_detected():
@@ -81,5 +81,5 @@ def test_nested_trainable_embedding_is_detected():
 
 @pytest.mark.parametrize(("optimizer", "warns"), [("adam", True), ("sgd", False)])
 def test_custom_gathering_layer_logs_a_warning(optimizer, warns, caplog):
-    Glue(words(optimizer, Gathers()), BATCHES[0], "fp32").trace()
+    FlatModel(words(optimizer, Gathers()), BATCHES[0], "fp32").trace()
     assert ("rows will differ from plain Keras" in caplog.text) == warns

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.worker.carry_out import carry_out
-from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import Finished, Idle, TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
@@ -23,7 +23,12 @@ class Running:
         self.coordinator, self.servers = coordinator, Servers(folder, coordinator)
         training, config, self.drain, self.ends = job(), self.servers.config(), threading.Event(), []
         self.worker = compose(
-            training, config, build_glue(training, config), coordinator, self.servers.credentials, self.drain
+            training,
+            config,
+            build_flat_model(training, config),
+            coordinator,
+            self.servers.credentials,
+            self.drain,
         )
         self.thread = threading.Thread(target=lambda: self.ends.append(self.worker.run()), daemon=True)
         self.thread.start()
@@ -99,4 +104,4 @@ def test_result_that_no_coordinator_takes_is_dropped_when_the_job_has_finished()
             self.job_finished = True
             raise Unreachable("PS 0 has ended")
 
-    carry_out(TaskWork((0, 1), "evaluate"), Outcome, Gone(0), threading.Event())
+    run_task(TaskWork((0, 1), "evaluate"), Outcome, Gone(0), threading.Event())

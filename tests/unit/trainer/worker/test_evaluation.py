@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from shoal_trainer import Indexed, Training, UserError
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks
 
 X, LABELS = np.random.default_rng(0).normal(size=(8, 4)).astype("float32"), np.arange(8) % 3
@@ -20,8 +20,8 @@ def model(*metrics):
 
 
 def tasks(made, **options):
-    glue = Glue(made, DATA.example(4), "fp32")
-    return Tasks(Training(model=lambda: made, data=DATA, **options), glue, 4), glue.initial()
+    flat_model = FlatModel(made, DATA.example(4), "fp32")
+    return Tasks(Training(model=lambda: made, data=DATA, **options), flat_model, 4), flat_model.initial()
 
 
 def test_metric_with_a_value_per_class_is_split():

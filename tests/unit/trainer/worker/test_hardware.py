@@ -9,7 +9,7 @@ from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hardware import cores, device_name, fitted, shared_by
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.optimizers import place
@@ -82,34 +82,34 @@ def test_processes_share_cores_unless_configured(monkeypatch):
 
 
 def gradients(size, start):
-    """The glue, placement and update of a worker for the batch of `size` samples at `start`."""
+    """The model, placement and update of a worker for the batch of `size` samples at `start`."""
     batch = next(iter(DATA.read(Part(start, start + size), size)))
-    glue = Glue(functional(keras.optimizers.SGD(RATE)), batch, "fp32")
-    placement = place(glue.model, glue.layout, REFERENCE)
-    flat = aligned(glue.layout.size)
-    flat[:] = glue.initial()
-    return glue, placement, glue.step(glue.alias(flat), batch).update.copy()
+    flat_model = FlatModel(functional(keras.optimizers.SGD(RATE)), batch, "fp32")
+    placement = place(flat_model.model, flat_model.layout, REFERENCE)
+    flat = aligned(flat_model.layout.size)
+    flat[:] = flat_model.initial()
+    return flat_model, placement, flat_model.step(flat_model.alias(flat), batch).update.copy()
 
 
 def test_unequal_workers_move_by_the_mean_over_all_samples():
     """HetSeq's update for (8, 16): sum of s_i mean_i / sum of s_i, at the learning rate of 24 samples."""
-    glue, placement, small = gradients(8, 0)
+    flat_model, placement, small = gradients(8, 0)
     _, _, large = gradients(16, 8)
     _, _, together = gradients(24, 0)
     np.testing.assert_allclose((8 * small + 16 * large) / 24, together, atol=1e-6)
 
     shard = ShardStore(0, 1, 0)
-    model = ModelSpec(fingerprint="0" * 64, parameters=glue.layout.size, optimizer=placement.config)
+    model = ModelSpec(fingerprint="0" * 64, parameters=flat_model.layout.size, optimizer=placement.config)
     for slot in (0, 1):
         shard.connect(slot, 0)
         shard.hello(slot, 0, model)
-    shard.initialize(glue.initial())
+    shard.initialize(flat_model.initial())
     base = shard.version
     for slot, (samples, update) in enumerate(((8, small), (16, large))):
         io = aligned(update.size)
         io[:] = update
         shard.push(slot, 0, 1, base, PushMeta(samples=samples), io)
-    expected = glue.initial() - RATE * (24 / REFERENCE) * together
+    expected = flat_model.initial() - RATE * (24 / REFERENCE) * together
     np.testing.assert_allclose(io, expected, atol=1e-6)
 
 

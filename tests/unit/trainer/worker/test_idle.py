@@ -6,7 +6,7 @@ import pytest
 
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import PushMeta
-from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import job
@@ -23,8 +23,10 @@ class Bench:
         self.coordinator.hold = True
         self.servers = Servers(folder, self.coordinator)
         training, config, self.drain = job(wire="fp32"), self.servers.config(), threading.Event()
-        glue = build_glue(training, config)
-        self.worker = compose(training, config, glue, self.coordinator, self.servers.credentials, self.drain)
+        flat_model = build_flat_model(training, config)
+        self.worker = compose(
+            training, config, flat_model, self.coordinator, self.servers.credentials, self.drain
+        )
         self.shard = self.servers.stores[0]
         self.pulls, self.probes, self.seq, self.ends = [], threading.Semaphore(0), 0, []
         pull, hello = self.shard.pull, self.shard.hello

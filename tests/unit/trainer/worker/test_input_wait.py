@@ -65,13 +65,13 @@ def test_input_wait_is_the_reading_time_beyond_the_step(tmp_path, seconds, share
 
     servers.stores[0].on_applied = seen
     running = Running(job(), servers, coordinator)
-    loop, step = running.worker.loop, running.glue.step
+    loop, step = running.worker.loop, running.flat_model.step
 
     def compute(*given):
         clock.now += STEP
         return step(*given)
 
-    running.glue.step = compute
+    running.flat_model.step = compute
     loop._clock, loop._feed = clock, Timed(loop._feed, clock, seconds)
     try:
         assert running.start().join() is End.FINISHED

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import Idle
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
@@ -24,7 +24,9 @@ def test_coordinator_replaced_while_worker_traces_is_joined_after_the_pull(tmp_p
     coordinator = Replaced(DATA.size, tasks=())
     servers = Servers(tmp_path / "secret", coordinator)
     training, config, drain, ends = job(), servers.config(), threading.Event(), []
-    worker = compose(training, config, build_glue(training, config), coordinator, servers.credentials, drain)
+    worker = compose(
+        training, config, build_flat_model(training, config), coordinator, servers.credentials, drain
+    )
     thread = threading.Thread(target=lambda: ends.append(worker.run()), daemon=True)
     thread.start()
     thread.join(20)

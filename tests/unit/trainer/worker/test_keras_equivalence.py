@@ -9,7 +9,7 @@ from shoal_trainer import Indexed
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.compose import steps_per_push
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import why_worker
 from tests.unit.trainer.worker.models import OwnStep, X, Y, body, functional, subclassed
@@ -25,7 +25,7 @@ def compare(make, **how):
     for batch in BATCHES:
         plain.reset_metrics()
         expected.append(float(plain.train_on_batch(batch.x, batch.y, return_dict=True)["loss"]))
-    return np.abs(flatten(plain, server.glue.layout) - server.flat()).max(), losses, expected
+    return np.abs(flatten(plain, server.flat_model.layout) - server.flat()).max(), losses, expected
 
 
 class Falling(schedules.LearningRateSchedule):
@@ -168,21 +168,21 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain):
         made.compile(SGD(0.1), loss="sparse_categorical_crossentropy" if kind is Unpacks else None)
         return made
 
-    glue = Glue(make(), whole, "fp32")
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
+    flat_model = FlatModel(make(), whole, "fp32")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
     model = make()
-    glue.load(buffer)
+    flat_model.load(buffer)
     model(whole.x)
-    for own, other in zip(model.variables, glue.model.variables, strict=True):
+    for own, other in zip(model.variables, flat_model.model.variables, strict=True):
         own.assign(other)
     for batch in (whole, short):
-        made = glue.step(glue.alias(buffer), batch)
+        made = flat_model.step(flat_model.alias(buffer), batch)
         n = batch.samples
         logs = model.train_step(plain(batch.x[:n], None if batch.y is None else batch.y[:n]))
         assert made.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
         buffer += made.update
-        assert np.abs(buffer - flatten(model, glue.layout)).max() < 1e-6
+        assert np.abs(buffer - flatten(model, flat_model.layout)).max() < 1e-6
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
@@ -193,9 +193,9 @@ def test_accumulated_gradients_are_one_push(optimizer):
 
     server, plain = Server(make()), make()
     assert server.placement.on_server
-    assert steps_per_push(server.glue.model) == 5
+    assert steps_per_push(server.flat_model.model) == 5
     for begin in (0, 5):
         pushed(server, BATCHES[begin : begin + 5])
     for batch in BATCHES:
         plain.train_on_batch(batch.x, batch.y)
-    assert np.abs(server.flat() - flatten(plain, server.glue.layout)).max() < 2e-5
+    assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 2e-5

@@ -7,7 +7,7 @@ import pytest
 from shoal_trainer import Indexed
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 
 L = keras.layers
 KINDS = {
@@ -37,11 +37,11 @@ def saturated(kind, optimizer="sgd", **options):
 def test_saturated_prediction_has_the_keras_gradient(kind, jit, rows):
     x, y = np.full((8, 4), 50, np.float32), np.array(KINDS[kind][2], np.int64)
     data = Indexed.from_arrays(x, y)
-    glue = Glue(saturated(kind, jit_compile=jit), data.example(8), "fp32")
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
+    flat_model = FlatModel(saturated(kind, jit_compile=jit), data.example(8), "fp32")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
     (batch,) = data.read(Part(0, rows), 8)
-    made = glue.step(glue.alias(buffer), batch)
+    made = flat_model.step(flat_model.alias(buffer), batch)
 
     plain = saturated(kind, keras.optimizers.SGD(1.0), jit_compile=jit)
     before = np.concatenate([v.numpy().ravel() for v in plain.trainable_variables])

@@ -40,7 +40,7 @@ def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
     plain = functional()
     for batch in DATA.read(Part(0, DATA.size), 16):
         plain.train_on_batch(batch.x, batch.y)
-    flat = np.zeros(running.glue.layout.size, np.float32)
+    flat = np.zeros(running.flat_model.layout.size, np.float32)
     servers.stores[0].pull(0, flat)
     assert np.array_equal(flat, np.concatenate([v.numpy().ravel() for v in plain.trainable_variables]))
 

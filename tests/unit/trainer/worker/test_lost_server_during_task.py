@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from shoal_trainer.worker.compose import build_glue, compose
+from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
 from tests.unit.trainer.worker.models import DATA, job
@@ -49,8 +49,8 @@ def test_server_lost_at_task_adopts_the_copy_of_the_worker_at_task(tmp_path, sna
     drain = threading.Event()
     config = servers.config()
     training = job(wire="fp32")
-    glue = build_glue(training, config)
-    worker = compose(training, config, glue, coordinator, servers.credentials, drain)
+    flat_model = build_flat_model(training, config)
+    worker = compose(training, config, flat_model, coordinator, servers.credentials, drain)
     ends = []
     thread = threading.Thread(target=lambda: ends.append(worker.run()), daemon=True)
     thread.start()

@@ -22,20 +22,20 @@ def test_push_moves_statistics_as_far_as_its_steps_would():
         pushed(server, BATCHES[:1] * 8)
         for _ in range(8):
             plain.train_on_batch(BATCHES[0].x, BATCHES[0].y)
-    low = server.glue.layout.trainable
-    assert np.abs(server.flat()[low:] - flatten(plain, server.glue.layout)[low:]).max() < 1e-5
+    low = server.flat_model.layout.trainable
+    assert np.abs(server.flat()[low:] - flatten(plain, server.flat_model.layout)[low:]).max() < 1e-5
 
 
 @pytest.mark.parametrize("momentum", [0.999, 0.99, 0.9])
 def test_moving_variance_stays_non_negative_with_many_steps_per_push(momentum):
     """Each push is computed while the previous one is in flight, and the data vary less than the initial variance."""
     server = Server(functional(SGD(0.0), norm=True, momentum=momentum))
-    low, still = server.glue.layout.trainable, replace(BATCHES[0], x=BATCHES[0].x * 1e-3)
+    low, still = server.flat_model.layout.trainable, replace(BATCHES[0], x=BATCHES[0].x * 1e-3)
     before = server.flat()
     for _ in range(60):
         now = server.flat()
         server.buffer[:] = before
-        push(server, [(server.glue.step(server.tensor, still), Ready(None, still))] * 200)
+        push(server, [(server.flat_model.step(server.tensor, still), Ready(None, still))] * 200)
         before = now
         assert (server.flat()[low:] >= -1e-4).all()  # means and variances of data close to zero
     assert server.flat()[low:].max() < 0.01

@@ -6,8 +6,8 @@ import pytest
 
 from shoal_trainer import Indexed
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.compose import build_glue
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.compose import build_flat_model
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, X, Y, functional, job
@@ -25,10 +25,10 @@ def mixed():
 @pytest.mark.usefixtures("mixed")
 def test_overflow_has_no_gradient_and_halves_the_scale():
     batch = Indexed.from_arrays(X * 1000, Y).example(16)
-    glue = Glue(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
-    skipped = [glue.step(glue.alias(buffer), batch).skipped for _ in range(40)]
+    flat_model = FlatModel(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    skipped = [flat_model.step(flat_model.alias(buffer), batch).skipped for _ in range(40)]
     assert skipped[0]
     assert not skipped[-1]
     assert skipped == sorted(skipped, reverse=True)  # until the scale fits
@@ -37,17 +37,17 @@ def test_overflow_has_no_gradient_and_halves_the_scale():
 @pytest.mark.usefixtures("mixed")
 def test_step_without_overflow_has_a_gradient():
     batch = DATA.example(16)
-    glue = Glue(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
-    assert not glue.step(glue.alias(buffer), batch).skipped
+    flat_model = FlatModel(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    assert not flat_model.step(flat_model.alias(buffer), batch).skipped
 
 
 @pytest.mark.usefixtures("mixed")
 def test_model_uses_the_dtype_policy_of_the_jobs_module():
-    glue = build_glue(job(keras_model), CONFIG)
-    assert isinstance(glue.model.optimizer, keras.optimizers.LossScaleOptimizer)
-    assert glue.model.layers[-1].compute_dtype == "float16"
+    flat_model = build_flat_model(job(keras_model), CONFIG)
+    assert isinstance(flat_model.model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert flat_model.model.layers[-1].compute_dtype == "float16"
 
 
 def keras_model():
@@ -67,11 +67,11 @@ def test_skipped_batches_do_not_step_the_optimizer(start_servers):
         servers,
         coordinator,
     )
-    first = running.glue.initial()
+    first = running.flat_model.initial()
     assert running.start().join() is End.FINISHED
     store = servers.stores[0]
     assert store.version == DATA.size // 16
     assert store.updates == 0
-    flat = np.zeros(running.glue.layout.size, np.float32)
+    flat = np.zeros(running.flat_model.layout.size, np.float32)
     store.pull(0, flat)
     assert np.array_equal(flat, first)

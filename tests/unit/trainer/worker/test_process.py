@@ -56,14 +56,14 @@ def _raise(error):
     raise error
 
 
-@pytest.mark.parametrize("failing", ["compose.build_glue", "coordination.ControlPlane"])
+@pytest.mark.parametrize("failing", ["compose.build_flat_model", "coordination.ControlPlane"])
 def test_store_outage_at_start_is_retried(monkeypatch, failing):
     answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]
-    monkeypatch.setattr("shoal_trainer.patience.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("shoal_trainer.retry.RETRY_SECONDS", 0.0)
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
-    monkeypatch.setattr("shoal_trainer.worker.compose.build_glue", lambda *_: None)
+    monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: None)
     monkeypatch.setattr(f"shoal_trainer.worker.{failing}", lambda *_: _raise(answers.pop()))
     config = SimpleNamespace(entrypoint="a:b", args={}, secret_dir="")
     gc.unfreeze()

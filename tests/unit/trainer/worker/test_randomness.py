@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from tests.unit.trainer.worker.models import compiled, functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD
 
@@ -13,10 +13,10 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD
 def test_dropout_differs_between_workers():
     updates = []
     for worker in [(0, 0), (1, 0), (1, 1), (0, 0)]:
-        glue = Glue(functional(dropout=0.5), BATCHES[0], "fp32", worker)
-        buffer = aligned(glue.layout.size)
-        buffer[:] = glue.initial()
-        updates.append(glue.step(glue.alias(buffer), BATCHES[0]).update.copy())
+        flat_model = FlatModel(functional(dropout=0.5), BATCHES[0], "fp32", worker)
+        buffer = aligned(flat_model.layout.size)
+        buffer[:] = flat_model.initial()
+        updates.append(flat_model.step(flat_model.alias(buffer), BATCHES[0]).update.copy())
     assert np.array_equal(updates[0], updates[3])
     assert not np.array_equal(updates[0], updates[1])
     assert not np.array_equal(updates[1], updates[2])
@@ -40,10 +40,10 @@ def test_global_generator_draws_differ_by_step_and_worker(options):
     def losses(worker):
         model = noisy()
         model.compile(SGD(0.1), model.loss, **options)
-        glue = Glue(model, BATCHES[0], "fp32", worker)
-        buffer = aligned(glue.layout.size)
-        buffer[:] = glue.initial()
-        return [glue.step(glue.alias(buffer), BATCHES[0]).loss for _ in range(4)]
+        flat_model = FlatModel(model, BATCHES[0], "fp32", worker)
+        buffer = aligned(flat_model.layout.size)
+        buffer[:] = flat_model.initial()
+        return [flat_model.step(flat_model.alias(buffer), BATCHES[0]).loss for _ in range(4)]
 
     first = losses((0, 0))
     assert len(set(first)) == 4

@@ -5,7 +5,7 @@ import pytest
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.optimizers import place
 from tests.unit.trainer.worker.models import compiled, functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD
@@ -19,15 +19,15 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD
     ],
 )
 def test_worker_side_gradient_accumulation_is_refused(optimizer):
-    glue = Glue(functional(optimizer()), BATCHES[0], "fp32")
+    flat_model = FlatModel(functional(optimizer()), BATCHES[0], "fp32")
     with pytest.raises(UserError, match="gradient_accumulation_steps=2 is not supported"):
-        place(glue.model, glue.layout, 16)
+        place(flat_model.model, flat_model.layout, 16)
 
 
 def test_unaligned_buffer_is_refused():
-    glue = Glue(functional(), BATCHES[0], "fp32")
+    flat_model = FlatModel(functional(), BATCHES[0], "fp32")
     with pytest.raises(ValueError, match="aligned"):
-        glue.alias(aligned(glue.layout.size + 1)[1:])
+        flat_model.alias(aligned(flat_model.layout.size + 1)[1:])
 
 
 def test_unusable_models_are_user_errors():
@@ -50,4 +50,4 @@ def test_unusable_models_are_user_errors():
         (not_a_tensor, "cannot be built from the first batch: TypeError: float"),
     ]:
         with pytest.raises(UserError, match=words):
-            Glue(make(), BATCHES[0], "fp32")
+            FlatModel(make(), BATCHES[0], "fp32")

@@ -6,7 +6,7 @@ import pytest
 
 from shoal_trainer import Indexed
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 
 TOKENS = np.array([[1, 2, 3, 0, 0], [4, 0, 0, 0, 0], [1, 1, 1, 1, 1], [2, 3, 0, 0, 0]] * 2, np.int32)
 
@@ -28,8 +28,8 @@ def test_scalar_loss_on_masked_sequences_equals_keras(length):
     y = np.random.default_rng(0).normal(size=(8, length, 3)).astype("float32")
     data = Indexed.from_arrays(x, y)
     batch = data.example(8)
-    glue = Glue(masked(), batch, "fp32")
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
-    loss = glue.step(glue.alias(buffer), batch).loss
+    flat_model = FlatModel(masked(), batch, "fp32")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    loss = flat_model.step(flat_model.alias(buffer), batch).loss
     assert loss == pytest.approx(float(masked().train_on_batch(batch.x, batch.y)), rel=1e-5)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.worker.glue import Step
+from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.send import combined
 

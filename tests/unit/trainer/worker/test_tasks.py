@@ -10,7 +10,7 @@ import tensorflow as tf
 from shoal_trainer import Files, Indexed, UserError
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 
@@ -23,10 +23,10 @@ def best(path):
 
 
 def made(*which, validation=DATA):
-    glue = Glue(functional(norm=True), DATA.example(16), "fp32")
+    flat_model = FlatModel(functional(norm=True), DATA.example(16), "fp32")
     training = replace(job(callbacks=lambda: [make() for make in which]), validation=validation)
-    tasks = Tasks(training, glue, 16)
-    return tasks, glue.initial()
+    tasks = Tasks(training, flat_model, 16)
+    return tasks, flat_model.initial()
 
 
 def test_evaluation_equals_keras():
@@ -149,7 +149,7 @@ def test_exported_model_predicts_with_the_parameters():
     assert not exported.message
     assert {"model.keras", "saved_model/saved_model.pb"} <= set(files)
     loaded = keras.models.load_model(files["model.keras"])
-    mine = tasks._glue.model
+    mine = tasks._flat_model.model
     assert np.allclose(loaded.predict(DATA.x[:8], verbose=0), mine.predict(DATA.x[:8], verbose=0), atol=1e-6)
     tasks.close()
 
@@ -166,12 +166,12 @@ def logged(caplog):
 
 
 def test_unserializable_model_is_logged_at_start_and_partly_exported(caplog):
-    glue = Glue(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
-    tasks = Tasks(job(), glue, 16)
+    flat_model = FlatModel(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
+    tasks = Tasks(job(), flat_model, 16)
     (early,) = logged(caplog)
     assert "but not model.keras" in early
     assert "Halving" in early
-    exported = tasks.export(glue.initial() * 0.5)
+    exported = tasks.export(flat_model.initial() * 0.5)
     files = exported.files
     assert {"model.weights.h5", "saved_model/saved_model.pb"} <= set(files)
     assert "model.keras" not in files
@@ -180,14 +180,14 @@ def test_unserializable_model_is_logged_at_start_and_partly_exported(caplog):
     assert exported.message == late
     other = functional(keras.optimizers.SGD(Halving()))
     other.load_weights(files["model.weights.h5"])
-    assert np.array_equal(other.get_weights()[0], glue.model.get_weights()[0])
+    assert np.array_equal(other.get_weights()[0], flat_model.model.get_weights()[0])
     tasks.close()
 
 
 def test_full_checkpoint_of_an_unserializable_model_is_refused():
     def tasks(make):
-        glue = Glue(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
-        return Tasks(job(callbacks=lambda: [make()]), glue, 16)
+        flat_model = FlatModel(functional(keras.optimizers.SGD(Halving())), DATA.example(16), "fp32")
+        return Tasks(job(callbacks=lambda: [make()]), flat_model, 16)
 
     with pytest.raises(UserError, match=r"cannot save this model.*Halving.*save_weights_only=True"):
         tasks(lambda: callbacks.ModelCheckpoint("{epoch}.keras"))
@@ -199,10 +199,10 @@ def test_model_that_cannot_be_saved_at_all_is_a_user_error(monkeypatch):
         raise ValueError("two layers have one name")
 
     tasks, flat = made()
-    monkeypatch.setattr(tasks._glue.model, "export", cannot)
+    monkeypatch.setattr(tasks._flat_model.model, "export", cannot)
     assert set(tasks.export(flat).files) == {"model.keras"}
     for way in ("save", "save_weights"):
-        monkeypatch.setattr(tasks._glue.model, way, cannot)
+        monkeypatch.setattr(tasks._flat_model.model, way, cannot)
     with pytest.raises(
         UserError, match=r"cannot be saved: model\.keras: ValueError: two layers have one name"
     ):
@@ -215,7 +215,7 @@ def test_disk_error_during_export_is_a_user_error(monkeypatch):
         raise OSError(28, "No space left on device")
 
     tasks, flat = made()
-    monkeypatch.setattr(tasks._glue.model, "export", full)
+    monkeypatch.setattr(tasks._flat_model.model, "export", full)
     with pytest.raises(UserError, match="No space left on device"):
         tasks.export(flat)
     tasks.close()
@@ -236,9 +236,9 @@ def test_model_using_the_global_generator_is_exported():
         parts = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(4), Noisy()]
         return compiled(keras.Sequential(parts))
 
-    glue = Glue(noisy(), DATA.example(16), "fp32")
-    tasks = Tasks(job(), glue, 16)
-    assert "saved_model/saved_model.pb" in tasks.export(glue.initial()).files
+    flat_model = FlatModel(noisy(), DATA.example(16), "fp32")
+    tasks = Tasks(job(), flat_model, 16)
+    assert "saved_model/saved_model.pb" in tasks.export(flat_model.initial()).files
     tasks.close()
 
 
@@ -256,9 +256,9 @@ def test_validation_data_may_differ_in_form_from_training_data(weights):
 
     model = Size()
     model.compile("sgd")
-    glue = Glue(model, DATA.example(16), "fp32")
-    tasks = Tasks(replace(job(), validation=Indexed.from_arrays(DATA.x, None, weights)), glue, 16)
-    assert tasks.evaluate(glue.initial()).metrics["val_loss"] > 0
+    flat_model = FlatModel(model, DATA.example(16), "fp32")
+    tasks = Tasks(replace(job(), validation=Indexed.from_arrays(DATA.x, None, weights)), flat_model, 16)
+    assert tasks.evaluate(flat_model.initial()).metrics["val_loss"] > 0
     tasks.close()
 
 
@@ -267,9 +267,9 @@ def test_empty_validation_data_is_a_user_error():
         return tf.data.Dataset.from_tensor_slices((DATA.x, DATA.y)).take(0)
 
     training = replace(job(), validation=nothing)
-    tasks = Tasks(training, Glue(functional(), DATA.example(16), "fp32"), 16)
+    tasks = Tasks(training, FlatModel(functional(), DATA.example(16), "fp32"), 16)
     with pytest.raises(UserError, match="has no sample"):
-        tasks.evaluate(tasks._glue.initial())
+        tasks.evaluate(tasks._flat_model.initial())
     tasks.close()
     with pytest.raises(UserError, match="has no sample"):
         training.fit()
@@ -338,9 +338,9 @@ def two_inputs():
 def test_list_inputs_work_in_training_validation_and_fit():
     data = Indexed.from_arrays([DATA.x, -DATA.x], DATA.y)
     training = replace(job(two_inputs), data=data, validation=data)
-    glue = Glue(two_inputs(), data.example(16), "fp32")
-    tasks = Tasks(training, glue, 16)
-    found = tasks.evaluate(glue.initial()).metrics
+    flat_model = FlatModel(two_inputs(), data.example(16), "fp32")
+    tasks = Tasks(training, flat_model, 16)
+    found = tasks.evaluate(flat_model.initial()).metrics
     expected = two_inputs().evaluate(list(data.x), DATA.y, batch_size=16, verbose=0, return_dict=True)
     assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, rel=1e-4)
     tasks.close()

@@ -9,7 +9,7 @@ from shoal_trainer import Indexed
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.alone import dataset_of, quiet_end
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 
 L = keras.layers
 SPARSE = keras.losses.SparseCategoricalCrossentropy
@@ -89,11 +89,11 @@ def make(build, loss, optimizer="sgd", **options):
 
 def stepped(model, data, rows):
     arrays = Indexed.from_arrays(*data)
-    glue = Glue(model, arrays.example(8), "fp32")
+    flat_model = FlatModel(model, arrays.example(8), "fp32")
     (batch,) = arrays.read(Part(0, rows), 8)
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
-    return glue, glue.step(glue.alias(buffer), batch), batch.as_given()
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    return flat_model, flat_model.step(flat_model.alias(buffer), batch), batch.as_given()
 
 
 def flat(tensors):
@@ -104,27 +104,27 @@ def flat(tensors):
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_equals_keras_without_padding_rows(name, rows):
     build, data, loss = CASES[name]
-    glue, made, (x, y) = stepped(make(build, loss), data, rows)
+    flat_model, made, (x, y) = stepped(make(build, loss), data, rows)
     model = make(build, loss)
     with tf.GradientTape() as tape:
         predicted = model(x, training=True)
         expected = model.compute_loss(x, keras.tree.map_structure(tf.constant, y), predicted)
     gradient = flat(tape.gradient(expected, model.trainable_variables))
     assert made.loss == pytest.approx(float(expected), rel=1e-5)
-    np.testing.assert_allclose(made.update[: glue.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(made.update[: flat_model.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("name", ["segmentation", "masked, T = B", "outputs"])
 def test_worker_side_step_equals_keras_without_padding_rows(name, rows):
     build, data, loss = CASES[name]
-    glue, made, (x, y) = stepped(make(build, loss, keras.optimizers.RMSprop(0.01)), data, rows)
+    flat_model, made, (x, y) = stepped(make(build, loss, keras.optimizers.RMSprop(0.01)), data, rows)
     model = make(build, loss, keras.optimizers.RMSprop(0.01))
     before = flat(model.trainable_variables)
     expected = model.train_on_batch(x, y, return_dict=True)["loss"]
     assert made.loss == pytest.approx(float(expected), rel=1e-5)
     moved = flat(model.trainable_variables) - before
-    np.testing.assert_allclose(made.update[: glue.layout.trainable], moved, rtol=1e-2, atol=1e-5)
+    np.testing.assert_allclose(made.update[: flat_model.layout.trainable], moved, rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [8, 5])
@@ -133,14 +133,14 @@ def test_sample_weight_applies_to_all_values_of_the_sample(rows, jit):
     build, data, loss = CASES["T = B"]
     model = make(build, loss, jit_compile=jit)
     weights = np.arange(8, dtype="float32")  # a sample of weight 0 still counts as a sample
-    glue, made, (x, y, weights) = stepped(model, (*data, weights), rows)
+    flat_model, made, (x, y, weights) = stepped(model, (*data, weights), rows)
     plain = make(build, loss)
     spread = np.repeat(weights[:, None], 8, axis=1)
     with tf.GradientTape() as tape:
         expected = plain.compute_loss(x, tf.constant(y), plain(x), tf.constant(spread))
     gradient = flat(tape.gradient(expected, plain.trainable_variables))
     assert made.loss == pytest.approx(float(expected), rel=1e-5)
-    np.testing.assert_allclose(made.update[: glue.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(made.update[: flat_model.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
     batches = list(Indexed.from_arrays(x, y, weights).read(Part(0, rows), 8))
     with quiet_end():
         judged = model.evaluate(

@@ -9,7 +9,7 @@ from shoal_trainer import Indexed, Training
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.tasks import Tasks
 
@@ -67,42 +67,42 @@ def vae(*, kind=VAE, encoder=True, decoder=True):
 
 def test_model_without_call_trains_as_in_keras_and_is_exported():
     batches = list(DATA.read(Part(0, 37), 8))
-    glue, plain = Glue(vae(), batches[0], "fp32"), vae()
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
-    assert np.array_equal(buffer, flatten(plain, glue.layout))
+    flat_model, plain = FlatModel(vae(), batches[0], "fp32"), vae()
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    assert np.array_equal(buffer, flatten(plain, flat_model.layout))
     for batch in batches:
-        made = glue.step(glue.alias(buffer), batch)
+        made = flat_model.step(flat_model.alias(buffer), batch)
         plain.reset_metrics()
         logs = plain.train_step(tf.constant(batch.x[: batch.samples]))
         assert made.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
         buffer += made.update
-    assert np.abs(buffer - flatten(plain, glue.layout)).max() < 2e-5
-    tasks = Tasks(Training(model=vae, data=DATA), glue, 8)
+    assert np.abs(buffer - flatten(plain, flat_model.layout)).max() < 2e-5
+    tasks = Tasks(Training(model=vae, data=DATA), flat_model, 8)
     loaded = keras.models.load_model(tasks.export(buffer).files["model.keras"], compile=False)
-    assert np.array_equal(flatten(loaded, glue.layout), buffer)
+    assert np.array_equal(flatten(loaded, flat_model.layout), buffer)
     tasks.close()
 
 
 def test_unbuilt_parts_are_refused():
     example = DATA.example(8)
     with pytest.raises(UserError, match=r"no call\(\) to create them. Build its parts"):
-        Glue(vae(encoder=False, decoder=False), example, "fp32")
+        FlatModel(vae(encoder=False, decoder=False), example, "fp32")
     with pytest.raises(UserError, match=r"creates variables, which would not be trained. Build its parts"):
-        Glue(vae(decoder=False), example, "fp32").trace()
+        FlatModel(vae(decoder=False), example, "fp32").trace()
 
 
 def test_unserializable_model_without_call_exports_its_weights(caplog):
     """As in the Keras guides: parts are passed to `__init__`, and `get_config` is missing."""
-    glue = Glue(vae(kind=Unsaved), DATA.example(8), "fp32")
-    tasks = Tasks(Training(model=vae, data=DATA), glue, 8)
+    flat_model = FlatModel(vae(kind=Unsaved), DATA.example(8), "fp32")
+    tasks = Tasks(Training(model=vae, data=DATA), flat_model, 8)
     assert "model/ will contain model.weights.h5 but not model.keras" in caplog.text
-    flat = glue.initial() + 1
+    flat = flat_model.initial() + 1
     files = tasks.export(flat).files
     assert list(files) == ["model.weights.h5"]
     other = vae(kind=Unsaved)
     other.built = True
     other.optimizer.build(other.trainable_variables)
     other.load_weights(files["model.weights.h5"])
-    assert np.array_equal(flatten(other, glue.layout), flat)
+    assert np.array_equal(flatten(other, flat_model.layout), flat)
     tasks.close()

@@ -9,7 +9,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.feed import Ready
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import averages_of
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.send import combined
@@ -24,18 +24,18 @@ class Server:
     """One shard and one worker without staleness, without a network between them."""
 
     def __init__(self, model, wire="fp32", *, on_host=True, example=BATCHES[0]):
-        self.glue = Glue(model, example, wire, on_host=on_host)
-        self.placement = place(model, self.glue.layout, 16)
-        layout = self.glue.layout
+        self.flat_model = FlatModel(model, example, wire, on_host=on_host)
+        self.placement = place(model, self.flat_model.layout, 16)
+        layout = self.flat_model.layout
         self.store = ShardStore(0, 1, 0)
         self.store.hello(0, 0, ModelSpec(
             fingerprint=layout.fingerprint, parameters=layout.trainable,
             statistics=layout.size - layout.trainable, optimizer=self.placement.config,
         ))  # fmt: skip
-        self.store.initialize(self.glue.initial())
+        self.store.initialize(self.flat_model.initial())
         self.io = aligned(layout.size, np.uint16 if wire == "bf16" else np.float32)
-        self.buffer = aligned(layout.size, self.glue.dtype)
-        self.tensor = self.glue.alias(self.buffer)
+        self.buffer = aligned(layout.size, self.flat_model.dtype)
+        self.tensor = self.flat_model.alias(self.buffer)
         self.version = self.store.pull(0, self.io).version
         self.seq = self.samples = 0
 
@@ -48,7 +48,7 @@ class Server:
 
     def step(self, batch):
         self.take()
-        made = self.glue.step(self.tensor, batch, self.samples // 16)
+        made = self.flat_model.step(self.tensor, batch, self.samples // 16)
         self.seq += 1
         self.io[:] = made.update
         rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
@@ -58,7 +58,7 @@ class Server:
         return made.loss
 
     def flat(self):
-        out = aligned(self.glue.layout.size)
+        out = aligned(self.flat_model.layout.size)
         self.store.pull(0, out)
         return out
 
@@ -66,11 +66,11 @@ class Server:
 def pushed(server, batches):
     """Make several steps and send them as one push."""
     server.take()
-    push(server, [(server.glue.step(server.tensor, batch), Ready(None, batch)) for batch in batches])
+    push(server, [(server.flat_model.step(server.tensor, batch), Ready(None, batch)) for batch in batches])
 
 
 def push(server, pile):
-    server.io[:], samples, _ = combined(pile, averages_of(server.glue.model, server.glue.layout))
+    server.io[:], samples, _ = combined(pile, averages_of(server.flat_model.model, server.flat_model.layout))
     server.seq += 1
     server.samples += samples
     meta = PushMeta(samples)

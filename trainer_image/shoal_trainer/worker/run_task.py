@@ -18,7 +18,7 @@ LONGEST_PAUSE = 4.0
 """Between two tries to make a result: each may read far before it finds the data away again."""
 
 
-def carry_out(
+def run_task(
     work: TaskWork, make: Callable[[], Outcome], coordinator: Coordinator, drain: threading.Event
 ) -> None:
     """Return when the coordinator has the result, or another worker the task, the job has finished or `drain` is set.

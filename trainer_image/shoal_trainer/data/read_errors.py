@@ -25,7 +25,7 @@ IN_MAP = re.compile(r"^Error in user-defined function passed to \w+:\d+ transfor
 """The prefix of an error in a mapped function."""
 
 
-def away(error: BaseException, path: str | None = None) -> bool:
+def is_outage(error: BaseException, path: str | None = None) -> bool:
     """Whether the error is an outage, so that the file may become readable again.
 
     `path`: the file. If another file does not exist (an image that a parse function opens), it is not an outage.
@@ -52,7 +52,7 @@ def away(error: BaseException, path: str | None = None) -> bool:
     return isinstance(error, errors.OpError) and not isinstance(error, permanent)
 
 
-def unconnected(error: BaseException) -> bool:
+def is_network_outage(error: BaseException) -> bool:
     """Whether an error of the user's function is a network outage; its other errors are not outages."""
     import tensorflow as tf
 
@@ -62,7 +62,7 @@ def unconnected(error: BaseException) -> bool:
     return isinstance(error, tf.errors.UnavailableError | tf.errors.DeadlineExceededError)
 
 
-def words(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """The message in one line, without TensorFlow's additions."""
     import tensorflow as tf
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from shoal_trainer.errors import Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
-from shoal_trainer.worker.carry_out import carry_out
+from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import TaskWork
 
@@ -44,7 +44,7 @@ def test_task_runs_once_and_its_result_is_sent_until_accepted():
         made.append(1)
         return Outcome({"val_loss": 0.5}, message="what it lacks")
 
-    carry_out(WORK, make, answers, Drain())
+    run_task(WORK, make, answers, Drain())
     assert (len(made), answers.taken) == (1, [(WORK, {"val_loss": 0.5}, False, "what it lacks")])
 
 
@@ -61,7 +61,7 @@ def test_task_is_retried_and_reported_while_its_data_is_unreachable():
             raise away.pop()
         return Outcome({"val_loss": 0.5}, message="what it lacks")
 
-    carry_out(WORK, make, answers, Waits())
+    run_task(WORK, make, answers, Waits())
     assert answers.taken == [(WORK, {"val_loss": 0.5}, False, "what it lacks")]
     assert answers.said == ["evaluate: s3://bucket/part-3: no answer"] * 7 + [""]
     assert waited == [0.25, 0.5, 1, 2, 4, 4, 4]
@@ -69,24 +69,24 @@ def test_task_is_retried_and_reported_while_its_data_is_unreachable():
 
 def test_result_of_a_reassigned_task_is_dropped():
     answers = Answers(Overtaken("this worker does not hold this task"))
-    carry_out(WORK, Outcome, answers, Drain())
+    run_task(WORK, Outcome, answers, Drain())
     assert answers.taken == []
 
 
 def test_rejected_result_is_a_user_error():
     with pytest.raises(UserError, match=r"'evaluate' made cannot be taken: a model's file cannot be called"):
-        carry_out(
+        run_task(
             WORK, Outcome, Answers(ProtocolError("a model's file cannot be called manifest.json")), Drain()
         )
 
 
 def test_unauthorized_result_raises_unauthorized():
     with pytest.raises(Unauthorized):
-        carry_out(WORK, Outcome, Answers(Unauthorized("no valid token for this job")), Drain())
+        run_task(WORK, Outcome, Answers(Unauthorized("no valid token for this job")), Drain())
 
 
 def test_non_finite_metric_is_logged(caplog):
     answers = Answers()
-    carry_out(WORK, lambda: Outcome({"val_loss": math.nan, "val_accuracy": 0.9}), answers, Drain())
+    run_task(WORK, lambda: Outcome({"val_loss": math.nan, "val_accuracy": 0.9}), answers, Drain())
     assert answers.taken
     assert "val_loss of pass 3 is not finite" in caplog.text

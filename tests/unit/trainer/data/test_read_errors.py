@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_trainer.data.trouble import cause, words
+from shoal_trainer.data.read_errors import cause, summary
 
 WAY = """Graph execution error:
 
@@ -27,10 +27,10 @@ def looked_up(labels):
 def test_graph_error_is_reduced_to_its_cause():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         looked_up(tf.constant([3, 10]))
-    assert words(caught.value).startswith(
+    assert summary(caught.value).startswith(
         "Received a label value of 10 which is outside the valid range of [0, 10)"
     )
-    assert "node" not in words(caught.value)
+    assert "node" not in summary(caught.value)
 
 
 def test_autograph_error_is_reduced_to_its_cause():
@@ -39,7 +39,7 @@ def test_autograph_error_is_reduced_to_its_cause():
 
     with pytest.raises(ValueError, match="in user code") as caught:
         tf.data.Dataset.range(3).map(parse)
-    assert words(caught.value).startswith("ValueError: Shape must be rank 1 but is rank 0")
+    assert summary(caught.value).startswith("ValueError: Shape must be rank 1 but is rank 0")
 
 
 def test_python_error_in_a_dataset_is_reduced_to_its_cause():
@@ -73,8 +73,8 @@ def test_error_without_cause_keeps_its_first_line(text):
 
 
 def test_other_errors_keep_their_text():
-    assert words(KeyError("label")) == "'label'"
-    assert words(ValueError("first\nsecond")) == "first"
+    assert summary(KeyError("label")) == "'label'"
+    assert summary(ValueError("first\nsecond")) == "first"
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.reshape(np.zeros(3, np.float32), [2])
-    assert words(caught.value).startswith("Input to reshape is a tensor with 3 values")
+    assert summary(caught.value).startswith("Input to reshape is a tensor with 3 values")

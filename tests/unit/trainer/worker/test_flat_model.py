@@ -7,7 +7,7 @@ import pytest
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.glue import Glue
+from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.tasks import Tasks
@@ -24,11 +24,11 @@ def test_export_uses_the_ema_weights_as_keras_does(overwrite):
         return functional(SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=overwrite))
 
     server, plain = Server(make()), make()
-    tasks = Tasks(job(), server.glue, 16)
+    tasks = Tasks(job(), server.flat_model, 16)
 
     def exported():
         path = tasks.export(server.flat()).files["model.keras"]
-        return flatten(keras.models.load_model(path), server.glue.layout)
+        return flatten(keras.models.load_model(path), server.flat_model.layout)
 
     assert np.array_equal(exported(), server.flat())  # no step yet, so no average
     for batch in BATCHES:
@@ -36,7 +36,7 @@ def test_export_uses_the_ema_weights_as_keras_does(overwrite):
         plain.train_on_batch(batch.x, batch.y)
     plain.optimizer.finalize_variable_values(plain.trainable_variables)
     average = exported()
-    assert np.abs(average - flatten(plain, server.glue.layout)).max() < 2e-5
+    assert np.abs(average - flatten(plain, server.flat_model.layout)).max() < 2e-5
     assert np.abs(average - server.flat()).max() > 1e-3
     server.step(BATCHES[0])  # training continues from the parameters, not the average
     tasks.close()
@@ -46,9 +46,9 @@ def test_weight_decay_exclusions_become_ranges_of_the_flat_vector():
     optimizer = keras.optimizers.AdamW(0.01)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     model = functional(optimizer)
-    glue = Glue(model, BATCHES[0], "fp32")
-    biases = [(e.offset, e.offset + e.size) for e in glue.layout.entries if e.path.endswith("bias")]
-    assert list(place(model, glue.layout, 16).config.no_decay) == biases
+    flat_model = FlatModel(model, BATCHES[0], "fp32")
+    biases = [(e.offset, e.offset + e.size) for e in flat_model.layout.entries if e.path.endswith("bias")]
+    assert list(place(model, flat_model.layout, 16).config.no_decay) == biases
 
 
 def test_mixed_float16_scales_the_loss_and_skips_overflows():
@@ -60,21 +60,21 @@ def test_mixed_float16_scales_the_loss_and_skips_overflows():
     losses = [server.step(batch) for batch in BATCHES * 3]
     assert np.isfinite(losses).all()
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
-    assert {entry.dtype for entry in server.glue.layout.entries} == {"float32"}
+    assert {entry.dtype for entry in server.flat_model.layout.entries} == {"float32"}
 
 
 def test_short_batch_is_not_retraced_and_averages_its_samples():
-    glue = Glue(functional(), BATCHES[0], "fp32")
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
-    tensor = glue.alias(buffer)
+    flat_model = FlatModel(functional(), BATCHES[0], "fp32")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    tensor = flat_model.alias(buffer)
     (short,) = DATA.read(Part(0, 5), 16)
-    made = glue.step(tensor, short)
+    made = flat_model.step(tensor, short)
     plain = functional()
     assert made.loss == pytest.approx(
         float(plain.train_on_batch(short.x[:5], short.y[:5], return_dict=True)["loss"]), rel=1e-5
     )
-    assert glue._function.experimental_get_tracing_count() == 1
+    assert flat_model._function.experimental_get_tracing_count() == 1
 
 
 def by_name():
@@ -91,10 +91,10 @@ def test_named_inputs_may_come_in_any_order():
     batch, turned = (
         Batch(inputs, rows % 4, np.ones(8, np.float32), 8, 8) for inputs in (x, dict(sorted(x.items())))
     )
-    glue = Glue(by_name(), batch, "fp32")
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
-    made, again = (glue.step(glue.alias(buffer), one) for one in (batch, turned))
+    flat_model = FlatModel(by_name(), batch, "fp32")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    made, again = (flat_model.step(flat_model.alias(buffer), one) for one in (batch, turned))
     assert np.array_equal(made.update, again.update)
     plain = by_name().train_on_batch(x, rows % 4, return_dict=True)
     assert made.loss == pytest.approx(float(plain["loss"]), rel=1e-5)
@@ -110,14 +110,16 @@ def test_new_sample_shape_is_traced_once():
         x = np.random.default_rng(length).normal(size=(8, length, 3)).astype("float32")
         return Batch(x, np.arange(8) % 4, np.ones(8, np.float32), 8, 8)
 
-    glue = Glue(any_length(), batch(5), "fp32")
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
+    flat_model = FlatModel(any_length(), batch(5), "fp32")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
     for length in (5, 7, 5, 7):
         sized = batch(length)
         expected = any_length().train_on_batch(sized.x, sized.y, return_dict=True)["loss"]
-        assert glue.step(glue.alias(buffer), sized).loss == pytest.approx(float(expected), rel=1e-5)
-    assert glue._function.experimental_get_tracing_count() == 2
+        assert flat_model.step(flat_model.alias(buffer), sized).loss == pytest.approx(
+            float(expected), rel=1e-5
+        )
+    assert flat_model._function.experimental_get_tracing_count() == 2
 
 
 @pytest.mark.parametrize("on_host", [True, False])
@@ -129,9 +131,9 @@ def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
     def step(loss):
         model = functional()
         model.compile("sgd", loss=loss)
-        glue = Glue(model, BATCHES[0], wire, on_host=on_host)
-        buffer = aligned(glue.layout.size, glue.dtype)
-        return glue.step(glue.alias(buffer), BATCHES[0])
+        flat_model = FlatModel(model, BATCHES[0], wire, on_host=on_host)
+        buffer = aligned(flat_model.layout.size, flat_model.dtype)
+        return flat_model.step(flat_model.alias(buffer), BATCHES[0])
 
     made = step(steep)
     assert made.loss == 0
@@ -140,13 +142,14 @@ def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
 
 
 def test_worker_side_schedule_follows_the_jobs_updates():
-    glue = Glue(
+    flat_model = FlatModel(
         functional(keras.optimizers.RMSprop(schedules.PiecewiseConstantDecay([3], [0.1, 0.0]))),
         BATCHES[0], "fp32", (0, 1),
     )  # fmt: skip
-    buffer = aligned(glue.layout.size)
-    buffer[:] = glue.initial()
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    parameters = flat_model.alias(buffer)
     moved = [
-        bool(glue.step(glue.alias(buffer), BATCHES[0], updates).update.any()) for updates in (0, 3, 4, 100, 2)
+        bool(flat_model.step(parameters, BATCHES[0], updates).update.any()) for updates in (0, 3, 4, 100, 2)
     ]
     assert moved == [True, True, False, False, True]

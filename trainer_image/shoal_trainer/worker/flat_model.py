@@ -54,7 +54,7 @@ class Step:
     skipped: bool = False
 
 
-class Glue:
+class FlatModel:
     """A built and compiled Keras model as a function of a flat vector.
 
     `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.

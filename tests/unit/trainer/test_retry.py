@@ -7,7 +7,7 @@ import pytest
 
 from shoal_trainer.contract import EXIT_DRAINED
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.patience import patiently
+from shoal_trainer.retry import until_reachable
 
 
 class Flaky:
@@ -25,7 +25,7 @@ class Flaky:
 def test_retries_back_off_and_log_each_reason_once(caplog):
     waited = []
     call = Flaky(*["no answer"] * 6, *["503"] * 4)
-    assert patiently(call, SimpleNamespace(wait=waited.append), "the data") == "the answer"
+    assert until_reachable(call, SimpleNamespace(wait=waited.append), "the data") == "the answer"
     assert waited == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     messages = [record.message for record in caplog.records]
     assert [("503" in text, "no answer" in text) for text in messages] == [(True, False), (False, True)]
@@ -34,7 +34,9 @@ def test_retries_back_off_and_log_each_reason_once(caplog):
 
 def test_longest_pause_is_configurable():
     waited = []
-    patiently(Flaky(*["no answer"] * 5), SimpleNamespace(wait=waited.append), "the storage", longest=1.0)
+    until_reachable(
+        Flaky(*["no answer"] * 5), SimpleNamespace(wait=waited.append), "the storage", longest=1.0
+    )
     assert waited == [0.25, 0.5, 1, 1, 1]
 
 
@@ -46,7 +48,7 @@ def test_user_error_is_not_retried():
         raise UserError("fix it")
 
     with pytest.raises(UserError):
-        patiently(call, threading.Event(), "the data")
+        until_reachable(call, threading.Event(), "the data")
     assert len(tries) == 1
 
 
@@ -54,5 +56,5 @@ def test_stop_ends_the_retries():
     stop = threading.Event()
     stop.set()
     with pytest.raises(SystemExit) as ended:
-        patiently(Flaky("no answer"), stop, "the storage")
+        until_reachable(Flaky("no answer"), stop, "the storage")
     assert ended.value.code == EXIT_DRAINED

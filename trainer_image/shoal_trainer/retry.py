@@ -19,8 +19,8 @@ RETRY_SECONDS = 0.25
 LONGEST_PAUSE = 30.0
 
 
-def patiently(
-    call: Callable[[], T], stop: threading.Event, what: str, *, longest: float = LONGEST_PAUSE
+def until_reachable(
+    call: Callable[[], T], stop: threading.Event, target: str, *, longest: float = LONGEST_PAUSE
 ) -> T:
     """Return the result of `call` once it does not raise `Unreachable`; log each new reason once.
 
@@ -32,7 +32,7 @@ def patiently(
             return call()
         except Unreachable as error:
             if str(error) != logged:
-                log.warning("waiting for %s: %s; retrying", what, error)
+                log.warning("waiting for %s: %s; retrying", target, error)
             logged = str(error)
         if stop.wait(pause):
             sys.exit(EXIT_DRAINED)
