@@ -81,11 +81,12 @@ def model_features(model: Any, input_shape: Any = None) -> Features:
     return Features(float(flops), parameters, len(shapes_of), hashlib.sha256(description).hexdigest()[:16])
 
 
-def _shapes(given: Any, count: int) -> list[tuple[int, ...]]:
-    one = count == 1 and (not given or not isinstance(given[0], (tuple, list)))
-    shapes = (
-        [tuple(given)] if one else [tuple(s) for s in (given.values() if isinstance(given, dict) else given)]
-    )
+def _shapes(input_shape: Any, count: int) -> list[tuple[int, ...]]:
+    if count == 1 and (not input_shape or not isinstance(input_shape[0], (tuple, list))):
+        shapes = [tuple(input_shape)]
+    else:
+        values = input_shape.values() if isinstance(input_shape, dict) else input_shape
+        shapes = [tuple(shape) for shape in values]
     if len(shapes) != count:
         raise UserError(f"input_shape gives {len(shapes)} shapes for {count} inputs")
     return shapes

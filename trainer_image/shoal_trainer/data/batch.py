@@ -72,12 +72,12 @@ def fill(element: Any, size: int, end: int) -> Batch:
     weights = np.zeros(size, np.float32)
     weights[:samples] = size / samples
     if user_weight is not None:
-        given = np.asarray(user_weight, np.float32)
-        if given.ndim != 1:
+        sample_weight = np.asarray(user_weight, np.float32)
+        if sample_weight.ndim != 1:
             raise UserError(
-                f"sample_weight must be one number per sample; it has shape {given.shape[1:]} per sample."
+                f"sample_weight must be one number per sample; it has shape {sample_weight.shape[1:]} per sample."
             )
-        weights[:samples] *= given
+        weights[:samples] *= sample_weight
     if samples < size:
         rows = np.arange(size) % samples
         x, y = (map_leaves(lambda leaf: np.asarray(leaf)[rows], part) for part in (x, y))

@@ -210,7 +210,7 @@ def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
-def connected(call: Callable[[], T], what: str) -> T:
+def connected(call: Callable[[], T], name: str) -> T:
     """Call the user's function; a network error in it becomes `Unreachable`."""
     try:
         return call()
@@ -218,16 +218,16 @@ def connected(call: Callable[[], T], what: str) -> T:
         raise
     except Exception as error:
         if is_network_outage(error):
-            raise Unreachable(f"{what}: {summary(error)}") from error
+            raise Unreachable(f"{name}: {summary(error)}") from error
         raise
 
 
-def reached(dataset: Any, what: str) -> Iterator[Any]:
+def reached(dataset: Any, name: str) -> Iterator[Any]:
     """Iterate over the user's data set; a network error in it becomes `Unreachable`."""
     rows = iter(dataset)
     while True:
         try:
-            row = connected(lambda: next(rows), what)
+            row = connected(lambda: next(rows), name)
         except StopIteration:
             return
         yield row

@@ -174,7 +174,7 @@ def _delete(future: Future[Local]) -> None:
         future.result().close()
 
 
-def _opened(name: str, what: str) -> tuple[Any, str]:
+def _opened(name: str, label: str) -> tuple[Any, str]:
     import fsspec
 
     try:
@@ -182,7 +182,7 @@ def _opened(name: str, what: str) -> tuple[Any, str]:
     except (ValueError, ImportError) as error:  # unknown protocol, or its package is not installed
         raise _refused(name, error) from error
     except Exception as error:  # it may look for credentials over the network
-        raise Unreachable(f"{what}: {error!r}") from error
+        raise Unreachable(f"{label}: {error!r}") from error
     return filesystem, path
 
 

@@ -92,11 +92,11 @@ def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
     if isinstance(source, Source):
         found = whole(source, batch_size)
     else:
-        what = "Training(validation=…)"
-        dataset = connected(source, what)
-        require_dataset(dataset, what)
-        rows = reached(dataset.batch(batch_size).prefetch(2), what)
-        found = batches(rows, batch_size, 0, None, what)
+        name = "Training(validation=…)"
+        dataset = connected(source, name)
+        require_dataset(dataset, name)
+        rows = reached(dataset.batch(batch_size).prefetch(2), name)
+        found = batches(rows, batch_size, 0, None, name)
     first = next(found, None)
     if first is None:
         raise UserError("Training(validation=…) has no samples. Add some, or leave validation out.")
@@ -122,9 +122,9 @@ def dataset_of(
             raise
 
     def form(batch: Batch) -> Any:
-        given = batch.as_given()
+        element = batch.as_given()
         # A Dataset cannot hold None.
-        return _tuples(given[:1] if batch.parts == 3 and batch.y is None else given)
+        return _tuples(element[:1] if batch.parts == 3 and batch.y is None else element)
 
     def spec(leaf: Any) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(leaf)

@@ -87,7 +87,7 @@ class FlatModel:
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
         self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
         self.dtype: npt.DTypeLike = np.float32 if self._on_host else self._wire_dtype
-        self._specs = [_spec(leaf) for leaf in leaves(self._given(example))]
+        self._specs = [_spec(leaf) for leaf in leaves(self._arguments(example))]
         self._shapes = [tuple(spec.shape) for spec in self._specs]
         self._function: Any = None
         self._traced: Any = None
@@ -96,10 +96,10 @@ class FlatModel:
     def trace(self) -> None:
         """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
         body = self._gradient_body() if self.on_server else self._difference_body()
-        structure = self._given(self.example)
+        structure = self._arguments(self.example)
 
-        def flat_body(flat: Any, *given: Any) -> Any:
-            rest = iter(given)
+        def flat_body(flat: Any, *arguments: Any) -> Any:
+            rest = iter(arguments)
             return body(flat, map_leaves(lambda _: next(rest), structure))
 
         flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
@@ -122,9 +122,12 @@ class FlatModel:
             self.trace()
         if self._updates is not None:
             self._updates.assign(updates)
-        given = list(leaves(self._given(batch)))
-        tensors = [parameters, *(_tensor(leaf, spec) for leaf, spec in zip(given, self._specs, strict=True))]
-        if all(np.shape(leaf) == shape for leaf, shape in zip(given, self._shapes, strict=True)):
+        arguments = list(leaves(self._arguments(batch)))
+        tensors = [
+            parameters,
+            *(_tensor(leaf, spec) for leaf, spec in zip(arguments, self._specs, strict=True)),
+        ]
+        if all(np.shape(leaf) == shape for leaf, shape in zip(arguments, self._shapes, strict=True)):
             # As `ConcreteFunction.__call__`, without binding arguments to names, which takes as long as the call.
             pieces, loss = self._traced._call_flat(tensors, self._traced.captured_inputs)
         else:  # retraces for samples of another shape
@@ -152,7 +155,7 @@ class FlatModel:
         """Set the model's variables, to evaluate or save it."""
         unflatten(self.model, self.layout, flat)
 
-    def _given(self, batch: Batch) -> Any:
+    def _arguments(self, batch: Batch) -> Any:
         """The arguments of a step. A custom `train_step` gets the real samples as the data function yields them."""
         return (
             batch.as_given() if self._own_step else (batch.x, batch.y, batch.weights, np.int32(batch.samples))
@@ -194,9 +197,9 @@ class FlatModel:
         def compute(values: list[Any], x: Any, y: Any, weights: Any, samples: Any, scale: Any) -> Any:
             weights = filled(weights, samples)
             now, before = values[: len(trainable)], values[len(trainable) :]
-            given = {id(v): value for v, value in zip(statistics, before, strict=True)}
+            statistics_now = {id(v): value for v, value in zip(statistics, before, strict=True)}
             others = model.non_trainable_variables
-            held = [given.get(id(v), v.value) for v in others]
+            held = [statistics_now.get(id(v), v.value) for v in others]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(now)
                 loss, after = _forward(model, now, held, x, y, weights)
@@ -206,7 +209,7 @@ class FlatModel:
             gradients = [tf.convert_to_tensor(g) / tf.cast(scale, g.dtype) for g in gradients]
             moved = dict(zip((id(v) for v in others), after, strict=True))
             for variable, old, new in zip(others, held, after, strict=True):
-                if id(variable) not in given and new is not None and new is not old:
+                if id(variable) not in statistics_now and new is not None and new is not old:
                     variable.assign(new)
             differences = [
                 tf.zeros_like(old) if moved.get(id(v)) is None else tf.cast(moved[id(v)], old.dtype) - old

@@ -139,12 +139,12 @@ class Loop(Upstream):
             self._held = item
             return
         if isinstance(item, TaskWork):
-            self._carry_out(item)
+            self._run_task(item)
         else:
             self._file_ended(item)
         self._input_seconds, self._last_push = 0.0, self._clock()
 
-    def _carry_out(self, task: TaskWork) -> None:
+    def _run_task(self, task: TaskWork) -> None:
         """Do a task at the present parameters; without a parameter server it is held, and the outage begins.
 
         The parameters come over the loop's own connections. A second client of this slot would greet a restarted

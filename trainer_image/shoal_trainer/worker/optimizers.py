@@ -61,7 +61,7 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
     if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
     rate = optimizer._learning_rate
-    own: Callable[[int], float] | None = None
+    worker_rate: Callable[[int], float] | None = None
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         schedule = rate
         name = type(schedule).__name__
@@ -70,14 +70,14 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
         else:
             learning_rate = float(schedule(0))
 
-            def own(samples: int) -> float:
+            def worker_rate(samples: int) -> float:
                 return float(schedule(config.step_after(samples)))
     elif hasattr(rate, "assign"):
         learning_rate = float(rate.numpy())
     else:
         learning_rate = float(rate())
 
-        def own(samples: int) -> float:  # noqa: ARG001
+        def worker_rate(samples: int) -> float:  # noqa: ARG001
             return float(rate())
 
     config = OptimizerConfig(
@@ -94,7 +94,7 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
         gradient_accumulation_steps=accumulated(model),
         no_decay=_no_decay(optimizer, model, layout),
     )
-    return Placement(config, "", own)
+    return Placement(config, "", worker_rate)
 
 
 def why_worker(model: Any) -> str:

@@ -74,26 +74,26 @@ class _Weighed:
             weights = tf.broadcast_to(weights, sizes)
         if true is None or not tf.is_tensor(y_pred):
             return loss(y_true, y_pred, weights)
-        own = backend.get_keras_mask(y_pred)
-        rows = _as_rank(true, len(shape) if own is None else len(own.shape))
-        mask = rows if own is None else tf.logical_and(rows, tf.cast(own, "bool"))
+        own_mask = backend.get_keras_mask(y_pred)
+        rows = _as_rank(true, len(shape) if own_mask is None else len(own_mask.shape))
+        mask = rows if own_mask is None else tf.logical_and(rows, tf.cast(own_mask, "bool"))
         # Mask the prediction itself, not a copy: Keras finds the logits behind a softmax by the tensor's identity.
         backend.set_keras_mask(y_pred, mask)
         try:
             return loss(y_true, y_pred, weights)
         finally:
-            backend.set_keras_mask(y_pred, own)
+            backend.set_keras_mask(y_pred, own_mask)
 
     def _shape(self, y_true: Any, y_pred: Any) -> tuple[int | None, ...]:
         """The shape of the values before Keras reduces them."""
 
-        def values(*given: Any) -> Any:
-            return self._loss.call(*keras.tree.map_structure(self._cast, given))
+        def values(*arguments: Any) -> Any:
+            return self._loss.call(*keras.tree.map_structure(self._cast, arguments))
 
         return tuple(backend.compute_output_spec(values, y_true, y_pred).shape)
 
-    def _cast(self, given: Any) -> Any:
-        return keras.ops.convert_to_tensor(given, dtype=self._loss.dtype)
+    def _cast(self, value: Any) -> Any:
+        return keras.ops.convert_to_tensor(value, dtype=self._loss.dtype)
 
 
 def _as_rank(rows: Any, rank: int) -> Any:
