@@ -115,6 +115,7 @@ class World:
 
     def end(self):
         """Restart every shard and count what is in some shards only, as the end of a job does."""
+        self.storage.away = False
         self.cut_off = [server for server in self.cut_off if server is self.final]
         for index in range(1, self.shards):
             if self.servers[index] is None:
