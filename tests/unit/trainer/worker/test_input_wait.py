@@ -134,6 +134,6 @@ def test_input_wait_is_exported_and_shown_when_high():
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: report(0.25)))
     assert registry.get_sample_value("shoal_input_wait_ratio") == 0.25
-    assert "workers wait 25% of their time for input" in shown(0.25)
+    assert "workers wait for input 25% of the time" in shown(0.25)
     assert "for input" not in shown(0.01)
     assert "for input" not in shown(None)
