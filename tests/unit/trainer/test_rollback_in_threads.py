@@ -34,14 +34,14 @@ Y = (X.sum(1) > 0).astype(np.int64)
 
 
 class Poisoned(Arrays):
-    """Batches become NaN when `bad` returns true."""
+    """Batches become NaN where `bad(epoch, end)` returns true."""
 
-    def bad(self):
+    def bad(self, epoch, end):
         raise NotImplementedError
 
     def read(self, part, batch_size, local=None):
         for batch in super().read(part, batch_size, local):
-            yield dataclasses.replace(batch, x=batch.x * np.nan) if self.bad() else batch
+            yield dataclasses.replace(batch, x=batch.x * np.nan) if self.bad(part.epoch, batch.end) else batch
 
 
 class Job:
@@ -49,6 +49,7 @@ class Job:
 
     def __init__(self, folder, shards=1, workers=2, steps_per_push=1):
         self.folder, self.doses, self.errors = folder, 0, {}
+        self.poisoned = set()
         self.credentials = create_secret_dir(folder / "secret")
         self.lock = threading.Lock()
 
@@ -71,11 +72,13 @@ class Job:
         for slot in range(workers):
             self.start_worker(slot)
 
-    def bad(self):
+    def bad(self, epoch, end):
+        """Whoever reads a poisoned batch, and however often: it may be read ahead and dropped with its lease."""
         with self.lock:
-            poisoned = self.doses > 0
-            self.doses -= poisoned
-            return poisoned
+            if self.doses > 0:
+                self.doses -= 1
+                self.poisoned.add((epoch, end))
+            return (epoch, end) in self.poisoned
 
     def config(self, role, index, incarnation):
         return RuntimeConfig(
