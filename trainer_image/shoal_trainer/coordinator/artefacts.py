@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from shoal_trainer.contract import Message, TerminationMessage
-from shoal_trainer.errors import Fenced, ProtocolError
+from shoal_trainer.errors import Fenced, Overtaken, ProtocolError
 from shoal_trainer.snapshot.shard_file import Digest
 from shoal_trainer.snapshot.storage import Storage
 
@@ -83,8 +83,11 @@ class Artefacts:
         """Publish the model; returns the message with its digest, or the message of the export that was first.
 
         Call it as the highest incarnation (`Claim.check`): an unreadable manifest is replaced. `Fenced` if the model
-        is another run's.
+        is another run's, `Overtaken` if files of a newer export have arrived.
         """
+        with self._lock:
+            if token < self._token:
+                raise Overtaken("another worker exports the model now")
         files = tuple(sorted(self._of(token), key=lambda file: file.name))
         digest = hashlib.sha256(
             "\n".join(f"{f.sha256} {f.size} {f.name}" for f in files).encode()

@@ -57,6 +57,8 @@ class Coordinator(Record):
         self.finished: TerminationMessage | None = None
         self._wall = wall
         self._task_counter = 0
+        self._last_pushes: dict[tuple[int, int], float] = {}
+        """After a stop: the workers that held leases, and until when a last push of each is waited for."""
         shard.on_applied = self.applied
         shard.on_ready = self.ready
 
@@ -178,6 +180,7 @@ class Coordinator(Record):
             for mark in meta.progress:
                 self._count(mark)
             self._stop_after_steps()
+        self._last_pushes.pop((push.slot, push.incarnation), None)  # its answer reports the stop
 
     def compare(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
         """Count what is in some shards only; whether some of it may yet come (`at_end`: that counts, too)."""
@@ -266,6 +269,8 @@ class Coordinator(Record):
         return [member for member in silent if (member.slot, member.incarnation) in holders]
 
     def _next_for(self, slot: int, incarnation: int) -> Given:
+        if self._settling():
+            return self._idle()
         self._task_counter += 1
         token = (self._term, self._task_counter)
         if (task := self.tasks.grant(slot, incarnation, token)) is not None:
@@ -313,6 +318,7 @@ class Coordinator(Record):
             self.counters.wasted_steps += 1  # the step that it was in, at the most
         member.state = state
         member.message = why or member.message
+        self._last_pushes.pop((member.slot, member.incarnation), None)
         if self.ledger is not None:
             self.ledger.release(lambda lease: _holds(member, lease))
         self.tasks.release(member.slot, member.incarnation)
@@ -331,7 +337,20 @@ class Coordinator(Record):
             self._stop(f"{self.counters.steps} steps are done")
 
     def _stop(self, why: str) -> None:
-        self.stopping = self.stopping or why
+        if self.stopping:
+            return
+        self.stopping = why
+        now = self._clock()
+        if self.ledger is not None:
+            holders = {(lease.slot, lease.incarnation) for lease in self.ledger.leases.values()}
+            self._last_pushes = {who: now + self.members.get(*who).patience for who in holders}
+
+    def _settling(self) -> bool:
+        """Whether pushes computed before the stop may still arrive: what is judged would not be what is exported."""
+        if self._last_pushes:
+            now = self._clock()
+            self._last_pushes = {who: until for who, until in self._last_pushes.items() if now < until}
+        return bool(self._last_pushes)
 
     def _wind_up(self) -> None:
         """Training is over: take what is leased back, evaluate what was not, export."""

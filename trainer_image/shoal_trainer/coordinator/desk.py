@@ -123,6 +123,8 @@ class Desk:
             self._reconciler.settle()
             with self._ours():
                 self._claim.check()
+                if coordinator.held_task(request.slot, request.incarnation, request.token) is None:
+                    raise Overtaken("this worker does not hold this task any more")
                 message = self.artefacts.publish_model(request.token, coordinator.succeeded(request.message))
             coordinator.task_done(request)
             coordinator.end(message)

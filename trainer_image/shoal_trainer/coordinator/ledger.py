@@ -83,6 +83,7 @@ class Ledger:
         self.done_samples = 0
         self.opened = 0
         self._counter = 0
+        self._outstanding = 0
 
     # --- leases ---------------------------------------------------------------------------------------------------
 
@@ -113,6 +114,9 @@ class Ledger:
         seen = Positions(fresh)
         again = [segment._replace(start=a, stop=b) for a, b in seen.gaps(segment.start, stop)]
         for lease in self.leases.overlapping(segment):
+            held = lease.segment
+            if held.stop is not None:
+                self._outstanding -= sum(max(0, min(b, held.stop) - max(a, held.start)) for a, b in fresh)
             if not self.rest(lease):
                 self.leases.remove(lease.token)
         self._complete()
@@ -124,7 +128,9 @@ class Ledger:
         if lease is None:
             return
         self.lengths[lease.segment.file] = length
+        self._outstanding -= self._samples(lease)
         lease = replace(lease, segment=lease.segment._replace(stop=length))
+        self._outstanding += self._samples(lease)
         self.leases.add(lease)
         if not self.rest(lease):
             self.leases.remove(token)
@@ -195,8 +201,8 @@ class Ledger:
         )
 
     def outstanding(self) -> int:
-        """Samples that are leased, in all passes (of files of unknown length: none)."""
-        return sum(self._samples(lease) for lease in self.leases.values())
+        """Samples that are leased, in all epochs (of files of unknown length: none)."""
+        return self._outstanding
 
     def ranges_in_a_pass(self) -> int:
         """How many ranges a pass has."""
@@ -267,6 +273,7 @@ class Ledger:
         self.leases = Leased()
         for term, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
             self.leases.add(Lease((term, counter), slot, incarnation, Segment(epoch, file, start, stop)))
+        self._outstanding = sum(map(self._samples, self.leases.values()))
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
         self.done_samples = int(saved["doneSamples"])
@@ -310,14 +317,19 @@ class Ledger:
         self._counter += 1
         lease = Lease((term, self._counter), slot, incarnation, segment)
         self.leases.add(lease)
+        self._outstanding += self._samples(lease)
         return lease
 
     def _release(self, lease: Lease) -> None:
         self.leases.remove(lease.token)
+        self._outstanding -= self._samples(lease)
         self.passes[lease.segment.epoch].free.extendleft(reversed(self.rest(lease)))
 
     def _samples(self, lease: Lease) -> int:
-        return sum(piece.stop - piece.start for piece in self.rest(lease) if piece.stop is not None)
+        """Samples of a lease that are not done; 0 where its end is unknown."""
+        if lease.segment.stop is None:
+            return 0
+        return sum(piece.end - piece.start for piece in self.rest(lease))
 
     def _ours(self, segment: Segment) -> bool:
         """Whether there are such positions: what the network brings is checked before it costs anything."""

@@ -22,6 +22,7 @@ from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Renamed
 from shoal_trainer.coordinator.tasks import Tasks
 from shoal_trainer.errors import UserError
+from shoal_trainer.ps.recovery import JITTER, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import Applied, Entry, Progress
 
@@ -82,8 +83,12 @@ class Record:
 
     def ready(self, version: int, applied: Applied) -> None:
         """The shard has its parameters (called inside its lock): what its journal tells of is in them."""
-        del version, applied
+        del version
         self._ready = True
+        if self._gather_until not in {None, math.inf}:
+            # Survivors join once they see that the shard is ready: at their next hello.
+            pause = longest_pause(len(applied)) * (1 + JITTER)
+            self._gather_until = max(self._gather_until, self._clock() + 2 * pause + 1)
         self._replay()
 
     # --- saved and restored -----------------------------------------------------------------------------------------

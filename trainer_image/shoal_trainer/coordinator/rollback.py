@@ -78,8 +78,10 @@ class RollBack:
         """
         self._coordinator.heartbeat(report.slot, report.incarnation)
         with self._snapshotter.taking:
-            if report.generation != self._shard.generation or self._coordinator.finished is not None:
-                return
+            with self._shard.lock:
+                over = self._coordinator.stopping or self._coordinator.finished is not None
+            if over or report.generation != self._shard.generation:
+                return  # after the end of training the reporter's lease is void: nothing of the batch is pushed
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")

@@ -38,6 +38,8 @@ class Tasks:
             self.history.append({})
         self.history[epoch].update(logs)
         self.evaluated = epoch + 1
+        if any(task.kind == "export" for task in self.queue):  # a late push completed an epoch after the stop
+            return
         # An evaluation that nobody has begun is made void by the next one: the parameters have moved on.
         if not callbacks:
             self.queue = [t for t in self.queue if t.holder is not None or t.kind != "evaluate"]
@@ -91,7 +93,7 @@ class Tasks:
         """As JSON; who holds what is not kept, for a token ends with parameter server 0."""
         return {
             "queue": [asdict(task) | {"holder": None} for task in self.queue],
-            "history": self.history,
+            "history": [dict(logs) for logs in self.history],
             "evaluated": self.evaluated,
         }
 

@@ -47,8 +47,8 @@ def is_outage(error: BaseException, path: str | None = None) -> bool:
         errors.InternalError,
         errors.ResourceExhaustedError,
     )
-    if path is not None and isinstance(error, errors.NotFoundError) and path not in str(error):
-        return False
+    if path is not None and isinstance(error, errors.NotFoundError):
+        return re.search(re.escape(path) + r"(?![\w./-])", str(error)) is not None
     return isinstance(error, errors.OpError) and not isinstance(error, permanent)
 
 

@@ -28,12 +28,14 @@ class Leases:
         self._ends: dict[Token, tuple[DataWork, int]] = {}
         self._renamed: dict[Token, Token | None] = {}
         self._answered_to: dict[Token, int] = {}
+        self._stopped: int | None = None
+        """The coordinator process that ended training: what it granted earlier may still arrive."""
         self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)
 
     def grant(self, work: DataWork) -> None:
         """A lease was given to this worker; one that was asked for before the job went back is none any more."""
         with self._lock:
-            if work.generation == self.generation:
+            if work.generation == self.generation and work.token[0] != self._stopped:
                 self._ends[work.token] = (work, work.start)
 
     def mark(self, token: Token, end: int) -> Progress | None:
@@ -86,6 +88,7 @@ class Leases:
     def void(self, term: int) -> None:
         """The coordinator process `term` (0: none) has ended training: forget every lease that it granted."""
         with self._lock:
+            self._stopped = term or self._stopped
             for token in [token for token in self._ends if term and token[0] == term]:
                 del self._ends[token]
                 self._answered_to.pop(token, None)

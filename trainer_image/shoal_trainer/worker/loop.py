@@ -162,10 +162,10 @@ class Loop(Upstream):
         self._feed.go_on()
 
     def _join(self) -> None:
-        """Connect, give the first parameters unless another worker was first, pull, and join the coordinator.
+        """Connect, give the first parameters unless another worker was first, join the coordinator, and pull.
 
         The heartbeats joined before the model was traced; parameter server 0 may have been replaced since then, and
-        only `_boots` would show it.
+        only `_boots` would show it. If it is replaced now, the pull fails.
         """
         while not self._drain.is_set():
             try:
@@ -174,8 +174,8 @@ class Loop(Upstream):
                     return
                 if not welcome.initialized:
                     self._exchange.initialize(self._flat_model.initial()).result()
-                pulled = self._exchange.pull(self._buffers.spare).result()
                 self._join_coordinator({})
+                pulled = self._exchange.pull(self._buffers.spare).result()
             except Unreachable as error:
                 log.info("joining: %s", error)
                 self._drain.wait(RETRY_SECONDS)
@@ -220,8 +220,9 @@ class Loop(Upstream):
         self._pile = [piled for piled in self._pile if self._leases.token(piled[1].work.token) is not None]
         if not self._pile:
             return
-        update, samples, loss = combined(self._pile, self._policy.averages, self._behind)
         skipped = all(step.skipped for step, _ in self._pile)
+        behind = 1 if skipped else self._behind  # a difference is not divided by the pushes in between
+        update, samples, loss = combined(self._pile, self._policy.averages, behind)
         steps = len(self._pile)
         marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile]
         self._pile.clear()
@@ -344,7 +345,9 @@ class Loop(Upstream):
         except Unreachable as error:
             log.warning("cannot tell the length of %s yet: %s", item.work.file, error)
             self._held = item
-            self._drain.wait(PROBE_SECONDS)
+            self._probe()
+            if self._outage is None:
+                self._drain.wait(PROBE_SECONDS)
         else:
             self._leases.drop(token)
 

@@ -67,14 +67,19 @@ class Outage:
         """Whether local training has gone as far as it may; then the worker waits."""
         return self.steps >= self._max_steps or self._clock() - self._started >= self._max_seconds
 
-    def absorb(self, update: npt.NDArray[Any], samples: int) -> None:
+    def absorb(self, update: npt.NDArray[Any], samples: int, *, gradient: bool = True) -> None:
         """Take in a step that is pushed by other means: it moves the master and the base alike."""
-        self._apply(update, samples)
+        self._apply(update, samples, gradient)
         self.base[:] = self.master
 
-    def step(self, update: npt.NDArray[Any], samples: int, progress: Progress) -> None:
-        """One local step by `update`, as the wire carries it: gradients, then differences of the statistics."""
-        self._apply(update, samples)
+    def step(
+        self, update: npt.NDArray[Any], samples: int, progress: Progress, *, gradient: bool = True
+    ) -> None:
+        """One local step by `update`, as the wire carries it: gradients, then differences of the statistics.
+
+        `gradient`: whether there is one; without, the optimizer is skipped.
+        """
+        self._apply(update, samples, gradient)
         self.steps += 1
         self.samples += samples
         self.progress.append(progress)
@@ -107,13 +112,13 @@ class Outage:
         self.taken()
         return Send(delta, push, local=True)
 
-    def _apply(self, update: npt.NDArray[Any], samples: int) -> None:
+    def _apply(self, update: npt.NDArray[Any], samples: int, gradient: bool) -> None:
         if self._scratch.shape != update.shape or self._scratch.dtype != update.dtype:
             self._scratch = aligned(update.size, update.dtype)
         self._scratch[:] = update  # the kernels write the new parameters over what they read
         n = self._parameters
-        self._updates += 1
-        if self._rule is not None:
+        self._updates += gradient
+        if self._rule is not None and gradient:
             rate = self._learning_rate * self._config.weight(samples)  # as the servers have it
             self._rule.apply(self.master[:n], self._scratch[:n], Update(rate, self._updates, 1))
         kernels.add(self.master[n:], self._scratch[n:], np.float32(1.0))

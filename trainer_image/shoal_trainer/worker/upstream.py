@@ -88,9 +88,11 @@ class Upstream:
         self._leases.void(welcome.shards[0].stopped)
         versions = tuple(shard.version for shard in welcome.shards)
         paused, self._probed = versions == self._probed, versions
-        self._outdated = versions != self._pulled.versions
-        if self._outdated and paused:
+        if paused and versions != self._pulled.versions:
             self._refresh(idle=True)
+        self._outdated = (
+            True  # an idle worker has no permit (bounded staleness): its next step begins with a pull
+        )
 
     def _refresh(self, *, idle: bool) -> None:
         """Take the present parameters; no exchange is in flight. `idle`: no step follows at once."""
@@ -110,7 +112,7 @@ class Upstream:
         assert self._pulled is not None
         self._outage = self._alone(None if send is None else send.push.learning_rate)
         if send is not None:
-            self._outage.absorb(send.update, send.push.samples)
+            self._outage.absorb(send.update, send.push.samples, gradient=not send.local)
             self._unsent.append(send)
         for step, ready in self._pile:
             self._step_alone(step, ready)
@@ -146,7 +148,7 @@ class Upstream:
         assert self._outage is not None
         mark = self._leases.mark(ready.work.token, ready.batch.end)
         if mark is not None:
-            self._outage.step(step.update, ready.batch.samples, mark)
+            self._outage.step(step.update, ready.batch.samples, mark, gradient=not step.skipped)
 
     def _come_back(self, welcome: Welcome) -> None:
         """Bring the servers what they have missed, in order, and go on with their parameters."""
@@ -176,9 +178,11 @@ class Upstream:
             self._exchange.initialize(first).result()
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
-        if welcome.shards[0].stopped:
+        if stopped := welcome.shards[0].stopped:
             self._wasted += outage.steps
             outage.taken()
+            # Else a successor that knows of no stop would grant the lease again, without the dropped steps.
+            self._leases.void(stopped)
         elif outage.steps:
             self._seq += 1
             self._unsent.append(outage.as_send(self._seq, self._pulled.versions))

@@ -33,6 +33,8 @@ def test_job_keeps_its_first_file_list(caplog, seen, later):
     bench.join(1, data=DataSpec(files=seen, callbacks=True))
     bench.join(2, data=DataSpec(files=seen, callbacks=True))
     bench.now += 100.0
+    bench.coordinator.tick()  # the shard is ready, and survivors have a moment to join
+    bench.now += 10.0
     assert bench.coordinator.data == DataSpec(files=data.files, callbacks=True)
     leased = {bench.ask(1).lease.file, bench.ask(1).lease.file}
     assert leased <= set(data.files)

@@ -103,6 +103,11 @@ class AnyWorkers(RuleBasedStateMachine):
             free = {p for s in state.free for p in range(s.start, s.stop or 0)}
             assert free | set(leased) | done == set(range(100))
 
+    @invariant()
+    def outstanding_is_what_is_leased(self) -> None:
+        held = [rest for lease in self.ledger.leases.values() for rest in self.ledger.rest(lease)]
+        assert self.ledger.outstanding() == sum((rest.stop or 0) - rest.start for rest in held)
+
     def teardown(self) -> None:
         self.ledger.release(lambda _: True)
         while (lease := self.ledger.grant(0, 1, 2)) is not None:

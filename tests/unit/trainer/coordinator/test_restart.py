@@ -5,6 +5,7 @@ import pytest
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.wire.messages import AnswerMeta
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 
 
@@ -130,3 +131,26 @@ def test_replaced_incarnation_stays_fenced_after_a_restart():
     with pytest.raises(Fenced, match="newer incarnation"):
         new.coordinator.heartbeat(0, 0)
     new.coordinator.heartbeat(0, 1)
+
+
+def test_survivors_have_time_to_join_after_a_late_recovery():
+    """A large copy may take longer than gathering does; survivors see that the shard is ready at their next hello."""
+    old = Bench()
+    old.join(0)
+    old.join(1)
+    lease = old.ask(0).lease
+    old.push(0, lease, 1, samples=1)
+    saved, copy = old.coordinator.dump(), old.shard.copy()
+    new = Bench(boot=2, epoch=1)
+    new.shard.restore(copy)
+    new.coordinator.load(saved)
+    for slot in (0, 1):
+        new.shard.connect(slot, 0)
+        new.coordinator.heartbeat(slot, 0)
+    assert new.shard.hello(0, 0, MODEL, old.shard.version + 1).wants_copy
+    new.now += 8.0
+    meta = AnswerMeta(1, 1, dict(old.shard.applied), old.shard.journal.since(-1))
+    new.shard.offer(0, 0, old.shard.version + 1, meta, aligned(4))
+    assert new.ask(1).kind == "idle"
+    held = lease.model_copy(update={"start": 1})
+    assert new.join(0, held=(held,)).renamed

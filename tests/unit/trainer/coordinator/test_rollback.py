@@ -237,3 +237,16 @@ def test_copy_of_an_older_generation_is_not_adopted(held, offers):
         assert (shard.generation, shard.version) == best
     if best != held:
         assert np.all(shard._parameters == best[0])
+
+
+def test_divergence_after_the_stop_rolls_nothing_back(tmp_path):
+    bench = Bench(tmp_path).begin()
+    bench.train(2)
+    assert bench.snapshotter.take() is not None
+    bench.train(1)
+    lease = bench.lease()
+    bench.coordinator._stop("the target is reached")
+    version = bench.shard.version
+    bench.diverge(lease)
+    assert (bench.shard.generation, bench.shard.version) == (0, version)
+    assert bench.coordinator.stopping == "the target is reached"

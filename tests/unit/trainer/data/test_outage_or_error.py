@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -78,7 +79,11 @@ def test_missing_file_opened_by_a_parse_function_is_a_user_error(records, tmp_pa
 
 
 def test_file_removed_during_reading_is_unreachable(records):
-    files = Files(records, lambda path: tf.data.TextLineDataset(path + ".gone"))
+    def fn(path):
+        Path(path).unlink()
+        return tf.data.TextLineDataset(path)
+
+    files = Files(records, fn)
     with pytest.raises(Unreachable):
         read(files)
 
@@ -112,3 +117,9 @@ def test_parquet_categories_are_read_as_values(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     batches = read(Files.parquet(str(tmp_path / "*.parquet"), lambda row: tf.strings.length(row["c"])))
     assert np.concatenate([batch.x for batch in batches]).tolist() == [1, 1, 1, 1]
+
+
+def test_missing_file_named_after_the_data_file_is_the_users(records):
+    files = Files(records, lambda path: tf.data.TextLineDataset(path + ".label"))
+    with pytest.raises(UserError, match=r"\.label"):
+        read(files)

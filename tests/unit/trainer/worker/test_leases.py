@@ -115,3 +115,13 @@ def test_rollback_drops_leases_and_refuses_older_grants():
     assert leases.held() == {}
     leases.grant(DataWork((0, 3), 0, 32, 64, generation=1))
     assert leases.token((0, 3)) == (0, 3)
+
+
+def test_lease_granted_before_the_stop_is_refused_when_it_arrives_late():
+    leases = Leases()
+    leases.grant(DataWork((7, 1), 0, 0, 8))
+    leases.void(7)
+    leases.grant(DataWork((7, 2), 0, 8, 16))
+    assert leases.held() == {}
+    leases.grant(DataWork((8, 1), 0, 0, 8))  # of another coordinator process
+    assert set(leases.held()) == {(8, 1)}

@@ -1,0 +1,77 @@
+"""What may still arrive after training was stopped, and what it must not change."""
+
+import pytest
+
+from shoal_trainer.contract import StopAfter
+from shoal_trainer.coordinator.artefacts import Artefacts
+from shoal_trainer.coordinator.protocol import TaskDone
+from shoal_trainer.coordinator.tasks import Tasks
+from shoal_trainer.errors import Overtaken
+from shoal_trainer.snapshot.storage import LocalStorage
+from tests.unit.trainer.coordinator.bench import Bench
+
+
+def stopped_by_an_evaluation(workers):
+    """Training stops while every worker but the first holds a lease."""
+    bench = Bench(stop=StopAfter(epochs=9, metric="accuracy", value=0.9), validation=True)
+    for slot in range(workers):
+        bench.join(slot)
+    first = bench.train(0)
+    assert first.task == "evaluate"
+    leases = {slot: bench.ask(slot).lease for slot in range(1, workers)}
+    bench.coordinator.task_done(
+        TaskDone(slot=0, incarnation=0, token=first.token, metrics={"val_accuracy": 0.95})
+    )
+    assert bench.coordinator.stopping
+    return bench, leases
+
+
+def test_final_evaluation_waits_for_the_last_push_of_each_worker():
+    bench, leases = stopped_by_an_evaluation(3)
+    assert bench.ask(0).kind == "idle"
+    bench.push(1, leases[1], leases[1].start + 2)
+    assert bench.ask(0).kind == "idle"
+    bench.push(2, leases[2], leases[2].start + 2)
+    assert bench.ask(0).task == "evaluate"
+
+
+def test_final_evaluation_does_not_wait_for_a_worker_that_left():
+    bench, _ = stopped_by_an_evaluation(2)
+    bench.coordinator.leave(1, 0)
+    assert bench.ask(0).task == "evaluate"
+
+
+def test_final_evaluation_does_not_wait_for_a_worker_that_pushes_no_more():
+    bench, _ = stopped_by_an_evaluation(2)
+    bench.now += 6.0
+    bench.coordinator.heartbeat(0, 0)
+    bench.coordinator.heartbeat(1, 0)
+    assert bench.ask(0).task == "evaluate"
+
+
+def test_epoch_completed_after_the_stop_keeps_the_final_evaluation():
+    tasks = Tasks()
+    tasks.pass_ended(0, {}, validation=True, callbacks=False)
+    tasks.export(0)
+    tasks.pass_ended(1, {"loss": 0.5}, validation=True, callbacks=False)
+    assert [(task.kind, task.epoch) for task in tasks.queue] == [("evaluate", 0), ("export", 0)]
+    assert tasks.history[1] == {"loss": 0.5}
+
+
+def test_saved_history_does_not_change_with_later_results():
+    tasks = Tasks()
+    tasks.pass_ended(0, {"loss": 0.5}, validation=True, callbacks=False)
+    saved = tasks.dump()
+    token = (1, 1)
+    assert tasks.grant(0, 0, token) is not None
+    tasks.done(token, {"val_loss": 1.0})
+    assert saved["history"] == [{"loss": 0.5}]
+
+
+def test_export_overtaken_by_another_worker_publishes_nothing(tmp_path):
+    artefacts = Artefacts(LocalStorage(tmp_path), "uid")
+    artefacts.receive((1, 1), "export", "model.keras", iter([b"x"]))
+    artefacts.receive((1, 2), "export", "model.keras", iter([b"y"]))
+    with pytest.raises(Overtaken):
+        artefacts.publish_model((1, 1), Bench().coordinator.succeeded())
+    assert artefacts.published() is None
