@@ -46,7 +46,7 @@ from shoal_trainer.errors import ProtocolError, TrainerError, Unreachable
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import ShardFile
-from shoal_trainer.wire.channel import notice_death
+from shoal_trainer.wire.channel import enable_keepalive
 from shoal_trainer.wire.messages import Progress
 
 M = TypeVar("M", bound=Message)
@@ -61,7 +61,7 @@ class _Connection(http.client.HTTPSConnection):
 
     def connect(self) -> None:
         super().connect()
-        notice_death(self.sock)
+        enable_keepalive(self.sock)
 
 
 class ControlClient:

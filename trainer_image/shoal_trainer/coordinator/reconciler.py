@@ -38,7 +38,7 @@ def tell(shard: ShardStore, of: Sequence[Span]) -> Pushes:
         if shard.state is not State.READY:
             raise Unreachable(f"shard {shard.index} is {shard.state.value.lower()}")
         wanted = Contents(of)
-        return Pushes(held=shard.contents.spans(), entries=shard.journal.of(wanted) if wanted else ())
+        return Pushes(held=shard.contents.spans(), entries=shard.journal.entries_of(wanted) if wanted else ())
 
 
 class Reconciler:

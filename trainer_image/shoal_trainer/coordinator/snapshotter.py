@@ -36,7 +36,7 @@ def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) 
         journal.published_part((request.epoch, request.published))
     file = store.write_shard(request.number, request.epoch, copy)
     with shard.lock:
-        journal.wrote((request.epoch, request.number), copy.version)
+        journal.part_written((request.epoch, request.number), copy.version)
     return file
 
 

@@ -1,7 +1,7 @@
-"""One allocator for everything that is exchanged.
+"""Allocates aligned arrays for parameters, gradients and wire buffers.
 
-TensorFlow takes a numpy array without copying only where it is aligned to 64 bytes (else it aborts the process, with
-nothing to catch), and numpy's own large arrays are not. So parameters, gradients and wire buffers all come from here.
+TensorFlow shares a NumPy array without copying only if it is aligned to 64 bytes (otherwise it aborts the process, and
+no exception is raised). NumPy does not guarantee this alignment.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ ALIGNMENT = 64
 
 
 def aligned(n: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """`n` elements of `dtype`, zero, at an address that is a multiple of 64. Pages are touched on first use only."""
-    kind = np.dtype(dtype)
-    raw = np.zeros(n * kind.itemsize + ALIGNMENT, np.uint8)
+    """`n` zeros of `dtype` at an address that is a multiple of 64. Pages are touched on first use only."""
+    numpy_type = np.dtype(dtype)
+    raw = np.zeros(n * numpy_type.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + n * kind.itemsize].view(kind)
+    return raw[start : start + n * numpy_type.itemsize].view(numpy_type)
 
 
 def octets(array: NDArray[Any]) -> memoryview:

@@ -1,32 +1,28 @@
-"""A worker's side of the data plane: all shards of the job behind a few blocking calls.
+"""The worker's client of the data plane: blocking calls to all shards of the job.
 
-It is used from one thread (the worker's exchange thread). Requests go to all shards before any answer is read, and
-answers land in slices of the caller's flat buffer. Nothing is retried here: `Unreachable` closes every connection, and
-the caller says `hello` again when it wants to, then compares `Welcome.boots` with the ones that it knew. A push that
-was cut off is sent again with its old sequence number; a shard that had applied it answers without applying it twice.
+Use it from one thread. Requests are sent to all shards before any answer is read, and answers are received into slices
+of the caller's buffer. Nothing is retried: `Unreachable` closes every connection; the caller then calls `hello` again
+and compares `Welcome.boots`. To resend a push, keep its sequence number: no shard applies it twice.
 """
 
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_trainer.contract import Role, Shard
-from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.contract import Shard
+from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.layout import Bounds, bounds
+from shoal_trainer.ps.shard_client import ShardClient
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire import handshake, header
-from shoal_trainer.wire.channel import MIN_RATE, Channel
-from shoal_trainer.wire.header import IDLE, Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.header import IDLE, Codec, Header, Op
 from shoal_trainer.wire.messages import (
     AnswerMeta,
     Copy,
@@ -47,150 +43,14 @@ from shoal_trainer.wire.messages import (
 T = TypeVar("T")
 
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
-PIECE = 1 << 16
-"""Values that are received and decoded at a time: what has just come in is still in the core's cache."""
-
-
-@dataclass(slots=True)
-class _Link:
-    channel: Channel
-    server: handshake.Server
-
-
-class ShardClient:
-    """One shard: its address, its connection while there is one, and the newest epoch that was met there."""
-
-    def __init__(
-        self,
-        index: int,
-        address: Shard,
-        identity: WorkerIdentity,
-        credentials: Credentials,
-        *,
-        role: Role = Role.WORKER,
-        tls: bool = False,
-        connect_timeout: float = 3.0,
-        timeout: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.index = index
-        self.minimum_epoch = 0
-        self._address = address
-        self._identity = identity
-        self._credentials = credentials
-        self._role = role
-        self._tls = tls
-        self._connect_timeout = connect_timeout
-        self._timeout = timeout
-        self._clock = clock
-        self._link: _Link | None = None
-        self._piece = aligned(0, np.uint16)
-
-    @property
-    def server(self) -> handshake.Server:
-        """The (epoch, boot) at the other end of the connection."""
-        return self._connected().server
-
-    def connect(self) -> None:
-        """Open a connection and do the handshake, once for each valid key until one is taken."""
-        self.close()
-        address = (self._address.host, self._address.data_port)
-        try:
-            sock = socket.create_connection(address, timeout=self._connect_timeout)
-        except OSError as error:
-            raise Unreachable(f"shard {self.index} at {address[0]}:{address[1]}: {error}") from None
-        binding = b""
-        try:
-            if self._tls:
-                sock = self._credentials.client_context().wrap_socket(sock)
-                binding = self._credentials.certificate_digest()
-            channel = Channel(sock, timeout=self._timeout, clock=self._clock)
-        except OSError as error:
-            sock.close()
-            raise Unreachable(f"shard {self.index}: TLS: {error}") from None
-        peer = handshake.Peer(
-            self._role, self.index, self._identity.slot, self._identity.incarnation, self.minimum_epoch
-        )
-        try:
-            server = handshake.connect(
-                channel, self._credentials, self._identity.job_uid, peer, binding=binding
-            )
-        except BaseException:
-            channel.close()
-            raise
-        self.minimum_epoch = server.epoch
-        self._link = _Link(channel, server)
-
-    def send(self, request: Header, meta: bytes = b"", payload: NDArray[Any] | None = None) -> None:
-        """Send one request; its answer is due to `receive`."""
-        link = self._connected()
-        body = memoryview(b"") if payload is None else octets(payload)
-        whole = request._replace(
-            shard=self.index,
-            slot=self._identity.slot,
-            incarnation=self._identity.incarnation,
-            epoch=link.server.epoch,
-            boot=link.server.boot,
-            meta=len(meta),
-            length=len(body),
-        )
-        link.channel.send(header.encode(whole) + meta, *((body,) if len(body) else ()))
-
-    def receive(
-        self, expected: Op, out: NDArray[Any] | None = None, codec: Codec = Codec.FP32
-    ) -> tuple[Header, bytearray]:
-        """The answer's header and description; its payload, which comes in `codec`, fills `out`."""
-        channel = self._connected().channel
-        answer = header.decode(channel.receive_bytes(header.SIZE, limit=header.SIZE))
-        meta = channel.receive_bytes(answer.meta, limit=header.MAX_META_HELLO)
-        if answer.op is Op.ERROR:
-            raise _error(answer.seq, meta.decode("utf-8", "replace"))
-        size = 0 if out is None else out.size * codec.itemsize
-        if answer.op is not expected or answer.length != size:
-            raise ProtocolError(
-                f"shard {self.index} answers {answer.op.name} with {answer.length} bytes, "
-                f"expected {expected.name} with {size}"
-            )
-        if out is not None and out.dtype == codec.dtype:
-            channel.receive(octets(out))
-        elif out is not None:
-            self._receive_decoded(channel, out)
-        return answer, meta
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._link is not None:
-            self._link.channel.close()
-            self._link = None
-
-    def _receive_decoded(self, channel: Channel, out: NDArray[np.float32]) -> None:
-        if not self._piece.size:
-            self._piece = aligned(PIECE, np.uint16)
-        limit = self._clock() + self._timeout + 2 * out.size / MIN_RATE
-        for low in range(0, out.size, PIECE):
-            part = out[low : low + PIECE]
-            piece = self._piece[: part.size]
-            channel.receive(octets(piece), deadline=limit)
-            kernels.decode(piece, part)
-
-    def _connected(self) -> _Link:
-        if self._link is None:
-            raise Unreachable(f"shard {self.index} is not connected")
-        return self._link
-
-
-def _error(code: int, text: str) -> Exception:
-    kinds: dict[int, type[Exception]]
-    kinds = {ErrorCode.FENCED: Fenced, ErrorCode.USER: UserError, ErrorCode.NOT_READY: Unreachable}
-    return kinds.get(code, ProtocolError)(text)
 
 
 class PSClient:
-    """All shards of a job, as one worker (identity: slot and incarnation) uses them.
+    """All shards of a job, for the worker `identity`.
 
-    Flat vectors have `ModelSpec.size` values, fp32; or uint16 holding bf16 bits, which then travel as they are.
-    Every call raises `Unreachable` (try `hello` again), `Fenced` (stop), `UserError` (worker and parameter server
-    disagree about the model) or `Unauthorized`.
+    Flat vectors have shape (`ModelSpec.size`,) and dtype fp32, or uint16 with the bits of bf16, which are sent as they
+    are. Every call may raise `Unreachable` (call `hello` again), `Fenced` (stop), `UserError` (the model differs from
+    the job's) or `Unauthorized`.
     """
 
     def __init__(
@@ -225,73 +85,79 @@ class PSClient:
 
     @property
     def bounds(self) -> tuple[Bounds, ...]:
-        """Which range of the flat vector each shard holds; known after `hello`."""
+        """The range of the flat vector that each shard holds; known after `hello`."""
         return self._bounds
 
     def hello(self, model: ModelSpec, copy: Copy | None = None) -> Welcome:
-        """Connect to all shards, agree on the model, and offer `copy` to shards that lost their parameters.
+        """Connect to all shards, agree on the model, and send `copy` to shards that lost their parameters.
 
-        Where some shards are away the others get the copy all the same: they wait for it only for a moment.
+        If some shards are unreachable, the others get the copy before `Unreachable` is raised: they wait only briefly.
         """
         self._bounds = bounds(model.size, len(self._shards))
         if self.codec is Codec.BF16 and self._outgoing.size != model.size:
             self._outgoing = aligned(model.size, np.uint16)
-        away: list[Unreachable] = []
+        errors: list[Unreachable] = []
 
         def each(
-            what: Callable[[ShardClient], T], shards: Sequence[ShardClient]
+            call: Callable[[ShardClient], T], shards: Sequence[ShardClient]
         ) -> list[tuple[ShardClient, T]]:
-            done = []
+            results = []
             for shard in shards:
                 try:
-                    done.append((shard, what(shard)))
+                    results.append((shard, call(shard)))
                 except Unreachable as error:
-                    away.append(error)
-            return done
+                    errors.append(error)
+            return results
 
         try:
-            # A shard's moment begins with its first hello, so nobody says it while another one may still time out.
-            here = [shard for shard, _ in each(ShardClient.connect, self._shards)]
-            here = [shard for shard, _ in each(lambda shard: self._say_hello(shard, model, copy), here)]
-            found = each(lambda shard: decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]), here)
+            # A shard's wait for copies begins with its first HELLO, so connect to all of them before sending any.
+            reached = [shard for shard, _ in each(ShardClient.connect, self._shards)]
+            reached = [
+                shard for shard, _ in each(lambda shard: self._send_hello(shard, model, copy), reached)
+            ]
+            found = each(lambda shard: decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]), reached)
             if copy is not None:
                 welcomes = {shard.index: welcome for shard, welcome in found}
                 found = each(
                     lambda shard: self._offer(welcomes[shard.index], copy), [shard for shard, _ in found]
                 )
-            if away:
-                raise away[0]
+            if errors:
+                raise errors[0]
         except BaseException:
             self.close()
             raise
         return Welcome(tuple(welcome for _, welcome in found))
 
     def probe(self, model: ModelSpec) -> Welcome:
-        """The state of the shards, without parameters. `Unreachable` also after a rollback."""
+        """The state of the shards, without a transfer of parameters. `Unreachable` also after a rollback."""
         try:
             for shard in self._shards:
-                self._say_hello(shard, model, None)
+                self._send_hello(shard, model, None)
             found = [decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1]) for shard in self._shards]
             if [welcome.boot for welcome in found] != [shard.server.boot for shard in self._shards]:
-                raise Unreachable("a shard has gone back to a snapshot")
+                raise Unreachable("a shard was rolled back to a snapshot")
         except BaseException:
             self.close()
             raise
         return Welcome(tuple(found))
 
     def initialize(self, flat: NDArray[np.float32]) -> None:
-        """Give the shards their first values; where another worker was first, its values stay."""
+        """Set the first parameters (fp32) of shards that have none."""
         self._check(flat)
         self._call(Op.INITIALIZE, Op.OK, flat, None, codec=Codec.FP32)
 
     def pull(self, out: NDArray[Any], *, idle: bool = False, exact: bool = False) -> Pulled:
-        """Fill `out` with the parameters, with `exact` in fp32. `idle`: bounded staleness waits for no gradient."""
+        """Write the parameters to `out`.
+
+        `idle`: no gradient will be computed on them, so bounded staleness waits for none. `exact`: transfer them in
+        fp32.
+        """
         self._check(out)
         codec = Codec.FP32 if exact else None
         return self._call(Op.PULL, Op.PARAMETERS, None, out, codec=codec, flags=IDLE if idle else 0)
 
     def push_pull(self, gradient: NDArray[Any], out: NDArray[Any], push: Push) -> Pulled:
-        """Apply the mean gradient of `push.samples` samples, and fill `out` with the parameters after it."""
+        """Apply the mean gradient of `push.samples` samples, and write the new parameters to `out`."""
         self._check(gradient)
         self._check(out)
         return self._call(Op.PUSH_PULL, Op.PARAMETERS, gradient, out, push)
@@ -299,9 +165,9 @@ class PSClient:
     def push_delta(
         self, delta: NDArray[Any], out: NDArray[Any], push: Push, *, scale: float = 1.0, merge: bool = False
     ) -> Pulled:
-        """Parameters += scale * delta, and fill `out` with the parameters after it.
+        """Parameters += scale * delta, and write the new parameters to `out`.
 
-        `merge=True`: with what other workers brought since the shard came back, by Adasum (arXiv 2006.02924).
+        `merge`: combine `delta` with those of other workers after an outage by Adasum (arXiv 2006.02924).
         """
         self._check(delta)
         self._check(out)
@@ -313,9 +179,7 @@ class PSClient:
         for shard in self._shards:
             shard.close()
 
-    # ---
-
-    def _say_hello(self, shard: ShardClient, model: ModelSpec, copy: Copy | None) -> None:
+    def _send_hello(self, shard: ShardClient, model: ModelSpec, copy: Copy | None) -> None:
         hello = Hello(model=model)
         if copy is not None:
             version = copy.pulled.versions[shard.index]
@@ -341,7 +205,7 @@ class PSClient:
         self,
         op: Op,
         expected: Op,
-        given: NDArray[Any] | None,
+        values: NDArray[Any] | None,
         out: NDArray[Any] | None,
         push: Push | None = None,
         *,
@@ -351,13 +215,14 @@ class PSClient:
     ) -> Pulled:
         begin = self._clock()
         coding = codec or self.codec
-        payload = given if given is None or coding is Codec.FP32 else self._encode(given)
+        payload = values if values is None or coding is Codec.FP32 else self._encode(values)
+        payload_codec = coding if payload is not None or out is not None else Codec.NONE
+        seq = 0 if push is None else push.seq
         meta = b"" if push is None else encode_push(_push_meta(push, scale))
         try:
             for shard, (low, high) in zip(self._shards, self._bounds, strict=True):
                 base = 0 if push is None else push.base_versions[shard.index]
-                sent_as = coding if payload is not None or out is not None else Codec.NONE
-                request = Header(op, sent_as, seq=0 if push is None else push.seq, version=base, flags=flags)
+                request = Header(op, payload_codec, seq=seq, version=base, flags=flags)
                 shard.send(request, meta, None if payload is None else payload[low:high])
             sent = self._clock()
             answers = [
@@ -389,10 +254,12 @@ class PSClient:
     def _check(self, flat: NDArray[Any]) -> None:
         size = self._bounds[-1][1] if self._bounds else -1
         if size < 0:
-            raise Unreachable("say hello first")
-        kinds = (np.float32, np.uint16) if self.codec is Codec.BF16 else (np.float32,)
-        if flat.shape != (size,) or flat.dtype not in kinds or not flat.flags.c_contiguous:
-            raise ValueError(f"a flat vector has shape ({size},) in fp32, not {flat.shape} in {flat.dtype}")
+            raise Unreachable("not connected: call hello first")
+        dtypes = (np.float32, np.uint16) if self.codec is Codec.BF16 else (np.float32,)
+        if flat.shape != (size,) or flat.dtype not in dtypes or not flat.flags.c_contiguous:
+            raise ValueError(
+                f"a flat vector has shape ({size},) in float32, not {flat.shape} in {flat.dtype}"
+            )
 
 
 def _push_meta(push: Push, scale: float) -> PushMeta:

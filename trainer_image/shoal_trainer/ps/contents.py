@@ -1,9 +1,7 @@
-"""Which pushes are in the parameters of a shard: sequence numbers, by who pushed them. Pure.
+"""The set of pushes that a shard's parameters contain, by worker and sequence number. Pure.
 
-The same push goes to every shard under the same number, so two shards that were lost at different moments can be
-compared. A worker's numbers follow each other: one interval tells all of them, another one begins where a shard came
-back without some. So the whole run fits into a few numbers for each worker, and nothing has to be forgotten at a
-snapshot.
+A push has the same sequence number on every shard, so shards that were lost at different times can be compared. A
+worker's numbers are consecutive and stored as intervals, so the set stays small over a whole run.
 """
 
 from __future__ import annotations
@@ -17,24 +15,25 @@ Worker = tuple[int, int]
 Push = tuple[int, int, int]
 """(slot, incarnation, sequence number)."""
 Span = tuple[int, int, int, int]
-"""(slot, incarnation, first sequence number, the one after the last)."""
+"""(slot, incarnation, first sequence number, last sequence number + 1)."""
 
 KEPT_INCARNATIONS = 64
-"""Of each slot. What is older is the same on all shards, or has been counted for good."""
+"""Per slot. Pushes of older incarnations are equal on all shards, or already counted as partial."""
 
 
 class Contents:
     """A set of pushes."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
-        self._of: dict[int, dict[int, Positions]] = {}
+        self._slots: dict[int, dict[int, Positions]] = {}
+        """slot -> incarnation -> sequence numbers."""
         for slot, incarnation, start, stop in spans:
-            self._worker(slot, incarnation).add(start, stop)
+            self._numbers(slot, incarnation).add(start, stop)
 
     def add(self, push: Push) -> None:
-        """Take a push in."""
+        """Add a push."""
         slot, incarnation, seq = push
-        self._worker(slot, incarnation).add(seq, seq + 1)
+        self._numbers(slot, incarnation).add(seq, seq + 1)
 
     def __contains__(self, push: Push) -> bool:
         slot, incarnation, seq = push
@@ -46,48 +45,50 @@ class Contents:
                 yield slot, incarnation, seq
 
     def __bool__(self) -> bool:
-        return any(held.total for of in self._of.values() for held in of.values())
+        return any(
+            numbers.total for incarnations in self._slots.values() for numbers in incarnations.values()
+        )
 
     def gaps(self, worker: Worker, start: int, stop: int) -> list[tuple[int, int]]:
-        """Which of a worker's numbers [start, stop) are not in the set."""
-        held = self._known(worker)
-        return [(start, stop)] if held is None else held.gaps(start, stop)
+        """The parts of a worker's sequence numbers [start, stop) that are not in the set."""
+        numbers = self._existing(worker)
+        return [(start, stop)] if numbers is None else numbers.gaps(start, stop)
 
     def last(self, worker: Worker) -> int:
-        """The highest number of a worker; 0 for none."""
-        held = self._known(worker)
-        return 0 if held is None or not held.total else held.intervals()[-1][1] - 1
+        """The highest sequence number of a worker; 0 for none."""
+        numbers = self._existing(worker)
+        return 0 if numbers is None or not numbers.total else numbers.intervals()[-1][1] - 1
 
     def newest(self) -> dict[int, int]:
         """The highest incarnation of each slot."""
-        return {slot: max(of) for slot, of in self._of.items()}
+        return {slot: max(incarnations) for slot, incarnations in self._slots.items()}
 
     def spans(self) -> tuple[Span, ...]:
         """The whole set, in order."""
         return tuple(
             (slot, incarnation, start, stop)
-            for slot, of in sorted(self._of.items())
-            for incarnation, held in sorted(of.items())
-            for start, stop in held.intervals()
+            for slot, incarnations in sorted(self._slots.items())
+            for incarnation, numbers in sorted(incarnations.items())
+            for start, stop in numbers.intervals()
         )
 
-    def _known(self, worker: Worker) -> Positions | None:
+    def _existing(self, worker: Worker) -> Positions | None:
         slot, incarnation = worker
-        return self._of.get(slot, {}).get(incarnation)
+        return self._slots.get(slot, {}).get(incarnation)
 
-    def _worker(self, slot: int, incarnation: int) -> Positions:
-        of = self._of.setdefault(slot, {})
-        if incarnation not in of:
-            of[incarnation] = Positions()
-            old = max(of) - KEPT_INCARNATIONS
-            for key in [key for key in of if key <= old]:
-                del of[key]
-            return of.get(incarnation, Positions())
-        return of[incarnation]
+    def _numbers(self, slot: int, incarnation: int) -> Positions:
+        incarnations = self._slots.setdefault(slot, {})
+        if incarnation not in incarnations:
+            incarnations[incarnation] = Positions()
+            oldest_kept = max(incarnations) - KEPT_INCARNATIONS + 1
+            for key in [key for key in incarnations if key < oldest_kept]:
+                del incarnations[key]
+            return incarnations.get(incarnation, Positions())
+        return incarnations[incarnation]
 
 
 def uneven(shards: Sequence[Contents]) -> Contents:
-    """The pushes that some of the shards have and others have not; incarnations of long ago are left out."""
+    """The pushes that some but not all shards contain, without incarnations beyond `KEPT_INCARNATIONS`."""
     newest: dict[int, int] = {}
     for contents in shards:
         for slot, incarnation in contents.newest().items():
@@ -99,13 +100,13 @@ def uneven(shards: Sequence[Contents]) -> Contents:
         if span[1] > newest[span[0]] - KEPT_INCARNATIONS
     )
     return Contents(
-        (slot, incarnation, a, b)
+        (slot, incarnation, gap_start, gap_stop)
         for slot, incarnation, start, stop in union.spans()
         for contents in shards
-        for a, b in contents.gaps((slot, incarnation), start, stop)
+        for gap_start, gap_stop in contents.gaps((slot, incarnation), start, stop)
     )
 
 
 def arriving(shards: Sequence[Contents], push: Push) -> bool:
-    """Whether a push that some shards lack comes after everything that they have of its worker: it may yet come."""
+    """Whether a push may still arrive at the shards that lack it: they have no later push of its worker."""
     return all(push[2] > contents.last(push[:2]) for contents in shards if push not in contents)

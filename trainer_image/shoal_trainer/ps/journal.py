@@ -1,8 +1,7 @@
-"""The pushes that a shard applied since its last published snapshot, and the positions that each of them covers.
+"""The pushes that a shard applied since its last published snapshot, with the positions that each covers.
 
-Every answer tells a worker what it does not know yet, and the worker follows each shard's journal with one of its own,
-so that its copy of the parameters comes with exactly the pushes that are in it. Shard 0, when it adopts the copy,
-replays them on the snapshot's ledger; every shard knows from them which pushes it holds.
+Answers carry the entries that a worker lacks. The worker keeps a copy of each shard's journal, so that a copy of the
+parameters that it offers names exactly the pushes in it. Shard 0 replays them on the snapshot's ledger.
 """
 
 from __future__ import annotations
@@ -14,54 +13,55 @@ from shoal_trainer.ps.contents import Contents, Push
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry, Journal, Progress, PushMeta
 
 
-class Log:
-    """In order of versions. Beyond `MAX_JOURNAL` parts the oldest are forgotten: older copies are then no use."""
+class PushJournal:
+    """Entries in order of versions. Beyond `MAX_JOURNAL` the oldest are dropped; older copies are refused then."""
 
     def __init__(self, floor: int = 0) -> None:
         self.snapshot = floor
         """The version of the newest published snapshot."""
         self._floor = floor
         self._parts: dict[tuple[int, int], int] = {}
+        """Versions of written snapshot parts, by (epoch of shard 0, snapshot number)."""
         self._entries: deque[Entry] = deque()
 
     def add(self, version: int, push: Push, meta: PushMeta) -> None:
-        """A push was applied and made `version`."""
+        """Record the push that made `version`."""
         steps = meta.steps
         for mark in meta.progress or (Progress(0, -1, 0, 0),):
             self._entries.append(Entry(version, *push, steps, *mark))
             steps = 0
         while len(self._entries) > MAX_JOURNAL:
-            self._forget(self._entries[0].version)
+            self._drop(self._entries[0].version)
 
     def since(self, version: int) -> Journal:
-        """What came after `version`, and after the last snapshot."""
-        # From the newest on: what a worker does not know yet is little, and a deque is slow to reach in the middle.
-        unknown = list(takewhile(lambda entry: entry.version > version, reversed(self._entries)))
-        return Journal(self._floor, tuple(reversed(unknown)))
+        """The entries after `version` and after the last snapshot."""
+        # From the newest on: a worker lacks only a few entries, and a deque is slow to index in the middle.
+        newer = list(takewhile(lambda entry: entry.version > version, reversed(self._entries)))
+        return Journal(self._floor, tuple(reversed(newer)))
 
-    def of(self, pushes: Contents) -> tuple[Entry, ...]:
-        """What is remembered of these pushes."""
+    def entries_of(self, pushes: Contents) -> tuple[Entry, ...]:
+        """The recorded entries of these pushes."""
         return tuple(e for e in self._entries if (e.slot, e.incarnation, e.seq) in pushes)
 
     def published(self, version: int) -> None:
-        """A snapshot of this version can be seen by everyone."""
+        """Drop the entries up to the version of a published snapshot."""
         self.snapshot = max(self.snapshot, version)
-        self._forget(version)
+        self._drop(version)
 
-    def wrote(self, part: tuple[int, int], version: int) -> None:
-        """A part of snapshot (epoch of shard 0, number) was written; it may be published, or never be."""
+    def part_written(self, part: tuple[int, int], version: int) -> None:
+        """Record the version of a part of snapshot (epoch of shard 0, number), which may be published later."""
         self._parts[part] = version
 
     def published_part(self, part: tuple[int, int]) -> None:
-        """Everyone can see that snapshot. A part that another life of this shard wrote says nothing of this one."""
+        """Drop the entries of a part's snapshot. A part that an earlier process of this shard wrote is ignored."""
         if (version := self._parts.get(part)) is not None:
             self._parts = {key: later for key, later in self._parts.items() if later > version}
             self.published(version)
 
-    def takes(self, journal: Journal, restored: Contents) -> bool:
-        """Whether a copy with this journal follows the snapshot that this shard began with, which holds `restored`.
+    def accepts(self, journal: Journal, restored: Contents) -> bool:
+        """Whether a copy with this journal continues the snapshot that this shard began with.
 
-        A copy from before an earlier loss may have gone another way from an earlier snapshot: its versions are others.
+        `restored`: the pushes in that snapshot. A copy from before an earlier loss may have diverged from it.
         """
         before = (entry for entry in journal.entries if entry.version <= self.snapshot)
         return journal.floor <= self.snapshot and all(
@@ -69,17 +69,17 @@ class Log:
         )
 
     def adopt(self, journal: Journal) -> None:
-        """A copy was adopted, and its pushes with it."""
+        """Replace the entries by those of an adopted copy."""
         self._floor = self.snapshot
         self._entries = deque(entry for entry in journal.entries if entry.version > self._floor)
 
     def follow(self, later: Journal) -> None:
-        """A worker's side: what an answer tells of the journal that is being followed."""
+        """Append the new entries of an answer, on the worker's side."""
         known = self._entries[-1].version if self._entries else self._floor
-        self._forget(later.floor)
+        self._drop(later.floor)
         self._entries.extend(entry for entry in later.entries if entry.version > known)
 
-    def _forget(self, version: int) -> None:
+    def _drop(self, version: int) -> None:
         self._floor = max(self._floor, version)
         while self._entries and self._entries[0].version <= version:
             self._entries.popleft()

@@ -1,15 +1,13 @@
-"""The update rules, each one pass over memory with the interpreter lock released.
+"""The update rules: compiled kernels, each a single pass over memory without the GIL.
 
-An update is limited by memory alone, so each kernel reads the pushed values and writes the answer in the same pass and
-in the same buffer: `io` holds a gradient on the way in and the new parameters on the way out, in fp32 or as the 16 bits
-of bf16. One buffer for a request also halves what a parameter server needs beside its parameters. No fast-math: results
-are those of the formulas in Keras, rounded at each operation, and one writer at a time makes them reproducible.
+Updates are memory-bound, so each kernel reads the pushed values from `io` and writes the new parameters to it in the
+same pass, in fp32 or bf16 (as uint16). There is no fast-math: results equal Keras' formulas, rounded at each operation.
 
-A pushed value that is not finite would spread to every worker and could never be taken back. The updates take it as 0,
-in the same pass, and return whether there was one: 2 % of the time of momentum and Adam, 3 to 5 % of plain SGD's.
+A non-finite pushed value would spread to every worker. The update kernels replace it by 0 and return whether there was
+one; the check takes 2 % of the time of momentum and Adam, 3 to 5 % of plain SGD's.
 
-numba compiles them for `NUMBA_CPU_NAME` and keeps the result beside this file (or in `NUMBA_CACHE_DIR`);
-`python -m shoal_trainer.ps.kernels` compiles all of them ahead, as the image build does.
+Numba compiles for `NUMBA_CPU_NAME` and caches next to this file, or in `NUMBA_CACHE_DIR`. The image build compiles all
+kernels ahead of time with `python -m shoal_trainer.ps.kernels`.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from numpy.typing import NDArray
 F = TypeVar("F", bound=Callable[..., Any])
 Vector = NDArray[np.float32]
 Buffer = NDArray[Any]
-"""fp32, or uint16 that holds bf16 bits."""
+"""fp32, or uint16 with the bits of bf16."""
 
 
 def kernel(function: F) -> F:
-    """Compile on first use, cached on disk, without the interpreter lock."""
+    """Compile on first use, cached on disk; the function runs without the GIL."""
     return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
@@ -44,8 +42,8 @@ def _same(_context: Any, _builder: Any, _sig: Any, args: Any) -> Any:
     return args[0]
 
 
-def _widen(typingctx: Any, value: Any) -> Any:  # noqa: ARG001  numba's signature
-    """fp32 of a value in a buffer."""
+def _widen(typingctx: Any, value: Any) -> Any:  # noqa: ARG001  the signature that Numba requires
+    """The fp32 value of an element of a buffer."""
     if value == types.float32:
         return types.float32(types.float32), _same
 
@@ -57,7 +55,7 @@ def _widen(typingctx: Any, value: Any) -> Any:  # noqa: ARG001  numba's signatur
 
 
 def _narrow(typingctx: Any, value: Any, like: Any) -> Any:  # noqa: ARG001
-    """`value` as the buffer that holds `like` has it: rounded to nearest even, NaN stays NaN."""
+    """`value` in the type of `like`, rounded to nearest even; NaN stays NaN."""
     if like == types.float32:
         return types.float32(types.float32, types.float32), _same
 
@@ -73,7 +71,7 @@ def _narrow(typingctx: Any, value: Any, like: Any) -> Any:  # noqa: ARG001
     return types.uint16(types.float32, types.uint16), codegen
 
 
-def _usable(typingctx: Any, value: Any) -> Any:  # noqa: ARG001
+def _finite_or_zero(typingctx: Any, value: Any) -> Any:  # noqa: ARG001
     """`value`, or 0 where it is not finite."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:  # noqa: ARG001
@@ -85,8 +83,8 @@ def _usable(typingctx: Any, value: Any) -> Any:  # noqa: ARG001
     return types.float32(types.float32), codegen
 
 
-def _noted(typingctx: Any, seen: Any, value: Any, used: Any) -> Any:  # noqa: ARG001
-    """`seen`, and not 0 if `used` is not `value`. In 32 bits, so that it stays in step with the values."""
+def _mark_change(typingctx: Any, seen: Any, value: Any, used: Any) -> Any:  # noqa: ARG001
+    """`seen`, made nonzero if `used` differs from `value`. It has 32 bits, like the values, so that loops vectorize."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:  # noqa: ARG001
         word = ir.IntType(32)
@@ -98,18 +96,18 @@ def _noted(typingctx: Any, seen: Any, value: Any, used: Any) -> Any:  # noqa: AR
 
 widen = intrinsic(_widen)
 narrow = intrinsic(_narrow)
-usable = intrinsic(_usable)
-noted = intrinsic(_noted)
+finite_or_zero = intrinsic(_finite_or_zero)
+mark_change = intrinsic(_mark_change)
 
 
 @kernel
 def encode(source: Vector, out: Buffer) -> bool:
-    """`out` := `source` in the encoding of `out`. Returns whether every value in `out` is finite."""
+    """`out` := `source` in the encoding of `out`. Returns whether all values of `out` are finite."""
     seen = np.uint32(0)
     for i in range(source.size):
         out[i] = narrow(source[i], out[i])
         value = widen(out[i])
-        seen = noted(seen, value, usable(value))
+        seen = mark_change(seen, value, finite_or_zero(value))
     return bool(seen == 0)
 
 
@@ -122,7 +120,7 @@ def decode(source: Buffer, out: Vector) -> None:
 
 @kernel
 def adopt(w: Vector, io: Buffer) -> None:
-    """W := io, except where w already reads as io does: there its fp32 value is the better one."""
+    """W := io, but keep the more precise fp32 value where w rounds to io."""
     for i in range(w.size):
         if narrow(w[i], io[i]) != io[i]:
             w[i] = widen(io[i])
@@ -130,11 +128,11 @@ def adopt(w: Vector, io: Buffer) -> None:
 
 @kernel
 def finite(io: Buffer) -> bool:
-    """Whether every value is finite."""
+    """Whether all values are finite."""
     seen = np.uint32(0)
     for i in range(io.size):
         value = widen(io[i])
-        seen = noted(seen, value, usable(value))
+        seen = mark_change(seen, value, finite_or_zero(value))
     return bool(seen == 0)
 
 
@@ -143,12 +141,12 @@ def finite(io: Buffer) -> bool:
 
 @kernel
 def add(w: Vector, io: Buffer, scale: np.float32) -> bool:
-    """W += scale * d: differences, and the statistics of BatchNorm."""
+    """W += scale * io: differences, and changes of moving statistics."""
     seen = np.uint32(0)
     for i in range(w.size):
         pushed = widen(io[i])
-        g = usable(pushed)
-        seen = noted(seen, pushed, g)
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
         x = w[i] + scale * g
         w[i] = x
         io[i] = narrow(x, io[i])
@@ -157,12 +155,12 @@ def add(w: Vector, io: Buffer, scale: np.float32) -> bool:
 
 @kernel
 def sgd(w: Vector, io: Buffer, lr: np.float32, decay: np.float32) -> bool:
-    """W -= lr g (Keras SGD without momentum). `decay` = lr * weight decay, applied before as Keras does."""
+    """W -= lr g (Keras SGD without momentum). `decay` = lr * weight decay, applied first, as in Keras."""
     seen = np.uint32(0)
     for i in range(w.size):
         pushed = widen(io[i])
-        g = usable(pushed)
-        seen = noted(seen, pushed, g)
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
         x = w[i]
         x = x - x * decay
         x = x - lr * g
@@ -177,8 +175,8 @@ def momentum(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32
     seen = np.uint32(0)
     for i in range(w.size):
         pushed = widen(io[i])
-        g = usable(pushed)
-        seen = noted(seen, pushed, g)
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
         v = mu * m[i] - lr * g
         m[i] = v
         x = w[i]
@@ -195,8 +193,8 @@ def nesterov(w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32
     seen = np.uint32(0)
     for i in range(w.size):
         pushed = widen(io[i])
-        g = usable(pushed)
-        seen = noted(seen, pushed, g)
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
         step = lr * g
         v = mu * m[i] - step
         m[i] = v
@@ -224,8 +222,8 @@ def adam(
     seen = np.uint32(0)
     for i in range(w.size):
         pushed = widen(io[i])
-        g = usable(pushed)
-        seen = noted(seen, pushed, g)
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
         first = m[i] + (g - m[i]) * one_less_b1
         second = v[i] + (g * g - v[i]) * one_less_b2
         m[i] = first
@@ -244,8 +242,8 @@ def adagrad(w: Vector, a: Vector, io: Buffer, lr: np.float32, decay: np.float32,
     seen = np.uint32(0)
     for i in range(w.size):
         pushed = widen(io[i])
-        g = usable(pushed)
-        seen = noted(seen, pushed, g)
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
         total = a[i] + g * g
         a[i] = total
         x = w[i]
@@ -267,7 +265,7 @@ def products(a: Vector, io: Buffer) -> tuple[float, float, float]:
     dd = 0.0
     for i in range(a.size):
         x = np.float64(a[i])
-        y = np.float64(usable(widen(io[i])))
+        y = np.float64(finite_or_zero(widen(io[i])))
         aa += x * x
         ad += x * y
         dd += y * y
@@ -275,15 +273,15 @@ def products(a: Vector, io: Buffer) -> tuple[float, float, float]:
 
 
 @kernel
-def merge(w: Vector, a: Vector, io: Buffer, of_a: np.float32, of_d: np.float32) -> bool:
-    """A' := of_a a + of_d d; w += a' - a: replace what was merged so far by the merger with one more."""
+def merge(w: Vector, a: Vector, io: Buffer, weight_a: np.float32, weight_d: np.float32) -> bool:
+    """A' := weight_a a + weight_d io; w += a' - a: replace the combination so far by the one with `io`."""
     seen = np.uint32(0)
     for i in range(w.size):
         pushed = widen(io[i])
-        d = usable(pushed)
-        seen = noted(seen, pushed, d)
+        d = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, d)
         old = a[i]
-        new = of_a * old + of_d * d
+        new = weight_a * old + weight_d * d
         a[i] = new
         x = w[i] + (new - old)
         w[i] = x
@@ -295,12 +293,12 @@ def merge(w: Vector, a: Vector, io: Buffer, of_a: np.float32, of_d: np.float32) 
 
 
 def compile_all() -> Iterator[tuple[str, float]]:
-    """Call every kernel once for both encodings; yields (name, seconds). Later processes find them in the cache."""
+    """Compile every kernel for both encodings into the cache; yields (name, seconds)."""
     w, m, v = (np.zeros(1, np.float32) for _ in range(3))
     s = np.float32(0.5)
     for dtype in (np.float32, np.uint16):
         io, made, pushed = np.zeros(1, dtype), np.zeros(1, dtype), np.zeros(1, np.float32)
-        made.flags.writeable = pushed.flags.writeable = False  # as what TensorFlow made
+        made.flags.writeable = pushed.flags.writeable = False  # like arrays from TensorFlow
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
             (adopt, (w, io)),
             (add, (w, io, s)),
@@ -323,7 +321,7 @@ def compile_all() -> Iterator[tuple[str, float]]:
 
 
 if __name__ == "__main__":
-    # Run as a script this file is `__main__`; what must be in the cache are the kernels of the module.
+    # As a script this file is `__main__`; the cache needs the kernels of the imported module.
     from shoal_trainer.ps import kernels as module  # noqa: PLW0406
 
     total = sum(seconds for _, seconds in module.compile_all())

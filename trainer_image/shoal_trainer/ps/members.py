@@ -1,6 +1,6 @@
-"""A shard's view of the workers: which incarnation of each slot may write, connections, and gradients in flight.
+"""Bookkeeping about a shard's workers: incarnations, connections, and gradients in flight.
 
-Plain bookkeeping without a lock: the caller holds the shard's.
+It has no lock of its own; callers hold the shard's.
 """
 
 from __future__ import annotations
@@ -14,52 +14,54 @@ log = logging.getLogger(__name__)
 
 
 class Members:
-    """Newest incarnations and open connections by slot. `said`: the coordinator's count of live workers."""
+    """The newest incarnation and the open connections of each slot."""
 
     def __init__(self) -> None:
-        self.said: int | None = None
+        self.reported_live: int | None = None
+        """The coordinator's count of live workers; None: count connections."""
         self._newest: dict[int, int] = {}
         self._connections: dict[int, int] = {}
-        self._spoilt: dict[int, int] = {}
+        self._non_finite: dict[int, int] = {}
+        """The newest incarnation of each slot for which non-finite values were logged."""
         self._left: dict[int, int] = {}
 
     @property
     def live(self) -> int:
-        """How many workers share the parameters; at least 1."""
-        return max(1, len(self._connections) if self.said is None else self.said)
+        """The number of live workers; at least 1."""
+        return max(1, len(self._connections) if self.reported_live is None else self.reported_live)
 
     def has(self, slot: int) -> bool:
         """Whether a worker of this slot is connected."""
         return slot in self._connections
 
     def connect(self, slot: int, incarnation: int) -> None:
-        """Count a connection; its incarnation fences older ones."""
+        """Count a connection; older incarnations of the slot are fenced."""
         self._left.pop(slot, None)
         self.check(slot, incarnation)
         self._newest[slot] = incarnation
         self._connections[slot] = self._connections.get(slot, 0) + 1
 
     def disconnect(self, slot: int) -> bool:
-        """Discount a connection; returns whether the slot has another one."""
-        left = self._connections.get(slot, 0) - 1
-        if left > 0:
-            self._connections[slot] = left
+        """Remove a connection; returns whether the slot has another one."""
+        remaining = self._connections.get(slot, 0) - 1
+        if remaining > 0:
+            self._connections[slot] = remaining
         else:
             self._connections.pop(slot, None)
-        return left > 0
+        return remaining > 0
 
     def fence(self, slot: int, minimum_incarnation: int) -> bool:
-        """Refuse all older incarnations of a slot from now on; returns whether that changes anything."""
+        """Refuse older incarnations of a slot from now on; returns whether any is newly refused."""
         before = self._newest.get(slot, 0)
         self._newest[slot] = max(minimum_incarnation, before)
         return minimum_incarnation > before
 
     def leave(self, slot: int, incarnation: int) -> None:
-        """The worker pushes no more; a new connection of it revokes that."""
+        """Refuse pushes of this worker until it connects again."""
         self._left[slot] = incarnation
 
     def check(self, slot: int, incarnation: int) -> None:
-        """`Fenced` if a newer incarnation of this slot is known, or this one has left."""
+        """`Fenced` if the slot has a newer incarnation, or if this worker has left."""
         newest = self._newest.get(slot, 0)
         if incarnation == self._left.get(slot):
             raise Fenced(f"worker {slot}-{incarnation} has left: its leases are reassigned")
@@ -68,19 +70,17 @@ class Members:
                 f"slot {slot} has incarnation {newest}; incarnation {incarnation} may no longer write"
             )
 
-    def pushed(self, slot: int, incarnation: int, *, spoilt: bool) -> None:
-        """A push was applied; log non-finite values once for each worker."""
-        if spoilt and self._spoilt.get(slot, -1) < incarnation:
-            self._spoilt[slot] = incarnation
-            log.warning(
-                "worker %d-%d pushed values that are not finite: they were taken as 0", slot, incarnation
-            )
+    def pushed(self, slot: int, incarnation: int, *, non_finite: bool) -> None:
+        """Log a push with non-finite values, once per worker."""
+        if non_finite and self._non_finite.get(slot, -1) < incarnation:
+            self._non_finite[slot] = incarnation
+            log.warning("worker %d-%d pushed non-finite values: they were replaced by 0", slot, incarnation)
 
 
 class Permits:
-    """Bounded staleness: which versions the gradients in flight are computed on.
+    """Bounded staleness: the parameter versions on which the gradients in flight are computed.
 
-    The oldest one never waits, so no two workers wait for each other, and none waits for a worker that has left.
+    The push with the oldest version never waits, so workers cannot deadlock, and none waits for a worker that has left.
     """
 
     def __init__(self) -> None:
@@ -88,21 +88,21 @@ class Permits:
         self._waiting: dict[int, int] = {}
 
     def pulled(self, slot: int, version: int) -> None:
-        """A worker pulled these parameters and will push a gradient computed on them."""
+        """A worker pulled `version` and will push a gradient computed on it."""
         self._pulled.setdefault(slot, deque(maxlen=8)).append(version)
 
     def pushed(self, slot: int, base: int) -> None:
-        """A worker's gradient on `base` is applied; earlier ones will not come."""
+        """A gradient computed on `base` was applied; the worker sends none on an older version."""
         versions = self._pulled.get(slot)
         while versions and versions[0] <= base:
             versions.popleft()
 
     def forget(self, slot: int) -> None:
-        """A worker has left."""
+        """Expect no gradient from this worker."""
         self._pulled.pop(slot, None)
 
     def give_up(self, slot: int, version: int, bound: int) -> None:
-        """Stop waiting for workers whose gradients one more push would make older than `bound`."""
+        """Stop waiting for workers whose gradients one more push would make staler than `bound`."""
         for other in [other for other in self._pulled if other != slot]:
             versions = self._pulled[other]
             if versions and version + 1 - versions[0] > bound:
@@ -117,13 +117,13 @@ class Permits:
         self._waiting.pop(slot, None)
 
     def admits(self, slot: int, base: int, version: int, bound: int) -> bool:
-        """Whether the push may be applied to `version` without making another gradient older than `bound`."""
+        """Whether the push may be applied to `version` without making another gradient staler than `bound`."""
         others = [versions[0] for other, versions in self._pulled.items() if other != slot and versions]
-        others += [value for other, value in self._waiting.items() if other != slot]
+        others += [other_base for other, other_base in self._waiting.items() if other != slot]
         oldest = min(others, default=base)
         return base <= oldest or version + 1 - oldest <= bound
 
-    def forget_all(self) -> None:
-        """The shard was rolled back: versions restart at an older one."""
+    def clear(self) -> None:
+        """Forget all versions: a rollback restarts them at an older one."""
         self._pulled.clear()
         self._waiting.clear()

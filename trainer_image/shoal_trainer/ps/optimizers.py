@@ -1,7 +1,7 @@
-"""An optimizer on one shard: its state, and which kernel runs on which part of the shard.
+"""The optimizer of one shard: its state, and the kernels that update each part of the shard.
 
-Only what Keras' formulas need is kept: momentum has one vector beside the parameters, Adam two. The learning rate is
-multiplied by a push's weight (samples, staleness), so that momentum and adaptive moments stay comparable.
+The state is that of Keras' optimizers: one vector for momentum, two for Adam. A push's weight (samples, staleness)
+multiplies the learning rate, not the gradient, so momentum and second moments keep their scale.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATE = {
 
 
 class Update(NamedTuple):
-    """What one push is worth. `step` counts from 1, `live` workers share the parameters."""
+    """The learning rate of one push, the optimizer's step (from 1), and the number of live workers."""
 
     rate: float
     step: int
@@ -35,31 +35,34 @@ class Update(NamedTuple):
 
 
 class Optimizer:
-    """The state of `config` for `size` trainable values that begin at `offset`; `held`: state to go on with."""
+    """The optimizer `config` for `size` trainable values from `offset` of the flat vector.
+
+    `kept`: existing state to continue with, by name, each of shape (size,).
+    """
 
     def __init__(
-        self, config: OptimizerConfig, offset: int, size: int, held: Mapping[str, Vector] | None = None
+        self, config: OptimizerConfig, offset: int, size: int, kept: Mapping[str, Vector] | None = None
     ) -> None:
         self.config = config
         self.size = size
-        kind = "momentum" if config.name == "sgd" and config.momentum else config.name
-        self.state: dict[str, Vector] = {name: aligned(size) for name in STATE[kind]}
-        if kind == "adagrad":
+        rule = "momentum" if config.name == "sgd" and config.momentum else config.name
+        self.state: dict[str, Vector] = {name: aligned(size) for name in STATE[rule]}
+        if rule == "adagrad":
             self.state["a"].fill(config.initial_accumulator_value)
-        for name, values in (held or {}).items():
+        for name, values in (kept or {}).items():
             if name in self.state:
                 self.state[name][:] = values
         self._segments = tuple(_segments(config, offset, size))
 
     def apply(self, w: Vector, io: Buffer, update: Update) -> bool:
-        """Take the gradient in `io` into `w`, and leave the new parameters in `io`.
+        """Apply the gradient in `io` to `w`, and write the new parameters to `io`.
 
-        Returns whether some of it was not finite (and taken as 0).
+        Returns whether the gradient had non-finite values (replaced by 0).
         """
-        spoilt = False
+        non_finite = False
         for low, high, decays in self._segments:
-            spoilt |= self._apply(slice(low, high), w[low:high], io[low:high], update, decays)
-        return spoilt
+            non_finite |= self._apply(slice(low, high), w[low:high], io[low:high], update, decays)
+        return non_finite
 
     def _apply(self, part: slice, w: Vector, io: Buffer, update: Update, decays: bool) -> bool:
         c, f = self.config, np.float32
@@ -73,7 +76,7 @@ class Optimizer:
             return kernels.adam(w, state["m"], state["v"], io, f(alpha), decay, low, high, f(c.epsilon))
         if c.name == "adagrad":
             return kernels.adagrad(w, state["a"], io, rate, decay, f(c.epsilon))
-        if c.name == "delta":  # a worker's own optimizer made the step: its difference, as far as it counts
+        if c.name == "delta":  # the step of a worker-side optimizer
             return kernels.add(w, io, rate)
         if "momentum" not in state:
             return kernels.sgd(w, io, rate, decay)
@@ -83,14 +86,14 @@ class Optimizer:
 
 
 def explicit_momentum(config: OptimizerConfig, live: int) -> float:
-    """Asynchrony of W workers acts like momentum 1 - 1/W (arXiv 1605.09774); what is missing to mu is made explicit."""
+    """The momentum to apply: asynchrony of W workers already acts like momentum 1 - 1/W (arXiv 1605.09774)."""
     if not config.momentum_correction:
         return config.momentum
     return max(0.0, config.momentum - (1 - 1 / max(1, live)))
 
 
 def _segments(config: OptimizerConfig, offset: int, size: int) -> Iterator[tuple[int, int, bool]]:
-    """(low, high, whether weight decay applies) over the local range, in order."""
+    """The local range in order, as (low, high, whether weight decay applies)."""
     position = 0
     if config.weight_decay:
         for start, stop in sorted(config.no_decay):
@@ -105,9 +108,9 @@ def _segments(config: OptimizerConfig, offset: int, size: int) -> Iterator[tuple
 
 
 def compile_for(config: OptimizerConfig) -> None:
-    """Load (or compile) the kernels that `config` uses, before the first push has to wait for it.
+    """Load or compile the kernels that `config` uses, so that the first push does not wait for it.
 
-    Only for bf16, which is what workers send unless told otherwise; loading takes time, and the shard is wanted soon.
+    Only for bf16, the default encoding: loading more kernels would delay the shard's start.
     """
     w, io = aligned(1), aligned(1, np.uint16)
     kernels.encode(w, io)

@@ -1,8 +1,8 @@
-"""The buffers of requests in flight: they bound a server's memory apart from its parameters.
+"""A pool of buffers for requests in flight, which bounds a server's memory.
 
-A request without a buffer waits, and TCP makes its worker wait. A buffer is held from the first byte of the payload to
-the last byte of the answer, so a worker on a slow link holds one for seconds. If all buffers are held that long, the
-pool adds one, up to `MOST`, and drops it when it is no longer needed: otherwise two slow links slow down all workers.
+A request without a free buffer waits, and TCP back-pressure stops its worker. A request holds a buffer from the first
+byte of its payload to the last byte of the answer: seconds on a slow link. If all buffers are held that long, the pool
+grows, up to `MAX_BUFFERS`, and shrinks later; otherwise two slow links would slow down all workers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from shoal_trainer.wire.header import Codec
 log = logging.getLogger(__name__)
 
 POOL_BYTES = 16 << 20
+"""The usual size of the pool."""
 SLOW_SECONDS = 1.0
-"""A link of 1 Gb/s carries 100 MB in this time."""
+"""A request that holds a buffer for longer is slow: a 1 Gb/s link transfers 100 MB in this time."""
 KEEP_SECONDS = 60.0
-MOST = 8
+"""How long an additional buffer is kept after the pool was last exhausted."""
+MAX_BUFFERS = 8
 
 
 class BufferPool:
-    """At least two buffers, as many as fit into `limit` bytes, made when first needed; more for slow links."""
+    """As many buffers as fit into `limit` bytes, at least two, allocated on demand; more while links are slow."""
 
     def __init__(self, limit: int = POOL_BYTES, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -42,24 +44,24 @@ class BufferPool:
         self._made = 0
         self._lent: dict[int, float] = {}
         self._needed = clock()
-        """When all buffers were last lent at once."""
+        """When all buffers were last in use at the same time."""
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def lend(
         self, values: int, codec: Codec, largest: int, *, deadline: float = math.inf
     ) -> Iterator[NDArray[Any]]:
-        """A buffer for `values` in `codec`. `largest`: bytes that any request of this shard needs.
+        """A buffer for `values` elements in `codec`. `largest`: the bytes that any request of this shard may need.
 
-        Waits for a free one; `Unreachable` if there is none by `deadline` (on the pool's clock).
+        Waits for a free buffer; `Unreachable` if none is free by `deadline` (on the pool's clock).
         """
         with self._changed:
             while (buffer := self._take(largest)) is None:
-                left = deadline - self._clock()
-                if left <= 0:
-                    raise Unreachable("no buffer is free: slow links hold all of them")
-                # No notification comes when a holder becomes slow, so look again.
-                pause = min(left, SLOW_SECONDS if self._made < MOST else math.inf)
+                remaining = deadline - self._clock()
+                if remaining <= 0:
+                    raise Unreachable("no buffer is free: workers on slow links hold all of them")
+                # A request that becomes slow sends no notification, so check again after a pause.
+                pause = min(remaining, SLOW_SECONDS if self._made < MAX_BUFFERS else math.inf)
                 self._changed.wait(None if pause == math.inf else pause)
             self._lent[id(buffer)] = self._clock()
         try:
@@ -70,7 +72,7 @@ class BufferPool:
                 self._changed.notify()
 
     def _take(self, largest: int) -> NDArray[np.uint8] | None:
-        if self._size != largest:  # checked after each wait: the codec of another request may differ
+        if self._size != largest:  # checked after each wait: another request may use another codec
             self._size, self._made = largest, 0
             self._free.clear()
             self._lent.clear()
@@ -80,9 +82,9 @@ class BufferPool:
             return self._free.pop()
         if self._made >= self._usual():
             newest = max(self._lent.values(), default=-math.inf)
-            if self._made >= MOST or self._clock() - newest < SLOW_SECONDS:
+            if self._made >= MAX_BUFFERS or self._clock() - newest < SLOW_SECONDS:
                 return None
-            log.info("workers on slow links hold all %d buffers: one more is made", self._made)
+            log.info("workers on slow links hold all %d buffers: adding one", self._made)
         self._made += 1
         return aligned(largest, np.uint8)
 

@@ -1,4 +1,4 @@
-"""A set of positions, as sorted intervals that do not touch. Pure."""
+"""A set of integers, stored as sorted, disjoint intervals. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Positions:
-    """Positions from 0 on. All intervals are half-open, [start, stop)."""
+    """A set of non-negative integers. Intervals are half-open, [start, stop)."""
 
     def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
@@ -17,20 +17,20 @@ class Positions:
             self.add(start, stop)
 
     def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """What of [start, stop) is not in the set."""
+        """The parts of [start, stop) that are not in the set."""
         found = []
-        at = bisect_right(self._stops, start)
-        while at < len(self._starts) and self._starts[at] < stop:
-            if start < self._starts[at]:
-                found.append((start, self._starts[at]))
-            start = self._stops[at]
-            at += 1
+        index = bisect_right(self._stops, start)
+        while index < len(self._starts) and self._starts[index] < stop:
+            if start < self._starts[index]:
+                found.append((start, self._starts[index]))
+            start = self._stops[index]
+            index += 1
         if start < stop:
             found.append((start, stop))
         return found
 
     def add(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Take [start, stop) in; returns what of it is new."""
+        """Add [start, stop); returns the parts that were not in the set before."""
         new = self.gaps(start, stop)
         if new:
             self.total += sum(b - a for a, b in new)

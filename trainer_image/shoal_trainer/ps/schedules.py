@@ -1,8 +1,8 @@
-"""Keras' learning-rate schedules without Keras: the parameter server has no TensorFlow.
+"""Keras' learning-rate schedules without Keras, because the parameter server does not import TensorFlow.
 
-A step is `batch_size` samples that the server has seen, so a schedule means the same for any number of workers.
-Formulas: https://keras.io/api/optimizers/learning_rate_schedules/. A schedule that is not here is evaluated by the
-worker, which sends the rate with its push.
+A step is `batch_size` samples seen by the server, so a schedule does not depend on the number of workers. Formulas:
+https://keras.io/api/optimizers/learning_rate_schedules/. A worker evaluates any other schedule itself and sends the
+learning rate with its push.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ KNOWN: Mapping[str, Callable[[Config, float], float]] = {
 
 
 def learning_rate(rate: float | Schedule, step: float) -> float:
-    """The rate at `step` (in batches of the reference size, as Keras counts `iterations`)."""
+    """The learning rate at `step` (batches of the reference size, like Keras' `iterations`).
+
+    `UserError` if the schedule is unknown or fails.
+    """
     if isinstance(rate, Schedule):
         try:
             return KNOWN[rate.name](rate.config, step)

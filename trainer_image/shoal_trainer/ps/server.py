@@ -1,9 +1,8 @@
-"""The data port: one thread for each connection, one buffer for each request in flight.
+"""The server of the data port: one thread per connection, one buffer per request in flight.
 
-A client proves itself first, under one deadline for the whole handshake; the number of unproven connections is bounded.
-The length in a header is compared with the size of the shard before a buffer is taken. Buffers come from a pool that
-bounds the server's memory: a request without one waits, and TCP makes its worker wait. Blocking calls and kernels
-release the interpreter lock, so threads are enough for tens of workers.
+Clients authenticate first; the handshake has one deadline, and the number of unauthenticated connections is bounded.
+The length in a header is checked against the size of the shard before a buffer is taken from the pool. Blocking calls
+and kernels release the GIL, so threads suffice for tens of workers.
 """
 
 from __future__ import annotations
@@ -34,43 +33,43 @@ from shoal_trainer.wire.messages import Hello, decode_answer, decode_json, decod
 log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
-MAX_UNPROVEN = 64
+MAX_UNAUTHENTICATED = 64
 MAX_CONNECTIONS = 4096
 WAIT_SECONDS = 20.0
-"""How long a request may wait in all: for a recovering shard, bounded staleness, and a buffer. The client's timeout is
-longer, so it hears why."""
+"""The longest total wait of a request: for a recovering shard, bounded staleness, and a buffer. The client's timeout is
+longer, so that it receives the reason."""
 PAUSE_SECONDS = 0.05
-"""Before the next accept, where the system has no descriptor or thread left: served connections go on."""
+"""Before the next accept if the process has reached its limit of file descriptors or threads."""
 PUSHES = {Op.PUSH_PULL, Op.DELTA_PULL, Op.MERGE_PULL}
 
 
 class RefusalLog:
-    """Logs refused connections: one message a minute for each address, with a count."""
+    """Logs refused connections: at most one message per `interval` seconds and address, with a count."""
 
-    def __init__(self, clock: Callable[[], float], every: float = 60.0, most: int = 1024) -> None:
-        self._clock, self._every, self._most = clock, every, most
+    def __init__(self, clock: Callable[[], float], interval: float = 60.0, max_addresses: int = 1024) -> None:
+        self._clock, self._interval, self._max_addresses = clock, interval, max_addresses
         self._seen: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     def refused(self, address: str, reason: object) -> None:
-        """Count one refusal, and log it when a message is due."""
+        """Count a refusal, and log it unless the address was logged recently."""
         with self._lock:
             now = self._clock()
-            last, count = self._seen.get(address, (-self._every, 0))
-            if now - last < self._every:
+            last, count = self._seen.get(address, (-self._interval, 0))
+            if now - last < self._interval:
                 self._seen[address] = (last, count + 1)
                 return
-            if len(self._seen) >= self._most:
+            if len(self._seen) >= self._max_addresses:
                 self._seen.clear()
             self._seen[address] = (now, 0)
-        before = f" ({count} more since the last time)" if count else ""
-        log.warning("refused a connection from %s: %s%s", address, reason, before)
+        earlier = f" ({count} more since the last message)" if count else ""
+        log.warning("refused a connection from %s: %s%s", address, reason, earlier)
 
 
 class DataServer:
-    """Serves `shard` on `host`:`port` (0: any free one; then see `port`).
+    """Serves `shard` on `host`:`port` (0: any free port, then in `port`).
 
-    Calls `on_superseded(epoch)` when a proven client has met a newer incarnation of this shard.
+    Calls `on_superseded(epoch)` when an authenticated client has connected to a newer incarnation of this shard.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class DataServer:
         self._handshake_seconds = handshake_seconds
         self._pool = BufferPool(clock=clock)
         self._refusals = RefusalLog(clock)
-        self._unproven = threading.Semaphore(MAX_UNPROVEN)
+        self._unauthenticated = threading.Semaphore(MAX_UNAUTHENTICATED)
         self._open: set[Channel | socket.socket] = set()
         self._open_lock = threading.Lock()
         self._closed = False
@@ -106,11 +105,11 @@ class DataServer:
         self._acceptor = threading.Thread(target=self._accept, name="data-accept", daemon=True)
 
     def start(self) -> None:
-        """Start to accept."""
+        """Start accepting connections."""
         self._acceptor.start()
 
     def close(self) -> None:
-        """Stop accepting and end all connections."""
+        """Stop accepting, and close all connections."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -136,7 +135,7 @@ class DataServer:
             name = str(address[0])
             with self._open_lock:
                 full = len(self._open) >= MAX_CONNECTIONS
-            if full or not self._unproven.acquire(blocking=False):
+            if full or not self._unauthenticated.acquire(blocking=False):
                 self._refusals.refused(name, "too many connections")
                 sock.close()
                 continue
@@ -144,8 +143,8 @@ class DataServer:
                 threading.Thread(
                     target=self._serve, args=(sock, name), name=f"data-{name}", daemon=True
                 ).start()
-            except RuntimeError as error:  # a pod's limit of processes counts threads
-                self._unproven.release()
+            except RuntimeError as error:  # the pod's PID limit, which counts threads
+                self._unauthenticated.release()
                 self._refusals.refused(name, error)
                 sock.close()
                 time.sleep(PAUSE_SECONDS)
@@ -154,9 +153,9 @@ class DataServer:
         channel: Channel | None = None
         try:
             try:
-                channel, peer = self._prove(sock)
+                channel, peer = self._authenticate(sock)
             finally:
-                self._unproven.release()
+                self._unauthenticated.release()
             if peer is not None:
                 self._serve_peer(channel, peer)
         except (ProtocolError, Fenced) as error:
@@ -164,7 +163,7 @@ class DataServer:
         except Unreachable as error:
             log.debug("%s: %s", address, error)
         except Exception:
-            log.exception("an error of this server ended a connection from %s", address)
+            log.exception("closed the connection from %s after an internal error", address)
         finally:
             with self._open_lock:
                 self._open.discard(sock)
@@ -172,7 +171,7 @@ class DataServer:
                     self._open.discard(channel)
             (channel or sock).close()
 
-    def _prove(self, sock: socket.socket) -> tuple[Channel, Peer | None]:
+    def _authenticate(self, sock: socket.socket) -> tuple[Channel, Peer | None]:
         accepted = sock
         with self._open_lock:
             self._open.add(accepted)
@@ -183,14 +182,14 @@ class DataServer:
                 sock = self._context.wrap_socket(sock, server_side=True)
             channel = Channel(sock, timeout=self._handshake_seconds, clock=self._clock)
         except ssl.SSLError as error:
-            raise Unauthorized(f"no TLS: {error.reason}") from None
+            raise Unauthorized(f"TLS handshake failed: {error.reason}") from None
         except OSError as error:
             raise Unreachable(str(error)) from None
         with self._open_lock:
             self._open.discard(accepted)
             self._open.add(channel)
             if self._closed:
-                raise Unreachable("closed")
+                raise Unreachable("the server is closing")
         server = handshake.Server(self._shard.epoch, self._shard.boot)
         peer = handshake.accept(
             channel,
@@ -201,7 +200,7 @@ class DataServer:
             binding=self._binding,
             deadline=deadline,
         )
-        verdict = self._judge(peer)
+        verdict = self._verdict(peer)
         try:
             handshake.conclude(channel, verdict)
         except Unreachable:
@@ -211,12 +210,12 @@ class DataServer:
         channel.set_timeout(10.0)
         return channel, peer if verdict is Verdict.WELCOME else None
 
-    def _judge(self, peer: Peer) -> Verdict:
-        """The verdict on a proven client; a welcome one counts as connected."""
+    def _verdict(self, peer: Peer) -> Verdict:
+        """The verdict on an authenticated client; if it is WELCOME, the worker is registered as connected."""
         if peer.minimum_epoch > self._shard.epoch:
             if (
                 self._on_superseded is not None
-            ):  # before the verdict is sent: the client may have closed by then
+            ):  # before sending the verdict: the client may have left already
                 self._on_superseded(peer.minimum_epoch)
             return Verdict.SUPERSEDED
         if peer.role is not Role.WORKER:
@@ -228,16 +227,13 @@ class DataServer:
         return Verdict.WELCOME
 
     def _serve_peer(self, channel: Channel, peer: Peer) -> None:
+        identity = peer.slot, peer.incarnation, peer.shard
         try:
             while True:
                 request = header.decode(channel.receive_first(header.SIZE))
                 meta = channel.receive_bytes(request.meta, limit=header.MAX_META_HELLO)
-                if (request.slot, request.incarnation, request.shard) != (
-                    peer.slot,
-                    peer.incarnation,
-                    peer.shard,
-                ):
-                    raise ProtocolError("a request names another worker or shard than its connection")
+                if (request.slot, request.incarnation, request.shard) != identity:
+                    raise ProtocolError("the request names another worker or shard than its connection")
                 if request.op is Op.BYE:
                     return
                 self._answer(channel, peer, request, meta)
@@ -250,8 +246,8 @@ class DataServer:
         try:
             if request.op is Op.HELLO and not request.length:
                 hello = decode_json(Hello, meta)
-                who = (peer.slot, peer.incarnation)
-                welcome = self._shard.hello(*who, hello.model, hello.copy_version, hello.generation)
+                worker = peer.slot, peer.incarnation
+                welcome = self._shard.hello(*worker, hello.model, hello.copy_version, hello.generation)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             else:
                 self._exchange(channel, peer, request, meta)
@@ -259,17 +255,17 @@ class DataServer:
             code = _code(error)
             self._send(channel, Op.ERROR, str(error).encode()[:4096], seq=code)
             if code is not ErrorCode.USER:
-                raise  # close: an unread payload would be read as the next header
+                raise  # close the connection: an unread payload would be parsed as the next header
 
     def _exchange(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> None:
-        """A request with a payload in either direction: received into one buffer, answered from the same one."""
+        """Handle a request with a payload in either direction, which is received into and answered from one buffer."""
         shard, size, codec = self._shard, self._shard.size, request.codec
         if shard.model is None:
-            raise ProtocolError("send a hello first")
+            raise ProtocolError(f"{request.op.name} before HELLO")
         expected = 0 if request.op is Op.PULL else size * codec.itemsize
         if codec is Codec.NONE or request.length != expected:
             raise ProtocolError(
-                f"{request.op.name} states {request.length} bytes, shard {shard.index} takes {expected}"
+                f"{request.op.name} has {request.length} bytes, shard {shard.index} expects {expected}"
             )
         deadline = self._clock() + WAIT_SECONDS
         self._wait(peer, request, deadline)
@@ -280,10 +276,10 @@ class DataServer:
             self._apply(channel, peer, request, meta, io)
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
-        """Until the shard can serve this request; `Unreachable` if it has no parameters by then."""
+        """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
         shard = self._shard
         if request.op is Op.INITIALIZE:
-            shard.wait_ready(deadline - self._clock())  # another worker's copy is newer than first values
+            shard.wait_ready(deadline - self._clock())  # a worker's copy takes precedence
         elif request.op is Op.PULL or request.op in PUSHES:
             if not shard.wait_ready(deadline - self._clock()):
                 raise Unreachable(f"shard {shard.index} has no parameters yet")
@@ -299,8 +295,8 @@ class DataServer:
                 shard.initialize(io)
                 self._send(channel, Op.OK)
             case Op.OFFER:
-                who, answer = (peer.slot, peer.incarnation), decode_answer(meta)
-                welcome = shard.offer(*who, request.version, answer, io, generation=request.seq)
+                worker, answer = (peer.slot, peer.incarnation), decode_answer(meta)
+                welcome = shard.offer(*worker, request.version, answer, io, generation=request.seq)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             case Op.PULL:
                 reply = shard.pull(peer.slot, io, boot=request.boot, idle=bool(request.flags & IDLE))
@@ -311,11 +307,11 @@ class DataServer:
                 raise ProtocolError(f"{request.op.name} is not a request")
 
     def _push(self, peer: Peer, request: Header, meta: bytearray, io: NDArray[Any]) -> Answer:
-        push, who = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
+        push, arguments = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
         if request.op is Op.PUSH_PULL:
-            return self._shard.push(*who, push, io, boot=request.boot)
+            return self._shard.push(*arguments, push, io, boot=request.boot)
         merge = request.op is Op.MERGE_PULL
-        return self._shard.delta(*who, push, io, merge=merge, boot=request.boot)
+        return self._shard.delta(*arguments, push, io, merge=merge, boot=request.boot)
 
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, io: NDArray[Any]) -> None:
         meta = encode_answer(reply.meta)

@@ -1,4 +1,4 @@
-"""The values that come out of a shard, and small rules about them."""
+"""The values that a shard returns, and pure functions on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta
 
 KEPT_INCARNATIONS = 4
-"""Of each slot: how many incarnations the vector of applied pushes remembers."""
+"""Per slot: the number of incarnations that `Applied` holds."""
 
 
 class State(StrEnum):
@@ -23,7 +23,10 @@ class State(StrEnum):
 
 
 class AppliedPush(NamedTuple):
-    """One update, as it was just applied. `version` is the one that it made, `staleness` in versions."""
+    """An update that was applied: the version that it made, its staleness in versions, and its weight.
+
+    `delta`: a difference that was added, not a gradient for the optimizer.
+    """
 
     slot: int
     incarnation: int
@@ -36,7 +39,7 @@ class AppliedPush(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What goes back with parameters."""
+    """The answer to a pull or push, without the parameters."""
 
     version: int
     meta: AnswerMeta
@@ -44,7 +47,10 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardCopy:
-    """A shard at one moment: what a snapshot holds. `arrays`: `parameters` (all) and the optimizer's (trainable)."""
+    """The state of a shard at one moment, as a snapshot stores it.
+
+    `arrays`: `parameters` (high - low values) and the optimizer's state (trainable values only), fp32.
+    """
 
     index: int
     shards: int
@@ -58,31 +64,31 @@ class ShardCopy:
     applied: Applied
     arrays: dict[str, Vector]
     contents: tuple[Span, ...] = ()
-    """Which pushes are in it."""
+    """The pushes in the parameters."""
     generation: int = 0
 
 
-def same_shapes(held: ModelSpec, given: ModelSpec) -> bool:
-    """Whether two models differ in their optimizer at most."""
-    return held.model_copy(update={"optimizer": given.optimizer}) == given
+def same_shapes(job: ModelSpec, worker: ModelSpec) -> bool:
+    """Whether two models are equal except for their optimizers."""
+    return job.model_copy(update={"optimizer": worker.optimizer}) == worker
 
 
-def difference(held: ModelSpec, given: ModelSpec) -> str:
-    """What is not the same in the model that a worker brings, and what to do."""
-    if held.parameters != given.parameters or held.statistics != given.statistics:
-        what = (
-            f"the job's model has {held.parameters} trainable and {held.statistics} other values, "
-            f"this worker's {given.parameters} and {given.statistics}"
+def mismatch(job: ModelSpec, worker: ModelSpec) -> str:
+    """How a worker's model differs from the job's, and what to do."""
+    if job.parameters != worker.parameters or job.statistics != worker.statistics:
+        difference = (
+            f"the job's model has {job.parameters} trainable and {job.statistics} other values, "
+            f"this worker's {worker.parameters} and {worker.statistics}"
         )
-    elif held.fingerprint != given.fingerprint:
-        what = "the names, shapes or types of this worker's variables differ from the job's model"
+    elif job.fingerprint != worker.fingerprint:
+        difference = "the names, shapes or types of this worker's variables differ from the job's model"
     else:
-        what = "this worker's optimizer is configured otherwise than the job's"
-    return f"{what}: build the same model in every worker, or start a new run"
+        difference = "this worker's optimizer is configured differently from the job's"
+    return f"{difference}: build the same model in every worker, or start a new run"
 
 
-def remember(applied: Applied, slot: int, incarnation: int, seq: int) -> None:
-    """Note a push in the vector, and forget a slot's incarnations of long ago."""
+def record_push(applied: Applied, slot: int, incarnation: int, seq: int) -> None:
+    """Set the last push of a worker, and drop the oldest incarnations of its slot."""
     if (slot, incarnation) not in applied:
         older = sorted(key for key in applied if key[0] == slot)
         for key in older[: max(0, len(older) + 1 - KEPT_INCARNATIONS)]:

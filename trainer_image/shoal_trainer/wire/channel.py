@@ -25,7 +25,7 @@ MIN_RATE = 1 << 20
 """Bytes a second below which a peer that has begun a message is given up, after its allowance of seconds."""
 
 
-def notice_death(sock: socket.socket) -> None:
+def enable_keepalive(sock: socket.socket) -> None:
     """Have the kernel end the connection when the peer's machine has been silent for `DEAD_SECONDS`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -46,7 +46,7 @@ class Channel:
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._clock = clock
         self._flags = 0 if self._tls else socket.MSG_WAITALL
-        notice_death(sock)
+        enable_keepalive(sock)
         self.set_timeout(timeout)
 
     def set_timeout(self, seconds: float) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.journal import Log
+from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.wire.messages import Copy, Pulled, Welcome
 from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Exchange
@@ -54,7 +54,7 @@ class Upstream:
         self._clock = clock
         self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
         self._pulled: Pulled | None = None
-        self._journals: tuple[Log, ...] = ()
+        self._journals: tuple[PushJournal, ...] = ()
         self._wasted = self._told = 0
         self._generation = 0
         self._boots: tuple[tuple[int, int], ...] = ()
@@ -133,7 +133,7 @@ class Upstream:
         self._buffers.swap()
         self._pulled, self._outdated = pulled, False
         self._leases.void(pulled.stopped)
-        self._journals = tuple(Log(journal.floor) for journal in pulled.journals)
+        self._journals = tuple(PushJournal(journal.floor) for journal in pulled.journals)
         for journal, told in zip(self._journals, pulled.journals, strict=True):
             journal.follow(told)
 

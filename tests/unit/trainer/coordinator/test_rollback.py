@@ -236,7 +236,7 @@ def test_copy_of_an_older_generation_is_not_adopted(held, offers):
         best = max(best, (generation, version))
         assert (shard.generation, shard.version) == best
     if best != held:
-        assert np.all(shard._parameters == best[0])
+        assert np.all(shard.model.parameters == best[0])
 
 
 def test_divergence_after_the_stop_rolls_nothing_back(tmp_path):

@@ -1,4 +1,4 @@
-"""Compiled kernels, and parameter servers that end with their test."""
+"""Fixtures: compiled kernels, credentials, and parameter servers that stop after their test."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.security import Credentials, create_secret_dir
-from tests.unit.trainer.ps.house import House
+from tests.unit.trainer.ps.cluster import Cluster
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
-    """Compile the kernels once, before any test's deadline runs."""
+    """Compile the kernels once, outside the timeout of any test."""
     for _ in kernels.compile_all():
         pass
 
@@ -25,7 +25,7 @@ def credentials(tmp_path: Path) -> Credentials:
 
 
 @pytest.fixture
-def house(credentials: Credentials) -> Iterator[House]:
-    house = House(credentials)
-    yield house
-    house.close()
+def cluster(credentials: Credentials) -> Iterator[Cluster]:
+    cluster = Cluster(credentials)
+    yield cluster
+    cluster.close()

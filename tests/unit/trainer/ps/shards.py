@@ -1,4 +1,4 @@
-"""A small shard, a clock that tests advance, and a crashed shard with its successor."""
+"""A small shard, a manual clock, and a crashed shard with its successor."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DELTA = OptimizerConfig(name="delta", learning_rate=1.0, batch_size=4)
 
 
 def crashed(pushes: int, snapshot_at: int, clock: Clock) -> tuple[ShardStore, np.ndarray, ShardStore]:
-    """A shard after `pushes` from worker 0, its last answer, and a successor restored from `snapshot_at`."""
+    """A shard after `pushes` from worker 0, its last answer, and a successor restored from version `snapshot_at`."""
     old, copy = ready(), None
     for seq in range(1, pushes + 1):
         io = grad(0.001 * seq)

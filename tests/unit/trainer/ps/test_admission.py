@@ -1,4 +1,4 @@
-"""Whom a data server lets in, whom it turns away, and how long a request may wait."""
+"""Which connections a data server accepts, and how long a request may wait."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.header import Codec
 from shoal_trainer.wire.messages import ModelSpec, Push, WorkerIdentity
-from tests.unit.trainer.ps.house import until
+from tests.unit.trainer.ps.cluster import until
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
 
-class Place:
-    """One data server of epoch 2, and clients of it."""
+class Served:
+    """A data server at epoch 2, and its clients."""
 
     def __init__(self, folder: Path) -> None:
         self.credentials: Credentials = create_secret_dir(folder / "secret")
@@ -51,14 +51,14 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    place.close()
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path)
+    yield served
+    served.close()
 
 
-def test_acceptor_survives_a_refused_thread(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod's limit of processes counts threads."""
+def test_acceptor_survives_a_refused_thread(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's PID limit counts threads."""
     start, refused = threading.Thread.start, []
 
     def limited(self: threading.Thread) -> None:
@@ -68,69 +68,69 @@ def test_acceptor_survives_a_refused_thread(place: Place, monkeypatch: pytest.Mo
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    monkeypatch.setattr(place.server, "_unproven", threading.Semaphore(1))
+    monkeypatch.setattr(served.server, "_unauthenticated", threading.Semaphore(1))
     for _ in range(2):
         with pytest.raises(Unreachable):
-            place.client().hello(MODEL)
-    place.client().hello(MODEL)
-    assert place.server._acceptor.is_alive()
+            served.client().hello(MODEL)
+    served.client().hello(MODEL)
+    assert served.server._acceptor.is_alive()
 
 
-def test_client_that_met_a_newer_epoch_ends_the_older_server(place: Place) -> None:
-    client = place.client()
+def test_client_that_knows_a_newer_epoch_stops_the_older_server(served: Served) -> None:
+    client = served.client()
     client._shards[0].minimum_epoch = 3
     with pytest.raises(Unreachable, match="older parameter server"):
         client.hello(MODEL)
-    until(lambda: place.superseded == [3])
+    until(lambda: served.superseded == [3])
 
 
-def test_connection_counts_once(place: Place) -> None:
-    client = place.client()
+def test_connection_counts_once(served: Served) -> None:
+    client = served.client()
     client.hello(MODEL)
-    assert len(place.server._open) == 1
+    assert len(served.server._open) == 1
 
 
 def test_request_without_a_free_buffer_is_refused_at_its_deadline(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(place.server._pool, "_take", lambda _: None)
-    client = place.client()
+    monkeypatch.setattr(served.server._pool, "_take", lambda _: None)
+    client = served.client()
     client.hello(MODEL)
-    place.shard.initialize(aligned(8))
+    served.shard.initialize(aligned(8))
     with pytest.raises(Unreachable, match="no buffer"):
         client.pull(aligned(8))
 
 
-def test_waits_of_a_request_share_one_deadline(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "WAIT_SECONDS", 10.0)
-    now, given = [0.0], []
-    monkeypatch.setattr(place.server, "_clock", lambda: now[0])
+    now, limits = [0.0], []
+    monkeypatch.setattr(served.server, "_clock", lambda: now[0])
 
     def wait_ready(timeout: float) -> bool:
-        given.append(timeout)
+        limits.append(timeout)
         now[0] += 6
         return True
 
     def wait_admitted(_slot: int, _base: int, timeout: float) -> None:
-        given.append(timeout)
+        limits.append(timeout)
         now[0] += 3
 
-    lend = place.server._pool.lend
+    lend = served.server._pool.lend
 
     def lend_until(values: int, codec: Codec, largest: int, *, deadline: float) -> object:
-        given.append(deadline)
+        limits.append(deadline)
         return lend(values, codec, largest)
 
-    place.shard.hello(0, 0, MODEL)
-    place.shard.initialize(aligned(8))
-    monkeypatch.setattr(place.shard, "wait_ready", wait_ready)
-    monkeypatch.setattr(place.shard, "wait_admitted", wait_admitted)
-    monkeypatch.setattr(place.server._pool, "lend", lend_until)
-    client = place.client()
+    served.shard.hello(0, 0, MODEL)
+    served.shard.initialize(aligned(8))
+    monkeypatch.setattr(served.shard, "wait_ready", wait_ready)
+    monkeypatch.setattr(served.shard, "wait_admitted", wait_admitted)
+    monkeypatch.setattr(served.server._pool, "lend", lend_until)
+    client = served.client()
     client.hello(MODEL)
     client.push_pull(aligned(8), aligned(8), Push(1, 1, (0,)))
-    assert given == [10.0, 4.0, 10.0]
+    assert limits == [10.0, 4.0, 10.0]
 
 
 def test_waiting_time_is_shorter_than_the_clients_timeout() -> None:
@@ -145,5 +145,5 @@ def test_lend_raises_at_its_deadline() -> None:
             stack.enter_context(pool.lend(8, Codec.FP32, 32))
         with pytest.raises(Unreachable, match="no buffer"):
             stack.enter_context(pool.lend(8, Codec.FP32, 32, deadline=pool._clock() + 0.02))
-    with pool.lend(8, Codec.FP32, 32, deadline=pool._clock() - 1) as buffer:  # a free one needs no time
+    with pool.lend(8, Codec.FP32, 32, deadline=pool._clock() - 1) as buffer:  # a free buffer needs no wait
         assert buffer.size == 8

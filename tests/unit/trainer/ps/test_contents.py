@@ -1,4 +1,4 @@
-"""The record of a shard's pushes after many replacements of workers."""
+"""The set of pushes of a shard after many replacements of workers."""
 
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents
 
@@ -12,7 +12,7 @@ def test_contents_after_many_replacements_load_quickly() -> None:
 def test_newest_incarnations_of_each_slot_are_kept() -> None:
     contents = Contents((0, incarnation, 1, 2) for incarnation in range(KEPT_INCARNATIONS + 10))
     contents.add((1, 3, 1))
-    contents.add((0, 2, 1))  # too old to come back
+    contents.add((0, 2, 1))  # too old: not added
     assert contents.newest() == {0: KEPT_INCARNATIONS + 9, 1: 3}
     assert [span[:2] for span in contents.spans()] == [
         *((0, incarnation) for incarnation in range(10, KEPT_INCARNATIONS + 10)),

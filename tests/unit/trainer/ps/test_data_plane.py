@@ -16,17 +16,17 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import Copy, Progress, Push
-from tests.unit.trainer.ps.house import MODEL, House, N, flat, until
+from tests.unit.trainer.ps.cluster import MODEL, Cluster, N, flat, until
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_worker_trains_over_every_encoding(
+def test_worker_trains_with_every_encoding(
     credentials: Credentials, shards: int, dtype: Any, tls: bool
 ) -> None:
-    house = House(credentials, tls=tls).serve(shards)
-    client, out = house.client(dtype=dtype), aligned(N)
+    cluster = Cluster(credentials, tls=tls).serve(shards)
+    client, out = cluster.client(dtype=dtype), aligned(N)
     welcome = client.hello(MODEL)
     assert not welcome.initialized
     assert len(welcome.shards) == shards
@@ -42,14 +42,14 @@ def test_worker_trains_over_every_encoding(
     assert pulled.versions == (3,) * shards
     assert pulled.applied == ({(0, 0): 3},) * shards
     assert pulled.samples == 3
-    house.close()
+    cluster.close()
 
 
-def test_idle_pull_blocks_no_push(house: House) -> None:
-    house.serve()
-    store = house.stores[0]
+def test_idle_pull_blocks_no_push(cluster: Cluster) -> None:
+    cluster.serve()
+    store = cluster.stores[0]
     store.staleness = Staleness(max=0)
-    busy, idle = house.client(slot=0), house.client(slot=1)
+    busy, idle = cluster.client(slot=0), cluster.client(slot=1)
     for client in (busy, idle):
         client.hello(MODEL)
     busy.initialize(flat(0.0))
@@ -60,8 +60,8 @@ def test_idle_pull_blocks_no_push(house: House) -> None:
     assert store._permits.admits(0, 1, 1, 0)
 
 
-def test_bf16_buffers_are_exchanged_directly(house: House) -> None:
-    client = house.serve(2).client()
+def test_bf16_buffers_are_exchanged_directly(cluster: Cluster) -> None:
+    client = cluster.serve(2).client()
     client.hello(MODEL)
     client.initialize(flat(1.5))
     out = aligned(N, np.uint16)
@@ -71,25 +71,25 @@ def test_bf16_buffers_are_exchanged_directly(house: House) -> None:
     np.testing.assert_array_equal(out[: MODEL.parameters], 0)
 
 
-def test_live_workers_follow_joins_and_leaves(house: House) -> None:
-    house.serve(2)
-    first, out = house.client(0), aligned(N)
+def test_live_workers_follow_joins_and_leaves(cluster: Cluster) -> None:
+    cluster.serve(2)
+    first, out = cluster.client(0), aligned(N)
     first.hello(MODEL)
     first.initialize(flat(0.0))
-    second = house.client(1)
+    second = cluster.client(1)
     assert second.hello(MODEL).initialized
     assert second.pull(out).live_workers == 2
     second.push_pull(flat(1.0), out, Push(1, 1, (0, 0)))
     second.close()
-    until(lambda: house.stores[0].live_workers == 1)
+    until(lambda: cluster.stores[0].live_workers == 1)
     pulled = first.push_pull(flat(1.0), out, Push(1, 1, (1, 1)))
     assert pulled.applied[0] == {(0, 0): 1, (1, 0): 1}
     np.testing.assert_array_equal(out[:10], -2)
 
 
-def test_replaced_worker_is_fenced(house: House) -> None:
-    house.serve(1)
-    old, new, out = house.client(0, 0), house.client(0, 1), aligned(N)
+def test_replaced_worker_is_fenced(cluster: Cluster) -> None:
+    cluster.serve(1)
+    old, new, out = cluster.client(0, 0), cluster.client(0, 1), aligned(N)
     old.hello(MODEL)
     old.initialize(flat(0.0))
     new.hello(MODEL)
@@ -101,9 +101,9 @@ def test_replaced_worker_is_fenced(house: House) -> None:
     np.testing.assert_array_equal(out, 0)
 
 
-def test_resend_over_a_new_connection_is_applied_once(house: House) -> None:
-    house.serve(2)
-    client, out = house.client(), aligned(N)
+def test_resend_over_a_new_connection_is_applied_once(cluster: Cluster) -> None:
+    cluster.serve(2)
+    client, out = cluster.client(), aligned(N)
     client.hello(MODEL)
     client.initialize(flat(0.0))
     push = Push(1, 1, (0, 0))
@@ -115,34 +115,34 @@ def test_resend_over_a_new_connection_is_applied_once(house: House) -> None:
     np.testing.assert_array_equal(out[:10], -1)
 
 
-def test_different_model_over_the_wire_is_a_user_error(house: House) -> None:
-    house.serve(1)
-    house.client(0).hello(MODEL)
+def test_different_model_over_the_wire_is_a_user_error(cluster: Cluster) -> None:
+    cluster.serve(1)
+    cluster.client(0).hello(MODEL)
     other = MODEL.model_copy(update={"fingerprint": "0" * 64})
     with pytest.raises(UserError, match="build the same model"):
-        house.client(1).hello(other)
+        cluster.client(1).hello(other)
 
 
-def test_worker_survives_the_loss_of_all_parameter_servers(house: House, tmp_path: Path) -> None:
-    """At most the push in flight is lost, although the snapshot is old."""
+def test_worker_survives_the_loss_of_all_parameter_servers(cluster: Cluster, tmp_path: Path) -> None:
+    """Only the push in flight is lost, although the snapshot is old."""
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
-    house.serve(2)
-    client, out = house.client(dtype="bf16"), aligned(N)
+    cluster.serve(2)
+    client, out = cluster.client(dtype="bf16"), aligned(N)
     known = client.hello(MODEL)
     client.initialize(flat(0.0))
     pulled = client.pull(out)
     for seq in range(1, 11):
         pulled = client.push_pull(flat(0.125), out, Push(seq, 1, pulled.versions))
         if seq == 4:
-            files = [store.write_shard(1, 0, copy) for s in house.stores if (copy := s.copy())]
+            files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
             store.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=tuple(files), model=MODEL))
-    ports = house.stop()
+    ports = cluster.stop()
     with pytest.raises(Unreachable):
         client.push_pull(flat(0.125), aligned(N), Push(11, 1, pulled.versions))
     with pytest.raises(Unreachable):
         client.hello(MODEL)
-    house.serve(2, epoch=1, ports=ports)
-    for index, shard in enumerate(house.stores):
+    cluster.serve(2, epoch=1, ports=ports)
+    for index, shard in enumerate(cluster.stores):
         found = store.load_newest(index, 2)
         assert found is not None
         shard.restore(found[1])
@@ -156,35 +156,37 @@ def test_worker_survives_the_loss_of_all_parameter_servers(house: House, tmp_pat
     np.testing.assert_allclose(out[:10], -1.375, rtol=2**-8)
 
 
-@pytest.mark.parametrize("away", [0, 1])
-def test_shard_gets_the_copy_while_another_is_unreachable(house: House, tmp_path: Path, away: int) -> None:
+@pytest.mark.parametrize("lost", [0, 1])
+def test_shard_gets_the_copy_while_another_is_unreachable(
+    cluster: Cluster, tmp_path: Path, lost: int
+) -> None:
     # Both were lost with their node: the first one to restart waits for copies only briefly.
     store = SnapshotStore(open_storage(tmp_path.as_uri()))
-    house.serve(2)
-    client, out = house.client(dtype="bf16"), aligned(N)
+    cluster.serve(2)
+    client, out = cluster.client(dtype="bf16"), aligned(N)
     client.hello(MODEL)
     client.initialize(flat(0.0))
     pulled = client.push_pull(flat(0.125), out, Push(1, 1, client.pull(out).versions))
-    files = [store.write_shard(1, 0, copy) for s in house.stores if (copy := s.copy())]
+    files = [store.write_shard(1, 0, copy) for s in cluster.stores if (copy := s.copy())]
     store.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=tuple(files), model=MODEL))
     pulled = client.push_pull(flat(0.125), out, Push(2, 1, pulled.versions))
-    house.serve(2, epoch=1, ports=house.stop())
-    for index, shard in enumerate(house.stores):
+    cluster.serve(2, epoch=1, ports=cluster.stop())
+    for index, shard in enumerate(cluster.stores):
         found = store.load_newest(index, 2)
         assert found is not None
         shard.restore(found[1])
-    house.servers[away].close()
+    cluster.servers[lost].close()
     with pytest.raises(Unreachable):
         client.hello(MODEL, Copy(out.copy(), pulled))
-    assert [shard.version for shard in house.stores] == ([1, 2] if away == 0 else [2, 1])
+    assert [shard.version for shard in cluster.stores] == ([1, 2] if lost == 0 else [2, 1])
 
 
-def test_client_rejects_an_older_server(house: House) -> None:
-    house.serve(1, epoch=3)
-    client = house.client()
+def test_client_rejects_an_older_server(cluster: Cluster) -> None:
+    cluster.serve(1, epoch=3)
+    client = cluster.client()
     client.hello(MODEL)
     superseded: list[int] = []
-    house.serve(1, epoch=2, ports=house.stop(), on_superseded=superseded.append)
+    cluster.serve(1, epoch=2, ports=cluster.stop(), on_superseded=superseded.append)
     with pytest.raises(Unreachable, match="older parameter server"):
         client.hello(MODEL)
     until(lambda: superseded == [3])

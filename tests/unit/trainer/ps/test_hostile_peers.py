@@ -1,4 +1,4 @@
-"""Peers that are wrong, slow, malicious, or gone."""
+"""Peers that are invalid, slow, malicious, or disconnected."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ import pytest
 from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Unauthorized, Unreachable
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.client import ShardClient
+from shoal_trainer.ps.shard_client import ShardClient
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import Channel
 from shoal_trainer.wire.header import Codec, Header, Op
 from shoal_trainer.wire.messages import WorkerIdentity
-from tests.unit.trainer.ps.house import MODEL, House, N, flat, until
+from tests.unit.trainer.ps.cluster import MODEL, Cluster, N, flat, until
 
 
 @contextmanager
-def raw(house: House) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", house.servers[0].port), timeout=30) as sock:
+def raw(cluster: Cluster) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", cluster.servers[0].port), timeout=30) as sock:
         yield sock
 
 
-def gone(sock: socket.socket) -> bool:
-    """Whether the server ended the connection."""
+def closed_by_server(sock: socket.socket) -> bool:
+    """Wait until the server closes the connection."""
     try:
         while sock.recv(4096):
             pass
@@ -42,10 +42,10 @@ def gone(sock: socket.socket) -> bool:
     return True
 
 
-def serving(house: House) -> None:
-    """A legitimate worker is served."""
+def check_serving(cluster: Cluster) -> None:
+    """Check that a valid worker is served."""
     out = aligned(N)
-    client = house.client(slot=77)
+    client = cluster.client(slot=77)
     client.hello(MODEL)
     client.initialize(flat(0.0))
     client.pull(out)
@@ -53,33 +53,33 @@ def serving(house: House) -> None:
 
 
 def test_wrong_key_is_refused_and_logged_once(
-    house: House, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house.serve(1)
+    cluster.serve(1)
     stranger = create_secret_dir(tmp_path / "stranger", key_id="other")
-    address = Shard(host="127.0.0.1", data_port=house.servers[0].port)
+    address = Shard(host="127.0.0.1", data_port=cluster.servers[0].port)
     with caplog.at_level(logging.WARNING):
         for _ in range(20):
             with pytest.raises(Unauthorized):
                 ShardClient(0, address, WorkerIdentity("uid", 0, 0), stranger).connect()
-        serving(house)
+        check_serving(cluster)
     assert len([record for record in caplog.records if "refused a connection" in record.message]) == 1
     assert stranger.key.hex() not in caplog.text
-    assert house.credentials.key.hex() not in caplog.text
+    assert cluster.credentials.key.hex() not in caplog.text
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(4096), b"\xff" * 4096])
-def test_junk_is_refused(house: House, junk: bytes) -> None:
-    house.serve(1)
-    with raw(house) as sock:
+def test_junk_is_refused(cluster: Cluster, junk: bytes) -> None:
+    cluster.serve(1)
+    with raw(cluster) as sock:
         sock.sendall(junk)
-        assert gone(sock)
-    serving(house)
+        assert closed_by_server(sock)
+    check_serving(cluster)
 
 
-def test_slow_loris_hits_the_handshake_deadline(house: House) -> None:
-    house.serve(1, handshake_seconds=0.3)
-    with raw(house) as sock:
+def test_slow_loris_hits_the_handshake_deadline(cluster: Cluster) -> None:
+    cluster.serve(1, handshake_seconds=0.3)
+    with raw(cluster) as sock:
         ended = threading.Event()
         pause = threading.Event()
         for _ in range(100):  # single bytes, each within any per-read timeout
@@ -90,15 +90,15 @@ def test_slow_loris_hits_the_handshake_deadline(house: House) -> None:
                 break
             pause.wait(0.05)
         assert ended.is_set()
-    until(lambda: _try(lambda: serving(house)))  # a slow machine may miss the deadline, too
+    until(lambda: _try(lambda: check_serving(cluster)))  # a slow machine may miss the deadline as well
 
 
-def test_silent_connections_do_not_block_workers(house: House) -> None:
-    house.serve(1, handshake_seconds=0.5)
+def test_silent_connections_do_not_block_workers(cluster: Cluster) -> None:
+    cluster.serve(1, handshake_seconds=0.5)
     with ExitStack() as stack:
         for _ in range(80):
-            stack.enter_context(raw(house))
-        until(lambda: _try(lambda: serving(house)))
+            stack.enter_context(raw(cluster))
+        until(lambda: _try(lambda: check_serving(cluster)))
 
 
 def _try(function: Callable[[], None]) -> bool:
@@ -110,7 +110,7 @@ def _try(function: Callable[[], None]) -> bool:
 
 
 def test_plain_and_tls_endpoints_refuse_each_other(credentials: Credentials) -> None:
-    secure, plain = House(credentials, tls=True).serve(1), House(credentials).serve(1)
+    secure, plain = Cluster(credentials, tls=True).serve(1), Cluster(credentials).serve(1)
     wrong = secure.client()
     address = Shard(host="127.0.0.1", data_port=secure.servers[0].port)
     with pytest.raises((Unauthorized, Unreachable)):
@@ -118,16 +118,16 @@ def test_plain_and_tls_endpoints_refuse_each_other(credentials: Credentials) -> 
     address = Shard(host="127.0.0.1", data_port=plain.servers[0].port)
     with pytest.raises((Unauthorized, Unreachable)):
         ShardClient(0, address, WorkerIdentity("uid", 0, 0), credentials, tls=True, timeout=30).connect()
-    serving(secure)
-    serving(plain)
+    check_serving(secure)
+    check_serving(plain)
     wrong.close()
     secure.close()
     plain.close()
 
 
 def test_impostor_server_receives_no_values(credentials: Credentials, tmp_path: Path) -> None:
-    """With another certificate, or without the key: the client stops before it sends a value."""
-    false = House(create_secret_dir(tmp_path / "false"), tls=True).serve(1)
+    """With another certificate, or without the key, the client stops before it sends a value."""
+    false = Cluster(create_secret_dir(tmp_path / "false"), tls=True).serve(1)
     address = Shard(host="127.0.0.1", data_port=false.servers[0].port)
     with pytest.raises(Unreachable, match="TLS"):
         ShardClient(0, address, WorkerIdentity("uid", 0, 0), credentials, tls=True).connect()
@@ -150,12 +150,12 @@ def test_impostor_server_receives_no_values(credentials: Credentials, tmp_path: 
 
 
 @contextmanager
-def authenticated(house: House) -> Iterator[Channel]:
+def authenticated(cluster: Cluster) -> Iterator[Channel]:
     """A connection after a valid handshake."""
-    with raw(house) as sock:
+    with raw(cluster) as sock:
         channel = Channel(sock, timeout=30)
         peer = handshake.Peer(handshake.Role.WORKER, 0, 9, 0)
-        handshake.connect(channel, house.credentials, "uid", peer)
+        handshake.connect(channel, cluster.credentials, "uid", peer)
         yield channel
         channel.close()
 
@@ -181,49 +181,51 @@ def authenticated(house: House) -> Iterator[Channel]:
         "an answer",
     ],
 )
-def test_authenticated_peer_with_a_bad_request_is_disconnected(house: House, request_header: Header) -> None:
-    house.serve(1)
-    serving(house)
-    before = sum(b.nbytes for b in house.servers[0]._pool._free)
-    with authenticated(house) as channel:
+def test_authenticated_peer_with_a_bad_request_is_disconnected(
+    cluster: Cluster, request_header: Header
+) -> None:
+    cluster.serve(1)
+    check_serving(cluster)
+    before = sum(b.nbytes for b in cluster.servers[0]._pool._free)
+    with authenticated(cluster) as channel:
         data = header.encode(request_header)
         channel.send(data, bytes(min(request_header.length, N * 4)) or b"\0")
-        assert gone(channel._sock)
-    assert sum(b.nbytes for b in house.servers[0]._pool._free) <= max(before, 2 * N * 4)
-    serving(house)
+        assert closed_by_server(channel._sock)
+    assert sum(b.nbytes for b in cluster.servers[0]._pool._free) <= max(before, 2 * N * 4)
+    check_serving(cluster)
 
 
-def test_random_bytes_after_the_handshake_are_refused(house: House) -> None:
-    house.serve(1)
-    serving(house)
+def test_random_bytes_after_the_handshake_are_refused(cluster: Cluster) -> None:
+    cluster.serve(1)
+    check_serving(cluster)
     rng = np.random.default_rng(0)
     for _ in range(50):
-        with authenticated(house) as channel:
+        with authenticated(cluster) as channel:
             noise = bytearray(rng.bytes(300))
             if rng.random() < 0.8:  # a valid prefix, so that the rest is parsed
                 noise[:6] = struct.pack("<4sBB", header.MAGIC, header.VERSION, int(rng.integers(0, 12)))
             channel.send(bytes(noise))
             with suppress(OSError):  # the server may have closed it already
                 channel._sock.shutdown(socket.SHUT_WR)
-            assert gone(channel._sock)
-    serving(house)
+            assert closed_by_server(channel._sock)
+    check_serving(cluster)
 
 
-def test_push_cut_off_in_the_middle_is_not_applied(house: House) -> None:
-    house.serve(1)
-    serving(house)
-    with authenticated(house) as channel:
+def test_push_cut_off_in_the_middle_is_not_applied(cluster: Cluster) -> None:
+    cluster.serve(1)
+    check_serving(cluster)
+    with authenticated(cluster) as channel:
         whole = Header(Op.PUSH_PULL, Codec.BF16, slot=9, seq=1, length=N * 2)
         channel.send(header.encode(whole), bytes(N))
-    until(lambda: not house.stores[0]._members.has(9))
-    assert house.stores[0].version == 0
-    serving(house)
+    until(lambda: not cluster.stores[0]._members.has(9))
+    assert cluster.stores[0].version == 0
+    check_serving(cluster)
 
 
-def test_closed_server_wakes_waiting_clients(house: House) -> None:
-    client = house.serve(1).client()
+def test_closed_server_wakes_waiting_clients(cluster: Cluster) -> None:
+    client = cluster.serve(1).client()
     client.hello(MODEL)
-    house.stop()
+    cluster.stop()
     with pytest.raises(Unreachable):
         client.pull(aligned(N))
 

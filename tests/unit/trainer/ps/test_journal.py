@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_trainer.ps.journal import Log
+from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.ps.shard import State
 from shoal_trainer.wire.messages import (
     AnswerMeta,
@@ -11,10 +11,10 @@ from shoal_trainer.wire.messages import (
     Progress,
     PushMeta,
 )
-from tests.unit.trainer.ps.shards import Clock, crashed, grad, ready
+from tests.unit.trainer.ps.shards import MODEL, Clock, crashed, grad, ready
 
 
-def test_answer_lists_pushes_unknown_to_worker_and_snapshots() -> None:
+def test_answer_lists_pushes_that_worker_and_snapshot_lack() -> None:
     shard = ready()
 
     def push(slot: int, seq: int, base: int) -> Journal:
@@ -26,7 +26,7 @@ def test_answer_lists_pushes_unknown_to_worker_and_snapshots() -> None:
     push(1, 1, 0)
     second = push(0, 2, 1)
     assert [entry.version for entry in second.entries] == [2, 3]
-    worker = Log()
+    worker = PushJournal()
     for answer in (first, second):
         worker.follow(answer)
     assert [entry.version for entry in worker.since(-1).entries] == [1, 2, 3]
@@ -62,10 +62,10 @@ def test_copy_that_diverged_before_the_snapshot_is_not_adopted() -> None:
 def test_late_copy_is_ignored_by_a_ready_shard() -> None:
     clock = Clock()
     old, copy, new = crashed(10, 6, clock)
-    new.hello(1, 0, old.model)
+    new.hello(1, 0, MODEL)
     clock.now += 10.0
     assert new.state is State.READY
-    assert not new.hello(0, 0, old.model, old.version).wants_copy
+    assert not new.hello(0, 0, MODEL, old.version).wants_copy
     new.offer(0, 0, old.version, old.pull(0, copy).meta, copy)
     assert (new.version, new.contents.spans()) == (6, ((0, 0, 1, 7),))
 
@@ -73,9 +73,9 @@ def test_late_copy_is_ignored_by_a_ready_shard() -> None:
 def test_late_copy_is_adopted_by_an_empty_shard() -> None:
     clock = Clock()
     old, copy, new = crashed(10, 0, clock)
-    new.hello(1, 0, old.model)
+    new.hello(1, 0, MODEL)
     clock.now += 10.0
     assert new.state is State.EMPTY
-    assert new.hello(0, 0, old.model, old.version).wants_copy
+    assert new.hello(0, 0, MODEL, old.version).wants_copy
     new.offer(0, 0, old.version, old.pull(0, copy).meta, copy)
     assert (new.state, new.version, new.contents.spans()) == (State.READY, 10, ((0, 0, 1, 11),))

@@ -1,4 +1,4 @@
-"""Every kernel computes the formula that its docstring names, in both encodings."""
+"""Every kernel computes the formula in its docstring, in both encodings."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:
     def exchange() -> NDArray[np.generic]:
         return bits_of(g) if bf16 else g.copy()
 
-    def given_gradient() -> NDArray[np.float32]:
+    def decoded_gradient() -> NDArray[np.float32]:
         return wide(bits_of(g)) if bf16 else g
 
     def check(io, new, reference) -> None:
         np.testing.assert_array_equal(new, reference)
         np.testing.assert_array_equal(io, bits_of(reference) if bf16 else reference)
 
-    gradient = given_gradient()
+    gradient = decoded_gradient()
     lr, decay, mu, eps = F(0.01), F(0.001), F(0.9), F(1e-7)
 
     new, io = w.copy(), exchange()
@@ -125,9 +125,9 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["add", "sgd", "momentum", "nesterov", "adam", "adagrad", "merge"])
-@pytest.mark.parametrize("place", [0, 7, 30])
-def test_non_finite_gradient_is_taken_as_zero_and_reported(
-    name: str, bad: float, dtype: Any, place: int
+@pytest.mark.parametrize("index", [0, 7, 30])
+def test_non_finite_gradient_is_replaced_by_zero_and_reported(
+    name: str, bad: float, dtype: Any, index: int
 ) -> None:
     calls: dict[str, Callable[..., Any]] = {
         "add": lambda w, _a, _b, io: kernels.add(w, io, F(0.5)),
@@ -141,13 +141,13 @@ def test_non_finite_gradient_is_taken_as_zero_and_reported(
 
     def run(value: float) -> tuple[bool, list[NDArray[Any]]]:
         gradient = wide(bits_of(vector(31, 3)))  # values that both encodings represent
-        gradient[place] = value
+        gradient[index] = value
         io = aligned(31, dtype)
         io[:] = gradient if dtype is np.float32 else bits_of(np.where(np.isnan(gradient), 0, gradient))
         if dtype is np.uint16 and np.isnan(value):
-            io[place] = 0xFFC0 if np.signbit(value) else 0x7FC0
-        held = [vector(31, 1), np.abs(vector(31, 2)), np.abs(vector(31, 4))]
-        return bool(calls[name](*held, io)), [*held, io]
+            io[index] = 0xFFC0 if np.signbit(value) else 0x7FC0
+        state = [vector(31, 1), np.abs(vector(31, 2)), np.abs(vector(31, 4))]
+        return bool(calls[name](*state, io)), [*state, io]
 
     reported, updated = run(bad)
     silent, clean = run(0.0)
@@ -165,8 +165,8 @@ def test_finite_extremes_are_applied_unchanged(value: float) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 7, 30])
-def test_single_non_finite_value_is_detected(bad: float, dtype: Any, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 7, 30])
+def test_single_non_finite_value_is_detected(bad: float, dtype: Any, index: int) -> None:
     values = np.full(31, 3.3895314e38, np.float32)  # the largest bf16 value
     values[::2] = 1e-45
     io = values if dtype is np.float32 else bits_of(values)
@@ -174,9 +174,9 @@ def test_single_non_finite_value_is_detected(bad: float, dtype: Any, place: int)
     out = np.empty_like(io)
     assert kernels.encode(values, out)
     np.testing.assert_array_equal(out, io)
-    io[place] = bad if dtype is np.float32 else np.float32(bad).view(np.uint32) >> 16
+    io[index] = bad if dtype is np.float32 else np.float32(bad).view(np.uint32) >> 16
     assert not kernels.finite(io)
-    values[place] = bad
+    values[index] = bad
     assert not kernels.encode(values, out)
     np.testing.assert_array_equal(out, io)
 

@@ -1,4 +1,4 @@
-"""How a vector is divided between shards."""
+"""How the flat vector is split into shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameter server's optimizers and schedules against those of Keras, on the same gradients."""
+"""The parameter server's optimizers and schedules compared with those of Keras."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_schedule_follows_the_samples_of_all_workers() -> None:
     assert steps == [(0, -1.0), (1, -2.0), (2, -2.5), (3, -3.0)]
 
 
-def test_push_may_carry_its_learning_rate() -> None:
+def test_learning_rate_of_a_push_overrides_the_schedule() -> None:
     shard = ShardStore(0, 1, 0)
     config = OptimizerConfig(learning_rate=Schedule(name="MySchedule"), batch_size=1)
     shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=1, optimizer=config))

@@ -1,11 +1,11 @@
-"""The pool of request buffers, which grows while slow links hold them."""
+"""The pool of request buffers, which grows while links are slow."""
 
 import threading
 from contextlib import ExitStack
 
 import numpy as np
 
-from shoal_trainer.ps.pool import KEEP_SECONDS, MOST, SLOW_SECONDS, BufferPool
+from shoal_trainer.ps.pool import KEEP_SECONDS, MAX_BUFFERS, SLOW_SECONDS, BufferPool
 from shoal_trainer.wire.header import Codec
 
 
@@ -47,7 +47,7 @@ def test_waiter_gets_a_buffer_of_the_right_size() -> None:
     assert got == [8]
 
 
-def test_slow_links_grow_the_pool_until_they_end() -> None:
+def test_pool_grows_for_slow_links_and_shrinks_later() -> None:
     now = 0.0
     pool = BufferPool(limit=0, clock=lambda: now)
 
@@ -79,14 +79,14 @@ def test_pool_does_not_grow_beyond_its_maximum() -> None:
             got.set()
 
     with ExitStack() as slow:
-        for _ in range(MOST):
+        for _ in range(MAX_BUFFERS):
             slow.enter_context(pool.lend(8, Codec.FP32, 32))
             now += SLOW_SECONDS
         waiter = threading.Thread(target=wait)
         waiter.start()
         while not pool._changed._waiters:  # type: ignore[attr-defined]
             pass
-        assert pool._made == MOST
+        assert pool._made == MAX_BUFFERS
         assert not got.is_set()
     waiter.join(20)
     assert got.is_set()

@@ -1,4 +1,4 @@
-"""A shard that starts again: from a snapshot, a worker's copy, or another run."""
+"""Shards that restart from a snapshot, a worker's copy, or another run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.errors import UserError
-from shoal_trainer.ps.recovery import LONGEST
+from shoal_trainer.ps.recovery import LONGEST_WAIT
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import (
     AnswerMeta,
@@ -70,7 +70,7 @@ def test_recovery_waits_for_a_requested_copy() -> None:
 def test_recovery_gives_up_on_a_missing_copy() -> None:
     _, _, new = crashed(10, 6, clock := Clock())
     new.hello(0, 0, MODEL, copy_version=10)
-    clock.now += LONGEST - 0.1
+    clock.now += LONGEST_WAIT - 0.1
     assert new.state is State.RECOVERING
     clock.now += 0.1
     assert (new.state, new.version) == (State.READY, 6)
@@ -99,33 +99,31 @@ def test_restart_without_snapshot_or_copy_starts_empty() -> None:
 
 
 def test_on_ready_reports_version_and_applied_pushes() -> None:
-    heard: list[tuple[int, dict[tuple[int, int], int]]] = []
+    reports: list[tuple[int, dict[tuple[int, int], int]]] = []
     _, _, new = crashed(5, 5, clock := Clock())
-    new.on_ready = lambda version, applied: heard.append((version, applied))
+    new.on_ready = lambda version, applied: reports.append((version, applied))
     new.hello(0, 0, MODEL)
     clock.now += 10
     assert new.state is State.READY
-    assert heard == [(5, {(0, 0): 5})]
+    assert reports == [(5, {(0, 0): 5})]
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_shard_lost_after_starting_from_another_run_adopts_worker_copy(
-    epoch: int, weights_only: bool
-) -> None:
-    """It has no snapshot of its own yet. `epoch` 0: its container restarted in place."""
+def test_shard_restarted_from_another_run_adopts_worker_copy(epoch: int, weights_only: bool) -> None:
+    """The run has no snapshot of its own yet. `epoch` 0: the container restarted in place."""
     other = ready()
     other.push(0, 0, 1, 0, ONE, grad())
-    begun = other.copy()
-    assert begun is not None
+    other_copy = other.copy()
+    assert other_copy is not None
     first = ShardStore(0, 1, 0, clock=(clock := Clock()))
-    first.restore(begun, other_run=True, weights_only=weights_only)
+    first.restore(other_copy, other_run=True, weights_only=weights_only)
     first.hello(0, 0, MODEL)
     clock.now += 10.0
     np.testing.assert_array_equal(read(first), -1)
     first.push(0, 0, 1, 0, ONE, io := grad())
     second = ShardStore(0, 1, epoch, clock=clock)
-    second.restore(begun, other_run=True, weights_only=weights_only)
+    second.restore(other_copy, other_run=True, weights_only=weights_only)
     welcome = second.hello(1, 0, MODEL)  # a new worker without a copy connects first
     assert (welcome.initialized, welcome.recovering) == (True, True)
     assert second.hello(0, 0, MODEL, first.version).wants_copy
@@ -136,10 +134,10 @@ def test_shard_lost_after_starting_from_another_run_adopts_worker_copy(
 
 
 def test_shard_without_newer_copies_keeps_values_of_another_run() -> None:
-    begun = ready().copy()
-    assert begun is not None
+    other_copy = ready().copy()
+    assert other_copy is not None
     shard = ShardStore(0, 1, 1, clock=(clock := Clock()))
-    shard.restore(begun, other_run=True)
+    shard.restore(other_copy, other_run=True)
     assert not shard.hello(0, 0, MODEL, copy_version=0).wants_copy
     assert shard.state is State.RECOVERING
     clock.now += 10.0
@@ -184,24 +182,26 @@ def test_adam_step_size_is_kept_after_adopting_a_copy_over_a_snapshot() -> None:
     new.restore(snapshot)
     new.hello(0, 0, model, old.version)
     new.offer(0, 0, old.version, meta, io)
-    assert new.updates == snapshot.updates  # the updates in its moments
+    assert new.model is not None
+    assert new.model.updates == snapshot.updates  # the updates in its moments
     assert adam_steps(new, 0) < 1.2 * fresh
 
 
 @pytest.mark.parametrize(("name", "kept"), [("sgd", 0), ("adamw", 50), ("adam", 50)])
-def test_optimizer_without_moments_of_another_run_starts_at_step_zero(name: str, kept: int) -> None:
+def test_optimizer_steps_are_kept_only_with_their_moments(name: str, kept: int) -> None:
     theirs = ADAM.model_copy(update={"name": name, "momentum": 0.9 if name == "sgd" else 0.0})
     old = ready(MODEL.model_copy(update={"optimizer": theirs}))
     adam_steps(old, 0)
-    begun = old.copy()
-    assert begun is not None
-    assert begun.updates == 50
+    other_copy = old.copy()
+    assert other_copy is not None
+    assert other_copy.updates == 50
     model = MODEL.model_copy(update={"optimizer": ADAM})
     shard = ShardStore(0, 1, 0, clock=(clock := Clock()))
-    shard.restore(begun, other_run=True)
+    shard.restore(other_copy, other_run=True)
     shard.hello(0, 0, model)
     clock.now += 10.0
-    assert shard.updates == kept
+    assert shard.model is not None
+    assert shard.model.updates == kept
     assert adam_steps(shard, 0) < 1.2 * adam_steps(ready(model), 0)
 
 

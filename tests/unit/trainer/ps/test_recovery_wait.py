@@ -27,12 +27,12 @@ def test_connection_without_hello_leaves_the_worker_expected():
     assert new.state is State.RECOVERING
 
 
-def test_worker_that_leaves_before_its_copy_arrives_is_not_awaited():
+def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
     recovery = Recovery(1.0)
     recovery.restored({0})
     recovery.begin(0.0)
-    recovery.coming(0)
-    recovery.gone(0)
+    recovery.requested(0)
+    recovery.disconnected(0)
     assert recovery.over(0.0)
 
 

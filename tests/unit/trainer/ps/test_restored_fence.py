@@ -1,4 +1,4 @@
-"""A shard that was restored refuses the incarnations that its predecessor refused."""
+"""A restored shard refuses the incarnations that its predecessor refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pushes to a shard: who may write, what is applied once, and with which weight."""
+"""Pushes to a shard: fencing, repeated pushes, and weights."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_malformed_requests_are_rejected() -> None:
     [
         (MODEL.model_copy(update={"parameters": 9}), "8 trainable and 0 other values, this worker's 9 and 0"),
         (MODEL.model_copy(update={"fingerprint": "0" * 64}), "names, shapes or types"),
-        (MODEL.model_copy(update={"optimizer": OptimizerConfig()}), "optimizer is configured otherwise"),
+        (MODEL.model_copy(update={"optimizer": OptimizerConfig()}), "optimizer is configured differently"),
     ],
 )
 def test_different_model_is_a_user_error(other: ModelSpec, message: str) -> None:
@@ -173,7 +173,7 @@ def test_non_finite_values_become_zero_and_are_logged_once(
         shard.delta(1, 0, 1 + merge, shard.version, ONE, io, merge=merge)
         assert np.isfinite(io).all()
     assert [record.getMessage() for record in caplog.records] == [
-        f"worker {slot}-0 pushed values that are not finite: they were taken as 0" for slot in (0, 1)
+        f"worker {slot}-0 pushed non-finite values: they were replaced by 0" for slot in (0, 1)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Bounded staleness: which worker a push waits for."""
+"""Bounded staleness: which workers a push waits for."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def test_fast_worker_waits_for_a_slow_but_not_a_dead_worker() -> None:
     thread.start()
     assert not passed.wait(0.05)
     shard.wait_admitted(1, 0, 0.0)  # the slowest worker never waits
-    shard.disconnect(1)  # it dies before its push
+    shard.disconnect(1)  # before its push
     assert passed.wait(30)
     thread.join()
 
 
 def test_fenced_worker_blocks_no_push() -> None:
-    # Its process is stopped: the kernel keeps the connection open, but it computes nothing.
+    # Its process is suspended: the kernel keeps the connection open.
     shard = ready(staleness=Staleness(max=0))
     for slot in (0, 1):
         shard.connect(slot, 0)
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
-    shard.fence(1, 0)  # its own join fences its predecessors only
+    shard.fence(1, 0)  # its own join fences earlier incarnations only
     assert not shard._permits.admits(0, 1, shard.version, 0)
     shard.fence(1, 1)
     assert shard._permits.admits(0, 1, shard.version, 0)
@@ -56,13 +56,13 @@ def test_worker_that_blocked_one_push_until_timeout_blocks_no_other() -> None:
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
     shard.wait_admitted(0, 1, 0.0)  # waits until the timeout
     assert shard._permits.admits(0, 1, shard.version, 0)
-    shard.pull(1, grad(0.0))  # a pull makes it count again
+    shard.pull(1, grad(0.0))  # the next push waits for it again
     shard.push(0, 0, 2, 1, ONE, grad(0.0))
     assert not shard._permits.admits(0, 2, shard.version, 0)
 
 
 def test_push_after_its_worker_left_is_fenced() -> None:
-    # It waited behind another push until its worker left: its positions may be leased again.
+    # The push waited until its worker left: its positions may have been leased again.
     shard = ready(staleness=Staleness(max=0))
     shard.connect(0, 0)
     shard.leave(0, 0)
@@ -81,7 +81,7 @@ def test_idle_worker_blocks_no_push() -> None:
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
     assert not shard._permits.admits(0, 1, shard.version, 0)
-    shard.pull(1, grad(0.0), idle=True)  # it evaluates or is idle
+    shard.pull(1, grad(0.0), idle=True)  # it evaluates or waits for work
     for seq in (2, 3):
         assert shard._permits.admits(0, seq - 1, shard.version, 0)
         shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))

@@ -124,7 +124,7 @@ class Exchange:
     def probe(self):
         def hello(server, _part):
             if self.boots[server.shard.index] != server.shard.boot:
-                raise Unreachable("the shard has gone back to a snapshot")
+                raise Unreachable("the shard was rolled back to a snapshot")
             return server.shard.hello(*self.identity, self.world.model)
 
         return Answer(lambda: Welcome(tuple(self._on_all(hello))))

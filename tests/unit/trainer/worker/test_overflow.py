@@ -71,7 +71,7 @@ def test_skipped_batches_do_not_step_the_optimizer(start_servers):
     assert running.start().join() is End.FINISHED
     store = servers.stores[0]
     assert store.version == DATA.size // 16
-    assert store.updates == 0
+    assert store.model.updates == 0
     flat = np.zeros(running.flat_model.layout.size, np.float32)
     store.pull(0, flat)
     assert np.array_equal(flat, first)

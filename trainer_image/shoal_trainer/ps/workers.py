@@ -1,7 +1,4 @@
-"""Who is connected to a shard and may write to it, and who has to wait so that nobody's gradient becomes too old.
-
-The part of the shard that knows workers and no numbers; it brings the lock that everything of the shard is under.
-"""
+"""The workers of a shard: connections, fencing, and the waits of bounded staleness."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from shoal_trainer.contract import Staleness
 from shoal_trainer.ps.members import Members, Permits
 
 
-class Attendance:
-    """The base of a shard: its lock, its workers and its version."""
+class WorkerRegistry:
+    """The base class of a shard. It holds the shard's lock, its version, and the workers that may push."""
 
     def __init__(self, staleness: Staleness | None, clock: Callable[[], float]) -> None:
         self.staleness = staleness or Staleness()
         self.version = 0
         self.stopped = 0
-        """See `AnswerMeta.stopped`; the coordinator sets it."""
+        """See `AnswerMeta.stopped`; set by the coordinator."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._clock = clock
@@ -28,44 +25,47 @@ class Attendance:
 
     @property
     def live_workers(self) -> int:
-        """Workers with a connection, or as many as `set_live_workers` said; at least 1."""
+        """The count passed to `set_live_workers`, or else the number of connected workers; at least 1."""
         return self._members.live
 
     def set_live_workers(self, count: int | None) -> None:
-        """Let the coordinator say how many workers there are; None: count connections."""
+        """Set the number of live workers, as the coordinator does; None: count connections."""
         with self.lock:
-            self._members.said = count
+            self._members.reported_live = count
             self.changed.notify_all()
 
     def connect(self, slot: int, incarnation: int) -> None:
-        """A proven worker opened a connection; `Fenced` if a newer incarnation of its slot has been here."""
+        """Register a connection of an authenticated worker; `Fenced` if its slot has a newer incarnation."""
         with self.lock:
             self._members.connect(slot, incarnation)
 
     def disconnect(self, slot: int) -> None:
-        """A worker's connection ended."""
+        """Unregister a connection."""
         with self.lock:
             if not self._members.disconnect(slot):
                 self._permits.forget(slot)
-                self._gone(slot)
+                self._disconnected(slot)
             self.changed.notify_all()
 
     def fence(self, slot: int, minimum_incarnation: int) -> None:
-        """Refuse all older incarnations of a slot from now on; nobody waits for their gradients any more."""
+        """Refuse older incarnations of a slot from now on, and stop waiting for their gradients."""
         with self.lock:
             if self._members.fence(slot, minimum_incarnation):
                 self._permits.forget(slot)
                 self.changed.notify_all()
 
     def leave(self, slot: int, incarnation: int) -> None:
-        """A worker has said goodbye: what comes over its connection after that is refused."""
+        """Refuse pushes of a worker that has left, until it connects again."""
         with self.lock:
             self._members.leave(slot, incarnation)
             self._permits.forget(slot)
             self.changed.notify_all()
 
     def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
-        """Bounded staleness: wait while applying this push would leave a live worker's gradient too old."""
+        """Bounded staleness: wait, at most `timeout` seconds, while this push would make another gradient too stale.
+
+        `base`: the version on which the gradient was computed.
+        """
         if self.staleness.max is None:
             return
         with self.changed:
@@ -73,14 +73,14 @@ class Attendance:
             self._permits.arrive(slot, base)
             try:
                 while not self._permits.admits(slot, base, self.version, self.staleness.max):
-                    if (left := deadline - self._clock()) <= 0:
-                        # Who held this one up so long does not hold up the next ones, too.
+                    if (remaining := deadline - self._clock()) <= 0:
+                        # A worker that blocked this push until its timeout must not block the next ones as well.
                         self._permits.give_up(slot, self.version, self.staleness.max)
                         return
-                    self.changed.wait(left)
+                    self.changed.wait(remaining)
             finally:
                 self._permits.leave(slot)
 
-    def _gone(self, slot: int) -> None:
-        """Inside the lock: a worker's last connection has ended."""
+    def _disconnected(self, slot: int) -> None:
+        """Called under the lock when a worker's last connection has ended."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Parameter servers of one job on loopback, with clients."""
+"""Parameter servers of one job on loopback, and their clients."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MODEL = ModelSpec(
     optimizer=OptimizerConfig(learning_rate=1.0, batch_size=1),
 )
 RECOVERY = 10
-"""Seconds that a shard waits for the copy of an expected worker that does not come."""
+"""Seconds that a restarted shard waits for the copy of an expected worker."""
 
 
-class House:
-    """Parameter servers of one job in this process."""
+class Cluster:
+    """The parameter servers of one job, in this process."""
 
     def __init__(self, credentials: Credentials, *, tls: bool = False) -> None:
         self.credentials, self.tls = credentials, tls
@@ -39,7 +39,7 @@ class House:
 
     def serve(
         self, shards: int = 1, *, epoch: int = 0, ports: list[int] | None = None, **arguments: Any
-    ) -> House:
+    ) -> Cluster:
         self.stop()
         self.stores = [ShardStore(i, shards, epoch, recovery_seconds=RECOVERY) for i in range(shards)]
         for index, store in enumerate(self.stores):
@@ -73,12 +73,12 @@ class House:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does; 30 s at most."""
-    event, left = threading.Event(), 3000
+    """Wait, at most 30 s, until another thread makes `condition` true."""
+    event, attempts = threading.Event(), 3000
     while not condition():
         event.wait(0.01)
-        left -= 1
-        assert left, "it never happened"
+        attempts -= 1
+        assert attempts, "the condition did not become true within 30 s"
 
 
 def flat(value: float) -> np.ndarray:

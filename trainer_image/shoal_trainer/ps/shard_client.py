@@ -1,0 +1,162 @@
+"""A worker's connection to one shard: requests, answers, and the errors that the server sends."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_trainer.contract import Role, Shard
+from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.security import Credentials
+from shoal_trainer.wire import handshake, header
+from shoal_trainer.wire.channel import MIN_RATE, Channel
+from shoal_trainer.wire.header import Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.messages import WorkerIdentity
+
+PIECE = 1 << 16
+"""Values that are received and decoded at a time, so that they are decoded while still in the CPU cache."""
+
+
+@dataclass(slots=True)
+class _Link:
+    channel: Channel
+    server: handshake.Server
+
+
+class ShardClient:
+    """The connection to one shard. `minimum_epoch`: the newest epoch that answered at its address."""
+
+    def __init__(
+        self,
+        index: int,
+        address: Shard,
+        identity: WorkerIdentity,
+        credentials: Credentials,
+        *,
+        role: Role = Role.WORKER,
+        tls: bool = False,
+        connect_timeout: float = 3.0,
+        timeout: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.index = index
+        self.minimum_epoch = 0
+        self._address = address
+        self._identity = identity
+        self._credentials = credentials
+        self._role = role
+        self._tls = tls
+        self._connect_timeout = connect_timeout
+        self._timeout = timeout
+        self._clock = clock
+        self._link: _Link | None = None
+        self._piece = aligned(0, np.uint16)
+
+    @property
+    def server(self) -> handshake.Server:
+        """The (epoch, boot) of the connected server."""
+        return self._connected().server
+
+    def connect(self) -> None:
+        """Open a connection and authenticate.
+
+        `Unreachable`, `Unauthorized`, or `Fenced` if this worker was replaced.
+        """
+        self.close()
+        address = (self._address.host, self._address.data_port)
+        try:
+            sock = socket.create_connection(address, timeout=self._connect_timeout)
+        except OSError as error:
+            raise Unreachable(f"shard {self.index} at {address[0]}:{address[1]}: {error}") from None
+        binding = b""
+        try:
+            if self._tls:
+                sock = self._credentials.client_context().wrap_socket(sock)
+                binding = self._credentials.certificate_digest()
+            channel = Channel(sock, timeout=self._timeout, clock=self._clock)
+        except OSError as error:
+            sock.close()
+            raise Unreachable(f"shard {self.index}: TLS: {error}") from None
+        peer = handshake.Peer(
+            self._role, self.index, self._identity.slot, self._identity.incarnation, self.minimum_epoch
+        )
+        try:
+            server = handshake.connect(
+                channel, self._credentials, self._identity.job_uid, peer, binding=binding
+            )
+        except BaseException:
+            channel.close()
+            raise
+        self.minimum_epoch = server.epoch
+        self._link = _Link(channel, server)
+
+    def send(self, request: Header, meta: bytes = b"", payload: NDArray[Any] | None = None) -> None:
+        """Send one request; read its answer with `receive`."""
+        link = self._connected()
+        body = memoryview(b"") if payload is None else octets(payload)
+        complete = request._replace(
+            shard=self.index,
+            slot=self._identity.slot,
+            incarnation=self._identity.incarnation,
+            epoch=link.server.epoch,
+            boot=link.server.boot,
+            meta=len(meta),
+            length=len(body),
+        )
+        link.channel.send(header.encode(complete) + meta, *((body,) if len(body) else ()))
+
+    def receive(
+        self, expected: Op, out: NDArray[Any] | None = None, codec: Codec = Codec.FP32
+    ) -> tuple[Header, bytearray]:
+        """The answer's header and meta block; its payload, sent in `codec`, is written to `out` (fp32 or uint16)."""
+        channel = self._connected().channel
+        answer = header.decode(channel.receive_bytes(header.SIZE, limit=header.SIZE))
+        meta = channel.receive_bytes(answer.meta, limit=header.MAX_META_HELLO)
+        if answer.op is Op.ERROR:
+            raise _error(answer.seq, meta.decode("utf-8", "replace"))
+        size = 0 if out is None else out.size * codec.itemsize
+        if answer.op is not expected or answer.length != size:
+            raise ProtocolError(
+                f"shard {self.index} answered {answer.op.name} with {answer.length} bytes, "
+                f"expected {expected.name} with {size}"
+            )
+        if out is not None and out.dtype == codec.dtype:
+            channel.receive(octets(out))
+        elif out is not None:
+            self._receive_decoded(channel, out)
+        return answer, meta
+
+    def close(self) -> None:
+        """Close the connection, if it is open."""
+        if self._link is not None:
+            self._link.channel.close()
+            self._link = None
+
+    def _receive_decoded(self, channel: Channel, out: NDArray[np.float32]) -> None:
+        if not self._piece.size:
+            self._piece = aligned(PIECE, np.uint16)
+        deadline = self._clock() + self._timeout + 2 * out.size / MIN_RATE
+        for low in range(0, out.size, PIECE):
+            part = out[low : low + PIECE]
+            piece = self._piece[: part.size]
+            channel.receive(octets(piece), deadline=deadline)
+            kernels.decode(piece, part)
+
+    def _connected(self) -> _Link:
+        if self._link is None:
+            raise Unreachable(f"shard {self.index} is not connected")
+        return self._link
+
+
+def _error(code: int, text: str) -> Exception:
+    types: dict[int, type[Exception]]
+    types = {ErrorCode.FENCED: Fenced, ErrorCode.USER: UserError, ErrorCode.NOT_READY: Unreachable}
+    return types.get(code, ProtocolError)(text)
