@@ -1,1 +1,1 @@
-"""What travels between a worker and a parameter server: header, messages, handshake, transport."""
+"""The data plane between workers and parameter servers: transport, handshake, header and messages."""

@@ -1,8 +1,7 @@
-"""One TCP connection that moves whole messages: the only place of the data plane that touches a socket.
+"""Sends and receives whole messages over a TCP or TLS connection.
 
-Plain sockets stay blocking with kernel timeouts and MSG_WAITALL, so that a megabyte costs one system call and Python
-holds the interpreter lock for none of it. Python's own timeouts would make the socket non-blocking and cost a poll for
-every 64 KiB; TLS has to use them.
+Plain sockets are blocking, with kernel timeouts and MSG_WAITALL: one system call per `CHUNK`, without the GIL. Python's
+own timeouts would make the socket non-blocking and add a poll for every 64 KiB; only TLS uses them.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from collections.abc import Callable
 from shoal_trainer.errors import ProtocolError, Unreachable
 
 CHUNK = 4 << 20
+"""Bytes per receive call; the deadline is checked after each."""
 DEAD_SECONDS = 25.0
-"""A peer whose machine acknowledges nothing for so long is gone. Longer than a server may let a request wait (20 s):
-the kernel counts a peer that takes no more bytes in the same way."""
+"""A connection is closed after this long without an acknowledgment. The same timeout closes it if the peer stops
+reading, so it is longer than a server lets a request wait (20 s)."""
 _TIMEVAL = struct.Struct("ll")
 MIN_RATE = 1 << 20
-"""Bytes a second below which a peer that has begun a message is given up, after its allowance of seconds."""
+"""Bytes per second: a message may take `timeout` plus its size divided by this."""
 
 
 def enable_keepalive(sock: socket.socket) -> None:
-    """Have the kernel end the connection when the peer's machine has been silent for `DEAD_SECONDS`."""
+    """Let the kernel close the connection when the peer's machine has not answered for `DEAD_SECONDS`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probe = max(1, int(DEAD_SECONDS / 4))
@@ -37,7 +37,7 @@ def enable_keepalive(sock: socket.socket) -> None:
 
 
 class Channel:
-    """A connected socket, plain or TLS. Not for two threads at once, except `close`."""
+    """A connected socket, plain or TLS. Only `close` is thread-safe."""
 
     def __init__(
         self, sock: socket.socket, *, timeout: float, clock: Callable[[], float] = time.monotonic
@@ -50,7 +50,7 @@ class Channel:
         self.set_timeout(timeout)
 
     def set_timeout(self, seconds: float) -> None:
-        """How long one read or write may make no progress at all."""
+        """Set how long one read or write may make no progress."""
         self._timeout = seconds
         if self._tls:
             self._sock.settimeout(seconds)
@@ -61,7 +61,7 @@ class Channel:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Send all parts in order. Small ones go together in one segment."""
+        """Send all parts in order, with one system call if possible. `Unreachable` if the peer stops reading."""
         try:
             if self._tls or not parts[1:]:
                 for part in parts:
@@ -77,51 +77,50 @@ class Channel:
                     else:
                         sent -= len(part)
         except (OSError, ValueError) as error:
-            raise Unreachable(
-                f"the peer does not take what is sent: {error or type(error).__name__}"
-            ) from None
+            raise Unreachable(f"cannot send to the peer: {error or type(error).__name__}") from None
 
     def receive(self, view: memoryview, *, deadline: float | None = None) -> None:
-        """Fill `view`. `Unreachable` when the peer has gone, is silent, or too slow (`deadline` on the clock)."""
+        """Fill `view`. `Unreachable` if the peer closes, stops sending, or misses `deadline` (seconds on the clock)."""
         done, total = 0, len(view)
-        limit = deadline if deadline is not None else self._clock() + self._timeout + total / MIN_RATE
+        if deadline is None:
+            deadline = self._clock() + self._timeout + total / MIN_RATE
         try:
             while done < total:
-                want = min(total - done, CHUNK)
-                count = self._sock.recv_into(view[done : done + want], want, self._flags)
+                size = min(total - done, CHUNK)
+                count = self._sock.recv_into(view[done : done + size], size, self._flags)
                 if count == 0:
                     raise Unreachable("the peer closed the connection")
                 done += count
-                if done < total and self._clock() > limit:
-                    raise Unreachable("the peer sends too slowly")
+                if done < total and self._clock() > deadline:
+                    raise Unreachable("the peer sent too slowly")
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
-            raise Unreachable(f"the peer was silent for {self._timeout:g} s") from None
+            raise Unreachable(f"the peer sent nothing for {self._timeout:g} s") from None
         except (OSError, ValueError) as error:
             raise Unreachable(f"the connection broke: {error or type(error).__name__}") from None
 
     def receive_first(self, count: int) -> bytearray:
-        """The first `count` bytes of a message, however long the peer takes to begin it."""
+        """The first `count` bytes of a message; waits without a limit for the first byte."""
         data = bytearray(count)
         view, done = memoryview(data), 0
         while True:
             try:
                 if self._tls:
-                    begun = self._begun_tls()
-                else:  # one system call, not a peek before it
+                    started = self._wait_tls()
+                else:  # no peek first, which would be a second system call
                     done = self._sock.recv_into(view, count, self._flags)
-                    begun = done > 0
+                    started = done > 0
             except (TimeoutError, BlockingIOError):
                 continue
             except (OSError, ValueError) as error:
                 raise Unreachable(f"the connection broke: {error or type(error).__name__}") from None
-            if not begun:
+            if not started:
                 raise Unreachable("the peer closed the connection")
             if done < count:
                 self.receive(view[done:])
             return data
 
-    def _begun_tls(self) -> bool:
-        """Wait for the first byte, without a limit; False where the peer has closed."""
+    def _wait_tls(self) -> bool:
+        """Wait without a limit for the first byte; False if the peer has closed the connection."""
         if self._sock.pending():  # type: ignore[attr-defined]
             return True
         self._sock.settimeout(None)
@@ -131,7 +130,7 @@ class Channel:
             self._sock.settimeout(self._timeout)
 
     def _peek_tls(self) -> bool:
-        # TLS cannot peek, but the raw socket below can.
+        # TLS sockets cannot peek, so use the raw socket.
         raw = socket.socket(fileno=self._sock.fileno())
         try:
             return bool(raw.recv(1, socket.MSG_PEEK))
@@ -139,16 +138,16 @@ class Channel:
             raw.detach()
 
     def receive_bytes(self, count: int, *, limit: int) -> bytearray:
-        """`count` bytes, refused before any room is made if they are more than `limit`."""
+        """Receive `count` bytes; `ProtocolError` before any allocation if `count` exceeds `limit`."""
         if count > limit:
-            raise ProtocolError(f"the peer announces {count} bytes where at most {limit} are allowed")
+            raise ProtocolError(f"the peer announces {count} bytes, at most {limit} are allowed")
         data = bytearray(count)
         if count:
             self.receive(memoryview(data))
         return data
 
     def close(self) -> None:
-        """Close, and wake a thread that waits in it."""
+        """Close the connection, and wake a thread that waits on it."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

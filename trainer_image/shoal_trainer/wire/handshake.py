@@ -1,4 +1,4 @@
-"""Both sides prove that they hold the job's key before anything else is sent.
+"""Mutual authentication: client and server prove that they have the job's key before anything else is sent.
 
 ```
 client                                             server
@@ -8,13 +8,12 @@ proof(client)                                 ->
                                               <-   verdict
 ```
 
-Each proof is HMAC-SHA256 over the whole transcript so far, under a key derived for that side alone: so a proof cannot
-be replayed (nonces), reflected (two keys), or used for another job, shard, epoch, or TLS connection (all are in the
-transcript). All frames have a fixed length: an unproven peer cannot choose one. What follows on a plain socket is not
-protected against an attacker on the path; that requires TLS.
+Each proof is HMAC-SHA256 over the transcript so far, with a key derived for that side. It cannot be replayed (nonces),
+reflected (two keys), or used for another job, shard, epoch or TLS connection (all in the transcript). Frames have fixed
+lengths, which an unauthenticated peer cannot choose. Later messages on a plain socket are not authenticated: use TLS.
 
-A client that has met a newer epoch proves itself to an older server before it leaves: the server then knows that it
-was replaced, and ends. With ephemeral storage no claim tells it.
+A client that knows a newer epoch of the server still sends its proof before it disconnects, so that the old server
+learns that it was replaced and exits. With ephemeral storage there is no other way to learn it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _ROLES = (Role.WORKER, Role.PS)
 
 
 class Verdict(IntEnum):
-    """How a handshake ends."""
+    """The result of a handshake."""
 
     WELCOME = 0
     REFUSED = 1
@@ -50,7 +49,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The proven client. `minimum_epoch` is the newest epoch of this shard that it has met."""
+    """The authenticated client. `minimum_epoch`: the newest epoch of this shard to which it has connected."""
 
     role: Role
     shard: int
@@ -61,14 +60,14 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The proven server."""
+    """The authenticated server."""
 
     epoch: int
     boot: int
 
 
 def job_digest(job_uid: str) -> bytes:
-    """The run's uid at a fixed length."""
+    """SHA-256 of the run's uid, which has a fixed length."""
     return hashlib.sha256(b"shoal/v1/job\0" + job_uid.encode()).digest()
 
 
@@ -85,7 +84,11 @@ def connect(
     binding: bytes = b"",
     key_id: str | None = None,
 ) -> Server:
-    """The client's side. `Unauthorized` if either side cannot prove the key, `Fenced` if `peer` has been replaced."""
+    """The client's side of the handshake.
+
+    `Unauthorized` if either side cannot prove that it has the key, `Fenced` if `peer` was replaced, `Unreachable` if
+    the server is older than `peer.minimum_epoch`.
+    """
     name = key_id or credentials.key_id
     key = credentials.keys[name]
     hello = _CLIENT.pack(
@@ -103,30 +106,32 @@ def connect(
     answer = bytes(channel.receive_bytes(_SERVER.size, limit=_SERVER.size))
     magic, verdict, epoch, boot, _, proof = _SERVER.unpack(answer)
     if magic != MAGIC:
-        raise ProtocolError("the peer is not a parameter server of Shoal")
+        raise ProtocolError("the peer is not a Shoal parameter server")
     if verdict != Verdict.WELCOME:
-        raise Unauthorized("the parameter server refused the job's key, or serves another job or shard")
+        raise Unauthorized("the parameter server has another key, or serves another job or shard")
     expected = _proof(key, "server", binding, hello, answer[: -len(proof)])
     if not hmac.compare_digest(expected, proof):
-        raise Unauthorized("the parameter server cannot prove the job's key")
+        raise Unauthorized("the parameter server cannot prove that it has the job's key")
     channel.send(_proof(key, "client", binding, hello, answer))
     if epoch < peer.minimum_epoch:
-        raise Unreachable(f"an older parameter server answers (epoch {epoch}, wanted {peer.minimum_epoch})")
+        raise Unreachable(
+            f"an older parameter server answered: epoch {epoch}, expected at least {peer.minimum_epoch}"
+        )
     (final,) = _VERDICT.unpack(channel.receive_bytes(_VERDICT.size, limit=_VERDICT.size))
     if final == Verdict.FENCED:
         raise Fenced(f"slot {peer.slot} has a newer incarnation than {peer.incarnation}")
     if final != Verdict.WELCOME:
-        raise Unauthorized("the parameter server refused this side's proof")
+        raise Unauthorized("the parameter server refused this worker's proof")
     return Server(epoch, boot)
 
 
 def read_peer(frame: bytes) -> tuple[Peer, bytes, bytes]:
-    """A client's first frame as (peer, key digest, job digest); `ProtocolError` for anything else."""
+    """Decode a client's first frame into (peer, key digest, job digest); `ProtocolError` if it is invalid."""
     if len(frame) != _CLIENT.size:
         raise ProtocolError(f"a client's first frame has {_CLIENT.size} bytes, not {len(frame)}")
     magic, role, shard, slot, incarnation, minimum, key, job, _ = _CLIENT.unpack(frame)
     if magic != MAGIC or role >= len(_ROLES):
-        raise ProtocolError("not a client of Shoal's data plane")
+        raise ProtocolError("the peer is not a Shoal data-plane client")
     return Peer(_ROLES[role], shard, slot, incarnation, minimum), key, job
 
 
@@ -140,14 +145,17 @@ def accept(
     binding: bytes = b"",
     deadline: float | None = None,
 ) -> Peer:
-    """The server's side up to the client's proof; the caller gives the verdict with `conclude`."""
+    """The server's side up to the client's proof; the caller sends the verdict with `conclude`.
+
+    `Unauthorized` if the client has another key, or asks for another job or shard.
+    """
     frame = bytearray(_CLIENT.size)
     channel.receive(memoryview(frame), deadline=deadline)
     hello = bytes(frame)
     try:
         peer, key_name, job = read_peer(hello)
         if peer.shard != shard or not hmac.compare_digest(job, job_digest(job_uid)):
-            raise Unauthorized("a peer asks for another job or shard")
+            raise Unauthorized("the peer asks for another job or shard")
         key = credentials.key_for(key_name)
     except ProtocolError:
         refusal = _SERVER.pack(MAGIC, Verdict.REFUSED, 0, 0, bytes(NONCE), bytes(NONCE))
@@ -161,10 +169,10 @@ def accept(
     channel.receive(memoryview(proof), deadline=deadline)
     if not hmac.compare_digest(bytes(proof), _proof(key, "client", binding, hello, answer)):
         conclude(channel, Verdict.REFUSED)
-        raise Unauthorized("a peer could not prove the job's key")
+        raise Unauthorized("the peer cannot prove that it has the job's key")
     return peer
 
 
 def conclude(channel: Channel, verdict: Verdict) -> None:
-    """Send the verdict to a proven peer."""
+    """Send the verdict to an authenticated client."""
     channel.send(_VERDICT.pack(verdict))

@@ -1,8 +1,7 @@
-"""The 64 bytes before every message, and every check on them that needs nothing else.
+"""The 64-byte, little-endian header of every message.
 
-Little endian, one cache line, fixed: a header is decoded without allocating anything, and it states how much follows,
-so that a receiver can refuse a length before it makes room for it. `codec` says how the payload is encoded; codes
-that are not assigned are refused, which leaves room for compression later.
+It contains the lengths of what follows, so a receiver can refuse a message before it allocates memory. Unassigned codec
+numbers are refused; they are reserved for compression.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ _LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQ4x")
 SIZE = _LAYOUT.size
 
 IDLE = 1
-"""Flag of a PULL: no gradient will be computed on these parameters that others should wait for."""
+"""Flag of a PULL: no gradient will be computed on these parameters."""
 
 MAX_META = 64 << 10
 MAX_META_HELLO = 4 << 20
+"""For the operations in `_LARGE_META`."""
 
 
 class Op(IntEnum):
-    """What a message asks for, or answers."""
+    """The type of a request (below 64) or an answer."""
 
     HELLO = 1
     INITIALIZE = 2
@@ -45,7 +45,7 @@ class Op(IntEnum):
 
 
 class Codec(IntEnum):
-    """How a payload's numbers are encoded."""
+    """The encoding of a payload."""
 
     NONE = 0
     FP32 = 1
@@ -53,17 +53,17 @@ class Codec(IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one value."""
+        """Bytes per value."""
         return (0, 4, 2)[self]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy type of a buffer in this codec; bf16 travels as its 16 bits."""
+        """The NumPy type of a buffer in this codec; bf16 values are uint16."""
         return np.dtype((np.uint8, np.float32, np.uint16)[self])
 
 
 class ErrorCode(IntEnum):
-    """Why a request was refused: the `seq` field of an ERROR."""
+    """Why a request failed: the `seq` field of an ERROR."""
 
     PROTOCOL = 1
     FENCED = 2
@@ -77,10 +77,11 @@ _LARGE_META = frozenset({Op.HELLO, Op.WELCOME, Op.OFFER, Op.PARAMETERS})
 
 
 class Header(NamedTuple):
-    """One message's header. `version`: of parameters, the one that a push was computed on or that an answer holds.
+    """The header of a message.
 
-    `seq` of an offered copy is its generation. `scale`-like numbers are in the meta block; `length` counts the bytes of
-    the payload, `meta` those before it.
+    `version`: the parameters' version on which a push was computed, or which an answer contains. `seq`: the sequence
+    number of a push, the generation of an offered copy, or an `ErrorCode`. `meta`, `length`: the bytes of the meta
+    block and of the payload that follow it, in this order.
     """
 
     op: Op
@@ -98,7 +99,7 @@ class Header(NamedTuple):
 
 
 def encode(header: Header) -> bytes:
-    """The 64 bytes of a header."""
+    """Encode a header into 64 bytes."""
     return _LAYOUT.pack(
         MAGIC,
         VERSION,
@@ -119,21 +120,23 @@ def encode(header: Header) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Header:
-    """The header in `data` (64 bytes); `ProtocolError` if there is none, or one that this version cannot serve."""
+    """Decode 64 bytes; `ProtocolError` if they are not a valid header of this protocol version."""
     if len(data) != SIZE:
         raise ProtocolError(f"a header has {SIZE} bytes, not {len(data)}")
     magic, version, op, codec, flags, shard, _, slot, inc, epoch, meta, boot, seq, base, length = (
         _LAYOUT.unpack(data)
     )
     if magic != MAGIC:
-        raise ProtocolError("not a message of Shoal's data plane")
+        raise ProtocolError("not a message of the Shoal data plane")
     if version != VERSION:
-        raise ProtocolError(f"the peer speaks version {version} of the data plane, this side {VERSION}")
+        raise ProtocolError(
+            f"the peer uses version {version} of the data plane, this process version {VERSION}"
+        )
     kind, coding = _OPS.get(op), _CODECS.get(codec)
     if kind is None or coding is None:
         raise ProtocolError(f"unknown operation {op} or codec {codec}")
     if meta > MAX_META and (meta > MAX_META_HELLO or kind not in _LARGE_META):
-        raise ProtocolError(f"{kind.name} states {meta} bytes of description")
+        raise ProtocolError(f"{kind.name} has a meta block of {meta} bytes, which is too long")
     if (coding is Codec.NONE and length) or (coding is not Codec.NONE and length % coding.itemsize):
-        raise ProtocolError(f"{kind.name} states {length} bytes of payload in codec {coding.name}")
+        raise ProtocolError(f"{kind.name} has {length} bytes of payload in codec {coding.name}")
     return Header(kind, coding, shard, slot, inc, epoch, meta, boot, seq, base, length, flags)

@@ -1,8 +1,7 @@
-"""The values of the data plane, as both sides hold them, and their bytes.
+"""The messages of the data plane and their encodings.
 
-What is rare and open to change (HELLO, WELCOME) is JSON; what goes with every step (push, answer) is a fixed binary
-layout, a few tens of bytes beside the parameters themselves. Every decoder takes bytes from the network: it raises
-`ProtocolError` for anything that it does not expect, and its memory is bounded by the bytes that it was given.
+HELLO and WELCOME are rare and extensible, so they are JSON. Pushes and answers are sent with every step and have a
+binary layout. Decoders take untrusted bytes: invalid input raises `ProtocolError`, and memory is bounded by its length.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from shoal_trainer.contract import Message
 from shoal_trainer.errors import ProtocolError
 
 Applied: TypeAlias = dict[tuple[int, int], int]
-"""(slot, incarnation) -> sequence number of its last push that is in the parameters of a shard."""
+"""(slot, incarnation) -> the sequence number of its last push in the parameters of a shard."""
 
 M = TypeVar("M", bound=Message)
 
 MAX_MARKS = 256
-"""Of one push. What a push covers must never be cut short: it would be trained, and leased for ever."""
+"""Per push. Marks must never be truncated: the missing positions would be trained but stay leased forever."""
 MAX_APPLIED = 4096
 MAX_JOURNAL = 65536
 
 
 class WorkerIdentity(NamedTuple):
-    """Who pushes: one incarnation of one slot of one run."""
+    """One incarnation of one slot of one run."""
 
     job_uid: str
     slot: int
@@ -40,18 +39,18 @@ class WorkerIdentity(NamedTuple):
 
 
 class Schedule(Message):
-    """One of Keras' learning-rate schedules: its class name and `get_config()`, evaluated by the parameter server."""
+    """A Keras learning-rate schedule, by class name and `get_config()`; the parameter server evaluates it."""
 
     name: str
     config: dict[str, float | int | bool | str | list[float] | list[int] | None] = Field(default_factory=dict)
 
 
 class OptimizerConfig(Message):
-    """An optimizer as Keras configures it. `delta`: the worker runs its own optimizer and pushes differences.
+    """An optimizer with Keras' hyperparameters. `delta`: the worker runs the optimizer and pushes differences.
 
-    `batch_size` is the reference: a push of so many samples has weight 1, and one step of a schedule is so many
-    samples. With `gradient_accumulation_steps` weight 1 takes as many times that (a schedule counts batches, as Keras
-    has it). `no_decay` are half-open ranges of the flat vector that weight decay leaves alone.
+    `batch_size`: the reference; a push of this many samples has weight 1, and a schedule's step is this many samples.
+    With `gradient_accumulation_steps` = n, n times as many samples have weight 1; a schedule still counts batches, as
+    in Keras. `no_decay`: half-open ranges of the flat vector without weight decay.
     `momentum_correction`: mu := max(0, mu - (1 - 1/W)) for W live workers (Mitliagkas et al., arXiv 1605.09774).
     """
 
@@ -70,20 +69,20 @@ class OptimizerConfig(Message):
     momentum_correction: bool = True
 
     def weight(self, samples: int) -> float:
-        """What a push of so many samples counts."""
+        """The weight of a push of this many samples."""
         return samples / (self.batch_size * self.gradient_accumulation_steps)
 
     def step_after(self, samples: int) -> int:
-        """The step of a learning-rate schedule for the next update: Keras takes it with the last of its batches."""
+        """The schedule's step for the next update: that of its last batch, as in Keras."""
         return samples // self.batch_size + self.gradient_accumulation_steps - 1
 
 
 class ModelSpec(Message):
-    """What worker and parameter server must agree on before a number is exchanged.
+    """The model on which a worker and a parameter server must agree.
 
-    The flat vector is `parameters` trainable values followed by `statistics` others (BatchNorm's moving averages):
-    a pushed vector holds gradients in the first part and differences (new - pulled) in the second.
-    `fingerprint` is the SHA-256 (hex) of all (path, shape, dtype).
+    The flat vector is `parameters` trainable values followed by `statistics` others, such as BatchNorm's moving
+    averages. A pushed vector has gradients in the first part and differences (new - pulled) in the second.
+    `fingerprint`: the SHA-256 (hex) of all (path, shape, dtype).
     """
 
     fingerprint: str = Field(min_length=8, max_length=128)
@@ -93,12 +92,12 @@ class ModelSpec(Message):
 
     @property
     def size(self) -> int:
-        """Length of the flat vector."""
+        """The length of the flat vector."""
         return self.parameters + self.statistics
 
 
 class Hello(Message):
-    """The first message of a worker on a proven connection. The last two are of the copy that it could offer."""
+    """A worker's first message after the handshake. `copy_version`, `generation`: of its copy, if it has one."""
 
     model: ModelSpec
     copy_version: int | None = None
@@ -106,7 +105,7 @@ class Hello(Message):
 
 
 class ShardWelcome(Message):
-    """The state of a shard as a worker finds it. A change of (epoch, boot) means that the shard was lost meanwhile."""
+    """The state of a shard. If (epoch, boot) has changed, the shard was lost in the meantime."""
 
     index: int
     epoch: int
@@ -117,16 +116,16 @@ class ShardWelcome(Message):
     recovering: bool = False
     wants_copy: bool = False
     last_seq: int = 0
-    """The last push of this very worker that the shard applied; 0 for none."""
+    """The sequence number of this worker's last applied push; 0 for none."""
     live_workers: int = 1
     generation: int = 0
-    """How often the job has gone back to a snapshot on purpose: what is of another generation is worth nothing."""
+    """The number of rollbacks of the job. Copies and leases of another generation are void."""
     stopped: int = 0
     """As `AnswerMeta.stopped`."""
 
 
 class Progress(NamedTuple):
-    """What a push covers: positions [start, stop) of pass `epoch`, of file number `file` (-1: there are no files)."""
+    """Positions [start, stop) that a push covers, in `epoch` and file number `file` (-1: the data have no files)."""
 
     epoch: int
     file: int
@@ -135,7 +134,7 @@ class Progress(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A part of a push that is in a shard: the version that it made, whose it is, its steps, and what it covers."""
+    """A part of an applied push: the version that it made, its worker, its steps, and the positions that it covers."""
 
     version: int
     slot: int
@@ -149,14 +148,14 @@ class Entry(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """The pushes after version `floor`, in order; what came before is in a published snapshot."""
+    """The pushes after version `floor`, in order; earlier ones are in a published snapshot."""
 
     floor: int = 0
     entries: tuple[Entry, ...] = ()
 
 
 class Timings(NamedTuple):
-    """Seconds that the worker's last step took, in parts."""
+    """The duration of a worker's last step and of its parts, in seconds."""
 
     step: float = 0.0
     compute: float = 0.0
@@ -167,11 +166,11 @@ class Timings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One update of a worker: the same sequence number goes to all shards, and again when it is sent again.
+    """One update of a worker. It has the same sequence number on all shards, also when it is resent.
 
-    `samples` is the true count behind the mean gradient. `base_versions` are the versions (one for each shard) of the
-    parameters that it was computed on. `learning_rate` overrides the optimizer's, for schedules that only the worker
-    can evaluate. `steps` are the batches behind it.
+    `samples`, `steps`: the samples and batches in the mean gradient. `base_versions`: the version of the parameters on
+    which it was computed, per shard. `learning_rate` overrides the optimizer's, for schedules that only the worker can
+    evaluate.
     """
 
     seq: int
@@ -186,27 +185,27 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What came with the parameters: for each shard its version and which pushes are in it."""
+    """The answer to a pull or push, without the parameters. Tuples have one item per shard."""
 
     versions: tuple[int, ...]
     applied: tuple[Mapping[tuple[int, int], int], ...]
     samples: int
-    """Samples that shard 0 has seen."""
+    """The samples seen by shard 0."""
     live_workers: int
     shard_samples: tuple[int, ...] = ()
     push_seconds: float = 0.0
-    """From the first byte sent to the last one."""
+    """From the first to the last byte sent."""
     pull_seconds: float = 0.0
-    """From then until the last byte of the answers, the servers' work among it."""
+    """From then to the last byte received; includes the servers' work."""
     journals: tuple[Journal, ...] = ()
-    """For each shard, its pushes since its last snapshot; with the answer to a push, those after its base version."""
+    """The pushes since each shard's last snapshot; in the answer to a push, only those after its base version."""
     stopped: int = 0
     """Shard 0's; see `AnswerMeta`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A worker's copy of the parameters exactly as it was pulled, to be offered to a shard that lost its own."""
+    """A worker's copy of the parameters, unchanged since the pull, for shards that lost theirs."""
 
     flat: NDArray[Any]
     pulled: Pulled
@@ -215,28 +214,28 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """All shards as a worker finds them."""
+    """The state of all shards."""
 
     shards: tuple[ShardWelcome, ...]
 
     @property
     def initialized(self) -> bool:
-        """Whether every shard holds parameters."""
+        """Whether every shard has parameters."""
         return all(shard.initialized for shard in self.shards)
 
     @property
     def alike(self) -> bool:
-        """Whether every shard has gone back as often as the others: else the parameters are of two moments."""
+        """Whether all shards have the same generation, so that their parameters belong together."""
         return all(shard.generation == self.generation for shard in self.shards)
 
     @property
     def generation(self) -> int:
-        """Shard 0's."""
+        """The generation of shard 0."""
         return self.shards[0].generation
 
     @property
     def boots(self) -> tuple[tuple[int, int], ...]:
-        """(epoch, boot) of each shard: another value than before means that parameters were lost."""
+        """(epoch, boot) of each shard. If one has changed, that shard has lost its parameters."""
         return tuple((shard.epoch, shard.boot) for shard in self.shards)
 
 
@@ -250,35 +249,35 @@ _APPLIED = struct.Struct("<IIQ")
 
 
 class PushMeta(NamedTuple):
-    """What a push tells one shard beside the numbers in the header."""
+    """The meta block of a push."""
 
     samples: int
     steps: int = 1
     loss: float = math.nan
     learning_rate: float = math.nan
     scale: float = 1.0
-    """Of a difference: parameters += scale * difference."""
+    """Only for differences: parameters += scale * difference."""
     timings: Timings = Timings()
     progress: tuple[Progress, ...] = ()
 
 
 class AnswerMeta(NamedTuple):
-    """What an answer with parameters tells beside the numbers in the header."""
+    """The meta block of an answer with parameters."""
 
     samples: int = 0
     live_workers: int = 1
     applied: Mapping[tuple[int, int], int] = MappingProxyType({})
     journal: Journal = Journal()
     stopped: int = 0
-    """The coordinator process that has ended training: every lease that it granted is void. 0: training goes on."""
+    """The coordinator process that has ended training, whose leases are void; 0: training continues."""
 
 
 def encode_push(meta: PushMeta) -> bytes:
-    """The bytes of `meta`; `ProtocolError` where it covers more than a push can tell."""
+    """Encode `meta`; `ProtocolError` if it has more than `MAX_MARKS` marks."""
     marks = meta.progress
     if len(marks) > MAX_MARKS:
         raise ProtocolError(
-            f"a push covers {len(marks)} stretches of the data, {MAX_MARKS} at most can be told"
+            f"the push covers {len(marks)} ranges of the data, at most {MAX_MARKS} are allowed"
         )
     head = _PUSH.pack(
         meta.samples, meta.steps, meta.loss, meta.learning_rate, meta.scale, *meta.timings, len(marks)
@@ -287,20 +286,20 @@ def encode_push(meta: PushMeta) -> bytes:
 
 
 def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
-    """The push that `encode_push` wrote; `ProtocolError` for anything else."""
+    """Decode the output of `encode_push`; `ProtocolError` if it is invalid."""
     if len(data) < _PUSH.size:
-        raise ProtocolError(f"a push's description has {len(data)} bytes, at least {_PUSH.size} are needed")
+        raise ProtocolError(f"the meta block of a push has {len(data)} bytes, expected at least {_PUSH.size}")
     samples, steps, loss, rate, scale, *seconds, count = _PUSH.unpack_from(data)
     if count > MAX_MARKS or len(data) != _PUSH.size + count * _MARK.size:
-        raise ProtocolError("a push's description does not have the length that it states")
+        raise ProtocolError("the meta block of a push does not match the length that it states")
     if not math.isfinite(scale) or not all(math.isfinite(second) for second in seconds):
-        raise ProtocolError("a push's description holds a number that is not finite")
+        raise ProtocolError("the meta block of a push has a non-finite number")
     progress = tuple(Progress(*mark) for mark in _MARK.iter_unpack(data[_PUSH.size :]))
     return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress)
 
 
 def encode_answer(meta: AnswerMeta) -> bytes:
-    """The bytes of `meta`."""
+    """Encode `meta`."""
     entries = list(meta.applied.items())[-MAX_APPLIED:]
     journal = meta.journal
     counts = meta.samples, meta.live_workers, len(entries)
@@ -310,22 +309,22 @@ def encode_answer(meta: AnswerMeta) -> bytes:
 
 
 def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
-    """The answer that `encode_answer` wrote; `ProtocolError` for anything else."""
+    """Decode the output of `encode_answer`; `ProtocolError` if it is invalid."""
     if len(data) < _ANSWER.size:
         raise ProtocolError(
-            f"an answer's description has {len(data)} bytes, at least {_ANSWER.size} are needed"
+            f"the meta block of an answer has {len(data)} bytes, expected at least {_ANSWER.size}"
         )
     samples, live, count, floor, entries, stopped = _ANSWER.unpack_from(data)
     middle = _ANSWER.size + count * _APPLIED.size
     if count > MAX_APPLIED or entries > MAX_JOURNAL or len(data) != middle + entries * _ENTRY.size:
-        raise ProtocolError("an answer's description does not have the length that it states")
+        raise ProtocolError("the meta block of an answer does not match the length that it states")
     applied = {(slot, inc): seq for slot, inc, seq in _APPLIED.iter_unpack(data[_ANSWER.size : middle])}
     journal = Journal(floor, tuple(Entry(*entry) for entry in _ENTRY.iter_unpack(data[middle:])))
     return AnswerMeta(samples, live, applied, journal, stopped)
 
 
 def decode_json(kind: type[M], data: bytes | bytearray | memoryview) -> M:
-    """A JSON message from the network; `ProtocolError` if it is none of that kind."""
+    """Decode a JSON message of type `kind`; `ProtocolError` if it is invalid."""
     try:
         return kind.model_validate_json(bytes(data))
     except ValidationError as error:
@@ -335,7 +334,7 @@ def decode_json(kind: type[M], data: bytes | bytearray | memoryview) -> M:
 
 
 def applied_to_list(applied: Mapping[tuple[int, int], int]) -> list[tuple[int, int, int]]:
-    """The vector as JSON can hold it: [slot, incarnation, seq] in order."""
+    """A list for JSON: [slot, incarnation, seq], sorted."""
     return sorted((slot, incarnation, seq) for (slot, incarnation), seq in applied.items())
 
 

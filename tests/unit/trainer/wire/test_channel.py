@@ -1,4 +1,4 @@
-"""A peer whose machine is gone, so that no packet says so; in a network namespace."""
+"""A peer whose machine disappears without closing its connections; in a network namespace."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def peer():
         ip("netns", "add", name)
         stack.callback(ip, "netns", "del", name)
         ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
-        stack.callback(ip, "link", "del", near)  # the namespace's end removes it only later
+        stack.callback(ip, "link", "del", near)  # deleting the namespace removes it only later
         ip("addr", "add", "10.213.9.1/30", "dev", near)
         ip("link", "set", near, "up")
         ip("-n", name, "addr", "add", "10.213.9.2/30", "dev", far)
@@ -54,21 +54,21 @@ def peer():
 
 def test_dead_machine_is_detected_before_the_timeout(peer, monkeypatch):
     monkeypatch.setattr(channel, "DEAD_SECONDS", 1.0)
-    address, vanish = peer
-    asking = Channel(socket.create_connection(address, timeout=5), timeout=30)
-    asking.send(b"a question")
-    vanish()
-    began = time.monotonic()
+    address, cut_link = peer
+    client = Channel(socket.create_connection(address, timeout=5), timeout=30)
+    client.send(b"a question")
+    cut_link()
+    start = time.monotonic()
     with pytest.raises(Unreachable):
-        asking.receive_bytes(1, limit=1)
-    assert time.monotonic() - began < 10
-    asking.close()
+        client.receive_bytes(1, limit=1)
+    assert time.monotonic() - start < 10
+    client.close()
 
 
 def test_slow_peer_is_waited_for_until_the_timeout(peer, monkeypatch):
     monkeypatch.setattr(channel, "DEAD_SECONDS", 1.0)
-    asking = Channel(socket.create_connection(peer[0], timeout=5), timeout=4)
-    asking.send(b"a question")
-    with pytest.raises(Unreachable, match="silent for 4 s"):
-        asking.receive_bytes(1, limit=1)
-    asking.close()
+    client = Channel(socket.create_connection(peer[0], timeout=5), timeout=4)
+    client.send(b"a question")
+    with pytest.raises(Unreachable, match="sent nothing for 4 s"):
+        client.receive_bytes(1, limit=1)
+    client.close()

@@ -1,4 +1,4 @@
-"""Both sides prove that they have the key; a peer without it is refused and learns nothing."""
+"""Mutual authentication with the job's key, and refusal of peers without it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def both(client: Callable[[], Any], server: Callable[[], Any]) -> tuple[Any, Any
     return results[0], results[1]
 
 
-def meet(
+def shake_hands(
     pair: tuple[Channel, Channel],
     mine: Credentials,
     theirs: Credentials,
@@ -75,11 +75,11 @@ def meet(
     def ask() -> Any:
         return handshake.connect(left, mine, job, peer, binding=binding[0])
 
-    return both(lambda: or_leave(left, ask), lambda: or_leave(right, serve))
+    return both(lambda: or_close(left, ask), lambda: or_close(right, serve))
 
 
-def or_leave(channel: Channel, function: Callable[[], Any]) -> Any:
-    """Close the channel on refusal, so that the other side does not wait for a timeout."""
+def or_close(channel: Channel, function: Callable[[], Any]) -> Any:
+    """Close the channel after an error, so that the other side does not wait for its timeout."""
     try:
         return function()
     except TrainerError:
@@ -90,13 +90,13 @@ def or_leave(channel: Channel, function: Callable[[], Any]) -> Any:
 def test_both_sides_learn_the_others_identity(
     pair: tuple[Channel, Channel], credentials: Credentials
 ) -> None:
-    assert meet(pair, credentials, credentials) == (SERVER, WORKER)
+    assert shake_hands(pair, credentials, credentials) == (SERVER, WORKER)
 
 
 def test_wrong_key_with_the_same_id_is_refused(
     pair: tuple[Channel, Channel], credentials: Credentials, tmp_path: Path
 ) -> None:
-    client, server = meet(pair, create_secret_dir(tmp_path / "other"), credentials)
+    client, server = shake_hands(pair, create_secret_dir(tmp_path / "other"), credentials)
     assert isinstance(client, Unauthorized)
     assert "cannot prove" in str(client)
     assert isinstance(server, TrainerError)
@@ -105,7 +105,7 @@ def test_wrong_key_with_the_same_id_is_refused(
 def test_unknown_key_id_is_refused(
     pair: tuple[Channel, Channel], credentials: Credentials, tmp_path: Path
 ) -> None:
-    client, server = meet(pair, create_secret_dir(tmp_path / "other", key_id="9"), credentials)
+    client, server = shake_hands(pair, create_secret_dir(tmp_path / "other", key_id="9"), credentials)
     assert isinstance(client, Unauthorized)
     assert isinstance(server, Unauthorized)
 
@@ -118,17 +118,17 @@ def test_unknown_key_id_is_refused(
 def test_handshake_for_another_target_is_refused(
     pair: tuple[Channel, Channel], credentials: Credentials, arguments: dict[str, Any]
 ) -> None:
-    client, _ = meet(pair, credentials, credentials, **arguments)
+    client, _ = shake_hands(pair, credentials, credentials, **arguments)
     assert isinstance(client, Unauthorized)
 
 
 def test_replaced_worker_gets_fenced_verdict(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
-    client, _ = meet(pair, credentials, credentials, verdict=Verdict.FENCED)
+    client, _ = shake_hands(pair, credentials, credentials, verdict=Verdict.FENCED)
     assert isinstance(client, Fenced)
 
 
 def test_older_parameter_server_is_rejected(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
-    client, _ = meet(pair, credentials, credentials, peer=Peer(Role.WORKER, 0, 3, 1, minimum_epoch=3))
+    client, _ = shake_hands(pair, credentials, credentials, peer=Peer(Role.WORKER, 0, 3, 1, minimum_epoch=3))
     assert isinstance(client, Unreachable)
     assert "older parameter server" in str(client)
 
@@ -140,13 +140,13 @@ def test_both_keys_are_valid_during_a_rotation(pair: tuple[Channel, Channel], tm
     (tmp_path / "new" / "previous-key-id").write_text("1\n")
     new = Credentials.load(tmp_path / "new")
     assert list(new.keys) == ["2", "1"]
-    assert meet(pair, old, new) == (SERVER, WORKER)
+    assert shake_hands(pair, old, new) == (SERVER, WORKER)
     assert new.token_matches("status", old.token("status"))
     assert not old.token_matches("status", new.token("status"))
 
 
 def test_replayed_handshake_is_refused(credentials: Credentials) -> None:
-    """An eavesdropper sends again, byte for byte, what a worker sent."""
+    """An eavesdropper resends the bytes that a worker sent."""
 
     class Recorder(Channel):
         sent = b""
@@ -163,7 +163,7 @@ def test_replayed_handshake_is_refused(credentials: Credentials) -> None:
         return Channel(right, timeout=30), Recorder(left, timeout=30)
 
     right, recorder = connection()
-    assert meet((recorder, right), credentials, credentials) == (SERVER, WORKER)
+    assert shake_hands((recorder, right), credentials, credentials) == (SERVER, WORKER)
     again, replayer = connection()
     _, server = both(
         lambda: replayer.send(recorder.sent),
@@ -175,7 +175,7 @@ def test_replayed_handshake_is_refused(credentials: Credentials) -> None:
 
 
 def test_reflected_proof_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
-    """A peer sends the server's own proof back: it is not valid for a client."""
+    """The server's own proof is not valid for a client."""
     left, right = pair
 
     def reflect() -> None:
@@ -219,7 +219,7 @@ def test_missing_or_short_key_is_a_user_error(tmp_path: Path) -> None:
         Credentials.load(tmp_path)
     create_secret_dir(tmp_path)
     (tmp_path / "key").write_bytes(b"short")
-    with pytest.raises(UserError, match="5 bytes, a key has 32"):
+    with pytest.raises(UserError, match="5 bytes, expected 32"):
         Credentials.load(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The decoders of the wire format: round trips, and no input makes one crash."""
+"""Round trips of the wire format, and decoders with invalid input."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_applied_vector_json_round_trip(value: dict[tuple[int, int], int]) -> No
 def test_push_with_too_many_marks_is_refused_not_truncated() -> None:
     marks = tuple(Progress(0, number, 0, 1) for number in range(MAX_MARKS + 1))
     assert decode_push(encode_push(PushMeta(1, progress=marks[1:]))).progress == marks[1:]
-    with pytest.raises(ProtocolError, match="covers 257 stretches of the data, 256 at most"):
+    with pytest.raises(ProtocolError, match="covers 257 ranges of the data, at most 256"):
         encode_push(PushMeta(1, progress=marks))
 
 
@@ -136,7 +136,7 @@ def test_random_bytes_are_refused_or_decoded(data: bytes) -> None:
 def test_damaged_messages_are_refused_or_decoded(
     data: bytes, damage: list[tuple[int, int]], cut: int
 ) -> None:
-    """A fuzzer that knows the format: valid messages with bytes changed, missing or added."""
+    """Valid messages with bytes changed, removed or added."""
     broken = bytearray(data[:cut] if cut < 0 else data + bytes(cut))
     for place, value in damage:
         if broken:
@@ -162,7 +162,7 @@ def test_oversized_count_is_refused_without_allocation() -> None:
         ({4: b"\x09"}, "version 9"),
         ({5: b"\x63"}, "unknown operation"),
         ({6: b"\x07"}, "codec 7"),
-        ({24: b"\xff\xff\xff\x7f"}, "bytes of description"),
+        ({24: b"\xff\xff\xff\x7f"}, "meta block of"),
         ({52: b"\x03"}, "bytes of payload"),
     ],
 )
