@@ -1,1 +1,1 @@
-"""Snapshots: the files of all shards, published at once by one manifest."""
+"""Snapshots: one file per shard, published together by one manifest."""

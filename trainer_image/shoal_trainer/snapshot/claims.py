@@ -1,12 +1,12 @@
-"""Which incarnation of each shard may go on: the highest one that has claimed its shard in the storage.
+"""Claims in the storage: only the highest incarnation that has claimed a shard may serve it.
 
 ```
-snapshots/epoch-0-3     parameter server 0 has an incarnation 3: every lower one ends
+snapshots/epoch-0-3     parameter server 0 has an incarnation 3: lower ones exit
 ```
 
-A server on a node that is cut off from the cluster may go on for a long time alongside its successor, because its
-workers stay connected. Both reach the storage only. So a successor claims its shard there before it reads anything, and
-every server keeps looking for a claim higher than its own. An unreachable storage ends no server.
+A server on a node that is partitioned from the cluster may run for a long time alongside its successor, because its
+workers stay connected. Only the storage is visible to both. A successor claims its shard there before it reads
+anything, and every server polls for a claim higher than its own. While the storage is unreachable no server exits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 FOLDER = "snapshots"
 LOOK_SECONDS = 5.0
-"""How long a replaced server goes on at most while it can reach the storage."""
+"""How long a replaced server continues at most while the storage is reachable."""
 _NAME = re.compile(r"epoch-(\d{1,6})-(\d{1,18})")
 
 
 def highest(names: Iterable[str]) -> dict[int, int]:
-    """Of the names in the folder: for each shard that was ever claimed, the highest epoch."""
+    """The highest claimed epoch of each shard, from the names in the folder."""
     found: dict[int, int] = {}
     for _, index, epoch in _claims(names):
         found[index] = max(epoch, found.get(index, 0))
@@ -36,28 +36,28 @@ def highest(names: Iterable[str]) -> dict[int, int]:
 
 
 def outdated(names: Iterable[str]) -> list[str]:
-    """Those of the names in the folder that are claims below the highest one of their shard."""
+    """The names of claims below the highest one of their shard."""
     names = list(names)
     newest = highest(names)
     return [name for name, index, epoch in _claims(names) if epoch < newest[index]]
 
 
 class Claim:
-    """The claim of shard `index` at `epoch`, in the storage of the run. Thread-safe."""
+    """The claim of shard `index` at `epoch`, in the run's storage. Thread-safe."""
 
     def __init__(self, storage: Storage, index: int, epoch: int) -> None:
         self._storage = storage
         self._index, self._epoch = index, epoch
 
     def make(self) -> None:
-        """Fence all lower incarnations; `Fenced` by a higher one. Incarnation 0 has none to fence."""
-        if self._epoch > 0:
+        """Claim the shard, which fences lower incarnations; `Fenced` if a higher one exists."""
+        if self._epoch > 0:  # incarnation 0 has no predecessor
             name = f"{FOLDER}/epoch-{self._index}-{self._epoch}"
-            self._storage.create(name, b"claimed\n")  # it exists after a restart in place
+            self._storage.create(name, b"claimed\n")  # it already exists after a restart in place
         self.check()
 
     def check(self) -> None:
-        """`Fenced` where a higher incarnation has claimed the shard."""
+        """`Fenced` if a higher incarnation has claimed the shard."""
         newest = highest(self._storage.names(FOLDER)).get(self._index, 0)
         if newest > self._epoch:
             raise Fenced(
@@ -66,7 +66,7 @@ class Claim:
 
 
 class Watch:
-    """A thread that looks every `LOOK_SECONDS`, and calls `superseded` once."""
+    """A thread that checks a claim every `LOOK_SECONDS`, and calls `superseded` once if it is fenced."""
 
     def __init__(self, claim: Claim, superseded: Callable[[Fenced], None]) -> None:
         self._claim = claim
@@ -83,16 +83,16 @@ class Watch:
         self._stop.set()
 
     def look(self) -> bool:
-        """Look once; returns whether to look again."""
+        """Check once; returns whether to continue."""
         try:
             self._claim.check()
         except Fenced as error:
             self._superseded(error)
             return False
         except Unreachable as error:
-            log.debug("cannot see whether a newer incarnation exists: %s", error)
+            log.debug("cannot check for a newer incarnation: %s", error)
         except Exception:
-            log.exception("cannot see whether a newer incarnation exists")
+            log.exception("cannot check for a newer incarnation")
         return True
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The manifest of a snapshot: a file that no manifest names is not part of any snapshot."""
+"""The manifest of a snapshot. A file belongs to a snapshot only if a manifest names it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal_trainer.wire.messages import Applied, ModelSpec, applied_from_list
 
 
 class ShardFile(Message):
-    """One shard's file: its path (relative to `snapshots/`), length, SHA-256, and content."""
+    """One shard's file: its path relative to `snapshots/`, its size in bytes, its SHA-256, and what it contains."""
 
     index: int
     shards: int
@@ -25,10 +25,10 @@ class ShardFile(Message):
     size: int
     sha256: str
     applied: list[tuple[int, int, int]] = Field(default_factory=list)
-    """[slot, incarnation, seq]: the last push of each that is in the parameters."""
+    """[slot, incarnation, seq]: the last push of each worker in the parameters."""
 
     pushes: list[tuple[int, int, int, int]] = Field(default_factory=list)
-    """[slot, incarnation, first, end): the numbers of all pushes that are in the parameters."""
+    """[slot, incarnation, first, last + 1]: the sequence numbers of all pushes in the parameters."""
 
     @property
     def vector(self) -> Applied:
@@ -37,13 +37,13 @@ class ShardFile(Message):
 
 
 class Manifest(Message):
-    """One snapshot of a run. `epoch` is PS 0's; `ledger` is the coordinator's own, opaque here."""
+    """One snapshot of a run. `epoch`: that of PS 0. `ledger`: the coordinator's state, opaque here."""
 
     version: int = 1
     number: int
     epoch: int
     generation: int = 0
-    """How often the job was rolled back."""
+    """The number of rollbacks of the job."""
     job_uid: str
     shards: tuple[ShardFile, ...]
     model: ModelSpec
@@ -52,7 +52,7 @@ class Manifest(Message):
 
     @property
     def applied(self) -> Applied:
-        """The pushes that every shard holds: the minimum over the shards."""
+        """The last push of each worker that all shards contain."""
         vectors = [shard.vector for shard in self.shards]
         keys = {key for vector in vectors for key in vector}
         return {key: min(vector.get(key, 0) for vector in vectors) for key in sorted(keys)}

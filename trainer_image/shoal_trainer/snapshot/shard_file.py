@@ -1,11 +1,11 @@
-"""The format of a shard's file: a JSON header, then the arrays as they are in memory.
+"""The file format of a shard: a JSON header, then the arrays.
 
 ```
 "SHOALSF1"  u64 length of the JSON   JSON, padded to 64   parameters, padded to 64   state, padded to 64   …
 ```
 
-Little endian fp32. The manifest holds the SHA-256 of the whole file. A reader streams the file once, checks it, and
-copies the range that it needs, so that a snapshot of three shards restores into two.
+Arrays are little-endian fp32. The SHA-256 of the whole file is in the manifest. A reader streams the file once and
+copies the range that it needs, so a snapshot of three shards can be restored into two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _padding(length: int) -> bytes:
 
 
 def chunks(copy: ShardCopy) -> Iterator[bytes | memoryview]:
-    """The file of `copy`, in pieces."""
+    """The content of the file for `copy`, in chunks."""
     header = json.dumps(
         {
             "index": copy.index,
@@ -62,7 +62,7 @@ def chunks(copy: ShardCopy) -> Iterator[bytes | memoryview]:
 
 
 class Digest:
-    """Passes chunks through and computes their length and SHA-256."""
+    """An iterable over `source` that computes its size in bytes and its SHA-256."""
 
     def __init__(self, source: Iterable[bytes | memoryview]) -> None:
         self._source = source
@@ -77,12 +77,12 @@ class Digest:
 
     @property
     def hex(self) -> str:
-        """SHA-256 of the chunks so far."""
+        """The SHA-256 of the chunks so far."""
         return self._hash.hexdigest()
 
 
 class _Reader:
-    """Reads a stream to its end, hashing everything."""
+    """Reads a stream of `size` bytes and hashes it."""
 
     def __init__(self, handle: IO[bytes], size: int) -> None:
         self._handle = handle
@@ -91,13 +91,13 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > self.left:
-            raise SnapshotError("the file is shorter than it says")
+            raise SnapshotError("the file is shorter than its header states")
         data = self._handle.read(count)
         while len(data) < count:
-            more = self._handle.read(count - len(data))
-            if not more:
-                raise SnapshotError("the file ends early")
-            data += more
+            rest = self._handle.read(count - len(data))
+            if not rest:
+                raise SnapshotError("the file is truncated")
+            data += rest
         self._hash.update(data)
         self.left -= count
         return data
@@ -119,41 +119,42 @@ class _Reader:
 def read_into(
     handle: IO[bytes], size: int, sha256: str, low: int, high: int, arrays: dict[str, Vector]
 ) -> dict[str, Any]:
-    """Stream one file and copy its part of [low, high) into `arrays`, whose values cover [low, …) of the flat vector.
+    """Read one file, and copy its part of the range [low, high) into `arrays`.
 
-    Returns the file's header. `SnapshotError` if the file is damaged: do not use `arrays` then.
+    `arrays`: fp32 by name; each begins at position `low` of the flat vector. Returns the file's header. `SnapshotError`
+    if the file is damaged: `arrays` may contain wrong values then.
     """
     reader = _Reader(handle, size)
     if reader.take(len(MAGIC)) != MAGIC:
-        raise SnapshotError("not a shard file")
+        raise SnapshotError("it is not a shard file")
     (length,) = _LENGTH.unpack(reader.take(_LENGTH.size))
     if length > min(MAX_HEADER, reader.left):
-        raise SnapshotError("the header states an impossible length")
+        raise SnapshotError(f"the header states an invalid length of {length} bytes")
     try:
         header = json.loads(reader.take(length))
-        begin, stop = int(header["low"]), int(header["high"])
+        start, stop = int(header["low"]), int(header["high"])
         listed = [(str(name), int(values)) for name, values in header["arrays"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise SnapshotError(f"the header cannot be read: {error!r}") from None
+        raise SnapshotError(f"the header is invalid: {error!r}") from None
     reader.skip(-(len(MAGIC) + _LENGTH.size + length) % GRAIN)
     for name, values in listed:
-        if values < 0 or values > stop - begin or values * 4 > reader.left:
-            raise SnapshotError(f"array {name} states an impossible length")
+        if values < 0 or values > stop - start or values * 4 > reader.left:
+            raise SnapshotError(f"array {name} states an invalid length of {values} values")
         target = arrays.get(name)
-        first, last = max(low, begin), min(high, begin + values, low + (0 if target is None else target.size))
+        first, last = max(low, start), min(high, start + values, low + (0 if target is None else target.size))
         if target is None or first >= last:
             reader.skip(values * 4)
         else:
-            reader.skip((first - begin) * 4)
+            reader.skip((first - start) * 4)
             reader.fill(octets(target[first - low : last - low]))
-            reader.skip((begin + values - last) * 4)
+            reader.skip((start + values - last) * 4)
         reader.skip(-values * 4 % GRAIN)
     reader.skip(reader.left)
     if handle.read(1) or reader.hex != sha256:
-        raise SnapshotError("the checksum does not match")
+        raise SnapshotError("the SHA-256 does not match the manifest")
     return dict(header)
 
 
 def empty(size: int) -> Vector:
-    """An array to read into."""
+    """An array to read into: `size` zeros, fp32."""
     return aligned(size, np.float32)

@@ -1,8 +1,8 @@
-"""Files of a run, on a volume or in an object store, behind the few operations that Shoal needs.
+"""The files of a run, on a volume or in an object store.
 
-`create` is the compare-and-swap that everything else is built on: it creates a small file only if none of that name
-exists, atomically (`link` on a file system, a conditional put in an object store). A storage that does not answer
-raises `Unreachable`, a missing file `FileNotFoundError`.
+`create` is the atomic operation on which claims and manifests are built: it creates a small file only if the name does
+not exist (a hard link on a file system, a conditional put in an object store). Failures of the storage raise
+`Unreachable`, missing files `FileNotFoundError`.
 """
 
 from __future__ import annotations
@@ -21,37 +21,41 @@ from urllib.parse import unquote, urlsplit
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV}
+"""Errors of `link` on file systems without hard links."""
 
 
 class Storage(Protocol):
-    """A folder, local or remote. Names are relative, with slashes."""
+    """A folder, local or remote. Names are relative paths with slashes."""
 
     uri: str
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a file; it is visible only when complete, and durable on return."""
+        """Write a file, which is visible only when complete, and durable on return."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create a file; False if it exists."""
+        """Create a file atomically; False if the name exists."""
 
     def open(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Read a file from its beginning."""
+        """Open a file for sequential reading."""
 
     def read(self, name: str) -> bytes:
-        """A small file's content."""
+        """The content of a small file."""
 
     def size(self, name: str) -> int:
-        """A file's length in bytes."""
+        """The size of a file in bytes."""
 
     def names(self, folder: str) -> list[str]:
-        """The entries of a folder (last parts of the names); empty if the folder does not exist."""
+        """The entries of a folder, sorted, without the folder's name; empty if it does not exist."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder and its content; a missing one is ignored."""
+        """Remove a file, or a folder and its content; does nothing if it does not exist."""
 
 
 def open_storage(uri: str, prefix: str = "") -> Storage:
-    """The folder `prefix` under `uri`: `file://…` or a path, or any URI that fsspec knows (`s3://`, `gs://`, …)."""
+    """The folder `prefix` under `uri`: a path, `file://…`, or any URI that fsspec supports (`s3://`, `gs://`, …).
+
+    `UserError` if the scheme is not supported.
+    """
     parts = urlsplit(uri)
     if parts.scheme in {"", "file"}:
         path = unquote(parts.path) if parts.scheme else uri
@@ -62,28 +66,28 @@ def open_storage(uri: str, prefix: str = "") -> Storage:
 
 
 @contextlib.contextmanager
-def _translated(what: str) -> Iterator[None]:
+def _translated(failure: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, TrainerError, GeneratorExit):
         raise
     except Exception as error:  # each object store raises its own classes
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unreachable(f"{what}: {words}") from error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Unreachable(f"{failure}: {reason}") from error
 
 
 class LocalStorage:
-    """A folder of this machine, or a volume mounted on it."""
+    """A local folder or a mounted volume."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.uri = self.root.as_uri()
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a temporary file, flush it to the disk, rename it."""
+        """Write a temporary file, sync it, and rename it."""
         path = self.root / name
         with _translated(f"cannot write {path}"):
-            part = self._write_beside(path, chunks)
+            part = self._write_temporary(path, chunks)
             try:
                 part.replace(path)
             except BaseException:
@@ -92,10 +96,10 @@ class LocalStorage:
             self._sync_folder(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a temporary file and link it: a link never replaces a file."""
+        """Write a temporary file and create a hard link to it, which never replaces a file."""
         path = self.root / name
         with _translated(f"cannot write {path}"):
-            part = self._write_beside(path, [data])
+            part = self._write_temporary(path, [data])
             try:
                 os.link(part, path)
             except FileExistsError:
@@ -111,22 +115,22 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """Read from the disk."""
+        """Open the file."""
         with _translated(f"cannot read {self.root / name}"), (self.root / name).open("rb") as handle:
             yield handle
 
     def read(self, name: str) -> bytes:
-        """All of a file."""
+        """The whole file."""
         with self.open(name) as handle:
             return handle.read()
 
     def size(self, name: str) -> int:
-        """From the folder's entry."""
+        """The size that the file system reports."""
         with _translated(f"cannot read {self.root / name}"):
             return (self.root / name).stat().st_size
 
     def names(self, folder: str) -> list[str]:
-        """The folder's entries, in order."""
+        """The folder's entries, sorted."""
         with _translated(f"cannot read {self.root / folder}"):
             try:
                 return sorted(entry.name for entry in (self.root / folder).iterdir())
@@ -134,7 +138,7 @@ class LocalStorage:
                 return []
 
     def remove(self, name: str) -> None:
-        """Unlink, or remove the tree."""
+        """Remove a file or a directory tree."""
         path = self.root / name
         with _translated(f"cannot remove {path}"):
             if path.is_dir():
@@ -144,7 +148,7 @@ class LocalStorage:
 
     @staticmethod
     def _create_in_place(path: Path, data: bytes) -> bool:
-        """Without hard links (SMB, some FUSE): readers may see half of the file, and a killed writer leaves it."""
+        """Without hard links (SMB, some FUSE): readers may see an incomplete file, and a killed writer leaves it."""
         try:
             handle = path.open("xb", buffering=0)
         except FileExistsError:
@@ -158,7 +162,7 @@ class LocalStorage:
         return True
 
     @staticmethod
-    def _write_beside(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
+    def _write_temporary(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
@@ -188,7 +192,7 @@ def _write_durably(handle: FileIO, chunks: Iterable[bytes | memoryview]) -> None
 
 
 class RemoteStorage:
-    """A prefix of an object store, through fsspec. An upload is visible only once it is closed."""
+    """A prefix of an object store, through fsspec. An object is visible only after its upload is complete."""
 
     def __init__(self, uri: str, **options: Any) -> None:
         import fsspec
@@ -201,7 +205,7 @@ class RemoteStorage:
         self._root = str(root).rstrip("/")
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Upload in parts; a failure leaves nothing behind."""
+        """Upload in parts; a failed upload leaves no object."""
         with _translated(f"cannot write {self.uri}/{name}"):
             handle = self._fs.open(self._path(name), "wb", block_size=16 << 20)
             try:
@@ -225,7 +229,7 @@ class RemoteStorage:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """Read ahead in blocks."""
+        """Open the object, reading ahead in blocks."""
         path = self._path(name)
         with (
             _translated(f"cannot read {self.uri}/{name}"),
@@ -234,17 +238,17 @@ class RemoteStorage:
             yield handle
 
     def read(self, name: str) -> bytes:
-        """All of an object."""
+        """The whole object."""
         with _translated(f"cannot read {self.uri}/{name}"):
             return cast(bytes, self._fs.cat_file(self._path(name)))
 
     def size(self, name: str) -> int:
-        """From the object's metadata."""
+        """The size in the object's metadata."""
         with _translated(f"cannot read {self.uri}/{name}"):
             return int(self._fs.info(self._path(name))["size"])
 
     def names(self, folder: str) -> list[str]:
-        """The last parts of the names under a prefix, in order."""
+        """The names directly under a prefix, sorted."""
         with _translated(f"cannot list {self.uri}/{folder}"):
             self._fs.invalidate_cache()
             try:
@@ -254,7 +258,7 @@ class RemoteStorage:
             return sorted(PurePosixPath(entry).name for entry in entries)
 
     def remove(self, name: str) -> None:
-        """Delete all objects under a name."""
+        """Delete an object, or all objects under a prefix."""
         with _translated(f"cannot remove {self.uri}/{name}"), contextlib.suppress(FileNotFoundError):
             self._fs.rm(self._path(name), recursive=True)
 

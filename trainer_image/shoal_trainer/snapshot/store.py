@@ -1,17 +1,17 @@
-"""The snapshots of a run: each shard writes its part, and one manifest publishes them all at once.
+"""The snapshots of a run: each shard writes its part, and one manifest publishes all parts atomically.
 
 ```
-snapshots/manifest-0000000007.json               numbers only grow; the file is created, never replaced
-snapshots/0000000007-2/shard-0-of-3-1f0c9a7e     number and epoch of PS 0; the suffix is new for each write
+snapshots/manifest-0000000007.json               numbers only increase; a manifest is never replaced
+snapshots/0000000007-2/shard-0-of-3-1f0c9a7e     number, epoch of PS 0; a random suffix per write
 ```
 
-A shard may finish writing after its attempt was given up, and the next attempt may have the same number: the suffix
-keeps a late writer from replacing a file that a manifest names.
+A shard may finish its write after the attempt was abandoned and its number used again: the suffix keeps it from
+replacing a file that a manifest names.
 
-Two incarnations of a parameter server may be alive at once. Before it publishes, a server reads the claims and the
-newest manifest: a higher epoch there raises `Fenced`. If another server publishes between that read and the write, the
-storage refuses the second manifest of the same number, and the loser reads again. So an old epoch never covers a newer
-one.
+Two incarnations of a parameter server may run at the same time. Before it publishes, a server reads the claims and the
+newest manifest; a higher epoch raises `Fenced`. If another server publishes between this check and the write, the
+storage refuses the second manifest of that number, and the check is repeated. So an older epoch never publishes after
+a newer one.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _MANIFEST = re.compile(r"manifest-(\d{10})\.json")
 _FILES = re.compile(r"(\d{10})-\d+")
 MAX_MANIFEST = 256 << 20
 PUBLISH_TRIES = 8
-"""More refusals than this mean that the folder's listing is stale; the next attempt comes with the next interval."""
+"""After this many refusals the listing is stale; the next interval tries again."""
 
 
 class SnapshotStore:
-    """Snapshots under `storage` (the folder of one run). Safe to use from one thread at a time."""
+    """The snapshots in `storage`, the folder of one run. Use it from one thread at a time."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -50,7 +50,7 @@ class SnapshotStore:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
-        """A number above those of all listed snapshots."""
+        """A number above those of all published snapshots."""
         return max(_numbers(self._storage.names(FOLDER)), default=0) + 1
 
     def clear(self, number: int, epoch: int) -> None:
@@ -61,13 +61,13 @@ class SnapshotStore:
             self._storage.remove(f"{FOLDER}/{number:010d}-{epoch}")
 
     def write_shard(self, number: int, epoch: int, copy: ShardCopy) -> ShardFile:
-        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. It is not visible before `publish`."""
+        """Write one shard's file of snapshot `number`, at `epoch` of PS 0. Readers ignore it until `publish`."""
         suffix = f"-{secrets.token_hex(4)}"
         name = f"{number:010d}-{epoch}/shard-{copy.index}-of-{copy.shards}{suffix}"
         pieces = shard_file.Digest(shard_file.chunks(copy))
         try:
             self._storage.write(f"{FOLDER}/{name}", pieces)
-        except Unreachable as error:  # the same text for each attempt, so that it is logged once
+        except Unreachable as error:  # without the suffix, so that the same error is logged once
             raise Unreachable(str(error).replace(suffix, "")) from error
         return ShardFile(
             index=copy.index,
@@ -86,24 +86,23 @@ class SnapshotStore:
         )
 
     def check(self, parts: Sequence[ShardFile]) -> None:
-        """`Unreachable` if a newer incarnation has claimed the shard of one of these parts.
+        """`Unreachable` if the shard of one of these parts was replaced.
 
-        The successor started without this part, and the workers' copies follow the successor.
+        Its successor did not start from this part, so the part does not match the current parameters.
         """
         newest = claims.highest(self._storage.names(FOLDER))
         for part in parts:
             if part.epoch < newest.get(part.index, 0):
-                raise Unreachable(
-                    f"shard {part.index} was replaced while its part of the snapshot was written"
-                )
+                raise Unreachable(f"shard {part.index} was replaced while it wrote its part of the snapshot")
 
     def publish(self, manifest: Manifest) -> Manifest:
-        """Make a snapshot the newest one; returns it with its final number. `Fenced` under a newer epoch.
+        """Publish a snapshot; returns its manifest with the final number.
 
-        A refused number counts as the newest one: a stale listing may not show it.
+        A refused number counts as the newest one, as a stale listing may lack it. `Fenced` if a newer epoch exists,
+        `Unreachable` after `PUBLISH_TRIES` refusals, `SnapshotError` if a shard is missing.
         """
         if sorted(shard.index for shard in manifest.shards) != list(range(len(manifest.shards))):
-            raise SnapshotError("a manifest names every shard once")
+            raise SnapshotError(f"the manifest does not name each of its {len(manifest.shards)} shards once")
         refused = 0
         for _ in range(PUBLISH_TRIES):
             names = self._storage.names(FOLDER)
@@ -116,10 +115,10 @@ class SnapshotStore:
             if self._storage.create(self._name(manifest.number), manifest.to_json().encode()):
                 return manifest
             refused = manifest.number
-        raise Unreachable(f"snapshot number {refused} is taken, after {PUBLISH_TRIES} tries")
+        raise Unreachable(f"no free snapshot number after {PUBLISH_TRIES} tries: {refused} is taken as well")
 
     def prune(self, retain: int) -> None:
-        """Remove all but the newest `retain` snapshots, files that no manifest names, and outdated claims."""
+        """Remove all but the newest `retain` snapshots, unreferenced files, and outdated claims."""
         names = self._storage.names(FOLDER)
         for name in claims.outdated(names):
             self._storage.remove(f"{FOLDER}/{name}")
@@ -130,7 +129,7 @@ class SnapshotStore:
         try:
             named = {shard.file for number in keep for shard in self._read(number).shards}
         except SnapshotError:
-            return  # the files that it names are unknown: keep all until it is dropped itself
+            return  # an unreadable manifest: keep all files until it is removed itself
         used = {file.split("/")[0] for file in named}
         for folder, number in _folders(names):
             if folder in used:
@@ -141,7 +140,7 @@ class SnapshotStore:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def manifests(self) -> Iterator[Manifest]:
-        """Newest first; an unreadable manifest is skipped with a log message."""
+        """The readable manifests, newest first; others are logged and skipped."""
         for number in reversed(_numbers(self._storage.names(FOLDER))):
             try:
                 yield self._read(number)
@@ -149,7 +148,7 @@ class SnapshotStore:
                 log.warning("%s: skipped", error)
 
     def latest(self) -> Manifest | None:
-        """The newest snapshot whose files all exist in full length."""
+        """The newest snapshot whose files exist and have the expected size."""
         for manifest in self.manifests():
             try:
                 self._check_files(manifest)
@@ -160,7 +159,7 @@ class SnapshotStore:
         return None
 
     def load_settled(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
-        """As `load_newest`; loads again if a server that does not know of this one published meanwhile."""
+        """As `load_newest`, but loads again if a replaced server published a snapshot in the meantime."""
         while True:
             number = self.next_number()
             found = self.load_newest(index, shards)
@@ -168,7 +167,7 @@ class SnapshotStore:
                 return found
 
     def load_newest(self, index: int, shards: int) -> tuple[Manifest, ShardCopy] | None:
-        """The newest intact snapshot, and shard `index` of `shards` from it."""
+        """The newest intact snapshot, and shard `index` of `shards` from it; None if there is none."""
         for manifest in self.manifests():
             try:
                 self._check_files(manifest)
@@ -211,16 +210,16 @@ class SnapshotStore:
             generation=manifest.generation,
         )
 
-    # ---
+    # --- internal -------------------------------------------------------------------------------------------------
 
     def _check_epoch(self, newest: int, epoch: int) -> None:
         try:
-            held = self._read(newest)
+            published = self._read(newest)
         except SnapshotError as error:
-            log.warning("%s: left as it is, the next snapshot takes a higher number", error)
+            log.warning("%s: it is kept, and the next snapshot gets a higher number", error)
             return
-        if held.epoch > epoch:
-            raise Fenced(f"the storage holds a snapshot of epoch {held.epoch}, this is {epoch}")
+        if published.epoch > epoch:
+            raise Fenced(f"the storage has a snapshot of epoch {published.epoch}, this is {epoch}")
 
     def _remove_unnamed(self, folder: str, named: set[str]) -> None:
         for name in self._storage.names(f"{FOLDER}/{folder}"):
@@ -243,18 +242,18 @@ class SnapshotStore:
             except FileNotFoundError:
                 raise SnapshotError(f"{part.file} does not exist") from None
             if size != part.size:
-                raise SnapshotError(f"{part.file} has {size} bytes, the manifest says {part.size}")
+                raise SnapshotError(f"{part.file} has {size} bytes, expected {part.size}")
 
     def _read(self, number: int) -> Manifest:
         name = self._name(number)
         try:
             if self._storage.size(name) > MAX_MANIFEST:
-                raise SnapshotError(f"{name} is too long to be a manifest")
+                raise SnapshotError(f"{name} has more than {MAX_MANIFEST} bytes")
             return Manifest.model_validate_json(self._storage.read(name))
         except FileNotFoundError:
-            raise SnapshotError(f"{name} does not exist any more") from None
+            raise SnapshotError(f"{name} no longer exists") from None
         except ValueError as error:
-            raise SnapshotError(f"{name} is not a manifest: {str(error).splitlines()[0]}") from None
+            raise SnapshotError(f"{name} is not a valid manifest: {str(error).splitlines()[0]}") from None
 
     @staticmethod
     def _name(number: int) -> str:

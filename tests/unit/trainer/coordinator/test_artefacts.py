@@ -141,14 +141,14 @@ def test_upload_records_do_not_grow_with_tasks(artefacts, storage):
 
 
 def test_upload_after_a_full_disk_succeeds(artefacts, storage, monkeypatch):
-    real = storage._write_beside
+    real = storage._write_temporary
 
     def full(path, chunks):
         real(path.with_name("part"), [next(iter(chunks))])
         path.with_name("part").unlink(missing_ok=True)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage, "_write_beside", full)
+    monkeypatch.setattr(storage, "_write_temporary", full)
     with pytest.raises(Unreachable, match="No space left on device"):
         artefacts.receive(TOKEN, "export", "model.keras", iter([b"x"]))
     monkeypatch.undo()

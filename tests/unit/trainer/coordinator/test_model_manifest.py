@@ -60,14 +60,14 @@ def test_create_that_fails_in_the_middle_leaves_no_file(storage, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    beside = LocalStorage._write_beside
+    beside = LocalStorage._write_temporary
 
     def then_full(path, chunks):
         part = beside(path, chunks)
         monkeypatch.setattr(os, "fsync", full)
         return part
 
-    monkeypatch.setattr(storage, "_write_beside", then_full)
+    monkeypatch.setattr(storage, "_write_temporary", then_full)
     with pytest.raises(Unreachable, match="No space left"):
         storage.create(MANIFEST, b"content")
     assert storage.names("model") == []

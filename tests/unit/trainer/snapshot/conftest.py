@@ -1,4 +1,4 @@
-"""Storages: a folder, or a real S3 server on loopback."""
+"""Fixtures: a storage in a folder or on an S3 server, and the snapshots in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal_trainer.snapshot.store import SnapshotStore
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """A real S3 server on loopback; yields its endpoint."""
+    """The endpoint of an S3 server on loopback."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()

@@ -1,4 +1,4 @@
-"""Shards of a small model, and how to save them."""
+"""Shards of a small model, and their snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which incarnation may write: the newest epoch wins."""
+"""Claims: only the newest epoch may publish."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_older_epoch_cannot_publish_over_a_newer_one(storage: Storage) -> None:
 
 
 def test_concurrent_publishers_keep_the_newer_epoch(storage: Storage) -> None:
-    """Numbers never repeat, and after the newer epoch's first manifest no older one follows."""
+    """Numbers are unique, and no older epoch publishes after the newer one's first manifest."""
     (shard,) = shards(1)
     outcome: dict[int, Any] = {1: None, 2: None}
     copy = shard.copy()

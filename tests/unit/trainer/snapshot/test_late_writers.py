@@ -1,4 +1,4 @@
-"""A part that is written late changes no published snapshot, and a late listing keeps no server busy."""
+"""Parts that are written late, and storage listings that are stale."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=40_000)
 
 
 class SlowStorage(LocalStorage):
-    """Holds back the first file of shard 1 until `go` is set."""
+    """Blocks the first write of shard 1 until `go` is set."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.begun, self.go = threading.Event(), threading.Event()
+        self.started, self.go = threading.Event(), threading.Event()
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        if "shard-1" in name and not self.begun.is_set():
+        if "shard-1" in name and not self.started.is_set():
             content = [bytes(chunk) for chunk in chunks]
-            self.begun.set()
+            self.started.set()
             assert self.go.wait(SECONDS)
             super().write(name, content)
         else:
@@ -46,14 +46,14 @@ class StaleListing(LocalStorage):
     """Lists a folder as it was when `freeze` was called."""
 
     frozen: list[str] | None = None
-    lists = 0
+    calls = 0
 
     def freeze(self) -> None:
         self.frozen = super().names("snapshots")
 
     def names(self, folder: str) -> list[str]:
-        self.lists += 1
-        assert self.lists < 1000, "the storage is listed without end"
+        self.calls += 1
+        assert self.calls < 1000, "the listing is repeated without end"
         return super().names(folder) if self.frozen is None else self.frozen
 
 
@@ -82,7 +82,7 @@ def manifest(number: int, *files: ShardFile, epoch: int = 0) -> Manifest:
 
 
 def versions(store: SnapshotStore, count: int) -> list[tuple[int, int]]:
-    """(snapshot, version) with which each shard would begin."""
+    """(snapshot, version) from which each shard would start."""
     found = [store.load_newest(index, count) for index in range(count)]
     return [(item[0].number, item[1].version) for item in found if item is not None]
 
@@ -95,7 +95,7 @@ def test_part_written_after_publication_leaves_published_snapshot_intact(tmp_pat
     request = SnapshotShard(number=1, epoch=0)
     late = threading.Thread(target=write_part, args=(stores[1], store, request))
     late.start()
-    assert storage.begun.wait(SECONDS)
+    assert storage.started.wait(SECONDS)
     push(stores, 2)
     files = part(store, 1, stores[0]), write_part(stores[1], store, request)
     store.publish(manifest(1, *files))
@@ -111,7 +111,7 @@ def test_second_request_during_a_write_is_refused(tmp_path: Path) -> None:
     first: list[object] = []
     writing = threading.Thread(target=lambda: first.append(snapshot(SnapshotShard(number=1, epoch=0))))
     writing.start()
-    assert storage.begun.wait(SECONDS)
+    assert storage.started.wait(SECONDS)
     with pytest.raises(Unreachable, match="shard 1 is still writing"):
         snapshot(SnapshotShard(number=1, epoch=0))
     storage.go.set()
@@ -152,7 +152,7 @@ def test_clear_removes_parts_of_an_unpublished_attempt_only(tmp_path: Path) -> N
     published = part(store, 1, shard)
     store.publish(manifest(1, published))
     leftover, newer = part(store, 2, shard), part(store, 2, shard, epoch=1)
-    store.clear(1, 0)  # the listing was late: snapshot 1 exists
+    store.clear(1, 0)  # the listing was stale: snapshot 1 exists
     store.clear(2, 0)
     assert storage.size(f"snapshots/{published.file}") == published.size
     assert storage.size(f"snapshots/{newer.file}") == newer.size
@@ -160,7 +160,7 @@ def test_clear_removes_parts_of_an_unpublished_attempt_only(tmp_path: Path) -> N
         storage.size(f"snapshots/{leftover.file}")
 
 
-def test_publish_with_a_late_listing_takes_the_next_free_number(tmp_path: Path) -> None:
+def test_publish_with_a_stale_listing_takes_the_next_free_number(tmp_path: Path) -> None:
     storage = StaleListing(tmp_path)
     store, (shard,) = SnapshotStore(storage), shards(1)
     file = part(store, 1, shard)
@@ -170,7 +170,7 @@ def test_publish_with_a_late_listing_takes_the_next_free_number(tmp_path: Path) 
     assert store.publish(manifest(2, file)).number == 3
 
 
-def test_publish_with_a_late_listing_is_fenced_by_the_refused_number(tmp_path: Path) -> None:
+def test_publish_with_a_stale_listing_is_fenced_by_the_refused_number(tmp_path: Path) -> None:
     storage = StaleListing(tmp_path)
     store, (shard,) = SnapshotStore(storage), shards(1)
     file = part(store, 1, shard)
@@ -189,7 +189,7 @@ def test_publish_gives_up_after_a_bounded_number_of_refusals(tmp_path: Path) -> 
         storage.create(f"snapshots/manifest-{number:010d}.json", manifest(number, file).to_json().encode())
     with pytest.raises(Unreachable, match="is taken"):
         store.publish(manifest(1, file))
-    assert storage.lists <= PUBLISH_TRIES + 1
+    assert storage.calls <= PUBLISH_TRIES + 1
 
 
 def test_claims_watch_survives_an_unexpected_error(

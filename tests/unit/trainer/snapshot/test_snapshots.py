@@ -1,4 +1,4 @@
-"""Snapshots: atomic, checked for damage, restorable into any number of shards."""
+"""Snapshots: publication, restore into any number of shards, retention, and damage."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_damaged_snapshot_is_skipped_and_logged(
     )
 )
 def test_any_damage_to_a_shard_file_is_detected(damage: list[tuple[int, int]]) -> None:
-    """A fuzzer for the file decoder: damage raises SnapshotError, and never gives wrong values."""
+    """Damage raises SnapshotError instead of returning wrong values."""
     original = fuzzed_file()
     content = bytearray(original)
     for place, value in damage:

@@ -1,4 +1,4 @@
-"""The storages themselves: files, errors, and atomic writes."""
+"""Storages: files, errors, and atomic writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_write_to_a_full_disk_leaves_no_file(local: SnapshotStore, tmp_path: Pat
 
 
 def test_storage_outage_is_unreachable() -> None:
-    away = RemoteStorage(
+    unreachable = RemoteStorage(
         "s3://bucket/run",
         endpoint_url="http://127.0.0.1:9",
         key="k",
@@ -36,7 +36,7 @@ def test_storage_outage_is_unreachable() -> None:
         config_kwargs={"retries": {"max_attempts": 0}, "connect_timeout": 1},
     )
     with pytest.raises(Unreachable, match="cannot list"):
-        SnapshotStore(away).latest()
+        SnapshotStore(unreachable).latest()
 
 
 def test_unknown_scheme_is_a_user_error() -> None:
