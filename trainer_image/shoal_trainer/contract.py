@@ -87,18 +87,18 @@ FALLS = (
     "poisson", "(squared_|categorical_)?hinge", "bce", "((binary|(sparse_)?categorical)_)?(focal_)?crossentropy",
     "kl_divergence", "kullback_leibler_divergence", "kld", "ctc", "circle", "perplexity", "false_(positives|negatives)",
 )  # fmt: skip
-"""Patterns of metrics that improve as they fall: Keras' losses and errors, short and long names."""
+"""Patterns of metrics that improve as they decrease: Keras' losses and errors, by all of their names."""
 RISES = (
     "((binary|(sparse_)?(top_(k|[0-9]+)_)?categorical|(sparse_)?top_(k|[0-9]+))_)?acc(uracy)?", "((roc|pr)_)?auc",
     "(precision|recall|sensitivity|specificity)(_at_(precision|recall|sensitivity|specificity))?",
     "f1(_?score)?", "f_?beta_score", "(one_hot_)?(mean_|binary_|m)?io_?u", "r2(_score)?", "cosine_similarity",
     "(concordance|pearson)_correlation", "true_(positives|negatives)",
 )  # fmt: skip
-"""Patterns of metrics that improve as they rise."""
+"""Patterns of metrics that improve as they increase."""
 
 
 def names_of(*patterns: str) -> str:
-    """One pattern for RE2 and Python that matches these names, also with the prefix `val_` or Keras' suffix `_1`."""
+    """A pattern for RE2 and Python that matches these names, optionally with `val_` before or `_1` after them."""
     return f"(?i)^(val_)?({'|'.join(patterns)})(_[0-9]+)?$"
 
 
@@ -110,7 +110,7 @@ class StopAfter(Message):
     metric: str | None = None
     value: float | None = Field(None, allow_inf_nan=False)
     mode: Literal["Min", "Max"] | None = None
-    """Whether the metric must fall or rise to the value; None: inferred from its name."""
+    """Whether the metric must decrease or increase to the value; None: inferred from its name."""
 
     @property
     def direction(self) -> Literal["Min", "Max"] | None:
@@ -129,7 +129,7 @@ class StopAfter(Message):
 
 
 class Staleness(Message):
-    """How gradients of staleness tau are weighted: lr / tau**p with p = 0, 1/2, 1."""
+    """The weight of gradients of staleness tau: lr / tau**p with p = 0, 1/2, 1. `max`: bounded staleness."""
 
     max: int | None = None
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
@@ -158,7 +158,7 @@ class Shard(Message):
 
 
 class AcceleratorBatch(Message):
-    """The batch size of workers whose accelerator's name has all words of `accelerator`; "CPU": no accelerator."""
+    """The batch size of workers whose accelerator's name contains all words of `accelerator`; "CPU": no accelerator."""
 
     accelerator: str
     batch_size: int
@@ -255,7 +255,7 @@ class ShardReport(Message):
 class DataReport(Message):
     """Samples of the current epoch by state, and three counters of samples over the whole run.
 
-    `repeated`: applied twice. `partial`: applied on some shards only. `lost`: never applied although marked done.
+    `repeated`: applied more than once. `partial`: applied on some shards only. `lost`: marked done but not applied.
     """
 
     done: int = 0
@@ -283,7 +283,7 @@ class StatusReport(Message):
     job_uid: str
     phase: Phase
     epoch: int = 0
-    """The current pass over the data, from 0. (The epoch of a shard is in `shards`.)"""
+    """The current epoch of training, from 0. (The epoch of a shard is in `shards`.)"""
     epochs_total: int | None = None
     step: int = 0
     samples: int = 0

@@ -12,7 +12,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def follow_parent() -> None:
-    """Be killed when the process `$SHOAL_PARENT_PID` ends (prctl(2), Linux only)."""
+    """Let the kernel kill this process when `$SHOAL_PARENT_PID` ends (prctl(2), Linux only)."""
     parent = os.environ.get(PARENT_ENV)
     if parent is None or not sys.platform.startswith("linux"):
         return

@@ -1,8 +1,8 @@
-"""The job's credentials, and what both sides derive from them.
+"""The job's credentials, and the keys and tokens that are derived from them.
 
-A job has one 32-byte key and one self-signed certificate, in a directory (the mounted Secret, or a temporary one on a
-laptop). The key itself never travels: peers prove that they hold it (`wire.handshake`) or send a token derived from it
-over TLS. Two keys are valid while one is rotated. Clients trust exactly the certificate in the directory.
+A job has a 32-byte key and a self-signed certificate in a directory: the mounted Secret, or a temporary one for local
+runs. The key is never sent: peers prove that they have it (`wire.handshake`), or send a token derived from it over TLS.
+During a rotation two keys are valid. Clients trust only the certificate in the directory.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Credentials:
-    """A job's keys by id (the current one first) and where its certificate lies. Its repr shows no key."""
+    """A job's keys by id, the current one first, and the directory of its certificate. The repr contains no key."""
 
     directory: Path
     keys: Mapping[str, bytes] = field(repr=False)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Credentials:
-        """Read `key`, `key-id` and, during a rotation, `previous-key`, `previous-key-id`."""
+        """Read `key`, `key-id` and, during a rotation, `previous-key` and `previous-key-id`.
+
+        `UserError` if the key is missing or does not have 32 bytes.
+        """
         root = Path(directory)
         keys: dict[str, bytes] = {}
         for prefix in ("", "previous-"):
@@ -42,9 +45,9 @@ class Credentials:
             except FileNotFoundError:
                 if prefix:
                     continue
-                raise UserError(f"{root} holds no key: mount the job's Secret there") from None
+                raise UserError(f"{root} has no key: mount the job's Secret there") from None
             if len(key) != KEY_BYTES:
-                raise UserError(f"{root / (prefix + 'key')} has {len(key)} bytes, a key has {KEY_BYTES}")
+                raise UserError(f"{root / (prefix + 'key')} has {len(key)} bytes, expected {KEY_BYTES}")
             keys.setdefault(key_id, key)
         return cls(root, keys)
 
@@ -59,21 +62,21 @@ class Credentials:
         return self.keys[self.key_id]
 
     def key_for(self, digest: bytes) -> bytes:
-        """The key whose id has this digest; `Unauthorized` if there is none."""
+        """The key whose id has this digest; `Unauthorized` if the job does not have it."""
         for key_id, key in self.keys.items():
             if hmac.compare_digest(key_digest(key_id), digest):
                 return key
-        raise Unauthorized("the peer uses a key that this job does not have")
+        raise Unauthorized("the peer uses a key that is not one of this job's")
 
     def token(self, purpose: str) -> str:
-        """A bearer token for one purpose, hex; to be sent over TLS only."""
+        """A bearer token for one purpose, in hex. Send it over TLS only."""
         return derive(self.key, purpose).hex()
 
     def token_matches(self, purpose: str, token: str) -> bool:
-        """Whether `token` is that of any valid key, in constant time."""
-        given = token.encode()
+        """Whether `token` belongs to a valid key; compared in constant time."""
+        received = token.encode()
         matches = [
-            hmac.compare_digest(derive(key, purpose).hex().encode(), given) for key in self.keys.values()
+            hmac.compare_digest(derive(key, purpose).hex().encode(), received) for key in self.keys.values()
         ]
         return any(matches)
 
@@ -85,7 +88,7 @@ class Credentials:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """TLS 1.3 that trusts the job's certificate and no other; names are not looked at, the certificate is."""
+        """TLS 1.3 that trusts only the job's certificate; host names are not checked."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -94,26 +97,26 @@ class Credentials:
         return context
 
     def certificate_digest(self) -> bytes:
-        """SHA-256 of the certificate (DER), which ties a proof to the TLS connection below it."""
+        """The SHA-256 of the certificate (DER), which binds a proof to its TLS connection."""
         pem = (self.directory / "tls.crt").read_text()
         first = pem[: pem.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----\n")]
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first.strip() + "\n")).digest()
 
 
 def derive(key: bytes, purpose: str) -> bytes:
-    """32 bytes for one purpose from the job's key (HMAC-SHA256); what is derived tells nothing of the key."""
+    """Derive 32 bytes for one purpose from the job's key (HMAC-SHA256)."""
     return hmac.new(key, f"shoal/v1/{purpose}".encode(), hashlib.sha256).digest()
 
 
 def key_digest(key_id: str) -> bytes:
-    """A key's id at a fixed length, as the handshake carries it."""
+    """SHA-256 of a key's id, which has a fixed length for the handshake."""
     return hashlib.sha256(b"shoal/v1/key-id\0" + key_id.encode()).digest()
 
 
 def create_secret_dir(
     directory: str | os.PathLike[str], *, key: bytes | None = None, key_id: str = "1"
 ) -> Credentials:
-    """Make a key and a self-signed certificate, as the operator does for a job: for local runs and tests."""
+    """Create a key and a self-signed certificate in `directory`, for local runs and tests."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -142,12 +145,12 @@ def create_secret_dir(
         .sign(private, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    plain = serialization.NoEncryption()
+    unencrypted = serialization.NoEncryption()
     files = {
         "key": key or secrets.token_bytes(KEY_BYTES),
         "key-id": key_id.encode(),
         "tls.crt": certificate.public_bytes(pem),
-        "tls.key": private.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+        "tls.key": private.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted),
     }
     for file, content in files.items():
         path = root / file

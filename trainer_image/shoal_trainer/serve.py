@@ -1,11 +1,11 @@
 """The process `shoal-trainer serve`: one shard of the parameters, and on shard 0 the coordinator.
 
-It claims its shard in the storage, so that an older incarnation ends; begins from the newest snapshot, another run's,
-or empty; serves until the job ends or SIGTERM arrives; and takes a last snapshot. It does not import TensorFlow, so it
-restarts within a second or two.
+It claims its shard in the storage, which stops older incarnations; starts from the newest snapshot, one of another run,
+or without parameters; serves until the job ends or SIGTERM arrives; and takes a final snapshot. It does not import
+TensorFlow, so it restarts quickly.
 
-Exit codes: 0 the job has ended (the termination message says how), 2 the configuration is wrong, 4 a newer incarnation
-of this shard exists, 143 stopped by SIGTERM.
+Exit codes: 0 the job has ended (see the termination message), 2 the configuration is wrong, 4 a newer incarnation of
+this shard exists, 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -58,35 +58,35 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 TICK_SECONDS = 0.25
 LINGER_SECONDS = 10.0
-"""How long after the job's end workers may still ask and learn of it."""
+"""How long workers can still learn that the job has ended."""
 RETRY_SECONDS = 1.0
 OPEN_FILES = MAX_CONNECTIONS + CONTROL_CONNECTIONS + 1024
-"""Enough for the connections of a large job; the usual default is 1,024."""
+"""Enough for the connections of a large job; a common default is 1,024."""
 
 
 class ParameterServer:
-    """One shard and everything around it. `run` serves until the end and returns the exit code."""
+    """One shard with its servers and, on shard 0, the coordinator. `run` returns the exit code."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         self._stop = threading.Event()
         self._fenced: Fenced | None = None
-        self._restored = self._traced = False
+        self._restored = self._marked = False
         self._credentials = Credentials.load(config.secret_dir)
         storage = open_storage(config.storage_uri, config.job.prefix)
         self._store = SnapshotStore(storage)
         self._claim = Claim(storage, config.index, config.incarnation)
-        self._watch = Watch(self._claim, self._give_up)
-        # The pod's temporary folder may outlive the container. This file then shows that an earlier container had
-        # parameters: workers may hold copies, even before the first snapshot.
-        self._trace = (
+        self._watch = Watch(self._claim, self._on_fenced)
+        # The pod's temporary folder may outlive the container. If this file exists, an earlier container had
+        # parameters, and workers may have copies even before the first snapshot.
+        self._marker = (
             Path(tempfile.gettempdir()) / f"shoal-{config.job.uid}-{config.index}-{config.incarnation}"
         )
         self.shard = ShardStore(
             config.index,
             len(config.parameter_servers),
             config.incarnation,
-            follows=config.incarnation > 0 or self._trace.exists(),
+            follows=config.incarnation > 0 or self._marker.exists(),
             staleness=config.staleness,
         )
         self.desk: Desk | None = None
@@ -98,13 +98,13 @@ class ParameterServer:
                 self._store,
                 self._claim,
                 self._credentials,
-                fenced=self._give_up,
+                fenced=self._on_fenced,
             )
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Restore, serve, end."""
+        """Restore the shard, serve until the end, and return the exit code."""
         self._restore()
         address = self.config.parameter_servers[self.config.index]
         data = DataServer(
@@ -114,7 +114,9 @@ class ParameterServer:
             host=self.config.bind_host,
             port=address.data_port,
             tls=self.config.data_tls,
-            on_superseded=lambda epoch: self._give_up(Fenced(f"a worker knows epoch {epoch} of this shard")),
+            on_superseded=lambda epoch: self._on_fenced(
+                Fenced(f"a worker has connected to epoch {epoch} of this shard")
+            ),
         )
         desk = self.desk
         control = ControlServer(
@@ -131,7 +133,9 @@ class ParameterServer:
         if desk:
             serve_metrics(desk.status, self.config.bind_host, METRICS_PORT)
             desk.start(follows=self.shard.follows or self._restored)
-        log.info("shard %d epoch %d serves on port %d", self.config.index, self.config.incarnation, data.port)
+        log.info(
+            "serving shard %d, epoch %d, on port %d", self.config.index, self.config.incarnation, data.port
+        )
         try:
             return self._serve()
         finally:
@@ -142,19 +146,19 @@ class ParameterServer:
             control.close()
 
     def stop(self) -> None:
-        """Take a last snapshot and end."""
+        """Make `run` take a final snapshot and return."""
         self._stop.set()
 
     def _serve(self) -> int:
         ended_at: float | None = None
         reported = self.config.index == 0 or not (self.shard.follows or self._restored)
         while not self._stop.wait(TICK_SECONDS):
-            self._leave_trace()
+            self._create_marker()
             if self._fenced is not None:
                 log.error("fenced: %s", self._fenced)
                 return EXIT_FENCED
             if not reported and self.shard.state is State.READY:
-                reported = self._tell_ready()
+                reported = self._report_ready()
             if self.desk is None:
                 continue
             coordinator = self.desk.coordinator
@@ -164,48 +168,50 @@ class ParameterServer:
                 ended_at = now if ended_at is None else ended_at
                 if not coordinator.members.present() or now - ended_at > LINGER_SECONDS:
                     return self._ended(coordinator.finished)
-        self._last_snapshot()
-        self._trace.unlink(missing_ok=True)  # the last snapshot holds all
+        self._final_snapshot()
+        self._marker.unlink(missing_ok=True)  # the final snapshot is complete
         return EXIT_DRAINED
 
-    def _leave_trace(self) -> None:
-        if not self._traced and self.shard.state is State.READY:
-            self._traced = True
+    def _create_marker(self) -> None:
+        if not self._marked and self.shard.state is State.READY:
+            self._marked = True
             with contextlib.suppress(OSError):
-                self._trace.touch()
+                self._marker.touch()
 
     def _ended(self, message: TerminationMessage) -> int:
         write_termination(message)
-        self._trace.unlink(missing_ok=True)
+        self._marker.unlink(missing_ok=True)
         log.info("the job has ended: %s: %s", message.outcome.value, message.message)
         return EXIT_OK
 
-    def _last_snapshot(self) -> None:
+    def _final_snapshot(self) -> None:
         if self.desk is None:
             return
         self.desk.snapshotter.stop()
         try:
             if (manifest := self.desk.snapshotter.take()) is not None:
-                log.info("stopping: snapshot %d is the last", manifest.number)
+                log.info("stopping: wrote final snapshot %d", manifest.number)
         except (TrainerError, OSError) as error:
-            log.warning("stopping: no last snapshot could be taken: %s", error)
+            log.warning("stopping: cannot take a final snapshot: %s", error)
         except Exception:
-            log.exception("stopping: no last snapshot could be taken")
+            log.exception("stopping: cannot take a final snapshot")
 
-    # --- the beginning --------------------------------------------------------------------------------------------
+    # --- starting -------------------------------------------------------------------------------------------------
 
     def _restore(self) -> None:
         desk = self.desk
-        self._patiently(self._claim.make)
-        if desk is not None and (message := self._patiently(desk.artefacts.published)):
+        self._when_reachable(self._claim.make)
+        if desk is not None and (message := self._when_reachable(desk.artefacts.published)):
             desk.coordinator.end(message)
             return
         index, shards = self.config.index, len(self.config.parameter_servers)
-        found = self._patiently(lambda: self._store.load_settled(index, shards))
+        found = self._when_reachable(lambda: self._store.load_settled(index, shards))
         if found is not None:
             manifest, copy = found
             if manifest.epoch > self.config.incarnation and index == 0:
-                raise Fenced(f"the storage holds a snapshot of epoch {manifest.epoch}")
+                raise Fenced(
+                    f"the storage has a snapshot of epoch {manifest.epoch}, this is {self.config.incarnation}"
+                )
             self.shard.restore(copy)
             self._restored = True
             if desk is not None:
@@ -218,48 +224,48 @@ class ParameterServer:
         if initial is None:
             return
         other = SnapshotStore(open_storage(initial.uri))
-        begun = self._patiently(lambda: other.load_newest(index, shards))
-        if begun is None:
+        loaded = self._when_reachable(lambda: other.load_newest(index, shards))
+        if loaded is None:
             raise UserError(
-                f"spec.training.initialFrom.uri {initial.uri} holds no complete snapshot: give the folder of a run, "
+                f"spec.training.initialFrom.uri {initial.uri} has no complete snapshot. Set it to the folder of a run, "
                 "<storage>/<namespace>/<job>/<uid>."
             )
-        manifest, copy = begun
+        manifest, copy = loaded
         self.shard.restore(copy, other_run=True, weights_only=initial.weights_only)
         if desk is not None and not initial.weights_only:
             desk.coordinator.load(manifest.ledger, other_run=True)
-        log.info("begins with snapshot %d of %s", manifest.number, initial.uri)
+        log.info("starting from snapshot %d of %s", manifest.number, initial.uri)
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """The result of `call`, as soon as the storage answers."""
+    def _when_reachable(self, call: Callable[[], T]) -> T:
+        """The result of `call`; retried until the storage is reachable."""
         return until_reachable(call, self._stop, "the storage", longest=RETRY_SECONDS)
 
-    def _tell_ready(self) -> bool:
-        """Tell the coordinator that this restarted shard is READY; returns whether it answered."""
+    def _report_ready(self) -> bool:
+        """Report to the coordinator that this restarted shard is READY; returns whether it answered."""
         client = ShardControl(self.config.parameter_servers[0], self._credentials, timeout=2.0)
         try:
             client.shard_ready(self.config.index, self.config.incarnation)
         except TrainerError as error:
-            log.debug("the coordinator does not know yet that this shard is ready: %s", error)
+            log.debug("cannot report to the coordinator that this shard is ready: %s", error)
             return False
         finally:
             client.close()
         return True
 
-    def _give_up(self, error: Fenced) -> None:
+    def _on_fenced(self, error: Fenced) -> None:
         self._fenced = error
 
 
 def allow_open_files(wanted: int = OPEN_FILES) -> None:
-    """Raise this process's limit of open files, as far as the system allows."""
+    """Raise this process's limit of open files to `wanted`, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def main() -> int:
-    """Serve the shard that `$SHOAL_CONFIG` describes; returns the exit code."""
+    """Serve the shard of the configuration in `$SHOAL_CONFIG`; returns the exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )

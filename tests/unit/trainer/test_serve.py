@@ -1,4 +1,4 @@
-"""The parameter server's process without its sockets: restarts, replacement, and uploads of the model."""
+"""The parameter server process without sockets: restarts, replacement, and uploads of the model."""
 
 import tempfile
 
@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path):
-    """Parameter server 0 of a job that has trained its only pass, of two samples."""
+    """Parameter server 0 of a job that has trained its only epoch, of two samples."""
     server = ParameterServer(config(tmp_path))
     server.shard.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
@@ -70,11 +70,11 @@ def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
     done = TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
-    def away(*_):
-        raise Unreachable("the storage is away")
+    def unreachable(*_):
+        raise Unreachable("the storage is unreachable")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStorage, "create", away)
+        patched.setattr(LocalStorage, "create", unreachable)
         with pytest.raises(Unreachable):
             server.desk.task_done(done)
     assert server.desk.coordinator.finished is None
@@ -107,22 +107,22 @@ def test_upload_of_a_replaced_worker_overwrites_nothing(server):
 @pytest.mark.parametrize("incarnation", [0, 1])
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, incarnation, weights_only):
-    """It may not be the first server of its run, which has no snapshot of its own yet."""
+    """The run has no snapshot of its own yet, but this may not be its first server."""
     assert server.desk.snapshotter.take() is not None
     other = InitialFrom(uri=(tmp_path / "storage" / "n" / "j" / "u").as_uri(), weights_only=weights_only)
-    begun = ParameterServer(config(tmp_path, uid="v", incarnation=incarnation, initial_from=other))
-    begun._restore()
-    assert begun.shard.state is State.RECOVERING
-    assert begun.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
-    assert begun.desk.coordinator.gathering == (incarnation > 0)
-    assert (begun.desk.coordinator.ledger is None) == weights_only
+    started = ParameterServer(config(tmp_path, uid="v", incarnation=incarnation, initial_from=other))
+    started._restore()
+    assert started.shard.state is State.RECOVERING
+    assert started.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
+    assert started.desk.coordinator.gathering == (incarnation > 0)
+    assert (started.desk.coordinator.ledger is None) == weights_only
 
 
 def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_path):
     # OOM-killed: a new worker's initial values must not replace a copy of the trained parameters.
     copy = aligned(4)
     answer = server.shard.pull(0, copy)
-    server._leave_trace()
+    server._create_marker()
     again = ParameterServer(config(tmp_path))
     again._restore()
     again.shard.connect(1, 0)
@@ -141,7 +141,7 @@ def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_p
 
 def test_first_server_of_a_run_does_not_wait_for_workers(server, tmp_path):
     assert not ParameterServer(config(tmp_path, uid="another")).shard.follows
-    server._leave_trace()
+    server._create_marker()
     assert ParameterServer(config(tmp_path)).shard.follows
     server.stop()
     server._serve()  # drained: it exits without an error
@@ -189,7 +189,7 @@ def test_replaced_server_does_not_restart_in_place(server, tmp_path):
     assert successor_of(tmp_path)._watch.look()  # the newest server may restart
 
 
-def test_any_replaced_shard_exits(tmp_path):
+def test_replaced_shard_other_than_0_exits(tmp_path):
     older = [ParameterServer(config(tmp_path, index=index, shards=2)) for index in (0, 1)]
     for one in older:
         one._restore()
@@ -201,11 +201,11 @@ def test_any_replaced_shard_exits(tmp_path):
 def test_unreachable_storage_fences_no_server(server, tmp_path, monkeypatch):
     successor_of(tmp_path)
 
-    def away(*_):
-        raise Unreachable("the storage is away")
+    def unreachable(*_):
+        raise Unreachable("the storage is unreachable")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStorage, "names", away)
+        patched.setattr(LocalStorage, "names", unreachable)
         assert server._watch.look()
     assert server._fenced is None
     assert not server._watch.look()
@@ -254,8 +254,8 @@ def test_server_replaced_during_an_upload_overwrites_nothing(server, tmp_path):
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
 
 
-def test_successor_that_finds_the_model_ends_with_it(server, tmp_path):
-    """Its predecessor checked its claim just before the successor started, and published just after."""
+def test_successor_that_finds_a_published_model_finishes(server, tmp_path):
+    """The predecessor checked its claim just before the successor started, and published just after."""
     assert server.desk.snapshotter.take() is not None
     token, _ = exported(server)
     server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))

@@ -1,4 +1,4 @@
-"""Errors of other processes do not end a parameter server."""
+"""A parameter server survives errors of other processes."""
 
 import tempfile
 
@@ -53,11 +53,11 @@ def test_coordinator_that_refuses_the_ready_message_is_asked_again(server, monke
 
     monkeypatch.setattr(serve, "ShardControl", Control)
     made = server(1)
-    assert [made._tell_ready(), made._tell_ready()] == [False, True]
+    assert [made._report_ready(), made._report_ready()] == [False, True]
 
 
-def test_last_snapshot_that_fails_unexpectedly_is_logged(server, monkeypatch, caplog):
+def test_final_snapshot_that_fails_unexpectedly_is_logged(server, monkeypatch, caplog):
     made = server(0)
     monkeypatch.setattr(made.desk.snapshotter, "take", lambda: 1 / 0)
-    made._last_snapshot()
-    assert "no last snapshot could be taken" in caplog.text
+    made._final_snapshot()
+    assert "cannot take a final snapshot" in caplog.text
