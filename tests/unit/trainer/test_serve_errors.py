@@ -36,7 +36,7 @@ def server(tmp_path, monkeypatch):
     return make
 
 
-def test_coordinator_that_refuses_the_ready_message_is_asked_again(server, monkeypatch):
+def test_refused_ready_report_is_sent_again(server, monkeypatch):
     """During a key rotation PS 0 may not know this server's key yet."""
     answers = [Unauthorized("no valid token for this job"), None]
 
@@ -52,12 +52,12 @@ def test_coordinator_that_refuses_the_ready_message_is_asked_again(server, monke
             pass
 
     monkeypatch.setattr(serve, "ShardControl", Control)
-    made = server(1)
-    assert [made._report_ready(), made._report_ready()] == [False, True]
+    started = server(1)
+    assert [started._report_ready(), started._report_ready()] == [False, True]
 
 
-def test_final_snapshot_that_fails_unexpectedly_is_logged(server, monkeypatch, caplog):
-    made = server(0)
-    monkeypatch.setattr(made.desk.snapshotter, "take", lambda: 1 / 0)
-    made._final_snapshot()
+def test_unexpected_error_in_the_final_snapshot_is_logged(server, monkeypatch, caplog):
+    started = server(0)
+    monkeypatch.setattr(started.desk.snapshotter, "take", lambda: 1 / 0)
+    started._final_snapshot()
     assert "cannot take a final snapshot" in caplog.text
