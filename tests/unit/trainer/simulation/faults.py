@@ -1,6 +1,6 @@
-"""What happens to a job at random: snapshots, and faults of workers, of the storage and of parameter servers.
+"""Random events of a simulated job: snapshots, and faults of workers, the storage and parameter servers.
 
-The order of the random draws is part of what a seed means: a change of it turns every seed into another run.
+A change in the order of the random draws changes the run of every seed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tests.unit.trainer.simulation.server import Server
 
 
 class Faults:
-    """`rate` and `ps_rate` scale how often faults occur, in general and of parameter servers.
+    """Draws faults. `rate` scales the frequency of all faults, `ps_rate` that of losses of parameter servers.
 
-    `safe`: no worker is lost, and a server at most once. `survival`: how often a replaced server lives on, reachable
-    over the connections that it had.
+    `safe`: no worker is lost, and at most one server. `survival`: the probability that a replaced server keeps running,
+    reachable over its open connections.
     """
 
     def __init__(self, world, rate, ps_rate, *, safe, survival):
@@ -30,7 +30,7 @@ class Faults:
         self.had_parameters = [False] * world.shards
         self.restarts_at = [math.inf] * world.shards
         self.diverged_after = None
-        """The snapshot that the last diverged step followed."""
+        """The newest snapshot when a step last diverged."""
         self.events = (
             (0.004, self.take_snapshot),
             (0.001, self.kill_worker),
@@ -40,15 +40,15 @@ class Faults:
             (0.001, self.toggle_storage),
             (0.001 * ps_rate, self.lose_servers),
         )
-        """With the probability of each in one turn at `rate` 1. An event returns whether it was possible."""
+        """(probability per turn at `rate` 1, event). An event returns whether it was possible."""
 
     def stop(self):
-        """From now on nothing fails."""
+        """Stop all faults."""
         self.rate = self.ps_rate = self.world.loss = 0.0
-        self.world.storage.away = False
+        self.world.storage.down = False
 
     def turn(self):
-        """Restart a server that is due, or let at most one event happen."""
+        """Restart a server that is due, or trigger at most one event."""
         roll = self.random.random() / max(1e-9, self.rate)
         if self.restart_server():
             return
@@ -75,11 +75,12 @@ class Faults:
                 server.fenced(error)
         return True
 
-    def live_workers(self):
+    def faulty_workers(self):
+        """The running workers to which a fault may happen."""
         return [worker for worker in self.world.slots.values() if worker.end is None and not self.safe]
 
     def kill_worker(self):
-        if workers := self.live_workers():
+        if workers := self.faulty_workers():
             self.kills += 1
             worker = self.random.choice(workers)
             worker.killed = True
@@ -87,29 +88,29 @@ class Faults:
         return bool(workers)
 
     def drain_worker(self):
-        if workers := self.live_workers():
+        if workers := self.faulty_workers():
             self.random.choice(workers).drain.set()
         return bool(workers)
 
     def cut_off_worker(self):
-        if workers := self.live_workers():
+        if workers := self.faulty_workers():
             until = self.world.now + self.random.expovariate(1 / 4)
             self.random.choice(workers).exchange.cut_until = until
         return bool(workers)
 
     def replace_worker(self):
-        """Start a successor while the worker lives on behind a half-open connection."""
-        if workers := self.live_workers():
+        """Start a successor while the worker keeps running behind a half-open connection."""
+        if workers := self.faulty_workers():
             worker = self.random.choice(workers)
             self.world.start(worker.slot, worker.incarnation + 1)
         return bool(workers)
 
     def makes_step_diverge(self):
-        """Whether a step becomes non-finite; the limit of rollbacks in a row is never reached."""
+        """Whether a step becomes non-finite; never so often that the limit of consecutive rollbacks is reached."""
         world = self.world
         if world.server is None or self.random.random() > 0.003 * self.rate or world.interleaving:
             return False
-        found = None if world.storage.away else world.server.store.load_newest(0, world.shards)
+        found = None if world.storage.down else world.server.store.load_newest(0, world.shards)
         if found is None or found[0].number == self.diverged_after:
             return False
         if not found[0].ledger or found[0].ledger.get(IN_A_ROW):
@@ -120,11 +121,11 @@ class Faults:
     # --- storage and parameter servers
 
     def toggle_storage(self):
-        self.world.storage.away = not self.world.storage.away
+        self.world.storage.down = not self.world.storage.down
         return True
 
     def restart_server(self):
-        """Restart one server that is due: in place, or in another pod under the next epoch."""
+        """Restart one server that is due: in place, or in another pod with the next epoch."""
         world = self.world
         due = [
             i for i, server in enumerate(world.servers) if server is None and world.now >= self.restarts_at[i]
@@ -132,7 +133,7 @@ class Faults:
         if not due:
             return False
         index = due[0]
-        world.storage.away = False
+        world.storage.down = False
         survived = any(server.index == index for server in world.cut_off)
         in_place = self.random.random() < 0.4 and not survived
         world.epochs[index] += not in_place
@@ -154,7 +155,7 @@ class Faults:
         return True
 
     def lose_during_call(self):
-        """Perhaps lose a shard other than 0 while shard 0 calls it."""
+        """Maybe lose a shard other than 0 while shard 0 calls it."""
         if self.may_lose() and self.random.random() < 0.01 * self.ps_rate:
             self.lose(self.random.randrange(1, self.world.shards))
 
@@ -167,7 +168,7 @@ class Faults:
         if server is None:
             return
         self.ps_losses += 1
-        world.storage.away = False
+        world.storage.down = False
         self.had_parameters[index] |= server.shard.state is State.READY
         if self.survival and self.random.random() < self.survival:
             world.cut_off.append(server)

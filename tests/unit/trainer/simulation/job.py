@@ -1,22 +1,22 @@
-"""The simulated job: its size, and a model whose parameters count.
+"""The simulated job: its size, and a model whose parameters are counters.
 
-The "gradient" of a batch is 1 at each of its samples, so the parameters say how often each sample of each pass was
-applied. With several shards, each shard has such counters, and one more for each step that a worker computed: they say
-which steps are in some of the shards only.
+The update of a batch is 1 at each of its samples, so the parameters count how often each sample of each epoch was
+applied. With several shards, each shard has these counters, and one per computed step, which shows the steps that only
+some shards contain.
 """
 
 from shoal_trainer.ps.layout import GRAIN
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig
 
-SAMPLES, BATCH, PASSES = 96, 2, 2
+SAMPLES, BATCH, EPOCHS = 96, 2, 2
 MODEL_FILE = "model/manifest.json"
 STEPS_AT = 1024
-"""Where the step counters begin in each shard."""
+"""The index of the first step counter in each shard."""
 
 
 def model(shards):
-    """The counters; with several shards, one part of the size that `bounds` makes for each."""
-    parameters = SAMPLES * PASSES if shards == 1 else shards * GRAIN
+    """The model; with several shards, one grain per shard."""
+    parameters = SAMPLES * EPOCHS if shards == 1 else shards * GRAIN
     return ModelSpec(
         fingerprint="0" * 64,
         parameters=parameters,

@@ -1,4 +1,4 @@
-"""A worker's calls over a simulated network: a request may be lost, or its answer, or it may arrive twice."""
+"""A worker's calls over a simulated network, which loses requests and answers, and duplicates requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal_trainer.wire.messages import AnswerMeta, Pulled, PushMeta, Welcome, d
 
 
 class Answer:
-    """A future that makes its call when its result is read."""
+    """A future that makes its call when its result is requested."""
 
     def __init__(self, call):
         self._call = call
@@ -65,27 +65,27 @@ class Exchange:
         connected = self.connected[index] and self.servers[index] in world.cut_off and not anew
         server = self.servers[index] if connected else world.servers[index]
         if server is None or world.clock() < self.cut_until or world.random.random() < world.loss:
-            raise Unreachable("lost")
+            raise Unreachable("the request is lost")
         if expected is not None and expected is not server:
-            raise Unreachable("the connection ended with its server")
+            raise Unreachable("the connection was closed by its server")
         answer = request(server)
         if world.random.random() < world.loss:
             with contextlib.suppress(Unreachable):
-                request(server)  # it arrives twice
+                request(server)  # a duplicate
         if world.random.random() < world.loss:
             raise Unreachable("the answer is lost")
         return answer
 
     def disconnect(self, index=None):
-        for at in range(self.world.shards) if index is None else (index,):
-            if self.connected[at] and self.servers[at] is not None:
-                self.servers[at].shard.disconnect(self.worker.slot)
-            self.connected[at] = False
+        for i in range(self.world.shards) if index is None else (index,):
+            if self.connected[i] and self.servers[i] is not None:
+                self.servers[i].shard.disconnect(self.worker.slot)
+            self.connected[i] = False
 
     def connect(self, copy):
         def connect_all():
             welcomes = []
-            for index in range(self.world.shards):  # a shard gets the copy although another is unreachable
+            for index in range(self.world.shards):  # reachable shards get the copy even if others are not
                 with contextlib.suppress(Unreachable):
                     welcomes.append(
                         self.call(lambda server: self._hello(server, copy), index=index, anew=True)
@@ -130,7 +130,7 @@ class Exchange:
         return Answer(lambda: Welcome(tuple(self._on_all(hello))))
 
     def pull(self, out, idle=False, exact=False):
-        del exact  # there is one encoding here
+        del exact  # the simulation has one encoding
 
         def pull_part(server, part):
             boot = self.boots[server.shard.index]
@@ -156,7 +156,7 @@ class Exchange:
         return future
 
     def push_delta(self, delta, out, push, *, scale, merge):
-        del scale, merge  # a local step counts as a whole one here
+        del scale, merge  # local steps count fully in the simulation
         return Answer(lambda: self._push(delta, out, push))
 
     def _push(self, update, out, push):
@@ -170,7 +170,7 @@ class Exchange:
         return self._pulled(self._on_all(apply))
 
     def _on_all(self, request):
-        """Send the same request to every shard. After a failure it may or may not reach the shards that follow."""
+        """Send a request to every shard. After a failure it may or may not reach the following shards."""
         world, answers, failed = self.world, [], None
         for index, (low, high) in enumerate(world.bounds):
             part = slice(low, high)

@@ -15,12 +15,12 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
-from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, PASSES, SAMPLES, model
+from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, SAMPLES, model
 from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
 
 
 class RemoteShard:
-    """Another shard, as the coordinator calls it."""
+    """The coordinator's client of another shard."""
 
     def __init__(self, world, index):
         self.world, self.index = world, index
@@ -39,11 +39,11 @@ class RemoteShard:
         return write_part(server.shard, server.store, request)
 
     def _server(self):
-        """A connection outlives the server's replacement for as long as the old server lives."""
+        """A connection stays open while its server runs, even after the server was replaced."""
         if self.connected not in self.world.cut_off:
             self.connected = self.world.servers[self.index]
         if self.connected is None:
-            raise Unreachable("it is away")
+            raise Unreachable("the shard is down")
         return self.connected
 
 
@@ -94,13 +94,13 @@ class Server:
             self.coordinator.end(world.final.coordinator.finished)
 
     def fenced(self, error):
-        """The storage holds the claim of a newer incarnation."""
+        """A newer incarnation has claimed the shard."""
         if self not in self.world.cut_off:
             raise AssertionError(f"the newest server {self.index} was fenced: {error}")
         self.world.cut_off.remove(self)
 
     def look(self):
-        """Check for a newer incarnation, as `Watch` does."""
+        """Check for a newer incarnation, like `Watch`."""
         self.looks_at = self.world.now + LOOK_SECONDS
         try:
             self.claim.check()
@@ -110,18 +110,18 @@ class Server:
             self.fenced(error)
 
     def roll_back(self, generation):
-        """Follow the rollback of the job to `generation`; for shards other than 0."""
+        """Roll back to the snapshot of `generation`, on shards other than 0."""
         found = self.store.load_newest(self.index, self.shard.shards)
         if found is None or found[0].generation < generation:
-            raise Unreachable("the storage does not show that snapshot yet")
+            raise Unreachable("the storage does not list that snapshot yet")
         self.shard.roll_back(found[1])
 
 
 def another_run(shards):
-    """The store of a run that trained nothing, so that a run that begins with it counts only its own samples."""
+    """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
         boots=0, shards=shards, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None, servers=[],
-        cut_off=(), interleave=lambda: None, stop_after=StopAfter(epochs=PASSES),
+        cut_off=(), interleave=lambda: None, stop_after=StopAfter(epochs=EPOCHS),
     )  # fmt: skip
     world.servers += [Server(world, index, 0) for index in range(shards)]
     for server in world.servers:

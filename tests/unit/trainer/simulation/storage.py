@@ -1,4 +1,4 @@
-"""A storage in memory that can be unreachable, and an executor that writes to it in the caller's thread."""
+"""An in-memory storage that can become unreachable, and an executor that runs calls in the caller's thread."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from shoal_trainer.errors import Unreachable
 
 
 class MemoryStorage:
-    """A storage in memory. While `away` is set, every call raises Unreachable."""
+    """A storage in memory. While `down` is set, every call raises Unreachable."""
 
     uri = "memory://run"
 
     def __init__(self):
         self.files = {}
-        self.away = False
+        self.down = False
 
     def _check(self):
-        if self.away:
-            raise Unreachable("the storage is away")
+        if self.down:
+            raise Unreachable("the storage is down")
 
     def write(self, name, chunks):
         self._check()

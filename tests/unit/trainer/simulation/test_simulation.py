@@ -1,4 +1,4 @@
-"""Seeded faults against the real state machines: every run keeps the promises about its data."""
+"""Seeded faults against the real state machines: every run keeps the data guarantees."""
 
 import os
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from shoal_trainer.coordinator import report
-from tests.unit.trainer.simulation.job import PASSES, SAMPLES, STEPS_AT
+from tests.unit.trainer.simulation.job import EPOCHS, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.server import another_run
 from tests.unit.trainer.simulation.world import World
 
 SEEDS = int(os.environ.get("SHOAL_SEEDS", "500"))
 CHUNKS = max(20, SEEDS // 100)
-"""Tests that share the seeds, so that each ends within its timeout."""
+"""The seeds are split into this many tests, so that each ends within its timeout."""
 
 
 def parameters(world, index):
@@ -27,12 +27,12 @@ def parameters(world, index):
 
 
 def counts(world):
-    """How often each sample of each pass is in the final parameters."""
-    return parameters(world, 0)[: SAMPLES * PASSES]
+    """How often each sample of each epoch is in the final parameters."""
+    return parameters(world, 0)[: SAMPLES * EPOCHS]
 
 
 def check_partial(world, context):
-    """The samples that only some shards have are those that were counted."""
+    """Check that exactly the samples in some shards only were counted as partial."""
     shards = [parameters(world, index) for index in range(world.shards)]
     steps = np.array([shard[STEPS_AT : STEPS_AT + world.steps] for shard in shards])
     assert steps.max() == 1, context
@@ -93,7 +93,7 @@ def test_samples_in_some_shards_only_are_counted(chunk):
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.timeout(600)
 def test_job_ends_after_the_last_fault(chunk):
-    """No later fault can repair what an earlier one left behind."""
+    """No later fault hides the damage of an earlier one."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
         faults, shards = (1.0, 2.0, 4.0)[seed % 3], (1, 1, 2, 3)[seed % 4]
         world = World(seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 8, shards=shards)
@@ -104,8 +104,8 @@ def test_job_ends_after_the_last_fault(chunk):
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.timeout(600)
-def test_replaced_server_that_lives_on_corrupts_no_data(chunk):
-    """Its workers stay connected to it until it finds its successor's claim in the storage."""
+def test_replaced_server_that_keeps_running_corrupts_no_data(chunk):
+    """Its workers stay connected until it finds its successor's claim in the storage."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
         shards = (1, 1, 2, 3)[seed % 4]
         world = World(seed, workers=1 + seed % 5, ps_faults=2 + 2 * (seed % 4), shards=shards, survival=0.7)
@@ -129,14 +129,14 @@ def test_same_seed_gives_the_same_run():
 def test_run_without_faults_wastes_no_step():
     world = World(1, faults=0.0, ps_faults=0)
     world.run()
-    assert world.steps == SAMPLES * PASSES / 2
+    assert world.steps == SAMPLES * EPOCHS / 2
     assert world.final.coordinator.counters.wasted_steps == 0
     assert np.all(counts(world) == 1)
 
 
 @pytest.mark.parametrize("chunk", range(8))
 def test_leases_in_lost_answers_do_not_block_the_end(chunk):
-    """No worker is lost here, so no worker's end frees a lease that no worker knows."""
+    """No worker is lost, so an unknown lease is not released by the end of its worker."""
     for seed in range(chunk, SEEDS // 5, 8):
         world = World(seed, workers=1 + seed % 3, faults=1.0, ps_faults=8, safe=True)
         world.loss = 0.02

@@ -26,11 +26,11 @@ from tests.unit.trainer.simulation.network import Drain, Exchange
 
 
 class Killed(BaseException):
-    """The worker's machine is gone."""
+    """The worker was killed."""
 
 
 class Worker:
-    """One incarnation of one slot; it is also the loop's feed and coordinator."""
+    """One incarnation of one slot; also the feed and the coordinator client of its loop."""
 
     def __init__(self, world, slot, incarnation):
         self.world, self.slot, self.incarnation = world, slot, incarnation
@@ -61,7 +61,7 @@ class Worker:
         self.thread.start()
 
     def _record_epochs(self):
-        """Keep in `epoch` the pass of the item that the loop works on: a batch does not say it."""
+        """Record the epoch of the current item in `epoch`: batches do not contain it."""
         train, alone, take = self.loop._train, self.loop._step_alone, self.loop._take
 
         def recording(function):
@@ -110,7 +110,7 @@ class Worker:
     # --- as `Feed`
 
     def start(self):
-        """From now on one lease at most is read ahead."""
+        """Start to read ahead, at most one lease."""
         self.reading = True
 
     def stop(self):
@@ -208,7 +208,7 @@ class Worker:
         self.exchange.call(send)
 
     def finished(self):
-        """A heartbeat may have learned it since the job has finished."""
+        """Whether a heartbeat has learned that the job has finished."""
         server = self.world.server
         over = server is not None and server.coordinator.finished is not None
         return over and self.world.random.random() < 0.1

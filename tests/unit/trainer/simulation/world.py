@@ -1,7 +1,7 @@
-"""A job in virtual time: the real worker loop, shard, coordinator and snapshots; a simulated network and scheduler.
+"""A job in virtual time: real worker loops, shards, coordinator and snapshots; simulated network and scheduler.
 
-Each worker's loop has its own thread, but only one thread runs at a time: it runs until it touches the network, and
-then the scheduler chooses the next one. All random draws come from one seed, so the same seed gives the same run.
+Each worker's loop has a thread, but only one thread runs at a time, until it uses the network; then the scheduler
+chooses the next one. All random draws come from one seed, so the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.shard import State
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
-from tests.unit.trainer.simulation.job import PASSES, model
+from tests.unit.trainer.simulation.job import EPOCHS, model
 from tests.unit.trainer.simulation.server import Server
 from tests.unit.trainer.simulation.storage import MemoryStorage
 from tests.unit.trainer.simulation.worker import Killed, Worker
 
 
 class World:
-    """Runs a job to its end under the faults that `seed` draws.
+    """Runs a job to its end, with random faults from `seed`.
 
-    `faults`, `ps_faults`, `safe` and `survival` are those of `Faults`. `begins_with`: the snapshots of another run.
-    `steps`: training stops after as many.
+    `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: the snapshots of another run. `steps`:
+    training stops after this many.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class World:
         self.loss = 0.01 * faults * self.random.random()
         self.storage = MemoryStorage()
         self.begins_with = begins_with
-        self.stop_after = StopAfter(epochs=PASSES, steps=steps)
+        self.stop_after = StopAfter(epochs=EPOCHS, steps=steps)
         self.shards, self.model = shards, model(shards)
         self.bounds = bounds(self.model.size, shards)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
@@ -57,27 +57,27 @@ class World:
         """Released by a worker's thread when it stops running."""
         self.scheduler = threading.current_thread()
         self.interleaving = False
-        """Whether workers run in the middle of a call of shard 0."""
+        """Whether workers run during a call of shard 0."""
         self.wakes_at = {}
         self.steps = 0
         self.covers = []
-        """The samples of each step, as (pass, position)."""
+        """The samples of each step, as (epoch, position)."""
         self.final = None
         """The server that published the model."""
         self.boots, self.epochs = 0, [0] * shards
         self.cut_off = []
-        """Servers that were replaced and live on."""
+        """Replaced servers that keep running."""
         self.servers = [None] * shards
         self.servers = [Server(self, index, 0) for index in range(shards)]
         self.slots = {}
         self.workers = []
-        """All incarnations; `slots` has the newest of each slot."""
+        """All incarnations; `slots` contains the newest of each slot."""
         for slot in range(workers):
             self.start(slot, 0)
 
     @property
     def server(self):
-        """Number 0, with the coordinator; None while it is lost."""
+        """Server 0, which runs the coordinator; None while it is lost."""
         return self.servers[0]
 
     def clock(self):
@@ -92,7 +92,7 @@ class World:
         self.workers.append(worker)
 
     def run(self, turns=60_000, calm_after=math.inf):
-        """Run until every slot has finished; after `calm_after` turns nothing fails.
+        """Run until every slot has finished, without faults after `calm_after` turns.
 
         Raises AssertionError if the job does not end within `turns`.
         """
@@ -114,14 +114,14 @@ class World:
                 worker.thread.join(5)
 
     def end(self):
-        """Restart every shard and count what is in some shards only, as the end of a job does."""
-        self.storage.away = False
+        """Restart every shard, and count the samples in some shards only, as at the end of a job."""
+        self.storage.down = False
         self.cut_off = [server for server in self.cut_off if server is self.final]
         for index in range(1, self.shards):
             if self.servers[index] is None:
                 self.servers[index] = Server(self, index, self.epochs[index] + 1)
             shard = self.servers[index].shard
-            if shard.state is not State.READY:  # no worker is left to connect or to initialize it
+            if shard.state is not State.READY:  # no worker is left to initialize it
                 shard.hello(0, 99, self.model)
                 self.now += 10.0
                 if shard.state is State.EMPTY:
@@ -153,14 +153,14 @@ class World:
             self.resume(self.random.choice(ready))
 
     def resume(self, worker):
-        """Let a worker run until it touches the network."""
+        """Let a worker run until it uses the network."""
         worker.resumed.release()
         if not self.yielded.acquire(timeout=20):
             name = f"worker {worker.slot}, incarnation {worker.incarnation}"
-            raise AssertionError(f"{name} does not stop running: {self.describe()}")
+            raise AssertionError(f"{name} does not yield: {self.describe()}")
 
     def interleave(self):
-        """While shard 0 calls another shard, workers run and shards are lost."""
+        """Run workers and lose shards while shard 0 calls another shard."""
         if threading.current_thread() is not self.scheduler:  # a worker's own request
             return
         self.interleaving = True
@@ -170,7 +170,7 @@ class World:
         self.faults.lose_during_call()
 
     def reconcile_shards(self):
-        """Shards that missed a rollback follow it, and the coordinator reconciles those that restarted."""
+        """Roll back shards that missed a rollback, and reconcile those that restarted."""
         for server in self.servers[1:]:
             if server is not None and server.shard.generation < self.server.shard.generation:
                 with contextlib.suppress(Unreachable):
