@@ -189,7 +189,7 @@ class ShardStore(WorkerRegistry):
             tau = max(0, self.version - base)
             exponent = EXPONENTS[self.staleness.policy]
             weight = model.optimizer.config.weight(meta.samples) / max(1, tau) ** exponent
-            non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, self.live_workers)
+            non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, self._members.live)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
             return self._applied(slot, incarnation, seq, base, tau, weight, meta, False)
 
@@ -381,7 +381,7 @@ class ShardStore(WorkerRegistry):
         if self.staleness.max is not None and self._members.has(slot):
             self._permits.pulled(slot, self.version)
         journal = self.journal.since(known)
-        meta = AnswerMeta(self.samples, self.live_workers, dict(self.applied), journal, self.stopped)
+        meta = AnswerMeta(self.samples, self._members.live, dict(self.applied), journal, self.stopped)
         return Answer(self.version, meta)
 
     def _check_size(self, values: Buffer) -> ModelState:
