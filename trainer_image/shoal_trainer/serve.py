@@ -101,7 +101,7 @@ class ParameterServer:
                 fenced=self._on_fenced,
             )
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Restore the shard, serve until the end, and return the exit code."""

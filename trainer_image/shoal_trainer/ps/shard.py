@@ -180,8 +180,8 @@ class ShardStore(WorkerRegistry):
     ) -> Answer:
         """Apply the mean gradient in `io` (or the step of a worker's optimizer), and write the parameters to `io`.
 
-        `base`: the version on which it was computed. A repeated `seq` is answered, but not applied again. `Fenced` for
-        a replaced worker, `Unreachable` as in `pull`.
+        `base`: the version on which it was computed. A repeated `seq` is answered, but not applied again.
+        `Fenced` for a replaced worker, `Unreachable` as in `pull`.
         """
         with self.lock:
             if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
@@ -220,8 +220,7 @@ class ShardStore(WorkerRegistry):
     def wait_ready(self, timeout: float) -> bool:
         """Wait until the shard is READY; False if it is not after `timeout` seconds.
 
-        A READY shard takes no lock here, so receiving a gradient does not wait for another one to be applied. Each
-        request checks the state again under the lock.
+        If READY, it takes no lock: a gradient can be received while another one is applied.
         """
         seen = self._state
         if seen is State.READY:
