@@ -105,7 +105,7 @@ class Job:
     def kill_server(self, index, meanwhile=lambda: None):
         """Stop it at once, call `meanwhile`, and start its successor."""
         server = self.servers[index]
-        server._give_up(Fenced("killed by the test"))
+        server._on_fenced(Fenced("killed by the test"))
         self.serving[index].join(30)
         meanwhile()
         self.start_server(index, server.config.incarnation + 1)
