@@ -87,7 +87,7 @@ class Job:
 
     def kill_server(self):
         """Stop it at once, without a last snapshot or a message."""
-        self.server._give_up(Fenced("killed by the test"))
+        self.server._on_fenced(Fenced("killed by the test"))
         self.serving.join(30)
         self.start_server(self.server.config.incarnation + 1)
 
