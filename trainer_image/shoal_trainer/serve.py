@@ -38,11 +38,11 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.coordinator.client import ShardControl
-from shoal_trainer.coordinator.desk import Desk
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
+from shoal_trainer.coordinator.service import CoordinatorService
 from shoal_trainer.errors import Fenced, TrainerError, UserError
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
@@ -89,9 +89,9 @@ class ParameterServer:
             follows=config.incarnation > 0 or self._trace.exists(),
             staleness=config.staleness,
         )
-        self.desk: Desk | None = None
+        self.desk: CoordinatorService | None = None
         if config.index == 0:
-            self.desk = Desk(
+            self.desk = CoordinatorService(
                 config,
                 self.shard,
                 storage,
