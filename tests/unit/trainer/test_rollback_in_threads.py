@@ -45,10 +45,10 @@ class Poisoned(Arrays):
 
 
 class Job:
-    """One run: parameter servers, and workers by slot, each in a thread. `doses`: how many batches to poison."""
+    """One run: parameter servers, and workers by slot, each in a thread. `bad_batches`: how many batches to poison."""
 
     def __init__(self, folder, shards=1, workers=2, steps_per_push=1):
-        self.folder, self.doses, self.errors = folder, 0, {}
+        self.folder, self.bad_batches, self.errors = folder, 0, {}
         self.poisoned = set()
         self.credentials = create_secret_dir(folder / "secret")
         self.lock = threading.Lock()
@@ -73,10 +73,10 @@ class Job:
             self.start_worker(slot)
 
     def bad(self, epoch, end):
-        """Whoever reads a poisoned batch, and however often: it may be read ahead and dropped with its lease."""
+        """Whether the batch is poisoned. It stays so, as it may be read again under another lease."""
         with self.lock:
-            if self.doses > 0:
-                self.doses -= 1
+            if self.bad_batches > 0:
+                self.bad_batches -= 1
                 self.poisoned.add((epoch, end))
             return (epoch, end) in self.poisoned
 
@@ -146,7 +146,7 @@ class Job:
         return self.servers[0].shard.samples
 
     def snapshot(self):
-        """Train for half a pass, take a snapshot, and train for half a pass."""
+        """Train for half an epoch, take a snapshot, and train for half an epoch."""
         begun = self.samples
         self.wait(lambda: self.samples > begun + SIZE // 2)
         manifest = self.servers[0].desk.snapshotter.take()
@@ -197,7 +197,7 @@ def exact(job, message):
 def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push):
     job = start(shards=shards, steps_per_push=steps_per_push)
     job.snapshot()
-    job.doses = 1
+    job.bad_batches = 1
     message = job.finish()
     status = job.servers[0].desk.coordinator.status()
     assert (status.rollbacks, message.data.lost, message.data.repeated) == (1, BATCH, 0)
@@ -210,7 +210,7 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
 def test_repeated_divergence_fails_the_job(start):
     job = start(workers=1)
     job.snapshot()
-    job.doses = 1 << 30
+    job.bad_batches = 1 << 30
     job.wait(lambda: job.errors)
     assert isinstance(job.errors[0], UserError)
     assert "rolled back 3 times" in str(job.errors[0])
@@ -220,7 +220,7 @@ def test_repeated_divergence_fails_the_job(start):
 
 def test_divergence_before_the_first_snapshot_fails_the_job(start):
     job = start(workers=1)
-    job.doses = 1
+    job.bad_batches = 1
     job.wait(lambda: job.errors)
     assert isinstance(job.errors[0], UserError)
     assert "no snapshot yet" in str(job.errors[0])
@@ -229,7 +229,7 @@ def test_divergence_before_the_first_snapshot_fails_the_job(start):
 def test_divergence_during_a_server_outage_rolls_back(start):
     job = start()
     job.snapshot()
-    job.kill_server(0, lambda: setattr(job, "doses", 1))
+    job.kill_server(0, lambda: setattr(job, "bad_batches", 1))
     message = job.finish()
     assert job.servers[0].desk.coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
@@ -240,7 +240,7 @@ def test_divergence_during_a_server_outage_rolls_back(start):
 def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job = start(shards=2)
     job.snapshot()
-    job.doses = 1
+    job.bad_batches = 1
     job.wait(lambda: [server.shard.generation for server in job.servers.values()] == [1, 1])
     job.wait(lambda: all(worker.loop._generation == 1 for worker, _ in job.workers.values()))
     job.kill_server(index)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 class Replaced(FakeCoordinator):
-    """Was started after the heartbeats had joined its predecessor: it gives no work before a join."""
+    """A coordinator that replaced the one that the heartbeats joined; it assigns no work before a join."""
 
     def next_work(self, generation=0):
         return super().next_work(generation) if self.joins else Idle(0.01)
