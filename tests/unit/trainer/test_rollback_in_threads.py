@@ -27,7 +27,7 @@ from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.coordination import ControlPlane
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-PASSES, BATCH, SIZE = 8, 16, 1024
+EPOCHS, BATCH, SIZE = 8, 16, 1024
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(SIZE, 8)).astype(np.float32)
 Y = (X.sum(1) > 0).astype(np.int64)
@@ -59,9 +59,9 @@ class Job:
             model=lambda: model(steps_per_push), data=data, on_nan="rollback", wire="fp32"
         )
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * shards)]
-        ports = [held.getsockname()[1] for held in sockets]
-        for held in sockets:
-            held.close()
+        ports = [listener.getsockname()[1] for listener in sockets]
+        for listener in sockets:
+            listener.close()
         self.shards = tuple(
             Shard(host="127.0.0.1", data_port=ports[2 * n], control_port=ports[2 * n + 1])
             for n in range(shards)
@@ -90,7 +90,7 @@ class Job:
             entrypoint="test:job",
             batch_size=BATCH,
             staleness=Staleness(),
-            stop_after=StopAfter(epochs=PASSES),
+            stop_after=StopAfter(epochs=EPOCHS),
             snapshot=SnapshotPolicy(every_seconds=3600),
             storage_uri=(self.folder / "storage").as_uri(),
             secret_dir=str(self.folder / "secret"),
@@ -188,7 +188,7 @@ def start(tmp_path, monkeypatch):
 
 def exact(job, message):
     """The samples match the counters, and the parameters are finite."""
-    assert message.samples + message.data.lost == PASSES * SIZE + message.data.repeated
+    assert message.samples + message.data.lost == EPOCHS * SIZE + message.data.repeated
     for server in job.servers.values():
         assert np.isfinite(server.shard.copy().arrays["parameters"]).all()
 
