@@ -345,9 +345,7 @@ class Coordinator(Record):
         now = self._clock()
         if self.ledger is not None:
             holders = {(lease.slot, lease.incarnation) for lease in self.ledger.leases.values()}
-            self._last_pushes = {
-                holder: now + self.members.get(*holder).silence_limit for holder in holders
-            }
+            self._last_pushes = {holder: now + self.members.get(*holder).silence_limit for holder in holders}
 
     def _awaits_last_pushes(self) -> bool:
         """Whether pushes from before the stop may still arrive, so that an evaluation would not match the export."""

@@ -92,7 +92,8 @@ class Upstream:
         paused, self._probed = versions == self._probed, versions
         if paused and versions != self._pulled.versions:
             self._refresh(idle=True)
-        self._outdated = True  # an idle worker has no permit (bounded staleness), so its next step starts with a pull
+        # Without a pull, the next step would have no permit (bounded staleness).
+        self._outdated = True
 
     def _refresh(self, *, idle: bool) -> None:
         """Pull the current parameters; no exchange may be in flight. `idle`: no step follows at once."""

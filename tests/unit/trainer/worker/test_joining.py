@@ -20,7 +20,7 @@ class Replaced(FakeCoordinator):
         return super().next_work(generation) if self.joins else Idle(0.01)
 
 
-def test_coordinator_replaced_while_worker_traces_is_joined_after_the_pull(tmp_path):
+def test_coordinator_replaced_while_worker_traces_is_joined(tmp_path):
     coordinator = Replaced(DATA.size, tasks=())
     servers = Servers(tmp_path / "secret", coordinator)
     training, config, drain, ends = job(), servers.config(), threading.Event(), []
