@@ -275,9 +275,9 @@ def _free_ports(count: int) -> Iterator[list[int]]:
     """Find free ports, all different; they are bound until the `with` block ends."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        yield [held.getsockname()[1] for held in sockets]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        yield [bound.getsockname()[1] for bound in sockets]
     finally:
-        for held in sockets:
-            held.close()
+        for bound in sockets:
+            bound.close()

@@ -38,11 +38,11 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.coordinator.client import ShardControl
-from shoal_trainer.coordinator.desk import Desk
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
+from shoal_trainer.coordinator.service import CoordinatorService
 from shoal_trainer.errors import Fenced, TrainerError, UserError
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
@@ -89,9 +89,9 @@ class ParameterServer:
             follows=config.incarnation > 0 or self._marker.exists(),
             staleness=config.staleness,
         )
-        self.desk: Desk | None = None
+        self.service: CoordinatorService | None = None
         if config.index == 0:
-            self.desk = Desk(
+            self.service = CoordinatorService(
                 config,
                 self.shard,
                 storage,
@@ -118,21 +118,21 @@ class ParameterServer:
                 Fenced(f"a worker has connected to epoch {epoch} of this shard")
             ),
         )
-        desk = self.desk
+        service = self.service
         control = ControlServer(
             self._credentials,
-            desk.handlers() if desk else Follower(self.shard, self._store).handlers(),
+            service.handlers() if service else Follower(self.shard, self._store).handlers(),
             host=self.config.bind_host,
             port=address.control_port,
-            status=desk.status if desk else None,
-            upload=desk.upload if desk else None,
+            status=service.status if service else None,
+            upload=service.upload if service else None,
         )
         data.start()
         control.start()
         self._watch.start()
-        if desk:
-            serve_metrics(desk.status, self.config.bind_host, METRICS_PORT)
-            desk.start(follows=self.shard.follows or self._restored)
+        if service:
+            serve_metrics(service.status, self.config.bind_host, METRICS_PORT)
+            service.start(follows=self.shard.follows or self._restored)
         log.info(
             "serving shard %d, epoch %d, on port %d", self.config.index, self.config.incarnation, data.port
         )
@@ -140,8 +140,8 @@ class ParameterServer:
             return self._serve()
         finally:
             self._watch.stop()
-            if desk:
-                desk.stop()
+            if service:
+                service.stop()
             data.close()
             control.close()
 
@@ -159,9 +159,9 @@ class ParameterServer:
                 return EXIT_FENCED
             if not reported and self.shard.state is State.READY:
                 reported = self._report_ready()
-            if self.desk is None:
+            if self.service is None:
                 continue
-            coordinator = self.desk.coordinator
+            coordinator = self.service.coordinator
             coordinator.tick()
             if coordinator.finished is not None:
                 now = time.monotonic()
@@ -185,11 +185,11 @@ class ParameterServer:
         return EXIT_OK
 
     def _final_snapshot(self) -> None:
-        if self.desk is None:
+        if self.service is None:
             return
-        self.desk.snapshotter.stop()
+        self.service.snapshotter.stop()
         try:
-            if (manifest := self.desk.snapshotter.take()) is not None:
+            if (manifest := self.service.snapshotter.take()) is not None:
                 log.info("stopping: wrote final snapshot %d", manifest.number)
         except (TrainerError, OSError) as error:
             log.warning("stopping: cannot take a final snapshot: %s", error)
@@ -199,10 +199,10 @@ class ParameterServer:
     # --- starting -------------------------------------------------------------------------------------------------
 
     def _restore(self) -> None:
-        desk = self.desk
+        service = self.service
         self._when_reachable(self._claim.make)
-        if desk is not None and (message := self._when_reachable(desk.artefacts.published)):
-            desk.coordinator.end(message)
+        if service is not None and (message := self._when_reachable(service.artefacts.published)):
+            service.coordinator.end(message)
             return
         index, shards = self.config.index, len(self.config.parameter_servers)
         found = self._when_reachable(lambda: self._store.load_settled(index, shards))
@@ -214,8 +214,8 @@ class ParameterServer:
                 )
             self.shard.restore(copy)
             self._restored = True
-            if desk is not None:
-                desk.coordinator.load(manifest.ledger)
+            if service is not None:
+                service.coordinator.load(manifest.ledger)
             log.info(
                 "restored snapshot %d: version %d, %d samples", manifest.number, copy.version, copy.samples
             )
@@ -232,8 +232,8 @@ class ParameterServer:
             )
         manifest, copy = loaded
         self.shard.restore(copy, other_run=True, weights_only=initial.weights_only)
-        if desk is not None and not initial.weights_only:
-            desk.coordinator.load(manifest.ledger, other_run=True)
+        if service is not None and not initial.weights_only:
+            service.coordinator.load(manifest.ledger, other_run=True)
         log.info("starting from snapshot %d of %s", manifest.number, initial.uri)
 
     def _when_reachable(self, call: Callable[[], T]) -> T:

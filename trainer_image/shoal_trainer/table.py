@@ -32,7 +32,7 @@ def render(
     head.add_row(
         Text(title, style="bold"),
         f"[b]{status.phase.value}[/b]",
-        f"epoch {current_pass(status)}{f'/{status.epochs_total}' if status.epochs_total else ''}",
+        f"epoch {current_epoch(status)}{f'/{status.epochs_total}' if status.epochs_total else ''}",
         f"step {status.step:,}",
         f"loss {number(status.loss, 4)}",
         f"{number(status.samples_per_second, 0)} samples/s",
@@ -74,13 +74,13 @@ def line(status: StatusReport | None) -> str:
         return "waiting for the coordinator"
     active = sum(1 for worker in status.workers if worker.state is WorkerState.ACTIVE)
     return (
-        f"{status.phase.value} epoch {current_pass(status)} step {status.step} loss {number(status.loss, 4)} "
+        f"{status.phase.value} epoch {current_epoch(status)} step {status.step} loss {number(status.loss, 4)} "
         f"{number(status.samples_per_second, 0)} samples/s, {active} workers, "
         f"{number(status.progress_percent, 0)} %, left {duration(status.remaining_seconds)}"
     )
 
 
-def current_pass(status: StatusReport) -> int:
+def current_epoch(status: StatusReport) -> int:
     """The number of the current epoch, from 1; the last one if all are done."""
     return min(status.epoch + 1, status.epochs_total or status.epoch + 1)
 

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.timeout(400),
 ]
-PASSES, BATCH, WORKERS = 8, 16, 3
+EPOCHS, BATCH, WORKERS = 8, 16, 3
 IMAGES, LABELS = load_digits(return_X_y=True)
 X, X_TEST, Y, Y_TEST = train_test_split(
     (IMAGES / 16).astype(np.float32), LABELS, test_size=0.2, stratify=LABELS, random_state=0
@@ -57,9 +57,9 @@ class Job:
             seed=seed,
         )
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-        ports = [held.getsockname()[1] for held in sockets]
-        for held in sockets:
-            held.close()
+        ports = [listener.getsockname()[1] for listener in sockets]
+        for listener in sockets:
+            listener.close()
         self.shard = Shard(host="127.0.0.1", data_port=ports[0], control_port=ports[1])
         self.workers = {}
         self.start_server(0)
@@ -73,7 +73,7 @@ class Job:
             parameter_servers=(self.shard,),
             entrypoint="test:job",
             batch_size=BATCH,
-            stop_after=StopAfter(epochs=PASSES),
+            stop_after=StopAfter(epochs=EPOCHS),
             snapshot=SnapshotPolicy(every_seconds=1),
             storage_uri=(self.folder / "storage").as_uri(),
             secret_dir=str(self.folder / "secret"),
@@ -128,16 +128,16 @@ class Job:
     def wait(self, condition, seconds=120):
         deadline, turn = time.monotonic() + seconds, threading.Event()
         while not condition():
-            assert time.monotonic() < deadline, self.server.desk.coordinator.status()
+            assert time.monotonic() < deadline, self.server.service.coordinator.status()
             turn.wait(0.02)
 
     def samples(self):
         return self.server.shard.samples
 
     def finish(self):
-        self.wait(lambda: self.server.desk.coordinator.finished is not None)
+        self.wait(lambda: self.server.service.coordinator.finished is not None)
         self.serving.join(30)
-        return self.server.desk.coordinator.finished
+        return self.server.service.coordinator.finished
 
 
 @pytest.fixture
@@ -163,12 +163,12 @@ def test_accuracy_with_faults_is_within_the_spread_of_clean_runs(run):
     clean = [run(seed).finish() for seed in range(5)]
     accuracies = [message.metrics["val_accuracy"] for message in clean]
     for message in clean:
-        assert message.samples == PASSES * len(X)
+        assert message.samples == EPOCHS * len(X)
         assert (message.ranges.repeated, message.ranges.partial, message.ranges.never) == (0, 0, 0)
         assert (message.data.repeated, message.data.partial, message.data.lost) == (0, 0, 0)
 
     job = run(5)
-    share = PASSES * len(X) // 8
+    share = EPOCHS * len(X) // 8
     job.wait(lambda: job.samples() > share)
     job.vanish(0)
     job.wait(lambda: job.samples() > 2 * share)
@@ -183,5 +183,5 @@ def test_accuracy_with_faults_is_within_the_spread_of_clean_runs(run):
     assert faulty.metrics["val_accuracy"] >= min(accuracies) - max(spread, 0.01), (accuracies, faulty)
     assert faulty.ranges.never == 0
     assert faulty.data.lost == 0
-    assert faulty.samples == PASSES * len(X) + faulty.data.repeated
+    assert faulty.samples == EPOCHS * len(X) + faulty.data.repeated
     assert (job.folder / "storage" / "test" / "digits" / job.folder.name / "model" / "manifest.json").exists()

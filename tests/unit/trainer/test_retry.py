@@ -4,10 +4,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal_trainer.contract import EXIT_DRAINED
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.retry import until_reachable
+from shoal_trainer.retry import Backoff, until_reachable
 
 
 class Flaky:
@@ -58,3 +60,30 @@ def test_stop_ends_the_retries():
     with pytest.raises(SystemExit) as ended:
         until_reachable(Flaky("no answer"), stop, "the storage")
     assert ended.value.code == EXIT_DRAINED
+
+
+@given(
+    first=st.floats(0.001, 10),
+    factor=st.floats(1, 1000),
+    jitter=st.floats(0, 0.9),
+    attempts=st.integers(1, 20),
+    stopped=st.booleans(),
+)
+def test_pauses_double_up_to_the_longest_within_the_jitter(first, factor, jitter, attempts, stopped):
+    waited = []
+    event = SimpleNamespace(wait=lambda pause: waited.append(pause) or stopped)
+    longest = first * factor
+    backoff = Backoff(first, longest, jitter)
+    for _ in range(2):
+        assert all(backoff.wait(event) is stopped for _ in range(attempts))
+        backoff.reset()
+    expected = [min(first * 2**attempt, longest) for attempt in range(attempts)] * 2
+    for pause, mean in zip(waited, expected, strict=True):
+        assert mean * (1 - jitter) * 0.999 <= pause <= mean * (1 + jitter) * 1.001
+
+
+def test_reason_is_new_when_it_changes_or_after_a_reset():
+    backoff = Backoff()
+    assert [backoff.is_new(Unreachable(reason)) for reason in "aabba"] == [True, False, True, False, True]
+    backoff.reset()
+    assert backoff.is_new(Unreachable("a"))

@@ -27,7 +27,7 @@ from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.coordination import ControlPlane
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-PASSES, BATCH, SIZE = 8, 16, 1024
+EPOCHS, BATCH, SIZE = 8, 16, 1024
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(SIZE, 8)).astype(np.float32)
 Y = (X.sum(1) > 0).astype(np.int64)
@@ -45,10 +45,10 @@ class Poisoned(Arrays):
 
 
 class Job:
-    """One run: parameter servers, and workers by slot, each in a thread. `doses`: how many batches to poison."""
+    """One run: parameter servers, and workers by slot, each in a thread. `bad_batches`: how many batches to poison."""
 
     def __init__(self, folder, shards=1, workers=2, steps_per_push=1):
-        self.folder, self.doses, self.errors = folder, 0, {}
+        self.folder, self.bad_batches, self.errors = folder, 0, {}
         self.poisoned = set()
         self.credentials = create_secret_dir(folder / "secret")
         self.lock = threading.Lock()
@@ -59,9 +59,9 @@ class Job:
             model=lambda: model(steps_per_push), data=data, on_nan="rollback", wire="fp32"
         )
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * shards)]
-        ports = [held.getsockname()[1] for held in sockets]
-        for held in sockets:
-            held.close()
+        ports = [listener.getsockname()[1] for listener in sockets]
+        for listener in sockets:
+            listener.close()
         self.shards = tuple(
             Shard(host="127.0.0.1", data_port=ports[2 * n], control_port=ports[2 * n + 1])
             for n in range(shards)
@@ -73,10 +73,10 @@ class Job:
             self.start_worker(slot)
 
     def bad(self, epoch, end):
-        """Whoever reads a poisoned batch, and however often: it may be read ahead and dropped with its lease."""
+        """Whether the batch is poisoned. It stays so, as it may be read again under another lease."""
         with self.lock:
-            if self.doses > 0:
-                self.doses -= 1
+            if self.bad_batches > 0:
+                self.bad_batches -= 1
                 self.poisoned.add((epoch, end))
             return (epoch, end) in self.poisoned
 
@@ -90,7 +90,7 @@ class Job:
             entrypoint="test:job",
             batch_size=BATCH,
             staleness=Staleness(),
-            stop_after=StopAfter(epochs=PASSES),
+            stop_after=StopAfter(epochs=EPOCHS),
             snapshot=SnapshotPolicy(every_seconds=3600),
             storage_uri=(self.folder / "storage").as_uri(),
             secret_dir=str(self.folder / "secret"),
@@ -132,24 +132,24 @@ class Job:
     def wait(self, condition, seconds=50):
         deadline, turn = time.monotonic() + seconds, threading.Event()
         while not condition():
-            assert time.monotonic() < deadline, (self.servers[0].desk.coordinator.status(), self.errors)
+            assert time.monotonic() < deadline, (self.servers[0].service.coordinator.status(), self.errors)
             turn.wait(0.01)
 
     def finish(self):
-        self.wait(lambda: self.servers[0].desk.coordinator.finished is not None)
+        self.wait(lambda: self.servers[0].service.coordinator.finished is not None)
         self.serving[0].join(30)
         assert not self.errors
-        return self.servers[0].desk.coordinator.finished
+        return self.servers[0].service.coordinator.finished
 
     @property
     def samples(self):
         return self.servers[0].shard.samples
 
     def snapshot(self):
-        """Train for half a pass, take a snapshot, and train for half a pass."""
+        """Train for half an epoch, take a snapshot, and train for half an epoch."""
         begun = self.samples
         self.wait(lambda: self.samples > begun + SIZE // 2)
-        manifest = self.servers[0].desk.snapshotter.take()
+        manifest = self.servers[0].service.snapshotter.take()
         assert manifest is not None
         more = self.samples
         self.wait(lambda: self.samples > more + SIZE // 2)
@@ -188,7 +188,7 @@ def start(tmp_path, monkeypatch):
 
 def exact(job, message):
     """The samples match the counters, and the parameters are finite."""
-    assert message.samples + message.data.lost == PASSES * SIZE + message.data.repeated
+    assert message.samples + message.data.lost == EPOCHS * SIZE + message.data.repeated
     for server in job.servers.values():
         assert np.isfinite(server.shard.copy().arrays["parameters"]).all()
 
@@ -197,9 +197,9 @@ def exact(job, message):
 def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push):
     job = start(shards=shards, steps_per_push=steps_per_push)
     job.snapshot()
-    job.doses = 1
+    job.bad_batches = 1
     message = job.finish()
-    status = job.servers[0].desk.coordinator.status()
+    status = job.servers[0].service.coordinator.status()
     assert (status.rollbacks, message.data.lost, message.data.repeated) == (1, BATCH, 0)
     assert [server.shard.generation for server in job.servers.values()] == [1] * shards
     assert all(worker.loop._generation == 1 for worker, _ in job.workers.values())
@@ -210,17 +210,17 @@ def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push
 def test_repeated_divergence_fails_the_job(start):
     job = start(workers=1)
     job.snapshot()
-    job.doses = 1 << 30
+    job.bad_batches = 1 << 30
     job.wait(lambda: job.errors)
     assert isinstance(job.errors[0], UserError)
     assert "rolled back 3 times" in str(job.errors[0])
     assert "learning rate" in str(job.errors[0])
-    assert job.servers[0].desk.coordinator.status().rollbacks == 3
+    assert job.servers[0].service.coordinator.status().rollbacks == 3
 
 
 def test_divergence_before_the_first_snapshot_fails_the_job(start):
     job = start(workers=1)
-    job.doses = 1
+    job.bad_batches = 1
     job.wait(lambda: job.errors)
     assert isinstance(job.errors[0], UserError)
     assert "no snapshot yet" in str(job.errors[0])
@@ -229,9 +229,9 @@ def test_divergence_before_the_first_snapshot_fails_the_job(start):
 def test_divergence_during_a_server_outage_rolls_back(start):
     job = start()
     job.snapshot()
-    job.kill_server(0, lambda: setattr(job, "doses", 1))
+    job.kill_server(0, lambda: setattr(job, "bad_batches", 1))
     message = job.finish()
-    assert job.servers[0].desk.coordinator.status().rollbacks == 1
+    assert job.servers[0].service.coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
     exact(job, message)
 
@@ -240,12 +240,12 @@ def test_divergence_during_a_server_outage_rolls_back(start):
 def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job = start(shards=2)
     job.snapshot()
-    job.doses = 1
+    job.bad_batches = 1
     job.wait(lambda: [server.shard.generation for server in job.servers.values()] == [1, 1])
     job.wait(lambda: all(worker.loop._generation == 1 for worker, _ in job.workers.values()))
     job.kill_server(index)
     job.wait(lambda: job.servers[index].shard.generation == 1)
     message = job.finish()
-    assert job.servers[0].desk.coordinator.status().rollbacks == 1
+    assert job.servers[0].service.coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
     exact(job, message)

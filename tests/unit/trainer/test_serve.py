@@ -58,16 +58,16 @@ def server(tmp_path):
     server.shard.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
     server.shard.initialize(aligned(4))
-    server.desk.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
-    server.desk.coordinator.next_work(0, 0)
+    server.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    server.service.coordinator.next_work(0, 0)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
     server.shard.delta(0, 0, 1, 0, meta, aligned(4))
     return server
 
 
 def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
-    token = server.desk.coordinator.next_work(0, 0).token
-    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    token = server.service.coordinator.next_work(0, 0).token
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
     done = TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
     def unreachable(*_):
@@ -76,46 +76,46 @@ def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(LocalStorage, "create", unreachable)
         with pytest.raises(Unreachable):
-            server.desk.task_done(done)
-    assert server.desk.coordinator.finished is None
-    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
-    server.desk.task_done(done)
-    message = server.desk.coordinator.finished
+            server.service.task_done(done)
+    assert server.service.coordinator.finished is None
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.service.task_done(done)
+    message = server.service.coordinator.finished
     assert message.model_digest
-    server.desk.task_done(done)  # its answer was lost
-    assert server.desk.coordinator.finished == message
+    server.service.task_done(done)  # its answer was lost
+    assert server.service.coordinator.finished == message
     with pytest.raises(Overtaken, match="does not hold"):
-        server.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
+        server.service.upload(0, 0, token, "model.keras", iter([b"another"]))
 
 
 def test_upload_of_a_replaced_worker_overwrites_nothing(server):
-    token = server.desk.coordinator.next_work(0, 0).token
+    token = server.service.coordinator.next_work(0, 0).token
 
     def slow():
         yield b"half of "
-        server.desk.coordinator.leave(0, 0)
-        server.desk.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
-        theirs = server.desk.coordinator.next_work(1, 0).token
-        server.desk.upload(1, 0, theirs, "model.keras", iter([b"the model"]))
+        server.service.coordinator.leave(0, 0)
+        server.service.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
+        theirs = server.service.coordinator.next_work(1, 0).token
+        server.service.upload(1, 0, theirs, "model.keras", iter([b"the model"]))
         yield b"another one"
 
     with pytest.raises(Overtaken):
-        server.desk.upload(0, 0, token, "model.keras", slow())
-    assert server.desk.artefacts._storage.read("model/model.keras") == b"the model"
+        server.service.upload(0, 0, token, "model.keras", slow())
+    assert server.service.artefacts._storage.read("model/model.keras") == b"the model"
 
 
 @pytest.mark.parametrize("incarnation", [0, 1])
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_server_starting_from_another_run_asks_workers_first(server, tmp_path, incarnation, weights_only):
     """The run has no snapshot of its own yet, but this may not be its first server."""
-    assert server.desk.snapshotter.take() is not None
+    assert server.service.snapshotter.take() is not None
     other = InitialFrom(uri=(tmp_path / "storage" / "n" / "j" / "u").as_uri(), weights_only=weights_only)
     started = ParameterServer(config(tmp_path, uid="v", incarnation=incarnation, initial_from=other))
     started._restore()
     assert started.shard.state is State.RECOVERING
     assert started.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
-    assert started.desk.coordinator.gathering == (incarnation > 0)
-    assert (started.desk.coordinator.ledger is None) == weights_only
+    assert started.service.coordinator.gathering == (incarnation > 0)
+    assert (started.service.coordinator.ledger is None) == weights_only
 
 
 def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_path):
@@ -133,10 +133,10 @@ def test_restart_in_place_before_first_snapshot_asks_workers_first(server, tmp_p
     again.shard.offer(0, 0, 1, answer.meta, copy)
     again.shard.initialize(aligned(4))
     assert (again.shard.state, again.shard.version) == (State.READY, 1)
-    again.desk.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
-    assert again.desk.coordinator.gathering
-    assert again.desk.coordinator.counters.repeated == 0
-    assert again.desk.coordinator.ledger.finished
+    again.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    assert again.service.coordinator.gathering
+    assert again.service.coordinator.counters.repeated == 0
+    assert again.service.coordinator.ledger.finished
 
 
 def test_first_server_of_a_run_does_not_wait_for_workers(server, tmp_path):
@@ -159,14 +159,14 @@ def successor_of(tmp_path, **options):
 
 
 def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_path):
-    assert server.desk.snapshotter.take().number == 1
+    assert server.service.snapshotter.take().number == 1
     successor = successor_of(tmp_path)
     copy = aligned(4)
     copy += 3.0
     entry = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
     answer = server.shard.delta(0, 0, 2, 1, entry, copy)  # its workers are still connected to it
     with pytest.raises(Fenced, match="incarnation 1 has claimed the storage, this is 0"):
-        server.desk.snapshotter.take()
+        server.service.snapshotter.take()
     assert server._fenced is None
     assert not server._watch.look()
     assert server._serve() == EXIT_FENCED
@@ -178,8 +178,8 @@ def test_replaced_server_exits_and_its_successor_keeps_its_updates(server, tmp_p
     assert (shard.version, shard.samples, shard.applied) == (2, 4, {(0, 0): 2})
     np.testing.assert_array_equal(shard.copy().arrays["parameters"], copy)
     assert successor._watch.look()
-    successor.desk.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
-    assert successor.desk.snapshotter.take().epoch == 1
+    successor.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
+    assert successor.service.snapshotter.take().epoch == 1
 
 
 def test_replaced_server_does_not_restart_in_place(server, tmp_path):
@@ -213,61 +213,61 @@ def test_unreachable_storage_fences_no_server(server, tmp_path, monkeypatch):
 
 def exported(server):
     """The token of the export task, and the request that completes it."""
-    token = server.desk.coordinator.next_work(0, 0).token
+    token = server.service.coordinator.next_work(0, 0).token
     return token, TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
 
 
 def test_missing_export_format_is_in_the_termination_message(server):
     token, done = exported(server)
-    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
-    server.desk.task_done(done.model_copy(update={"message": "model/ holds no SavedModel"}))
-    outcome = server.desk.coordinator.finished
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.service.task_done(done.model_copy(update={"message": "model/ holds no SavedModel"}))
+    outcome = server.service.coordinator.finished
     assert outcome.message.endswith("; model/ holds no SavedModel")
-    assert server.desk.artefacts.published() == outcome
+    assert server.service.artefacts.published() == outcome
 
 
 def test_replaced_server_exports_nothing(server, tmp_path):
     token, done = exported(server)
-    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
     successor = successor_of(tmp_path)
     # Not Fenced: the worker is valid and must connect to the successor.
     with pytest.raises(Unreachable, match="incarnation 1 of shard 0 exists"):
-        server.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
+        server.service.upload(0, 0, token, "model.keras", iter([b"another"]))
     with pytest.raises(Unreachable, match="incarnation 1 of shard 0 exists"):
-        server.desk.task_done(done)
+        server.service.task_done(done)
     assert isinstance(server._fenced, Fenced)
-    assert server.desk.coordinator.finished is None
-    assert successor.desk.artefacts.published() is None
+    assert server.service.coordinator.finished is None
+    assert successor.service.artefacts.published() is None
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
 
 
 def test_server_replaced_during_an_upload_overwrites_nothing(server, tmp_path):
     token, _ = exported(server)
-    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
 
     def slow():
         yield b"another"
         successor_of(tmp_path)
 
     with pytest.raises(Unreachable, match="incarnation 1"):
-        server.desk.upload(0, 0, token, "model.keras", slow())
+        server.service.upload(0, 0, token, "model.keras", slow())
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
 
 
 def test_successor_that_finds_a_published_model_finishes(server, tmp_path):
     """The predecessor checked its claim just before the successor started, and published just after."""
-    assert server.desk.snapshotter.take() is not None
+    assert server.service.snapshotter.take() is not None
     token, _ = exported(server)
-    server.desk.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
     successor = successor_of(tmp_path)
-    outcome = server.desk.artefacts.publish_model(token, server.desk.coordinator.succeeded())
+    outcome = server.service.artefacts.publish_model(token, server.service.coordinator.succeeded())
 
     successor.shard.hello(0, 0, MODEL)
-    coordinator = successor.desk.coordinator
+    coordinator = successor.service.coordinator
     coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     token, _ = exported(successor)
     with pytest.raises(Overtaken, match="the model is published already"):
-        successor.desk.upload(0, 0, token, "model.keras", iter([b"another"]))
+        successor.service.upload(0, 0, token, "model.keras", iter([b"another"]))
     assert coordinator.finished == outcome
     assert coordinator.next_work(0, 0).kind == "finished"
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"

@@ -58,6 +58,6 @@ def test_refused_ready_report_is_sent_again(server, monkeypatch):
 
 def test_unexpected_error_in_the_final_snapshot_is_logged(server, monkeypatch, caplog):
     started = server(0)
-    monkeypatch.setattr(started.desk.snapshotter, "take", lambda: 1 / 0)
+    monkeypatch.setattr(started.service.snapshotter, "take", lambda: 1 / 0)
     started._final_snapshot()
     assert "cannot take a final snapshot" in caplog.text

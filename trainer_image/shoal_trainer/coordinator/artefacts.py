@@ -59,11 +59,11 @@ class Artefacts:
         if kind == "export":
             target = f"model/{name}"
             if target == MANIFEST:
-                raise ProtocolError("a model's file cannot be called manifest.json")
+                raise ProtocolError("a file of the model is named manifest.json. Choose another name.")
         elif name.startswith("logs/"):
             target = name
         else:
-            raise ProtocolError("the files of this task lie below logs/")
+            raise ProtocolError(f"the file {name!r} of this task is not below logs/")
         digest = Digest(_views(chunks))
         self._storage.write(target, digest)
         with self._lock:
@@ -74,21 +74,21 @@ class Artefacts:
 
     def check(self, token: tuple[int, int], names: tuple[str, ...]) -> None:
         """`ProtocolError` unless all files that a task reports were uploaded."""
-        here = {file.name for file in self._of(token)}
-        missing = [name for name in names if name not in here]
+        uploaded = {file.name for file in self._files_of(token)}
+        missing = [name for name in names if name not in uploaded]
         if missing:
             raise ProtocolError(f"{missing[0]} was not uploaded")
 
     def publish_model(self, token: tuple[int, int], outcome: TerminationMessage) -> TerminationMessage:
-        """Publish the model; returns the message with its digest, or the message of the export that was first.
+        """Publish the model; returns the message with its digest, or that of an export that was published before.
 
-        Call it as the highest incarnation (`Claim.check`): an unreadable manifest is replaced. `Fenced` if the model
-        is another run's, `Overtaken` if files of a newer export have arrived.
+        Call `Claim.check` first: an unreadable manifest is replaced. `Fenced` if the model is another run's,
+        `Overtaken` if files of a newer export have arrived.
         """
         with self._lock:
             if token < self._token:
-                raise Overtaken("another worker exports the model now")
-        files = tuple(sorted(self._of(token), key=lambda file: file.name))
+                raise Overtaken("the export was reassigned to another worker")
+        files = tuple(sorted(self._files_of(token), key=lambda file: file.name))
         digest = hashlib.sha256(
             "\n".join(f"{f.sha256} {f.size} {f.name}" for f in files).encode()
         ).hexdigest()
@@ -101,7 +101,7 @@ class Artefacts:
             return outcome
         existing = self._read()
         if existing is None:
-            log.warning("%s is replaced", MANIFEST)
+            log.warning("replacing the unreadable %s", MANIFEST)
             self._storage.write(MANIFEST, [content])
             return outcome
         if existing.job_uid != self._job_uid:
@@ -122,7 +122,7 @@ class Artefacts:
             log.warning("%s cannot be read: %s", MANIFEST, str(error).splitlines()[0])
             return None
 
-    def _of(self, token: tuple[int, int]) -> list[ModelFile]:
+    def _files_of(self, token: tuple[int, int]) -> list[ModelFile]:
         with self._lock:
             return list(self._files.values()) if token == self._token else []
 

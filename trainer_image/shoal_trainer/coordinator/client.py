@@ -1,7 +1,7 @@
-"""The side of the control plane that asks: one request at a time over one kept connection.
+"""Clients of the control plane: one request at a time over a persistent connection.
 
-Errors come back as they were raised: `Fenced`, `UserError`, `Unauthorized`, `ProtocolError`; everything that time may
-mend is `Unreachable`. Nothing is retried here. Calls may come from any thread.
+The server's errors keep their type: `Fenced`, `UserError`, `Unauthorized`, `ProtocolError`; a temporary failure is
+`Unreachable`. Callers retry. Thread-safe.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from shoal_trainer.coordinator.protocol import (
     PURPOSE,
     Alive,
     AskPushes,
+    Assignment,
     DataSpec,
     Diverged,
     Done,
     Failed,
     FileEnded,
-    Given,
     Heartbeat,
     Join,
     Joined,
@@ -57,7 +57,7 @@ _ERRORS: Mapping[int, type[Exception]] = {int(code): kind for kind, code in CODE
 
 
 class _Connection(http.client.HTTPSConnection):
-    """An upload or a snapshot may take minutes: its time-out is no way to see that the peer's machine is gone."""
+    """Uses keepalive to detect a dead peer: the timeout of an upload or a snapshot is minutes."""
 
     def connect(self) -> None:
         super().connect()
@@ -76,26 +76,26 @@ class ControlClient:
         self._connection: http.client.HTTPSConnection | None = None
 
     def call(self, name: str, request: Message, answer: type[M]) -> M:
-        """POST one message; the answer."""
+        """POST one message and return the answer."""
         with self._lock:
             body = self._send("POST", f"/v1/{name}", request.to_json().encode(), self._timeout)
         try:
             return answer.model_validate_json(body)
         except ValidationError as error:
-            raise ProtocolError(f"the answer to {name} cannot be read: {error.errors()[0]['msg']}") from None
+            raise ProtocolError(f"invalid answer to {name}: {error.errors()[0]['msg']}") from None
 
     def put(self, path: str, file: Path) -> None:
-        """Stream one file, over a connection of its own: it may take long, and heartbeats go on beside it."""
-        other = ControlClient.__new__(ControlClient)
-        other.__dict__.update(self.__dict__, _lock=threading.Lock(), _connection=None)
+        """Stream one file over a separate connection, so that other requests continue."""
+        upload = ControlClient.__new__(ControlClient)
+        upload.__dict__.update(self.__dict__, _lock=threading.Lock(), _connection=None)
         with file.open("rb") as content:
             try:
-                other._send("PUT", path, content, UPLOAD_SECONDS, size=file.stat().st_size)
+                upload._send("PUT", path, content, UPLOAD_SECONDS, size=file.stat().st_size)
             finally:
-                other.close()
+                upload.close()
 
     def close(self) -> None:
-        """Close the connection, from any thread: a call that is under way ends; the next one opens another."""
+        """Close the connection, from any thread: a call in flight fails; the next one opens a new connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             _shut(connection)
@@ -112,19 +112,19 @@ class ControlClient:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             content = response.read(MAX_ANSWER)
-            # `read` does not mind a server that is gone in the middle of its answer.
+            # `read` with a limit does not raise for a truncated body.
             if response.length and len(content) < MAX_ANSWER:
                 raise http.client.IncompleteRead(content, response.length)
         except (
             OSError,
             http.client.HTTPException,
             AttributeError,
-        ) as error:  # the last: closed in the middle
-            closed = self._connection is not connection  # from another thread: no reason to open one
+        ) as error:  # AttributeError: `close` was called during the request
+            closed = self._connection is not connection
             self._drop(connection)
             lost = isinstance(error, ConnectionError | ssl.SSLEOFError)
             if lost and not closed and not fresh and size is None:
-                return self._send(method, path, body, timeout)  # the server closed a connection that was idle
+                return self._send(method, path, body, timeout)  # the server closed the idle connection
             where = f"{self._address.host}:{self._address.control_port}"
             raise Unreachable(f"the coordinator at {where} does not answer: {error!r}") from None
         if response.will_close or self._connection is not connection:
@@ -147,7 +147,7 @@ def _shut(connection: http.client.HTTPSConnection) -> None:
 
 
 class CoordinatorClient:
-    """One incarnation of one slot, towards the coordinator."""
+    """A worker's requests to the coordinator."""
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class CoordinatorClient:
     ) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
         self._beats = ControlClient(address, credentials, timeout=timeout)
-        self._who = {"slot": slot, "incarnation": incarnation}
-        self._asked = 0
+        self._identity = {"slot": slot, "incarnation": incarnation}
+        self._requests = 0
 
     def join(
         self,
@@ -170,50 +170,50 @@ class CoordinatorClient:
         *,
         node: str = "",
         pool: str = "",
-        held: tuple[Lease, ...] = (),
+        leases: tuple[Lease, ...] = (),
         generation: int = 0,
         wasted_steps: int = 0,
-        wasted_told: int = 0,
+        wasted_acknowledged: int = 0,
     ) -> Joined:
-        """Say hello; which of the held leases go on, under which tokens."""
+        """Join; returns the new tokens of the leases that continue."""
         request = Join(
-            **self._who,
+            **self._identity,
             data=data,
             batch_size=batch_size,
             node=node,
             pool=pool,
-            held=held,
+            leases=leases,
             generation=generation,
             wasted_steps=wasted_steps,
-            wasted_told=wasted_told,
+            wasted_acknowledged=wasted_acknowledged,
         )
         return self._client.call("join", request, Joined)
 
-    def next_work(self, generation: int = 0) -> Given:
-        """Ask for something to do; after `Unreachable`, for the same. Not for two threads."""
-        request = Next(**self._who, number=self._asked + 1, generation=generation)
-        given = self._client.call("next", request, Given)
-        self._asked += 1
-        return given
+    def next_work(self, generation: int = 0) -> Assignment:
+        """Request work; a call after `Unreachable` repeats the request. Not thread-safe."""
+        request = Next(**self._identity, number=self._requests + 1, generation=generation)
+        assignment = self._client.call("next", request, Assignment)
+        self._requests += 1
+        return assignment
 
-    def diverged(self, generation: int, batch: Progress, what: str) -> None:
-        """Tell that this batch cannot be trained; once it is answered, shard 0 has gone back."""
-        place = dict(zip(Progress._fields, batch, strict=True))
-        request = Diverged(**self._who, generation=generation, what=what, **place)
+    def diverged(self, generation: int, batch: Progress, reason: str) -> None:
+        """Report a batch with a non-finite loss or gradient; returns when shard 0 has rolled back."""
+        positions = dict(zip(Progress._fields, batch, strict=True))
+        request = Diverged(**self._identity, generation=generation, reason=reason, **positions)
         self._client.call("diverged", request, Done)
 
     def heartbeat(self, message: str = "") -> bool:
-        """Report that this worker is alive, on a separate connection; whether the job has finished."""
-        return self._beats.call("heartbeat", Heartbeat(**self._who, message=message), Alive).finished
+        """Send a heartbeat over a separate connection; returns whether the job has finished."""
+        return self._beats.call("heartbeat", Heartbeat(**self._identity, message=message), Alive).finished
 
     def file_ended(self, token: tuple[int, int], length: int) -> None:
-        """Tell the length of a leased file."""
-        self._client.call("file-ended", FileEnded(**self._who, token=token, length=length), Done)
+        """Report the length of a leased file."""
+        self._client.call("file-ended", FileEnded(**self._identity, token=token, length=length), Done)
 
     def upload(self, token: tuple[int, int], name: str, file: Path) -> None:
         """Stream one file of a task."""
-        who = f"{self._who['slot']}/{self._who['incarnation']}/{token[0]}/{token[1]}"
-        self._client.put(f"/v1/files/{who}/{quote(name)}", file)
+        holder = f"{self._identity['slot']}/{self._identity['incarnation']}/{token[0]}/{token[1]}"
+        self._client.put(f"/v1/files/{holder}/{quote(name)}", file)
 
     def task_done(
         self,
@@ -224,9 +224,9 @@ class CoordinatorClient:
         stop: bool = False,
         message: str = "",
     ) -> None:
-        """Give back a task, after its files were uploaded."""
+        """Send the result of a task whose files are uploaded."""
         request = TaskDone(
-            **self._who,
+            **self._identity,
             token=token,
             metrics=dict(metrics),
             files=files,
@@ -236,12 +236,12 @@ class CoordinatorClient:
         self._client.call("task-done", request, Done)
 
     def leave(self) -> None:
-        """Say goodbye."""
-        self._client.call("leave", Leave(**self._who), Done)
+        """Leave the job."""
+        self._client.call("leave", Leave(**self._identity), Done)
 
     def failed(self, message: str) -> None:
-        """Tell that the user's code is at fault."""
-        self._client.call("failed", Failed(**self._who, message=message[:MAX_TEXT]), Done)
+        """Report an error in the user's code."""
+        self._client.call("failed", Failed(**self._identity, message=message[:MAX_TEXT]), Done)
 
     def close(self) -> None:
         """Close the connections."""
@@ -250,26 +250,26 @@ class CoordinatorClient:
 
 
 class ShardControl:
-    """Parameter servers among each other."""
+    """Requests from one parameter server to another."""
 
     def __init__(self, address: Shard, credentials: Credentials, *, timeout: float = UPLOAD_SECONDS) -> None:
         self._client = ControlClient(address, credentials, timeout=timeout)
 
     def snapshot(self, number: int, epoch: int, published: int, generation: int = 0) -> ShardFile:
-        """Have a shard write its part of a snapshot; `published`: see `SnapshotShard`."""
+        """Make a shard write its part of a snapshot; `published`: see `SnapshotShard`."""
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
         return self._client.call("snapshot", request, ShardFile)
 
     def roll_back(self, generation: int) -> None:
-        """Have a shard go back to the snapshot with which this generation begins."""
+        """Make a shard roll back to the snapshot with which this generation begins."""
         self._client.call("roll-back", RollBackShard(generation=generation), Done)
 
-    def pushes(self, of: Sequence[Span]) -> Pushes:
-        """Ask a shard which pushes are in it, and what those of `of` cover."""
-        return self._client.call("pushes", AskPushes(of=tuple(of)), Pushes)
+    def pushes(self, wanted: Sequence[Span]) -> Pushes:
+        """Ask a shard for the pushes that it holds, and for the journal entries of the `wanted` ones."""
+        return self._client.call("pushes", AskPushes(wanted=tuple(wanted)), Pushes)
 
     def shard_ready(self, index: int, epoch: int) -> None:
-        """Tell the coordinator that a shard came back."""
+        """Tell the coordinator that a shard has restarted."""
         self._client.call("shard-ready", ShardReady(index=index, epoch=epoch), Done)
 
     def close(self) -> None:

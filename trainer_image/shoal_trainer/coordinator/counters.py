@@ -1,4 +1,4 @@
-"""What is counted over a whole run, also over the loss of the parameter server: a part of the snapshot."""
+"""Counters of a whole run, which are saved in snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUMBERS = ("repeated", "partial", "lost", "wasted_steps", "steps", "rollbacks")
 
 @dataclass
 class Counters:
-    """What only grows within a run; samples unless a name says otherwise. Ranges are (pass, number)."""
+    """Samples unless a name says otherwise. Ranges are (epoch, number)."""
 
     repeated: int = 0
     partial: int = 0
@@ -36,6 +36,6 @@ class Counters:
         self.partial_ranges = {(int(e), int(r)) for e, r in saved["partial_ranges"]}
 
 
-def wasted_by(saved: dict[str, Any], now: Counters) -> int:
-    """Wasted steps when a job goes back to a saved ledger: those of now, and what is undone of the steps of now."""
-    return now.wasted_steps + max(0, now.steps - int(saved["counters"]["steps"]))
+def wasted_after_rollback(saved: dict[str, Any], current: Counters) -> int:
+    """The wasted steps after a rollback to a saved record: the current ones, and the steps that it undoes."""
+    return current.wasted_steps + max(0, current.steps - int(saved["counters"]["steps"]))

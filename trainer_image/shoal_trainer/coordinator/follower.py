@@ -1,4 +1,4 @@
-"""What a shard does when the coordinator asks: write its part of a snapshot, tell its pushes, go back to a snapshot."""
+"""Handles the coordinator's requests on the other shards: snapshot, list pushes, roll back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from shoal_trainer.contract import Message
 from shoal_trainer.coordinator.http import Handler
 from shoal_trainer.coordinator.protocol import AskPushes, Done, RollBackShard, SnapshotShard
-from shoal_trainer.coordinator.reconciler import tell
+from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.shard import ShardStore
@@ -19,20 +19,20 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """Every shard but the coordinator's own."""
+    """The control requests of a shard other than shard 0."""
 
     def __init__(self, shard: ShardStore, store: SnapshotStore) -> None:
         self._shard = shard
         self._store = store
-        self._going_back = threading.Lock()
+        self._rolling_back = threading.Lock()
         self._writing = threading.Lock()
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Who answers which request of the control port."""
-        return {"snapshot": self._snapshot, "pushes": self._pushes, "roll-back": self._go_back}
+        """The handler of each request of the control port."""
+        return {"snapshot": self._snapshot, "pushes": self._pushes, "roll-back": self._roll_back}
 
     def _snapshot(self, request: SnapshotShard) -> Message:
-        # PS 0 may ask again while an earlier write hangs: more writers would only hold more copies in memory.
+        # PS 0 may repeat the request while an earlier write hangs; each writer holds a copy in memory.
         if not self._writing.acquire(blocking=False):
             raise Unreachable(f"shard {self._shard.index} is still writing its part of an earlier snapshot")
         try:
@@ -41,15 +41,15 @@ class Follower:
             self._writing.release()
 
     def _pushes(self, request: AskPushes) -> Message:
-        return tell(self._shard, request.of)
+        return pushes_of(self._shard, request.wanted)
 
-    def _go_back(self, request: RollBackShard) -> Message:
+    def _roll_back(self, request: RollBackShard) -> Message:
         shard = self._shard
-        with self._going_back:
+        with self._rolling_back:
             if shard.generation < request.generation:
                 found = self._store.load_newest(shard.index, shard.shards)
                 if found is None or found[0].generation < request.generation:
-                    raise Unreachable("the storage does not show that snapshot yet")
+                    raise Unreachable(f"the storage has no snapshot of generation {request.generation} yet")
                 shard.roll_back(found[1])
                 log.warning("rolled back to snapshot %d: version %d", found[0].number, found[1].version)
             return Done()

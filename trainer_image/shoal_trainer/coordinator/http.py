@@ -1,8 +1,7 @@
 """The control plane's HTTPS server: a thread for each connection, keep-alive, every length and wait bounded.
 
-It checks requests, tokens and sizes; handlers do the rest. Clients pin the job's own certificate, and prove the key by
-a token derived from it, a different one for each purpose. Errors become status codes, which the client turns back into
-the same errors.
+It checks requests, tokens and sizes. Clients pin the job's certificate and authenticate with a token derived from the
+job's key, one per purpose. Errors become status codes, which the client converts back.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ HANDSHAKE_SECONDS = 5.0
 PROOF_SECONDS = 15.0
 """A connection without a request with a valid token is closed after this time, even if it sends data."""
 MAX_CONNECTIONS = 4096
-"""Each worker has two, and a third for the files of a task: enough for 1000 workers and their replacements."""
+"""Each worker has two, and a third for task files: enough for 1000 workers and their replacements."""
 MAX_UNPROVEN = 512
 """Connections without a request with a valid token yet."""
 CHUNK = 1 << 20
@@ -82,11 +81,11 @@ class ControlServer:
         )
 
     def start(self) -> None:
-        """Start to accept."""
+        """Start accepting connections."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting, and end all connections."""
+        """Stop accepting connections, and close all."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join(5)
@@ -103,9 +102,10 @@ class _Server(ThreadingHTTPServer):
         self.control = control
         self.refusals = RefusalLog(time.monotonic)
         self._context = control.credentials.server_context()
-        self._open: dict[ssl.SSLSocket, float] = {}  # until when a valid token must have come
+        self._open: dict[ssl.SSLSocket, float] = {}
+        """The deadline for a valid token of each connection; infinity once it was received."""
         self._open_lock = threading.Lock()
-        self._places = self._unproven = 0
+        self._count = self._unproven = 0
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Connection)
@@ -113,14 +113,14 @@ class _Server(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """The TLS handshake runs in the connection's thread: a client that stalls delays no other."""
         with self._open_lock:
-            full = self._places >= MAX_CONNECTIONS or self._unproven >= MAX_UNPROVEN
+            full = self._count >= MAX_CONNECTIONS or self._unproven >= MAX_UNPROVEN
             if not full:
-                self._places, self._unproven = self._places + 1, self._unproven + 1
+                self._count, self._unproven = self._count + 1, self._unproven + 1
         if full:
             self.refusals.refused(str(client_address[0]), "too many connections")
             self.shutdown_request(request)
             return
-        until = 0.0
+        deadline = 0.0
         try:
             request.settimeout(HANDSHAKE_SECONDS)
             try:
@@ -136,11 +136,11 @@ class _Server(ThreadingHTTPServer):
                 super().process_request_thread(secured, client_address)
             finally:
                 with self._open_lock:
-                    until = self._open.pop(secured)
+                    deadline = self._open.pop(secured)
         finally:
             with self._open_lock:
-                self._places -= 1
-                self._unproven -= until != math.inf
+                self._count -= 1
+                self._unproven -= deadline != math.inf
 
     def proven(self, connection: ssl.SSLSocket) -> None:
         """A request with a valid token arrived on this connection."""
@@ -149,19 +149,19 @@ class _Server(ThreadingHTTPServer):
             self._open[connection] = math.inf
 
     def service_actions(self) -> None:
-        """Called several times a second: close the connections that did not prove themselves in time."""
+        """Close the connections that sent no valid token in time. Called several times a second."""
         self.end_connections(by=time.monotonic())
 
     def end_connections(self, by: float = math.inf) -> None:
-        """Close the connections whose proof was due by this time."""
+        """Close the connections whose deadline for a valid token is not after `by`."""
         with self._open_lock:
-            connections = [connection for connection, until in self._open.items() if until <= by]
+            connections = [connection for connection, deadline in self._open.items() if deadline <= by]
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Broken connections are normal; anything else (no thread is left) is logged as a refusal."""
+        """Log errors other than broken connections (for example, no thread can be started) as a refusal."""
         if not isinstance(error := sys.exception(), OSError):
             self.refusals.refused(str(client_address[0]), error)
         log.debug("a control connection from %s broke", client_address, exc_info=True)
@@ -171,8 +171,8 @@ class _Connection(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "shoal"
     sys_version = ""
-    # Send an answer as one segment. As two, the second waits until the client's kernel acknowledges the first, up to
-    # 40 ms: a worker that leases two batches at a time could do no more than 50 steps a second.
+    # Send a response as one segment: a second one would wait for the client's delayed ACK, up to 40 ms, which limits
+    # a worker that leases two batches at a time to 50 steps a second.
     wbufsize = -1
     disable_nagle_algorithm = True
     server: _Server
@@ -259,27 +259,25 @@ class _Connection(BaseHTTPRequestHandler):
             raise Unauthorized("no valid token for this job")
         self.server.proven(self.connection)
 
-    def _length(self, most: int) -> int:
+    def _length(self, limit: int) -> int:
         text = self.headers.get("Content-Length", "")
-        if not text.isdecimal() or int(text) > most:
-            raise ProtocolError(f"Content-Length must be a number of at most {most} bytes")
+        if not text.isdecimal() or int(text) > limit:
+            raise ProtocolError(f"Content-Length is {text[:20]!r}, not a number of at most {limit} bytes")
         return int(text)
 
     def _chunks(self) -> Iterator[bytes]:
-        left = self._length(MAX_FILE)
-        while left:
-            chunk = self.rfile.read(min(CHUNK, left))
+        remaining = self._length(MAX_FILE)
+        while remaining:
+            chunk = self.rfile.read(min(CHUNK, remaining))
             if not chunk:
-                raise Unreachable("the upload broke off")
-            left -= len(chunk)
+                raise Unreachable(f"the upload ended {remaining} bytes early")
+            remaining -= len(chunk)
             yield chunk
 
 
 def safe_name(name: str) -> str:
-    """The name, if it is relative and stays below its folder; `ProtocolError` otherwise."""
-    parts = name.split("/")
-    if not name or len(name) > 512 or name.startswith("/") or "\\" in name or "\0" in name:
-        raise ProtocolError("not a file name")
-    if any(part in {"", ".", ".."} for part in parts):
-        raise ProtocolError("not a file name")
+    """The name, if it is a relative path without `..`; `ProtocolError` otherwise."""
+    invalid = len(name) > 512 or "\\" in name or "\0" in name
+    if invalid or any(part in {"", ".", ".."} for part in name.split("/")):
+        raise ProtocolError(f"{name[:200]!r} is not a relative file name")
     return name

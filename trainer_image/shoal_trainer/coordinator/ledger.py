@@ -1,11 +1,11 @@
-"""The data ledger: which positions of each pass over the data are done, leased, or free. Pure; part of every snapshot.
+"""The data ledger: which positions of each epoch are done, leased or free. Pure; saved in every snapshot.
 
-A **range** is what a lease begins as; a lease that is given back leaves the rest of its range, exactly. Positions are
-visited in a seeded order of ranges, another one in each pass. A pass begins when the one before it has nothing free
-left, so nobody waits at its end. With files the length is learned: a lease has no stop until somebody met the end.
+A lease starts as a **range**; when it is released, the rest of it is free again. Each epoch visits the ranges in its
+own seeded order, and opens as soon as the previous one has nothing free, so no worker waits at its end. A lease of a
+file of unknown length has no stop.
 
-**Done** is what the parameters hold, whoever pushed it and under which lease: so a push is counted right even where its
-lease is somebody else's by now, and a journal of pushes can be replayed on a ledger of an earlier moment.
+A position is **done** when it is applied to the parameters, under whichever lease. So pushes under a reassigned lease
+are counted correctly, and a journal can be replayed on an older ledger.
 """
 
 from __future__ import annotations
@@ -16,45 +16,44 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shoal_trainer.coordinator.leased import END, Lease, Leased, Segment, Token
+from shoal_trainer.coordinator.leases import END, Lease, Leases, Segment, Token
 from shoal_trainer.ps.positions import Positions
 
 MAX_AHEAD = 4096
-"""A push may speak of so many passes beyond those that are open; more is none of ours."""
+"""Pushes for epochs more than this many beyond the open ones are ignored as invalid."""
 
-RANGES_IN_A_PASS = 32
-"""At least so many ranges where the data are large enough: the tail of a pass is short."""
+MIN_RANGES = 32
+"""Per epoch, if the data are large enough: keeps the tail of an epoch short."""
 MAX_BATCHES = 64
-"""At most so many batches in a range: what a vanished worker delays."""
+"""Per range: limits the work that a lost worker delays."""
 AHEAD_BATCHES = 2048
-"""So many batches beyond the pass that is being completed may be given out: what a vanished worker holds of it is free
-only when its silence is noticed, and nobody else is to stand still until then."""
-AHEAD_PASSES = 64
+"""Small epochs may be leased this many batches ahead, so that other workers have work until the lease of a lost worker
+is released."""
+AHEAD_EPOCHS = 64
 MAX_RANGES = 1 << 14
-"""But no more ranges in a pass than these, however large the data: every snapshot tells of all of them."""
+"""Per epoch, which takes precedence over `MAX_BATCHES`: every snapshot contains all ranges."""
 
 
 @dataclass
-class Pass:
-    """One pass over the data: what is free, in the order in which it will be visited, and what is done of each file.
+class EpochState:
+    """The free segments of an epoch in visiting order, and the done positions of each file.
 
-    What is pushed or leased without having been granted from `free` stays in it and is passed over when its turn comes:
-    to look for it would cost a walk over all of them, for each push that is replayed after a loss.
+    `free` may contain positions that are done or leased: `grant` skips them, so that replaying a push needs no search.
     """
 
     free: deque[Segment] = field(default_factory=deque)
     done: dict[int, Positions] = field(default_factory=dict)
 
-    def of(self, file: int) -> Positions:
-        """What is done of a file (-1: of the data)."""
+    def done_in(self, file: int) -> Positions:
+        """The done positions of a file (-1: data without files)."""
         return self.done.setdefault(file, Positions())
 
 
 class Ledger:
-    """Passes over `size` samples, or over `files` files; `epochs` None: until somebody says stop.
+    """Epochs over `size` samples or `files` files. `epochs` None: no limit.
 
-    One pass ahead at most, so that a pass ends soon after the next one began; where they need not be in step
-    (`in_step`: something judges them), as many small ones as make `AHEAD_BATCHES`.
+    `in_step`: at most one epoch ahead, because the end of each epoch is evaluated. Otherwise as many small epochs ahead
+    as make `AHEAD_BATCHES`.
     """
 
     def __init__(
@@ -71,15 +70,19 @@ class Ledger:
         self.files = files
         self.seed = seed
         self.epochs = epochs
-        in_a_pass = 0 if size is None else size // batch_size
-        batches = max(1, min(MAX_BATCHES, in_a_pass // RANGES_IN_A_PASS), -(-in_a_pass // MAX_RANGES))
+        batches_per_epoch = 0 if size is None else size // batch_size
+        batches = max(
+            1, min(MAX_BATCHES, batches_per_epoch // MIN_RANGES), -(-batches_per_epoch // MAX_RANGES)
+        )
         self.range_size = batch_size * batches
-        self.ahead = 1 if in_step or not in_a_pass else max(1, min(AHEAD_PASSES, AHEAD_BATCHES // in_a_pass))
+        self.ahead = 1
+        if batches_per_epoch and not in_step:
+            self.ahead = max(1, min(AHEAD_EPOCHS, AHEAD_BATCHES // batches_per_epoch))
         self.lengths: dict[int, int] = {}
-        self.passes: dict[int, Pass] = {}
-        self.leases = Leased()
+        self.open_epochs: dict[int, EpochState] = {}
+        self.leases = Leases()
         self.completed = 0
-        """Passes 0 … completed-1 are complete."""
+        """Epochs 0 … completed-1 are complete."""
         self.done_samples = 0
         self.opened = 0
         self._counter = 0
@@ -88,42 +91,42 @@ class Ledger:
     # --- leases ---------------------------------------------------------------------------------------------------
 
     def grant(self, slot: int, incarnation: int, term: int, limit: int | None = None) -> Lease | None:
-        """The next free segment, at most `limit` samples of it; None where nothing is free."""
+        """Lease the next free segment, at most `limit` samples of it; None if nothing is free."""
         found = self._next_free()
         if found is None:
             return None
-        of, segment = found
+        state, segment = found
         if limit is not None and segment.stop is not None and segment.stop - segment.start > limit:
             cut = segment.start + max(1, limit)
-            of.free.appendleft(segment._replace(start=cut))
+            state.free.appendleft(segment._replace(start=cut))
             segment = segment._replace(stop=cut)
         return self._lease(slot, incarnation, term, segment)
 
     def apply(self, segment: Segment) -> list[Segment]:
-        """A push over these positions is in the parameters; returns those of them that were there before."""
+        """Record that these positions were applied; returns those that had been applied before."""
         stop = segment.start if segment.stop is None else segment.stop
-        if not self._ours(segment) or segment.start >= stop:
+        if not self._exists(segment) or segment.start >= stop:
             return []
         while self.opened <= segment.epoch:
             self._open_next()
-        of = self.passes.get(segment.epoch)
-        if of is None:
+        state = self.open_epochs.get(segment.epoch)
+        if state is None:
             return [segment]
-        fresh = of.of(segment.file).add(segment.start, stop)
+        fresh = state.done_in(segment.file).add(segment.start, stop)
         self.done_samples += sum(end - begin for begin, end in fresh)
-        seen = Positions(fresh)
-        again = [segment._replace(start=a, stop=b) for a, b in seen.gaps(segment.start, stop)]
+        new = Positions(fresh)
+        repeated = [segment._replace(start=a, stop=b) for a, b in new.gaps(segment.start, stop)]
         for lease in self.leases.overlapping(segment):
-            held = lease.segment
-            if held.stop is not None:
-                self._outstanding -= sum(max(0, min(b, held.stop) - max(a, held.start)) for a, b in fresh)
+            leased = lease.segment
+            if leased.stop is not None:
+                self._outstanding -= sum(max(0, min(b, leased.stop) - max(a, leased.start)) for a, b in fresh)
             if not self.rest(lease):
                 self.leases.remove(lease.token)
         self._complete()
-        return again
+        return repeated
 
     def file_ended(self, token: Token, length: int) -> None:
-        """The file of this lease has `length` samples; the lease ends where its last push takes it there."""
+        """Record the length of the leased file; the lease is removed once all its samples are applied."""
         lease = self.leases.get(token)
         if lease is None:
             return
@@ -137,28 +140,28 @@ class Ledger:
             self._complete()
 
     def rest(self, lease: Lease) -> list[Segment]:
-        """What of a lease is not done yet."""
+        """The parts of a lease that are not done."""
         segment = lease.segment
-        gaps = self.passes[segment.epoch].of(segment.file).gaps(segment.start, segment.end)
+        gaps = self.open_epochs[segment.epoch].done_in(segment.file).gaps(segment.start, segment.end)
         return [segment._replace(start=start, stop=None if stop == END else stop) for start, stop in gaps]
 
     def release(self, holds: Callable[[Lease], bool]) -> None:
-        """Take the leases for which `holds` is true back: their rests are the next to be given out."""
+        """Remove the leases for which `holds` is true; the rest of each is granted next."""
         for lease in [lease for lease in self.leases.values() if holds(lease)]:
             self._release(lease)
 
     def reclaim(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease | None:
-        """A lease of what a worker holds of old and will push itself; None where that is done, or somebody else's.
+        """Lease a segment again to the worker that held it before a restart; None if it is done or reassigned.
 
-        Leases of another `term` are nobody's by now. Asking again gives the same lease.
+        Overlapping leases of other terms are released. Idempotent.
         """
-        if not self._ours(segment):
+        if not self._exists(segment):
             return None
         while self.opened <= segment.epoch:
             self._open_next()
-        of = self.passes.get(segment.epoch)
-        gaps = [] if of is None else of.of(segment.file).gaps(segment.start, segment.end)
-        if of is None or not gaps:
+        state = self.open_epochs.get(segment.epoch)
+        gaps = [] if state is None else state.done_in(segment.file).gaps(segment.start, segment.end)
+        if not gaps:
             return None
         segment = segment._replace(start=gaps[0][0])
         for lease in self.leases.overlapping(segment):
@@ -172,44 +175,44 @@ class Ledger:
             segment = segment._replace(stop=first.segment.start)
         return self._lease(slot, incarnation, term, segment)
 
-    # --- telling --------------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------------
 
     @property
     def current(self) -> int:
-        """The pass that is being completed."""
+        """The first epoch that is not complete."""
         return self.completed
 
     @property
     def finished(self) -> bool:
-        """Whether all passes that were asked for are complete."""
+        """Whether all epochs are complete; never without a limit."""
         return self.epochs is not None and self.completed >= self.epochs
 
     def total(self) -> int | None:
-        """Samples of a pass; None until every file has been read to its end."""
+        """Samples per epoch; None until every file has been read to its end."""
         if self.size is not None:
             return self.size
         return sum(self.lengths.values()) if len(self.lengths) == self.files else None
 
     def counts(self) -> tuple[int, int]:
-        """(done, leased) samples of the current pass."""
+        """(done, leased) samples of the current epoch."""
         if self.finished:
             return self.total() or 0, 0
-        current = self.passes.get(self.completed)
+        current = self.open_epochs.get(self.completed)
         done = 0 if current is None else sum(positions.total for positions in current.done.values())
         return done, sum(
             self._samples(lease) for lease in self.leases.values() if lease.segment.epoch == self.completed
         )
 
     def outstanding(self) -> int:
-        """Samples that are leased, in all epochs (of files of unknown length: none)."""
+        """Leased samples in all epochs, except of files of unknown length."""
         return self._outstanding
 
-    def ranges_in_a_pass(self) -> int:
-        """How many ranges a pass has."""
+    def ranges_per_epoch(self) -> int:
+        """The number of ranges in an epoch."""
         return self.files if self.size is None else -(-self.size // self.range_size)
 
     def range_of(self, segment: Segment) -> range:
-        """The numbers of the ranges that a segment touches."""
+        """The numbers of the ranges that a segment overlaps."""
         if segment.file >= 0 or segment.stop is None:
             return range(max(0, segment.file), max(0, segment.file) + 1)
         return range(
@@ -217,7 +220,7 @@ class Ledger:
         )
 
     def visiting(self, epoch: int) -> list[Segment]:
-        """All segments of a pass, in the order in which they are given out."""
+        """All segments of an epoch in the order in which they are granted."""
         if self.size is None:
             segments = [Segment(epoch, file, 0, self.lengths.get(file)) for file in range(self.files)]
         else:
@@ -231,7 +234,7 @@ class Ledger:
     # --- snapshots ------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """Everything, as JSON."""
+        """The state as JSON."""
         return {
             "size": self.size,
             "files": self.files,
@@ -241,10 +244,10 @@ class Ledger:
             "passes": [
                 [
                     epoch,
-                    [[file, done.intervals()] for file, done in of.done.items()],
-                    list(of.free),
+                    [[file, done.intervals()] for file, done in state.done.items()],
+                    list(state.free),
                 ]
-                for epoch, of in self.passes.items()
+                for epoch, state in self.open_epochs.items()
             ],
             "leases": [
                 [*lease.token, lease.slot, lease.incarnation, *_plain(lease.segment)]
@@ -257,38 +260,38 @@ class Ledger:
         }
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Take over what `dump` gave. Raises ValueError, KeyError or TypeError for anything else."""
+        """Restore the result of `dump`. Raises ValueError, KeyError or TypeError if it is invalid."""
         if saved["size"] != self.size or saved["files"] != self.files:
-            raise ValueError("the ledger is of other data")
+            raise ValueError("the saved ledger is for other data")
         self.seed = str(saved["seed"])
         self.range_size = int(saved["rangeSize"])
         self.lengths = {int(file): int(length) for file, length in saved["lengths"]}
-        self.passes = {
-            int(epoch): Pass(
+        self.open_epochs = {
+            int(epoch): EpochState(
                 deque(Segment(*segment) for segment in free),
                 {int(file): Positions(intervals) for file, intervals in done},
             )
             for epoch, done, free in saved["passes"]
         }
-        self.leases = Leased()
+        self.leases = Leases()
         for term, counter, slot, incarnation, epoch, file, start, stop in saved["leases"]:
             self.leases.add(Lease((term, counter), slot, incarnation, Segment(epoch, file, start, stop)))
         self._outstanding = sum(map(self._samples, self.leases.values()))
         self.completed = int(saved["completed"])
         self.opened = int(saved["opened"])
         self.done_samples = int(saved["doneSamples"])
-        self._counter = max(self._counter, int(saved["counter"]))  # no token is given twice
+        self._counter = max(self._counter, int(saved["counter"]))  # tokens must be unique
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------------
 
-    def _next_free(self) -> tuple[Pass, Segment] | None:
+    def _next_free(self) -> tuple[EpochState, Segment] | None:
         while True:
-            for _, of in sorted(self.passes.items()):
-                while of.free:
-                    pieces = self._open(of.free.popleft())
+            for _, state in sorted(self.open_epochs.items()):
+                while state.free:
+                    pieces = self._open(state.free.popleft())
                     if pieces:
-                        of.free.extendleft(reversed(pieces[1:]))
-                        return of, pieces[0]
+                        state.free.extendleft(reversed(pieces[1:]))
+                        return state, pieces[0]
             self._complete()
             if self.opened > self.completed + self.ahead or (
                 self.epochs is not None and self.opened >= self.epochs
@@ -297,8 +300,8 @@ class Ledger:
             self._open_next()
 
     def _open(self, segment: Segment) -> list[Segment]:
-        """What of a segment that was free when it was put there is neither done nor leased by now."""
-        done = self.passes[segment.epoch].of(segment.file)
+        """The parts of a segment of `free` that are neither done nor leased."""
+        done = self.open_epochs[segment.epoch].done_in(segment.file)
         leased = Positions()
         for lease in self.leases.overlapping(segment):
             leased.add(lease.segment.start, lease.segment.end)
@@ -311,7 +314,7 @@ class Ledger:
     def _open_next(self) -> None:
         epoch = self.opened
         self.opened += 1
-        self.passes[epoch] = Pass(deque(self.visiting(epoch)))
+        self.open_epochs[epoch] = EpochState(deque(self.visiting(epoch)))
 
     def _lease(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease:
         self._counter += 1
@@ -323,32 +326,32 @@ class Ledger:
     def _release(self, lease: Lease) -> None:
         self.leases.remove(lease.token)
         self._outstanding -= self._samples(lease)
-        self.passes[lease.segment.epoch].free.extendleft(reversed(self.rest(lease)))
+        self.open_epochs[lease.segment.epoch].free.extendleft(reversed(self.rest(lease)))
 
     def _samples(self, lease: Lease) -> int:
-        """Samples of a lease that are not done; 0 where its end is unknown."""
+        """Samples of a lease that are not done; 0 if its end is unknown."""
         if lease.segment.stop is None:
             return 0
         return sum(piece.end - piece.start for piece in self.rest(lease))
 
-    def _ours(self, segment: Segment) -> bool:
-        """Whether there are such positions: what the network brings is checked before it costs anything."""
+    def _exists(self, segment: Segment) -> bool:
+        """Whether the data have these positions, which come from the network."""
         files = range(-1, 0) if self.size is not None else range(self.files)
-        most = self.opened + MAX_AHEAD if self.epochs is None else self.epochs
+        epochs = self.opened + MAX_AHEAD if self.epochs is None else self.epochs
         within = self.size is None or (segment.stop is not None and segment.stop <= self.size)
-        return segment.file in files and 0 <= segment.epoch < most and segment.start >= 0 and within
+        return segment.file in files and 0 <= segment.epoch < epochs and segment.start >= 0 and within
 
     def _complete(self) -> None:
-        """Close the passes of which nothing is free or leased, in order."""
-        while self.completed in self.passes:
-            of = self.passes[self.completed]
-            if self.leases.in_pass(self.completed):
+        """Close, in order, the epochs with no free or leased positions."""
+        while self.completed in self.open_epochs:
+            state = self.open_epochs[self.completed]
+            if self.leases.in_epoch(self.completed):
                 return
-            while of.free and not self._open(of.free[0]):
-                of.free.popleft()
-            if of.free:
+            while state.free and not self._open(state.free[0]):
+                state.free.popleft()
+            if state.free:
                 return
-            del self.passes[self.completed]
+            del self.open_epochs[self.completed]
             self.completed += 1
 
 

@@ -1,11 +1,10 @@
-"""Who works: the incarnations that were heard, when they last spoke, and what they told with their pushes.
+"""The workers of a job: when each last contacted the coordinator, and the statistics of its pushes.
 
-A worker that says nothing for max(5 s, 3 of its steps) is Silent: that alone takes nothing from it. It is fenced when
-its successor says hello, when others have nothing left to do but what it holds, or after `LOST_SECONDS`; from then on
-nothing of it is taken, so its leases can be given away.
+A worker without contact for max(5 s, 3 of its steps) is Silent, but keeps its leases. It is fenced when its successor
+joins, when idle workers need its leases, or after `LOST_SECONDS`; then its pushes are refused and its leases released.
 
-Where nobody at all was heard for longer than `SILENCE_SECONDS`, it was this server that was away (its node off the
-network, its process stopped): that time is nobody's silence.
+If no worker has contacted the coordinator for longer than `SILENCE_SECONDS`, the coordinator itself was unreachable or
+stopped, and that time does not count as silence.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal_trainer.contract import SILENCE_SECONDS, SILENCE_STEPS, WorkerReport, WorkerState
-from shoal_trainer.coordinator.protocol import Given
+from shoal_trainer.coordinator.protocol import Assignment
 from shoal_trainer.wire.messages import Timings
 
 LOST_SECONDS = 60.0
 KEPT = 512
-"""Members that are remembered; of those beyond it the ones that left longest ago are forgotten."""
+"""Members to keep; beyond that, those that left longest ago are removed."""
 WEIGHT = 0.1
 
 
@@ -42,19 +41,19 @@ class Member:
     timings: Timings | None = None
     message: str = ""
     wasted_steps: int = 0
-    """In all its life, as far as it told this coordinator."""
-    asked: int | None = None
-    given: Given | None = None
-    """What it was given to do, when it asked with that number."""
+    """In total, as reported to this coordinator process."""
+    request_number: int | None = None
+    assignment: Assignment | None = None
+    """The answer to that request for work."""
 
     @property
-    def patience(self) -> float:
-        """Seconds after which its silence is told."""
+    def silence_limit(self) -> float:
+        """Seconds without contact after which it is Silent."""
         step = self.timings.step if self.timings else 0.0
         return max(SILENCE_SECONDS, SILENCE_STEPS * step)
 
     def pushed(self, steps: int, samples: int, staleness: int, timings: Timings) -> None:
-        """Take in what came with a push; times are smoothed."""
+        """Record the statistics of a push; times are smoothed."""
         self.steps += steps
         self.samples += samples
         self.staleness = staleness if self.staleness is None else _mix(self.staleness, staleness)
@@ -64,7 +63,7 @@ class Member:
         )
 
     def report(self, now: float) -> WorkerReport:
-        """As the status tells it."""
+        """Its entry in the status report."""
         t = self.timings
         return WorkerReport(
             slot=self.slot,
@@ -89,37 +88,37 @@ class Member:
 
 @dataclass
 class Members:
-    """All of them, by (slot, incarnation)."""
+    """All members, by (slot, incarnation)."""
 
     known: dict[tuple[int, int], Member] = field(default_factory=dict)
-    heard: float = -math.inf
-    """When somebody spoke last."""
+    last_contact: float = -math.inf
+    """Of any worker."""
     _newest: dict[int, int] = field(default_factory=dict)
     _silent: list[Member] = field(default_factory=list)
-    """Those that `notice_silence` found last; some of them may have spoken since."""
+    """The result of the last `notice_silence`; some may have made contact since."""
 
     def newest(self, slot: int) -> int:
-        """The highest incarnation that was heard of a slot; -1 for none."""
+        """The highest known incarnation of a slot; -1 if there is none."""
         return self._newest.get(slot, -1)
 
-    def replaced(self, incarnations: Iterable[tuple[int, int]]) -> None:
-        """These (slot, incarnation) took part before this process began: older ones of a slot are fenced."""
+    def restore_newest(self, incarnations: Iterable[tuple[int, int]]) -> None:
+        """Register (slot, incarnation) pairs from before a restart, so that older incarnations stay fenced."""
         for slot, incarnation in incarnations:
             self._newest[slot] = max(incarnation, self.newest(slot))
 
     def get(self, slot: int, incarnation: int) -> Member:
-        """The member, new if it was not known."""
+        """The member; created if it is new."""
         key = (slot, incarnation)
         if key not in self.known:
             self.known[key] = Member(slot, incarnation)
             self._newest[slot] = max(incarnation, self.newest(slot))
-            gone = [m for m in self.known.values() if m.state not in {WorkerState.ACTIVE, WorkerState.SILENT}]
-            for member in sorted(gone, key=lambda m: m.last_seen)[: max(0, len(self.known) - KEPT)]:
+            left = [m for m in self.known.values() if m.state not in {WorkerState.ACTIVE, WorkerState.SILENT}]
+            for member in sorted(left, key=lambda m: m.last_seen)[: max(0, len(self.known) - KEPT)]:
                 del self.known[member.slot, member.incarnation]
         return self.known[key]
 
     def older(self, slot: int, incarnation: int) -> list[Member]:
-        """Incarnations of a slot before this one that have not left."""
+        """The earlier incarnations of a slot that have not left."""
         present = {WorkerState.ACTIVE, WorkerState.SILENT}
         return [
             m
@@ -128,43 +127,44 @@ class Members:
         ]
 
     def active(self) -> list[Member]:
-        """Those that speak."""
+        """The active members."""
         return [member for member in self.known.values() if member.state is WorkerState.ACTIVE]
 
     def silent(self) -> list[Member]:
-        """Those that have not spoken for longer than they should."""
+        """The silent members, as of the last `notice_silence`."""
         return [member for member in self._silent if member.state is WorkerState.SILENT]
 
     def present(self) -> list[Member]:
-        """Those that speak, and the silent ones."""
+        """The active and silent members."""
         return [m for m in self.known.values() if m.state in {WorkerState.ACTIVE, WorkerState.SILENT}]
 
     def input_wait(self) -> float | None:
-        """Share of the active workers' time that they wait for input; None before the first push."""
-        told = [member.timings for member in self.active() if member.timings is not None]
-        total = sum(timings.step for timings in told)
-        return min(1.0, sum(timings.input for timings in told) / total) if total > 0 else None
+        """The share of the active workers' time spent waiting for input; None before the first push."""
+        measured = [member.timings for member in self.active() if member.timings is not None]
+        total = sum(timings.step for timings in measured)
+        return min(1.0, sum(timings.input for timings in measured) / total) if total > 0 else None
 
-    def hear(self, member: Member, now: float) -> None:
-        """It spoke."""
-        if now - self.heard > SILENCE_SECONDS:
+    def contact(self, member: Member, now: float) -> None:
+        """Record that a member made contact."""
+        if now - self.last_contact > SILENCE_SECONDS:
             for other in self.present():
-                other.last_seen += min(now - self.heard, now - other.last_seen)
+                other.last_seen += min(now - self.last_contact, now - other.last_seen)
                 other.state = WorkerState.ACTIVE
-        self.heard = member.last_seen = now
+        self.last_contact = member.last_seen = now
         if member.state is WorkerState.SILENT:
             member.state = WorkerState.ACTIVE
 
     def notice_silence(self, now: float) -> list[Member]:
-        """Mark the silent ones; returns those that have been silent for so long that they count as lost."""
+        """Mark the silent members; returns those that count as lost."""
         lost: list[Member] = []
         self._silent = []
+        others_are_heard = now - self.last_contact <= SILENCE_SECONDS
         for member in self.present():
             silence = now - member.last_seen
-            if silence > member.patience:
+            if silence > member.silence_limit:
                 member.state = WorkerState.SILENT
                 self._silent.append(member)
-            if silence > max(LOST_SECONDS, 2 * member.patience) and now - self.heard <= SILENCE_SECONDS:
+            if silence > max(LOST_SECONDS, 2 * member.silence_limit) and others_are_heard:
                 lost.append(member)
         return lost
 

@@ -1,4 +1,4 @@
-"""The status in Prometheus' format: few series, none for each worker but its step time."""
+"""Exports the status as Prometheus metrics; the only per-worker series is the step time."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ class StatusCollector(Collector):
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """One family for each figure."""
+        """Yield one family per metric."""
         status = self._status()
         gauges: dict[str, tuple[str, float | None]] = {
             "shoal_loss": ("Smoothed training loss.", status.loss),
             "shoal_samples_per_second": (
-                "Samples whose gradients were applied, a second.",
+                "Samples applied per second.",
                 status.samples_per_second,
             ),
             "shoal_progress_ratio": ("Share of the work done.", _ratio(status.progress_percent)),
-            "shoal_goodput_ratio": ("Share of the computed steps that count.", status.goodput),
+            "shoal_goodput_ratio": ("Share of the computed steps that are not wasted.", status.goodput),
             "shoal_input_wait_ratio": (
-                "Share of the workers' time that they wait for input.",
+                "Share of the workers' time spent waiting for input.",
                 status.input_wait,
             ),
-            "shoal_epoch": ("Passes over the data that are complete.", float(status.epoch)),
+            "shoal_epoch": ("Completed epochs.", float(status.epoch)),
         }
         for name, (text, value) in gauges.items():
             if value is not None:
                 yield GaugeMetricFamily(name, text, value)
         counters = {
-            "shoal_steps": ("Steps (batches) that are in the parameters.", status.step),
-            "shoal_samples": ("Samples whose gradients are in the parameters.", status.samples),
-            "shoal_wasted_steps": ("Steps computed in vain.", status.wasted_steps),
-            "shoal_rollbacks": ("Times that the job went back to a snapshot.", status.rollbacks),
-            "shoal_samples_repeated": ("Samples applied twice.", status.data.repeated),
+            "shoal_steps": ("Steps (batches) applied to the parameters.", status.step),
+            "shoal_samples": ("Samples applied to the parameters.", status.samples),
+            "shoal_wasted_steps": ("Computed steps that were discarded or undone.", status.wasted_steps),
+            "shoal_rollbacks": ("Rollbacks to a snapshot.", status.rollbacks),
+            "shoal_samples_repeated": ("Samples applied more than once.", status.data.repeated),
             "shoal_samples_partial": ("Samples applied on some shards only.", status.data.partial),
-            "shoal_samples_lost": ("Samples called done that no parameters hold.", status.data.lost),
+            "shoal_samples_lost": ("Samples skipped as done without being applied.", status.data.lost),
         }
         for name, (text, number) in counters.items():
             yield CounterMetricFamily(name, text, number)
@@ -56,9 +56,7 @@ class StatusCollector(Collector):
         for state in WorkerState:
             workers.add_metric([state.value], sum(worker.state is state for worker in status.workers))
         yield workers
-        parts = GaugeMetricFamily(
-            "shoal_step_seconds", "Smoothed seconds of a step.", labels=["slot", "part"]
-        )
+        parts = GaugeMetricFamily("shoal_step_seconds", "Smoothed seconds per step.", labels=["slot", "part"])
         for worker in status.workers:
             if worker.state is WorkerState.ACTIVE:
                 for part in ("step", "compute", "pull", "push", "input"):
@@ -69,13 +67,13 @@ class StatusCollector(Collector):
 
 
 def serve_metrics(status: Callable[[], StatusReport], host: str, port: int) -> Any:
-    """Serve them over HTTP; None where the port is taken (several servers on one machine)."""
+    """Serve the metrics over HTTP; None if the port is in use (several servers on one machine)."""
     registry = CollectorRegistry()
     registry.register(StatusCollector(status))
     try:
         server, _ = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
-        log.info("no metrics: %s", error)
+        log.info("no metrics endpoint: %s", error)
         return None
     return server
 

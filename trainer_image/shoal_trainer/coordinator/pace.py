@@ -1,4 +1,4 @@
-"""How fast the job is and how its loss goes, from the pushes of the last seconds."""
+"""The job's rate over the last seconds and its smoothed loss, from the pushes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOSS_WEIGHT = 0.05
 
 
 class Pace:
-    """`loss`: a moving average over the pushes; None before the first one that has a finite loss."""
+    """`loss` is a moving average over the pushes; None before the first finite one."""
 
     def __init__(self) -> None:
         self.loss: float | None = None
@@ -18,7 +18,7 @@ class Pace:
         self._recent: deque[tuple[float, int]] = deque()
 
     def pushed(self, now: float, samples: int, loss: float) -> None:
-        """A push was applied."""
+        """Record an applied push."""
         self.begun = True
         if math.isfinite(loss):
             self.loss = loss if self.loss is None else self.loss + LOSS_WEIGHT * (loss - self.loss)
@@ -26,7 +26,7 @@ class Pace:
         self._forget(now)
 
     def samples_per_second(self, now: float) -> float | None:
-        """Over the last `RATE_SECONDS`; None where too little was pushed."""
+        """The rate over the last `RATE_SECONDS`; None with fewer than two pushes."""
         self._forget(now)
         if len(self._recent) < 2:
             return None

@@ -1,8 +1,7 @@
-"""What is in some shards only: which pushes those are, and what they cover. Pure; part of every snapshot.
+"""Partial pushes, which only some shards hold, and the positions that they cover. Pure; saved in every snapshot.
 
-Nothing is added up here. A push is partial while some shards have it and others do not, whatever was lost and came
-back in between, so the figure is made anew from what the shards hold. Only what such a push covers has to be
-remembered, for the shards' journals forget it at the next snapshot.
+The set of partial pushes is computed from the contents of the shards each time. Only the positions are kept here,
+because the shards' journals drop them at the next snapshot.
 """
 
 from __future__ import annotations
@@ -15,81 +14,81 @@ from shoal_trainer.wire.messages import Entry, Progress
 
 
 class Partial:
-    """Knows what pushes cover that were on some shards only when somebody looked."""
+    """The positions of pushes that were partial at a comparison."""
 
     def __init__(self) -> None:
         self._covers: dict[Push, list[Progress]] = {}
-        self._for_good: list[Progress] = []
-        """Of workers of long ago, of the run that this one began from, and of when there were more or fewer shards."""
+        self._permanent: list[Progress] = []
+        """Of forgotten incarnations, of the run that this one started from, and from before a change of shards."""
 
     def unknown(self, pushes: Contents) -> Contents:
-        """Those of which it is not known what they cover."""
-        found = Contents()
+        """The pushes whose positions are not known."""
+        missing = Contents()
         for push in pushes:
             if push not in self._covers:
-                found.add(push)
-        return found
+                missing.add(push)
+        return missing
 
     def learn(self, entries: Iterable[Entry]) -> None:
-        """A shard's journal tells of pushes that were not known."""
-        told: dict[Push, list[Progress]] = {}
+        """Add the positions of unknown pushes from a shard's journal."""
+        covered: dict[Push, list[Progress]] = {}
         for e in entries:
-            marks = told.setdefault((e.slot, e.incarnation, e.seq), [])
+            marks = covered.setdefault((e.slot, e.incarnation, e.seq), [])
             if e.start < e.stop:
                 marks.append(Progress(e.epoch, e.file, e.start, e.stop))
-        for push, marks in told.items():
+        for push, marks in covered.items():
             self._covers.setdefault(push, marks)
 
     def count(
         self, shards: Sequence[Contents], present: set[Worker], *, at_end: bool = False
     ) -> tuple[list[Progress], bool]:
-        """What is partial of these contents, and whether some of it may yet come, for its worker is `present`.
+        """The positions of partial pushes, and whether pushes of `present` workers may be in flight.
 
-        What may yet come counts at the end only.
+        Pushes in flight count as partial only `at_end`.
         """
-        marks, expected = list(self._for_good), False
+        marks, any_in_flight = list(self._permanent), False
         for push in uneven(shards):
-            coming = push[:2] in present and arriving(shards, push)
-            expected |= coming
-            if at_end or not coming:
+            in_flight = push[:2] in present and arriving(shards, push)
+            any_in_flight |= in_flight
+            if at_end or not in_flight:
                 marks += self._covers.get(push, [])
-        return marks, expected
+        return marks, any_in_flight
 
     def published(self, shards: Sequence[Contents]) -> None:
-        """A snapshot holds these contents: what all of them have is on every shard from now on."""
+        """A snapshot with these contents was published: drop the pushes that all shards hold."""
         differs = uneven(shards)
         newest: dict[int, int] = {}
         for contents in shards:
             for slot, incarnation in contents.newest().items():
                 newest[slot] = max(incarnation, newest.get(slot, 0))
-        kept: dict[Push, list[Progress]] = {}
+        partial: dict[Push, list[Progress]] = {}
         for push, marks in self._covers.items():
             if push in differs:
-                kept[push] = marks
+                partial[push] = marks
             elif push[1] <= newest.get(push[0], 0) - KEPT_INCARNATIONS:
-                self._for_good += marks
-        self._covers = kept
+                self._permanent += marks
+        self._covers = partial
 
     def dump(self, shards: Sequence[Contents]) -> dict[str, Any]:
-        """As JSON: what is needed beside a snapshot with these contents."""
+        """The state for a snapshot with these contents, as JSON."""
         differs = uneven(shards)
         return {
             "shards": len(shards),
             "pushes": [[*push, marks] for push, marks in self._covers.items() if push in differs],
-            "forGood": self._for_good,
+            "forGood": self._permanent,
         }
 
     def load(self, saved: dict[str, Any], shards: int, *, other_run: bool = False) -> None:
-        """The inverse of `dump`, where there are so many shards now.
+        """The inverse of `dump`, for `shards` shards.
 
-        Of an `other_run`, or where the parameters are cut into more or fewer shards now, what each shard holds begins
-        anew, and none of these pushes can come any more.
+        From an `other_run` or with another number of shards, the partial pushes are permanent: the shards' contents
+        start empty.
         """
-        self._for_good = [Progress(*mark) for mark in saved["forGood"]]
+        self._permanent = [Progress(*mark) for mark in saved["forGood"]]
         self._covers = {
             (int(slot), int(incarnation), int(seq)): [Progress(*mark) for mark in marks]
             for slot, incarnation, seq, marks in saved["pushes"]
         }
         if other_run or saved.get("shards", shards) != shards:
-            self._for_good += [mark for marks in self._covers.values() for mark in marks]
+            self._permanent += [mark for marks in self._covers.values() for mark in marks]
             self._covers = {}

@@ -1,8 +1,7 @@
-"""What workers and coordinator say to each other: JSON over TLS, one request for each message.
+"""The messages of the control plane: JSON over TLS.
 
-`POST /v1/<name>` with a message, answered by a message. Bulk never goes this way: gradients have the data plane, and
-what tasks produce is streamed by `PUT /v1/files/…`. Every request carries the worker's slot and incarnation; an older
-incarnation than the newest that was heard is answered with 409 (`Fenced`).
+`POST /v1/<name>` with a message returns a message; the output of tasks is streamed to `PUT /v1/files/…`. A worker's
+requests carry its slot and incarnation; 409 (`Fenced`) if the slot has a newer incarnation.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Literal
 from pydantic import Field
 
 from shoal_trainer.contract import Message
-from shoal_trainer.coordinator.leased import Lease as Leased
+from shoal_trainer.coordinator.leases import Lease as LedgerLease
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 
 PURPOSE = "control"
-"""What the bearer token of these requests is derived for (`Credentials.token`)."""
+"""The purpose of the bearer token of these requests (`Credentials.token`)."""
 MAX_BODY = 4 << 20
 MAX_LIST = 28 << 20
-"""Of the names of the data's files, which go with a hello only."""
+"""Bytes of the list of files, which only a `Join` contains."""
 MAX_JOIN = MAX_LIST + MAX_BODY
 MAX_FILE = 64 << 30
 MAX_TEXT = 4096
@@ -28,7 +27,7 @@ MAX_SPANS = 1 << 20
 
 
 class DataSpec(Message):
-    """What the data are: `size` samples that any range can be read of, or files of unknown length."""
+    """The training data: `size` samples with random access, or files of unknown length."""
 
     size: int | None = Field(default=None, ge=1)
     files: tuple[str, ...] = ()
@@ -36,20 +35,20 @@ class DataSpec(Message):
     callbacks: bool = False
 
     @property
-    def words(self) -> str:
-        """How much it is: "100 samples", "3 files"."""
+    def amount(self) -> str:
+        """The amount in words: "100 samples", "3 files"."""
         return f"{len(self.files):,} files" if self.size is None else f"{self.size:,} samples"
 
-    def beside(self, other: DataSpec) -> str:
-        """How the files that a worker lists differ from these, the job's."""
-        mine, theirs = set(self.files), set(other.files)
+    def file_differences(self, other: DataSpec) -> str:
+        """How a worker's list of files differs from this one, the job's."""
+        job, worker = set(self.files), set(other.files)
         return (
-            f"a worker lists {len(theirs):,} files of training data: {len(theirs - mine):,} of them are new, and "
-            f"{len(mine - theirs):,} of the job's {len(mine):,} are missing; the job keeps to its own list"
+            f"a worker lists {len(worker):,} files of training data: {len(worker - job):,} of them are new, and "
+            f"{len(job - worker):,} of the job's {len(job):,} are missing; the job keeps its own list"
         )
 
-    def told(self, lease: Leased) -> Lease:
-        """A lease of these data as a worker is told of it."""
+    def lease_message(self, lease: LedgerLease) -> Lease:
+        """A lease of these data as a message to a worker."""
         segment = lease.segment
         return Lease(
             term=lease.token[0],
@@ -63,10 +62,10 @@ class DataSpec(Message):
 
 
 class Lease(Message):
-    """A leased range: positions [start, stop) of pass `epoch`, or of `file` (`stop` None: to its end).
+    """A leased range: positions [start, stop) of the data, or of `file` (`stop` None: to its end), in `epoch`.
 
-    `number`: the file's, in the order of the job's files. (`term`, `counter`) is the fencing token: of which
-    process of parameter server 0, and a number.
+    `number`: the index of the file in the job's list. (`term`, `counter`) is the fencing token; the term identifies the
+    process of parameter server 0.
     """
 
     term: int
@@ -84,54 +83,53 @@ class Lease(Message):
 
 
 class Caller(Message):
-    """Who speaks."""
+    """The worker that sends the request."""
 
     slot: int = Field(ge=0)
     incarnation: int = Field(ge=0)
 
 
 class Join(Caller):
-    """A worker says hello; after the loss of parameter server 0, with what it holds from its last answered push on."""
+    """A worker joins; again after the loss of parameter server 0, with the unfinished rest of its leases."""
 
     data: DataSpec
     batch_size: int = Field(ge=1)
     node: str = Field(default="", max_length=256)
     pool: str = Field(default="", max_length=256)
-    held: tuple[Lease, ...] = Field(default=(), max_length=4096)
+    leases: tuple[Lease, ...] = Field(default=(), max_length=4096)
     generation: int = Field(default=0, ge=0)
-    """Of what it holds."""
+    """Of the leases."""
     wasted_steps: int = Field(default=0, ge=0)
-    """All its steps so far that are in no surviving parameters, though they were answered or given up."""
-    wasted_told: int = Field(default=0, ge=0)
-    """Those of them that it told before, in a request that was answered."""
+    """All its steps so far that were discarded or lost."""
+    wasted_acknowledged: int = Field(default=0, ge=0)
+    """Those of them in an earlier request that was answered."""
 
 
 class Renamed(Message):
-    """A lease that goes on under another token."""
+    """A lease that continues under another token."""
 
     old: tuple[int, int]
     new: tuple[int, int]
 
 
 class Joined(Message):
-    """Which of the held leases go on, and under which tokens; the others are somebody else's now."""
+    """The presented leases that continue, with their new tokens; the others are done or reassigned."""
 
     renamed: tuple[Renamed, ...] = ()
 
 
 class Next(Caller):
-    """Asks for something to do; data are given to those who have the parameters of this generation.
+    """Requests work. Data are leased only to workers with parameters of the current generation.
 
-    Who got no answer asks with the same `number` again, and is given the same: else what the lost answer gave would
-    be in the hands of somebody who does not know of it.
+    A retry after a lost answer has the same `number` and gets the same assignment.
     """
 
     number: int = Field(ge=1)
     generation: int = Field(default=0, ge=0)
 
 
-class Given(Message):
-    """Something to do: a lease of data, a task, nothing for `seconds`, or the end."""
+class Assignment(Message):
+    """A worker's next work: a lease of data, a task, nothing for `seconds`, or the end of the job."""
 
     kind: Literal["data", "task", "idle", "finished"]
     lease: Lease | None = None
@@ -144,7 +142,7 @@ class Given(Message):
 
 
 class Heartbeat(Caller):
-    """A worker is alive, whatever it does."""
+    """A worker is alive. `message` appears in the status."""
 
     message: str = Field(default="", max_length=MAX_TEXT)
 
@@ -163,9 +161,9 @@ class FileEnded(Caller):
 
 
 class TaskDone(Caller):
-    """A task is done; its files were uploaded before. A metric that is not finite is None.
+    """A task is done and its files are uploaded. A non-finite metric is None.
 
-    `message`: what the job's last word is to say of an export, where it lacks something.
+    `message`: for the termination message, about files that an export lacks.
     """
 
     token: tuple[int, int]
@@ -176,37 +174,37 @@ class TaskDone(Caller):
 
 
 class Leave(Caller):
-    """A worker goes, on purpose."""
+    """A worker leaves the job."""
 
 
 class Failed(Caller):
-    """A worker ends because the user's code is at fault."""
+    """A worker ends because of an error in the user's code."""
 
     message: str = Field(max_length=MAX_TEXT)
 
 
 class Diverged(Caller):
-    """A batch gave a loss or a gradient that is not finite, at parameters of this generation: the job is to go back."""
+    """A batch has a non-finite loss or gradient at parameters of this generation: the job must roll back."""
 
     generation: int = Field(ge=0)
     epoch: int = Field(ge=0)
     file: int = Field(default=-1, ge=-1)
     start: int = Field(ge=0)
     stop: int = Field(ge=1)
-    what: str = Field(max_length=MAX_TEXT)
+    reason: str = Field(max_length=MAX_TEXT)
 
 
 class ShardReady(Message):
-    """Another parameter server came back."""
+    """Another parameter server has restarted."""
 
     index: int = Field(ge=1)
     epoch: int = Field(ge=0)
 
 
 class SnapshotShard(Message):
-    """Parameter server 0 asks another one to write its part of snapshot `number`; answered by a `ShardFile`.
+    """Makes another parameter server write its part of snapshot `number`; answered by a `ShardFile`.
 
-    `published`: the newest one of this `epoch` that can be seen by everyone; 0 for none.
+    `published`: the newest published snapshot of this `epoch`; 0 for none.
     """
 
     number: int = Field(ge=1)
@@ -216,26 +214,26 @@ class SnapshotShard(Message):
 
 
 class AskPushes(Message):
-    """Parameter server 0 asks another one which pushes are in it, and what those of `of` cover; see `Pushes`."""
+    """Asks another parameter server for its pushes, and for the journal entries of the `wanted` ones."""
 
-    of: tuple[Span, ...] = Field(default=(), max_length=MAX_JOURNAL)
+    wanted: tuple[Span, ...] = Field(default=(), max_length=MAX_JOURNAL)
 
 
 class Pushes(Message):
-    """The pushes that are in a shard, and parts of its journal."""
+    """The pushes that a shard holds, and the journal entries of the wanted ones."""
 
-    held: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
+    spans: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
     entries: tuple[Entry, ...] = Field(default=(), max_length=MAX_JOURNAL)
 
 
 class RollBackShard(Message):
-    """Parameter server 0 tells another one to go back to the snapshot with which this generation begins."""
+    """Makes another parameter server roll back to the snapshot with which this generation begins."""
 
     generation: int = Field(ge=1)
 
 
 class Done(Message):
-    """The answer where there is nothing to tell."""
+    """An empty answer."""
 
 
 REQUESTS: dict[str, type[Message]] = {

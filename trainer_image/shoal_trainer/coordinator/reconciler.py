@@ -1,7 +1,7 @@
-"""Compares the pushes that the shards hold, so that `partial` is exact and not an estimate.
+"""Compares the pushes that the shards hold, to count the samples that only some shards have.
 
-It asks each shard which pushes it holds, and for those that some shards lack, which positions they cover. It does so
-after a shard restarted, at each snapshot (whose manifest keeps what the journals then drop), and before the job ends.
+It lists the pushes of each shard, and reads the positions of those that some shards lack from the journals. It runs
+after a shard restarts, at each snapshot (the journals then drop entries), and before the job ends.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ END_SECONDS = 3.0
 """How long the job's end waits for pushes in flight, or for a shard that does not answer."""
 
 
-class Asked(Protocol):
+class OtherShard(Protocol):
     """Another shard."""
 
-    def pushes(self, of: Sequence[Span]) -> Pushes:
-        """Which pushes it holds, and what those in `of` cover. `Unreachable` if it does not answer or is not ready."""
+    def pushes(self, wanted: Sequence[Span]) -> Pushes:
+        """Its pushes, and the journal entries of the `wanted` ones. `Unreachable` if it is not ready."""
 
 
-def tell(shard: ShardStore, of: Sequence[Span]) -> Pushes:
-    """A shard's answer to the reconciler."""
+def pushes_of(shard: ShardStore, wanted: Sequence[Span]) -> Pushes:
+    """The pushes of a shard of this process, as the answer to `AskPushes`."""
     with shard.lock:
         if shard.state is not State.READY:
             raise Unreachable(f"shard {shard.index} is {shard.state.value.lower()}")
-        wanted = Contents(of)
-        return Pushes(held=shard.contents.spans(), entries=shard.journal.entries_of(wanted) if wanted else ())
+        contents = Contents(wanted)
+        return Pushes(
+            spans=shard.contents.spans(), entries=shard.journal.entries_of(contents) if contents else ()
+        )
 
 
 class Reconciler:
@@ -47,7 +49,7 @@ class Reconciler:
     def __init__(
         self,
         shard: ShardStore,
-        others: Sequence[Asked],
+        others: Sequence[OtherShard],
         coordinator: Coordinator,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -56,7 +58,7 @@ class Reconciler:
         self._clock = clock
         self._lock = threading.Lock()
         self._unexplained: set[Span] = set()
-        self._due = threading.Event()
+        self._scheduled = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
@@ -66,35 +68,35 @@ class Reconciler:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; `look` still works."""
+        """Stop the thread; `compare` still works."""
         self._stop.set()
-        self._due.set()
+        self._scheduled.set()
 
-    def due(self) -> None:
-        """A shard restarted: compare soon."""
-        self._due.set()
+    def schedule(self) -> None:
+        """Compare soon, because a shard restarted."""
+        self._scheduled.set()
 
-    def look(self, *, at_end: bool = False) -> bool:
-        """Count what is partial now; returns whether none of it may still arrive. `Unreachable` if a shard is."""
+    def compare(self, *, at_end: bool = False) -> bool:
+        """Count the partial samples; returns whether no push is in flight. `Unreachable` if a shard is."""
         with self._lock:
-            held = [Contents(tell(self._shard, ()).held)]
-            held += [Contents(other.pushes(()).held) for other in self._others]
-            self._learn(held)
-            return not self._coordinator.compare(held, at_end=at_end)
+            contents = [Contents(pushes_of(self._shard, ()).spans)]
+            contents += [Contents(other.pushes(()).spans) for other in self._others]
+            self._learn(contents)
+            return not self._coordinator.count_partial(contents, at_end=at_end)
 
-    def beside(self, parts: Sequence[Sequence[Span]]) -> dict[str, Any]:
-        """What the manifest of a snapshot with these contents has to keep.
+    def manifest_part(self, parts: Sequence[Sequence[Span]]) -> dict[str, Any]:
+        """The partial pushes for the manifest of a snapshot with these contents.
 
-        `Unreachable` if a shard was lost since it wrote its part and no journal knows a push: once for each such push.
+        `Unreachable`, once per push, if no journal has a push because a shard was lost after it wrote its part.
         """
         with self._lock:
-            held = [Contents(part) for part in parts]
-            unexplained = set(self._learn(held).spans())
+            contents = [Contents(part) for part in parts]
+            unexplained = set(self._learn(contents).spans())
             if new := unexplained - self._unexplained:
                 self._unexplained |= new
                 raise Unreachable("a shard was lost while its part of the snapshot was written")
-            self._coordinator.compare(held)
-            return self._coordinator.partial.dump(held)
+            self._coordinator.count_partial(contents)
+            return self._coordinator.partial.dump(contents)
 
     def published(self, parts: Sequence[Sequence[Span]]) -> None:
         """The snapshot with these contents was published."""
@@ -102,14 +104,14 @@ class Reconciler:
             self._coordinator.partial.published([Contents(part) for part in parts])
 
     def settle(self) -> None:
-        """Before the job ends: compare once more, and wait a little for pushes in flight."""
+        """Compare before the job ends, and wait up to `END_SECONDS` for pushes in flight."""
         if not self._others:
             return
         until, reason = self._clock() + END_SECONDS, ""
         while True:
             try:
                 reason = ""
-                if self.look(at_end=True):
+                if self.compare(at_end=True):
                     return
             except TrainerError as error:
                 reason = str(error)
@@ -118,11 +120,11 @@ class Reconciler:
         if reason:
             log.warning("partial samples were counted without the latest pushes of every shard: %s", reason)
 
-    def _learn(self, held: Sequence[Contents]) -> Contents:
-        """Ask for what the unknown pushes cover; returns those that no shard knows."""
-        partial, differs = self._coordinator.partial, uneven(held)
+    def _learn(self, contents: Sequence[Contents]) -> Contents:
+        """Read the positions of unknown pushes from the journals; returns the pushes that no journal has."""
+        partial, differs = self._coordinator.partial, uneven(contents)
         if unknown := partial.unknown(differs):
-            partial.learn(tell(self._shard, unknown.spans()).entries)
+            partial.learn(pushes_of(self._shard, unknown.spans()).entries)
         for other in self._others:
             if unknown := partial.unknown(differs):
                 partial.learn(other.pushes(unknown.spans()).entries)
@@ -130,14 +132,14 @@ class Reconciler:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._due.wait()
-            self._due.clear()
+            self._scheduled.wait()
+            self._scheduled.clear()
             try:
-                self.look()
+                self.compare()
                 continue
             except TrainerError as error:
                 log.debug("cannot compare the shards yet: %s", error)
             except Exception:
                 log.exception("cannot compare the shards yet")
             self._stop.wait(RETRY_SECONDS)
-            self._due.set()
+            self._scheduled.set()

@@ -1,9 +1,8 @@
-"""The coordinator's record: what is done, what is held, what was counted; how it is saved, and how it comes back.
+"""The coordinator's saved state (ledger, tasks, counters), and its recovery.
 
-After the loss of parameter server 0 a new one replays on the snapshot's ledger the pushes that are in the surviving
-parameters beyond the snapshot (the journal that came with them), so ledger, counters and parameters are of one moment
-again. Then it **gathers**: for a moment it grants nothing and lets the workers that survived tell what they hold and
-will push themselves, so that nobody else is given it.
+After the loss of parameter server 0, its replacement replays the journal of the surviving parameters on the snapshot's
+ledger, so that ledger, counters and parameters match. Then it **gathers**: for up to `GATHER_SECONDS` it grants
+nothing, so that surviving workers can present their leases and keep them.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter
-from shoal_trainer.coordinator.counters import Counters, wasted_by
-from shoal_trainer.coordinator.leased import Segment
+from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
+from shoal_trainer.coordinator.leases import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.pace import Pace
 from shoal_trainer.coordinator.partial import Partial
@@ -32,7 +31,7 @@ GATHER_SECONDS = 5.0
 
 
 class Record:
-    """Of one job. What changes it holds the shard's lock."""
+    """The saved state of one job. Changes require the shard's lock."""
 
     def __init__(
         self,
@@ -48,45 +47,45 @@ class Record:
         self.tasks = Tasks()
         self.counters = Counters()
         self.partial = Partial()
-        """The reconciler's."""
+        """Used by the reconciler."""
         self.ledger: Ledger | None = None
         self.data: DataSpec | None = None
-        self._told_files = False
+        self._warned_files = False
         self.pace = Pace()
         self.shard = shard
         self._stopping = ""
         self._term = shard.boot
-        """What begins the tokens of this process: not the epoch, which stays where its container is started again."""
+        """First part of this process' tokens. Not the epoch, which a restarted container keeps."""
         self._lock = shard.lock
         self._clock = clock
         self._saved: dict[str, Any] | None = None
         self._restarted = shard.follows
-        # One that follows another gathers even without a snapshot: the workers' copies may hold what was trained.
+        # Also without a snapshot: the workers' copies may contain trained parameters.
         self._gather_until: float | None = math.inf if self._restarted else None
         self._ready = False
         self._expected: set[int] | None = None
 
     @property
     def begun(self) -> bool:
-        """Whether something was trained, by this process or by one before it."""
+        """Whether training has begun, in this process or an earlier one."""
         return self.pace.begun or self._saved is not None
 
     @property
     def stopping(self) -> str:
-        """Why training ends before its passes do; "" while it goes on. The shard's answers tell the workers."""
+        """Why training stops before its epochs are complete; "" if it does not. The shard's answers carry it."""
         return self._stopping
 
     @stopping.setter
-    def stopping(self, why: str) -> None:
-        self._stopping = why
-        self.shard.stopped = self._term if why else 0
+    def stopping(self, reason: str) -> None:
+        self._stopping = reason
+        self.shard.stopped = self._term if reason else 0
 
     def ready(self, version: int, applied: Applied) -> None:
-        """The shard has its parameters (called inside its lock): what its journal tells of is in them."""
+        """Replay the journal once the shard has its parameters. Called inside its lock."""
         del version
         self._ready = True
         if self._gather_until not in {None, math.inf}:
-            # Survivors join once they see that the shard is ready: at their next hello.
+            # Surviving workers join when they next connect and find the shard ready.
             pause = longest_pause(len(applied)) * (1 + JITTER)
             self._gather_until = max(self._gather_until, self._clock() + 2 * pause + 1)
         self._replay()
@@ -94,15 +93,15 @@ class Record:
     # --- saved and restored -----------------------------------------------------------------------------------------
 
     @property
-    def behind(self) -> bool:
-        """Whether no worker has said yet, after a loss, what the data are: this is no moment to save.
+    def data_unknown(self) -> bool:
+        """Whether no worker has joined since a restart without a ledger: no snapshot may be taken.
 
-        Of copies that the shards have adopted meanwhile the ledger would not know what they cover.
+        Its ledger would lack the positions in the copies that the shards have adopted.
         """
         return self.ledger is None and self._restarted
 
     def dump(self) -> dict[str, Any]:
-        """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock, with the copy."""
+        """The coordinator's part of a snapshot's manifest. Call it inside the shard's lock."""
         if self.ledger is None or self.data is None:
             return dict(self._saved or {})
         return {
@@ -115,10 +114,10 @@ class Record:
         }
 
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
-        """Begin from a manifest's `ledger`, before any worker is here, and gather the survivors.
+        """Start from a manifest's `ledger`, before any worker joins, and gather the surviving workers.
 
-        `other_run`: what its workers held is free, and why it ended is no reason to end this one. There are survivors
-        only of this run, where this process is not its first.
+        `other_run`: the manifest is another run's, none of whose workers survive. Its leases and its reason to stop are
+        dropped.
         """
         with self._lock:
             if not other_run:
@@ -128,7 +127,7 @@ class Record:
             if "partial" in saved:
                 self.partial.load(saved["partial"], self.shard.shards, other_run=other_run)
             self._saved = saved
-            self._agree(DataSpec.model_validate(saved["data"]))
+            self._set_data(DataSpec.model_validate(saved["data"]))
             assert self.ledger is not None
             if other_run:
                 self.ledger.release(lambda _: True)
@@ -138,24 +137,24 @@ class Record:
             self._expected |= {lease.slot for lease in self.ledger.leases.values()}
 
     def rewind(self, saved: dict[str, Any]) -> None:
-        """Go back to a ledger while workers are here. Call it inside the shard's lock, with the parameters.
+        """Roll back to a saved record. Call it inside the shard's lock, with the parameters.
 
-        What anybody holds is taken back, and the steps that are undone were in vain.
+        All leases are released, and the undone steps count as wasted.
         """
         with self._lock:
             self._saved = saved
-            wasted = wasted_by(saved, self.counters)
+            wasted = wasted_after_rollback(saved, self.counters)
             if "partial" in saved:
                 self.partial.load(saved["partial"], self.shard.shards)
             if self.data is None:
-                self._agree(DataSpec.model_validate(saved["data"]))
+                self._set_data(DataSpec.model_validate(saved["data"]))
             else:
                 self._resume(saved)
             self.counters.wasted_steps = wasted
             self._expected = self._gather_until = None
 
     def blank_ledger(self, data: DataSpec) -> Ledger:
-        """The ledger with which this job begins."""
+        """The ledger of this job before training."""
         return Ledger(
             size=data.size,
             files=len(data.files),
@@ -169,44 +168,44 @@ class Record:
 
     @property
     def gathering(self) -> bool:
-        """Whether a restored coordinator still waits for the workers that survived."""
+        """Whether a restarted coordinator is waiting for the surviving workers."""
         return self._gather_until is not None
 
     def _begin_gathering(self) -> None:
-        """Somebody is here: from now on a moment for the others."""
+        """Start the time limit, at the first contact of any worker."""
         if self._gather_until == math.inf:
             self._gather_until = self._clock() + GATHER_SECONDS
 
     def _gathered(self) -> bool:
-        """Whether everybody who is expected has spoken, or had the time to."""
+        """Whether all expected workers have joined, or the time is over."""
         if self._gather_until is None or self.shard.state is not State.READY:
             return False
         return self._expected == set() or self._clock() >= self._gather_until
 
     def _end_gathering(self) -> None:
-        """Everybody who survived has spoken: what nobody claimed is free."""
+        """Release the leases of earlier terms that no worker presented."""
         self._gather_until = None
         if self.ledger is not None:
             self.ledger.release(lambda lease: lease.token[0] != self._term)
 
     def _reclaim(self, request: Join) -> tuple[Renamed, ...]:
-        """A survivor of the loss of parameter server 0 tells what it held: from its last answered push on."""
+        """Renew the leases that a worker presents after the loss of parameter server 0."""
         ledger, renamed = self.ledger, []
         assert ledger is not None
-        for held in request.held:
-            if held.term == self._term:
-                lease = ledger.leases.get(held.token)
+        for old in request.leases:
+            if old.term == self._term:
+                lease = ledger.leases.get(old.token)
             else:
-                segment = Segment(held.epoch, held.number, held.start, held.stop)
+                segment = Segment(old.epoch, old.number, old.start, old.stop)
                 lease = ledger.reclaim(request.slot, request.incarnation, self._term, segment)
             if lease is not None:
-                renamed.append(Renamed(old=held.token, new=lease.token))
+                renamed.append(Renamed(old=old.token, new=lease.token))
         return tuple(renamed)
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------------
 
-    def _agree(self, data: DataSpec) -> None:
-        """The first list of files is the job's, whatever others see later: a lease tells its file by name."""
+    def _set_data(self, data: DataSpec) -> None:
+        """Set the job's data at the first join, and compare later ones. The first list of files stays the job's."""
         if self.data is None:
             if data.size is None and not data.files:
                 raise UserError(
@@ -220,12 +219,12 @@ class Record:
             return
         if self.data.size != data.size:
             raise UserError(
-                f"This worker's training data are not the job's: {data.words} here, {self.data.words} there. "
+                f"This worker's training data are not the job's: {data.amount} here, {self.data.amount} there. "
                 "Every worker must see the same data."
             )
-        if self.data.files != data.files and not self._told_files:
-            self._told_files = True
-            log.warning("%s", self.data.beside(data))
+        if self.data.files != data.files and not self._warned_files:
+            self._warned_files = True
+            log.warning("%s", self.data.file_differences(data))
         if (data.validation, data.callbacks) != (self.data.validation, self.data.callbacks):
             self.data = self.data.model_copy(
                 update={"validation": data.validation, "callbacks": data.callbacks}
@@ -242,7 +241,7 @@ class Record:
         self.pace.loss = saved["loss"]
 
     def _replay(self) -> None:
-        """Bring the ledger to the moment of the parameters, once both are there."""
+        """Apply the journal to the ledger once parameters and ledger exist."""
         if not self._ready or self.ledger is None:
             return
         for entry in self.shard.journal.since(-1).entries:
@@ -250,8 +249,8 @@ class Record:
             self._count(entry)
 
     def _count(self, part: Progress | Entry) -> None:
-        """These positions are in the parameters; those that were there before are in them once more now."""
+        """Record applied positions, and count those that had been applied before."""
         assert self.ledger is not None
-        for again in self.ledger.apply(Segment(part.epoch, part.file, part.start, part.stop)):
-            self.counters.repeated += (again.stop or again.start) - again.start
-            self.counters.repeated_ranges |= {(again.epoch, r) for r in self.ledger.range_of(again)}
+        for repeated in self.ledger.apply(Segment(part.epoch, part.file, part.start, part.stop)):
+            self.counters.repeated += (repeated.stop or repeated.start) - repeated.start
+            self.counters.repeated_ranges |= {(repeated.epoch, r) for r in self.ledger.range_of(repeated)}

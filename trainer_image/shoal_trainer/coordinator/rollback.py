@@ -20,8 +20,8 @@ from typing import Any
 
 from shoal_trainer.coordinator.client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
-from shoal_trainer.coordinator.counters import Counters, wasted_by
-from shoal_trainer.coordinator.leased import Segment
+from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
+from shoal_trainer.coordinator.leases import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged
 from shoal_trainer.coordinator.snapshotter import Snapshotter
@@ -38,7 +38,7 @@ IN_A_ROW = "rollbacksInARow"
 """Key of a manifest's ledger: how many rollbacks led to it. Absent from a snapshot of new parameters."""
 
 
-class RollBack:
+class Rollback:
     """Runs on PS 0. `others`: control connections to the other shards, by index; `fenced` as the snapshotter's."""
 
     def __init__(
@@ -81,7 +81,7 @@ class RollBack:
             with self._shard.lock:
                 over = self._coordinator.stopping or self._coordinator.finished is not None
             if over or report.generation != self._shard.generation:
-                return  # after the end of training the reporter's lease is void: nothing of the batch is pushed
+                return  # after the end of training, the reporter's lease is void and the batch is not pushed
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
@@ -92,31 +92,31 @@ class RollBack:
                 undone = self._shard.version - copy.version
                 self._shard.roll_back(replace(copy, generation=manifest.generation))
                 self._coordinator.rewind(manifest.ledger)
-            self._snapshotter.begin_at(manifest, copy.version)
+            self._snapshotter.set_latest(manifest, copy.version)
         log.warning(
             "%s Rolled back to snapshot %d: version %d, step %d; %d updates are undone, the batch is skipped",
             _place(report), manifest.number, copy.version, self._coordinator.counters.steps, undone,
         )  # fmt: skip
         self._wake.set()
 
-    def came_back(self, index: int) -> None:
-        """Another shard was restarted: it may have found an older snapshot."""
+    def shard_restarted(self, index: int) -> None:
+        """Another shard has restarted, perhaps from an older snapshot: ask it again."""
         self._generations.pop(index, None)
         self._wake.set()
 
     def _publish(self, newest: Manifest, report: Diverged) -> Manifest:
         """Commit the rollback."""
         saved, coordinator = newest.ledger, self._coordinator
-        again = int(saved.get(IN_A_ROW, 0)) + 1
-        if again > MAX_IN_A_ROW:
+        in_a_row = int(saved.get(IN_A_ROW, 0)) + 1
+        if in_a_row > MAX_IN_A_ROW:
             raise UserError(
                 f"{_place(report)} The job was rolled back {MAX_IN_A_ROW} times to snapshot {newest.number} "
                 f"without reaching a newer one. {ADVICE}"
             )
         with self._shard.lock:
             blank = coordinator.blank_ledger(DataSpec.model_validate(saved["data"]))
-            ledger = amended(saved, blank, report, coordinator.counters) | {IN_A_ROW: again}
-        amends: dict[str, Any] = {
+            ledger = amended(saved, blank, report, coordinator.counters) | {IN_A_ROW: in_a_row}
+        changes: dict[str, Any] = {
             "number": self._store.next_number(),
             "epoch": self._shard.epoch,
             "generation": newest.generation + 1,
@@ -124,7 +124,7 @@ class RollBack:
             "wall_time": self._wall(),
         }
         try:
-            return self._store.publish(newest.model_copy(update=amends))
+            return self._store.publish(newest.model_copy(update=changes))
         except Fenced as error:  # this server is fenced, not the worker that reports
             self._fenced(error)
             raise Unreachable(str(error)) from None
@@ -150,10 +150,10 @@ class RollBack:
                     self._generations[index] = generation
 
 
-def amended(saved: dict[str, Any], ledger: Ledger, batch: Diverged, now: Counters) -> dict[str, Any]:
+def amended(saved: dict[str, Any], ledger: Ledger, batch: Diverged, current: Counters) -> dict[str, Any]:
     """The ledger to roll back to: the saved one, with nothing leased, and the batch done but counted as lost.
 
-    `ledger`: a blank one of this job; `now`: the current counters.
+    `ledger`: a blank one of this job; `current`: the current counters.
     """
     counters = Counters()
     ledger.load(saved["ledger"])
@@ -163,7 +163,7 @@ def amended(saved: dict[str, Any], ledger: Ledger, batch: Diverged, now: Counter
     ledger.apply(Segment(batch.epoch, batch.file, batch.start, batch.stop))
     counters.lost += ledger.done_samples - before
     counters.rollbacks += 1
-    counters.wasted_steps = wasted_by(saved, now)
+    counters.wasted_steps = wasted_after_rollback(saved, current)
     return saved | {"ledger": ledger.dump(), "counters": counters.dump()}
 
 
@@ -173,6 +173,6 @@ ADVICE = "Lower the learning rate, clip gradients (clipnorm=…), or look for ba
 def _place(report: Diverged) -> str:
     file = f" of file {report.file}" if report.file >= 0 else ""
     return (
-        f"The loss or its gradient is not finite ({report.what}) in epoch {report.epoch + 1}, "
+        f"The loss or its gradient is not finite ({report.reason}) in epoch {report.epoch + 1}, "
         f"positions {report.start} to {report.stop}{file}, of worker {report.slot}."
     )

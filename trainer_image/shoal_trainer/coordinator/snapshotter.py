@@ -32,7 +32,9 @@ def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) 
         if copy is None:
             raise Unreachable(f"shard {shard.index} has no parameters yet")
         if copy.generation != request.generation:
-            raise Unreachable(f"shard {shard.index} has not rolled back yet")
+            raise Unreachable(
+                f"shard {shard.index} is at generation {copy.generation}, not {request.generation}"
+            )
         journal.published_part((request.epoch, request.published))
     file = store.write_shard(request.number, request.epoch, copy)
     with shard.lock:
@@ -70,7 +72,7 @@ class Snapshotter:
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -78,18 +80,18 @@ class Snapshotter:
         self._stop.set()
 
     def take(self) -> Manifest | None:
-        """Take one now; None if nothing has changed since the last one, or there are no parameters yet."""
+        """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
         with self.taking:
             with self._shard.lock:
                 copy = self._shard.copy()
-                if copy is None or copy.version == self._version or self._coordinator.behind:
+                if copy is None or copy.version == self._version or self._coordinator.data_unknown:
                     return None
                 ledger = self._coordinator.dump()
             number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
             files = self._write(number, copy)
             pushes = [file.pushes for file in files]
             if ledger:  # even with one shard: their number may change between snapshots
-                ledger["partial"] = self._reconciler.beside(pushes)
+                ledger["partial"] = self._reconciler.manifest_part(pushes)
             manifest = Manifest(
                 number=number,
                 epoch=self._shard.epoch,
@@ -110,7 +112,7 @@ class Snapshotter:
             self._store.prune(self._policy.retain)
             return self.last
 
-    def begin_at(self, manifest: Manifest, version: int) -> None:
+    def set_latest(self, manifest: Manifest, version: int) -> None:
         """The job was rolled back to this snapshot, and this version of shard 0. Call it while holding `taking`."""
         self.last, self._version = manifest, version
 

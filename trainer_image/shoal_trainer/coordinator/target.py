@@ -1,4 +1,4 @@
-"""Whether an evaluation has reached what `spec.training.stopAfter` asks for. Pure."""
+"""Checks whether an evaluation has reached the target metric of `spec.training.stopAfter`. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from shoal_trainer.errors import UserError
 
 
 def target_reached(stop_after: StopAfter, metrics: Mapping[str, float | None]) -> str:
-    """What was reached, in words; empty where nothing was.
+    """A description of the target that was reached; empty if none was. A non-finite metric (None) reaches no target.
 
-    `UserError` for a metric that there is not, or of which nobody knows whether it is to fall or to rise.
-    One that is not finite (None, as JSON has it) has reached nothing.
+    `UserError` if the metric does not exist, or its direction is unknown.
     """
     name, target = stop_after.metric, stop_after.value
     if name is None or target is None:
         return ""
     if name not in metrics and f"val_{name}" not in metrics:
         raise UserError(
-            f"spec.training.stopAfter.metric is {name!r}, but the evaluation gives {', '.join(sorted(metrics))}."
+            f"spec.training.stopAfter.metric is {name!r}, but the evaluation returns {', '.join(sorted(metrics))}. "
+            "Use one of these."
         )
     value = metrics.get(name, metrics.get(f"val_{name}"))
     if value is None or not math.isfinite(value):
         return ""
     if (direction := stop_after.direction) is None:
         raise UserError(
-            f"spec.training.stopAfter.metric is {name!r}, which may be better when small or when great: set its mode"
-            " to Min or Max."
+            f"spec.training.stopAfter.metric is {name!r}; whether lower or higher is better is unknown. Set its mode "
+            "to Min or Max."
         )
     reached = value <= target if direction == "Min" else value >= target
     return f"{name} reached {value:.4g}" if reached else ""

@@ -1,7 +1,7 @@
-"""What is asked of a worker once: evaluate a pass, run the callbacks of a pass, export the model. Pure.
+"""The queue of tasks: evaluate an epoch, run the callbacks of an epoch, export the model. Pure.
 
-A task is leased, given to another worker when its holder is lost, and done when its result is there. They come in
-order: callbacks see the metrics of their pass, the export comes last.
+A task is leased to one worker, and reassigned if that worker is lost. Tasks run in order: callbacks see the metrics of
+their epoch, and the export is last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Kind = Literal["evaluate", "callbacks", "export"]
 
 @dataclass
 class Task:
-    """One task. `holder`: (slot, incarnation) and the token under which it was given."""
+    """One task. `holder`: the (slot, incarnation) to which it is leased, under `token`."""
 
     kind: Kind
     epoch: int
@@ -24,23 +24,23 @@ class Task:
 
 @dataclass
 class Tasks:
-    """The queue, and what the evaluations found: one entry of `history` for each pass, as Keras' logs."""
+    """The queue, and the `history`: one entry per epoch, like the logs of Keras."""
 
     queue: list[Task] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
     evaluated: int = 0
-    """Passes whose tasks were queued."""
+    """Epochs whose tasks were queued."""
     exported: bool = False
 
-    def pass_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
-        """A pass is complete: its training metrics are known, and its tasks are due."""
+    def epoch_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
+        """Record the training metrics of a complete epoch, and queue its tasks."""
         while len(self.history) <= epoch:
             self.history.append({})
         self.history[epoch].update(logs)
         self.evaluated = epoch + 1
         if any(task.kind == "export" for task in self.queue):  # a late push completed an epoch after the stop
             return
-        # An evaluation that nobody has begun is made void by the next one: the parameters have moved on.
+        # The new evaluation replaces one that has not started: both would use the current parameters.
         if not callbacks:
             self.queue = [t for t in self.queue if t.holder is not None or t.kind != "evaluate"]
         if validation:
@@ -49,17 +49,17 @@ class Tasks:
             self.queue.append(Task("callbacks", epoch))
 
     def export(self, epoch: int) -> None:
-        """The last task."""
+        """Queue the export, unless it is queued or done."""
         if not self.exported and not any(task.kind == "export" for task in self.queue):
             self.queue.append(Task("export", epoch))
 
     @property
-    def behind(self) -> bool:
-        """Whether tasks of more than one pass are waiting or under way."""
+    def lagging(self) -> bool:
+        """Whether tasks of more than one epoch are queued or running."""
         return len({task.epoch for task in self.queue}) > 1
 
     def grant(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
-        """The first task, unless it is in somebody's hands."""
+        """Lease the first task; None if it is leased already."""
         if not self.queue or self.queue[0].holder is not None:
             return None
         task = self.queue[0]
@@ -69,11 +69,11 @@ class Tasks:
     def held(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
         """The task that this worker holds under this token."""
         task = self.queue[0] if self.queue else None
-        mine = task is not None and task.holder == (slot, incarnation) and task.token == token
-        return task if mine else None
+        matches = task is not None and task.holder == (slot, incarnation) and task.token == token
+        return task if matches else None
 
     def done(self, token: tuple[int, int], metrics: dict[str, float]) -> Task | None:
-        """A result came; None where the task is somebody else's by now."""
+        """Record a result; None if the task was reassigned."""
         if not self.queue or self.queue[0].holder is None or self.queue[0].token != token:
             return None
         task = self.queue.pop(0)
@@ -84,13 +84,13 @@ class Tasks:
         return task
 
     def release(self, slot: int, incarnation: int) -> None:
-        """Its holder is gone."""
+        """Release the tasks of this worker."""
         for task in self.queue:
             if task.holder == (slot, incarnation):
                 task.holder = None
 
     def dump(self) -> dict[str, Any]:
-        """As JSON; who holds what is not kept, for a token ends with parameter server 0."""
+        """As JSON, without the holders: their tokens end with this process."""
         return {
             "queue": [asdict(task) | {"holder": None} for task in self.queue],
             "history": [dict(logs) for logs in self.history],

@@ -140,7 +140,7 @@ class Local:
         )
 
 
-class Ahead:
+class Prefetch:
     """A download of a file in the background, while another file is read."""
 
     def __init__(self, name: str) -> None:

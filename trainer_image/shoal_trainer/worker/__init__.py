@@ -1,1 +1,1 @@
-"""The worker: a Keras model on one side, parameter servers and coordinator on the other."""
+"""The worker: trains a Keras model with parameters from the parameter servers and work from the coordinator."""

@@ -56,7 +56,7 @@ def quiet_end() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
-    """Raise the original error of a pass of `dataset_of` instead of TensorFlow's wrapper."""
+    """Raise the original error from the batches of `dataset_of` instead of TensorFlow's wrapper."""
     try:
         yield
     except Exception as error:
@@ -66,7 +66,7 @@ def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
 
 
 def visits(job: Training, batch_size: int) -> Callable[[int], Iterator[Batch]]:
-    """Return a function of the epoch: one pass over the training data, in the order of a single worker."""
+    """Return a function that yields the batches of an epoch in the order of a single worker."""
     extent = job.data.describe()
     files = extent.files
     ledger = Ledger(
@@ -82,40 +82,40 @@ def visits(job: Training, batch_size: int) -> Callable[[int], Iterator[Batch]]:
 
 
 def whole(data: Source, batch_size: int) -> Iterator[Batch]:
-    """One pass over the data, in their own order."""
+    """The batches of all data in their own order."""
     for part in data.describe().parts():
         yield from data.read(part, batch_size)
 
 
 def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
-    """One pass over `Training.validation` in any of its forms. Raises `UserError` if it is empty."""
+    """The batches of `Training.validation` in any of its forms. Raises `UserError` if it is empty."""
     if isinstance(source, Source):
-        found = whole(source, batch_size)
+        remaining = whole(source, batch_size)
     else:
         name = "Training(validation=…)"
         dataset = connected(source, name)
         require_dataset(dataset, name)
         rows = reached(dataset.batch(batch_size).prefetch(2), name)
-        found = batches(rows, batch_size, 0, None, name)
-    first = next(found, None)
+        remaining = batches(rows, batch_size, 0, None, name)
+    first = next(remaining, None)
     if first is None:
         raise UserError("Training(validation=…) has no samples. Add some, or leave validation out.")
     yield first
-    yield from found
+    yield from remaining
 
 
 def dataset_of(
-    passes: Callable[[], Iterator[Batch]], example: Batch, ended: list[BaseException]
+    iterate: Callable[[], Iterator[Batch]], example: Batch, ended: list[BaseException]
 ) -> tf.data.Dataset:
-    """The data set for `fit` and `evaluate`: each pass calls `passes` once. `example` is one of its batches.
+    """The data set for `fit` and `evaluate`: each iteration calls `iterate` once. `example` is one of its batches.
 
-    Short batches are not padded, as Keras accepts them. An error in a pass is added to `ended`, because TensorFlow
+    Short batches are not padded, as Keras accepts them. An error of `iterate` is added to `ended`, because TensorFlow
     replaces it (see `as_raised`).
     """
 
     def rows() -> Iterator[Any]:
         try:
-            for batch in passes():
+            for batch in iterate():
                 yield form(batch)
         except (Exception, SystemExit) as error:
             ended.append(error)

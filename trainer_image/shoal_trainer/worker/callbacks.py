@@ -88,12 +88,12 @@ def _check(callback: Any) -> None:
 
 
 def _check_without_validation(callback: Any) -> None:
-    kind, wants = type(callback).__name__, []
+    kind, needed = type(callback).__name__, []
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        wants = _fields(callback.filepath) + [callback.monitor] * callback.save_best_only
+        needed = _fields(callback.filepath) + [callback.monitor] * callback.save_best_only
     elif isinstance(callback, keras.callbacks.EarlyStopping):
-        wants = [callback.monitor]
-    for name in wants:
+        needed = [callback.monitor]
+    for name in needed:
         if name.startswith("val_"):
             raise UserError(
                 f"{kind} uses {name!r}, but nothing is evaluated without Training(validation=…). "

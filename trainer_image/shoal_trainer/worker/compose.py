@@ -1,4 +1,4 @@
-"""Puts a worker together from the user's `Training`, the job's configuration and a coordinator."""
+"""Builds a worker from the user's `Training`, the job's configuration and a coordinator client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Worker:
-    """Everything of one worker; `run` is its life."""
+    """The parts of a worker."""
 
     loop: Loop
     flat_model: FlatModel
@@ -44,7 +44,7 @@ class Worker:
     close: Callable[[], None]
 
     def run(self) -> End:
-        """Blocks to the worker's end. Raises `UserError` for values with which the model cannot compute."""
+        """Run until the worker ends. Raises `UserError` for values with which the model cannot compute."""
         try:
             return self.loop.run()
         except tf.errors.ResourceExhaustedError as error:
@@ -54,15 +54,15 @@ class Worker:
             ) from error
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             raise UserError(
-                f"A training step failed: {where(error)}. Look at the data: labels out of the loss's range, indices "
-                "out of an Embedding's, text in place of numbers."
+                f"A training step failed: {where(error)}. Check the data for labels outside the loss's range, indices "
+                "outside an Embedding's, or text instead of numbers."
             ) from error
 
 
 def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
-    """The user's model, built from the first batch of the data. `Unreachable`: the data are away, now."""
-    policy = keras.config.dtype_policy()  # set by the job's module when it was imported
-    keras.backend.clear_session()  # variable names must not depend on what was built before
+    """Build the user's model from the first batch of the data. `Unreachable` if the data are unreachable."""
+    policy = keras.config.dtype_policy()  # the job's module may have set it
+    keras.backend.clear_session()  # variable names must not depend on models built before
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(job.seed)
     try:
@@ -81,7 +81,7 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
 
 
 def steps_per_push(model: keras.Model) -> int:
-    """How many batches Keras would take before anybody sees the parameters: all their gradients are one push."""
+    """The number of batches per push: those for which Keras would keep control or accumulate gradients."""
     return int(model.steps_per_execution or 1) * accumulated(model)
 
 
@@ -93,16 +93,17 @@ def compose(
     credentials: Credentials,
     drain: threading.Event,
 ) -> Worker:
-    """A worker that is ready to run."""
+    """Build a worker that is ready to run."""
     placement = place(flat_model.model, flat_model.layout, config.reference_batch_size or config.batch_size)
     if placement.reason:
         log.warning(
-            "the optimizer runs on the workers: %s. Its state is each worker's own.", placement.reason
+            "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",
+            placement.reason,
         )
     averages = averages_of(flat_model.model, flat_model.layout)
     if job.wire == "bf16" and (paths := rounded(flat_model.model, averages, flat_model.layout)):
         log.warning(
-            "%s: not trained, and rounded to bf16 on the wire: train with Training(wire='fp32') where that matters",
+            "%s: not trained, and rounded to bf16 on the wire. Use Training(wire='fp32') to keep the exact values.",
             ", ".join(paths),
         )
     spec = ModelSpec(
@@ -126,7 +127,7 @@ def compose(
         config.batch_size,
         lambda: coordinator.next_work(leases.generation),
         leases.grant,
-        coordinator.say,
+        coordinator.set_message,
         holds=lambda work: leases.token(work.token) is not None,
     )
     policy = Policy(

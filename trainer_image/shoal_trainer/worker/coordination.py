@@ -1,7 +1,6 @@
-"""The coordinator as the worker's loop sees it: `work.Coordinator` over the control plane.
+"""Implements `work.Coordinator` over the control plane.
 
-A thread joins as soon as it reaches the coordinator and then sends a heartbeat each second, also while the model is
-traced or evaluated, so that a worker that is silent has really stopped.
+A thread joins the coordinator and then sends a heartbeat each second, also while the model is traced or evaluated.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.coordinator.client import CoordinatorClient
-from shoal_trainer.coordinator.protocol import MAX_LIST, MAX_TEXT, DataSpec, Given, Lease
+from shoal_trainer.coordinator.protocol import MAX_LIST, MAX_TEXT, Assignment, DataSpec, Lease
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
+from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import Progress
-from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Token, Wasted, Words, Work
+from shoal_trainer.worker.work import DataWork, Finished, Idle, StatusText, TaskWork, Token, Wasted, Work
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-RETRY_SECONDS = 0.25
 
 
 class ControlPlane:
@@ -35,10 +34,10 @@ class ControlPlane:
             config.parameter_servers[0], credentials, config.index, config.incarnation
         )
         self._data = _spec(job)
-        self._message: Words = ""
-        self._logged: Words = ""
-        self._stored: dict[str, tuple[int, int]] = {}
-        """Size and time (ns) of each file of a task, as the coordinator took it last."""
+        self._message: StatusText = ""
+        self._logged: StatusText = ""
+        self._uploaded: dict[str, tuple[int, int]] = {}
+        """Size and modification time (ns) of each uploaded file."""
         self._joined = threading.Event()
         self._finished = False
         self._stop = threading.Event()
@@ -49,43 +48,43 @@ class ControlPlane:
         """Begin to join and to send heartbeats."""
         self._thread.start()
 
-    def join(self, held: Mapping[Token, DataWork], wasted: Wasted) -> dict[Token, Token]:
-        """Join, or join again, with the leases that are held."""
+    def join(self, leases: Mapping[Token, DataWork], wasted: Wasted) -> dict[Token, Token]:
+        """Join, or join again with the leases of this worker."""
         joined = self._client.join(
             self._data,
             self._config.batch_size,
             node=self._config.node_name,
             pool=self._config.pool,
-            held=tuple(_lease(work, token) for token, work in held.items()),
-            generation=max((work.generation for work in held.values()), default=0),
+            leases=tuple(_lease(work, token) for token, work in leases.items()),
+            generation=max((work.generation for work in leases.values()), default=0),
             wasted_steps=wasted.steps,
-            wasted_told=wasted.told,
+            wasted_acknowledged=wasted.acknowledged,
         )
         self._joined.set()
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
     def next_work(self, generation: int) -> Work:
-        """Ask for something to do, with parameters of this generation."""
+        """Request work for parameters of this generation."""
         if self._error is not None:
             raise self._error
         if not self._joined.is_set():
-            raise Unreachable("not joined yet")
+            raise Unreachable("the worker has not joined yet")
         return _work(self._client.next_work(generation), generation)
 
-    def diverged(self, generation: int, batch: Progress, what: str) -> None:
-        """Have the job go back to its newest snapshot, and this batch left out."""
-        self._client.diverged(generation, batch, what)
+    def diverged(self, generation: int, batch: Progress, reason: str) -> None:
+        """Make the job roll back to its newest snapshot and skip this batch."""
+        self._client.diverged(generation, batch, reason)
 
     def finished(self) -> bool:
-        """Whether a heartbeat has learned that the job has finished."""
+        """Whether a heartbeat was answered that the job has finished."""
         return self._finished
 
-    def say(self, message: Words) -> None:
-        """Have the heartbeats carry this."""
+    def set_message(self, message: StatusText) -> None:
+        """Set the message of the heartbeats."""
         self._message = message
 
     def file_ended(self, token: Token, length: int) -> None:
-        """Tell that a leased file has `length` samples."""
+        """Report that a leased file has `length` samples."""
         self._client.file_ended(token, length)
 
     def task_done(
@@ -97,35 +96,35 @@ class ControlPlane:
         stop: bool,
         message: str,
     ) -> None:
-        """Stream what of the files is not in the storage as it is now, then give back the task.
+        """Upload the new and changed files, then send the result.
 
-        A model goes whole: its manifest is made of what came with the task's own token.
+        An export uploads all files, because the model's manifest lists only files with the task's token.
         """
         sent = []
         for name, path in files.items():
-            found = path.stat()  # before it is read: what is written meanwhile goes with the next task
+            found = path.stat()  # before the upload, so that a later write is uploaded with the next task
             state = found.st_size, found.st_mtime_ns
-            if work.kind == "export" or self._stored.get(name) != state:
+            if work.kind == "export" or self._uploaded.get(name) != state:
                 self._client.upload(work.token, name, path)
                 sent.append(name)
-                self._stored[name] = state
+                self._uploaded[name] = state
         self._client.task_done(work.token, metrics, tuple(sent), stop=stop, message=message)
 
     def leave(self) -> None:
-        """Say goodbye."""
+        """Leave the job."""
         self._client.leave()
 
     def failed(self, error: Exception) -> None:
-        """Tell that the user's code is at fault."""
+        """Report an error in the user's code."""
         self._client.failed(str(error))
 
     def close(self) -> None:
-        """No more heartbeats."""
+        """Stop the heartbeats."""
         self._stop.set()
         self._client.close()
 
-    def _spoken(self) -> str:
-        """What this heartbeat says. Who is asked cannot log it himself: he waits."""
+    def _message_text(self) -> str:
+        """The message of this heartbeat. A callable is logged here, because its thread may be blocked."""
         message = self._message
         if not callable(message):
             return message[:MAX_TEXT]
@@ -136,28 +135,28 @@ class ControlPlane:
         return text[:MAX_TEXT]
 
     def _run(self) -> None:
-        said = ""
+        backoff = Backoff(FIRST_PAUSE, HEARTBEAT_SECONDS)
         while not self._stop.is_set():
-            seconds = HEARTBEAT_SECONDS
             try:
                 if self._joined.is_set():
-                    self._finished = self._client.heartbeat(self._spoken())
+                    self._finished = self._client.heartbeat(self._message_text())
                 else:
                     self.join({}, Wasted())
             except Unreachable as error:
-                if not self._joined.is_set() and str(error) != said:
-                    said = str(error)
-                    log.warning("cannot join yet: %s; trying again until it works", said)
-                seconds = RETRY_SECONDS
+                if not self._joined.is_set() and backoff.is_new(error):
+                    log.warning("cannot join yet: %s; retrying", error)
+                backoff.wait(self._stop)
             except TrainerError as error:
                 self._error = error
                 self._joined.set()
                 return
-            self._stop.wait(seconds)
+            else:
+                backoff.reset()
+                self._stop.wait(HEARTBEAT_SECONDS)
 
 
 def _spec(job: Training) -> DataSpec:
-    """What the job's data are. Raises `UserError` where their list is too long to be told."""
+    """The job's data as a message. Raises `UserError` if the list of files is too long."""
     extent = job.data.describe()
     spec = DataSpec(
         size=extent.size,
@@ -168,7 +167,7 @@ def _spec(job: Training) -> DataSpec:
     if (length := len(spec.to_json().encode())) > MAX_LIST:
         raise UserError(
             f"The training data are {len(spec.files):,} files, whose names take {length / 2**20:.0f} MiB; at most "
-            f"{MAX_LIST >> 20} MiB can be told. Put more samples into each file."
+            f"{MAX_LIST >> 20} MiB can be sent. Put more samples into each file."
         )
     return spec
 
@@ -185,11 +184,13 @@ def _lease(work: DataWork, token: Token) -> Lease:
     )
 
 
-def _work(given: Given, generation: int) -> Work:
-    if given.kind == "data" and given.lease is not None:
-        lease = given.lease
-        place = (lease.epoch, lease.start, lease.stop, lease.file, lease.number)
-        return DataWork(lease.token, *place, generation)
-    if given.kind == "task" and given.task is not None:
-        return TaskWork(given.token, given.task, given.epoch, given.history)
-    return Finished(given.message) if given.kind == "finished" else Idle(given.seconds)
+def _work(assignment: Assignment, generation: int) -> Work:
+    if assignment.kind == "data" and assignment.lease is not None:
+        lease = assignment.lease
+        positions = (lease.epoch, lease.start, lease.stop, lease.file, lease.number)
+        return DataWork(lease.token, *positions, generation)
+    if assignment.kind == "task" and assignment.task is not None:
+        return TaskWork(assignment.token, assignment.task, assignment.epoch, assignment.history)
+    if assignment.kind == "finished":
+        return Finished(assignment.message)
+    return Idle(assignment.seconds)

@@ -1,13 +1,9 @@
-"""The input: a thread that keeps the worker's next batches ready.
+"""The read-ahead thread: requests work from the coordinator and queues the next batches, tasks and errors in order.
 
-It asks the coordinator for work, reads leased ranges ahead into a short queue, and passes tasks through in their order.
-Because it is one lease ahead of the step that runs, a worker never waits for the coordinator between two ranges.
-A file of an object store comes whole before its first sample is read: while one is read, the next one is asked for and
-fetched by a thread of its own. A task may take minutes, so nothing is asked for beside one: what others could train
-would lie here. A task that is given for the next file is done at once, in the middle of this one.
-What the thread meets (a user's error, the end of the job) arrives in the queue too, in its place. Where the data cannot
-be reached it says so and tries again until they can; to end would help nobody. Of a read that hangs it cannot say
-anything itself: the heartbeats ask for how long it has waited.
+It requests the next lease while the last batches of the current one are queued, so the worker does not wait between
+leases; during a task it requests none, because other workers could train it. While a file of an object store is read,
+the next one is downloaded; if the coordinator assigns a task instead, the task runs before the rest of the file.
+Unreachable data are retried without limit and reported in the heartbeats; a read that hangs is reported as well.
 """
 
 from __future__ import annotations
@@ -21,21 +17,19 @@ from dataclasses import dataclass, replace
 
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.source import Part, Source
-from shoal_trainer.data.store import Ahead, Local, is_remote
+from shoal_trainer.data.store import Local, Prefetch, is_remote
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
-from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork, Words, Work
+from shoal_trainer.retry import FIRST_PAUSE, Backoff
+from shoal_trainer.worker.work import DataWork, Finished, Idle, StatusText, TaskWork, Work
 
 log = logging.getLogger(__name__)
 
 DEPTH = 4
 """Batches read ahead."""
-RETRY_SECONDS = 0.25
-"""The first pause before another try; the pauses of one outage of the data double, up to the longest."""
-LONGEST_PAUSE = 30.0
-PATIENCE = 30.0
-"""A batch that has not come for so many seconds is told of."""
+SLOW_SECONDS = 30.0
+"""The heartbeats report a batch that takes longer to read."""
 STOP_SECONDS = 1.0
-"""A full queue, or a task, is waited for this long before the thread looks whether it is told to stop."""
+"""A blocked thread checks this often whether it must stop."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +54,8 @@ Item = Ready | EndOfFile | TaskWork | Finished | BaseException
 class Feed:
     """Work for one worker, in order.
 
-    `next_work()` asks the coordinator, and may block for a moment. `say` takes what is the matter with the data, and ""
-    when that is over. `holds` tells whether a lease is still this worker's: what is not is read no further.
+    `next_work` requests work from the coordinator. `set_message` gets the state of unreachable data, and "" when they
+    are reachable. `holds` returns whether this worker still holds a lease; others are not read further.
     """
 
     def __init__(
@@ -70,7 +64,7 @@ class Feed:
         batch_size: int,
         next_work: Callable[[], Work],
         on_lease: Callable[[DataWork], None],
-        say: Callable[[Words], None] = lambda _: None,
+        set_message: Callable[[StatusText], None] = lambda _: None,
         *,
         holds: Callable[[DataWork], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
@@ -79,56 +73,56 @@ class Feed:
         self._batch_size = batch_size
         self._next_work = next_work
         self._on_lease = on_lease
-        self._say = say
+        self._set_message = set_message
         self._holds = holds
         self._clock = clock
-        self._next: tuple[DataWork, Ahead] | None = None
-        """The lease after the one that is read, and its file."""
+        self._next: tuple[DataWork, Prefetch] | None = None
+        """The lease after the current one, and its file."""
         self._queue: queue.Queue[Item] = queue.Queue(DEPTH)
         self._stop = threading.Event()
         self._task_done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask for work."""
+        """Start requesting work."""
         self._thread.start()
 
     def get(self, timeout: float) -> Item | None:
-        """The next item; None where none came within `timeout` seconds."""
+        """The next item; None if there is none within `timeout` seconds."""
         try:
             return self._queue.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def go_on(self) -> None:
-        """The worker is through with the task that it got: ask for more."""
+    def task_finished(self) -> None:
+        """The worker has finished its task: request more work."""
         self._task_done.set()
 
     def stop(self) -> None:
-        """Ask for no more work; what is queued is dropped."""
+        """Stop requesting work, and drop the queue."""
         self._stop.set()
 
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
                 if self._next is not None:
-                    (work, ahead), self._next = self._next, None
-                    items = self._read(work, ahead)
-                elif (asked := self._ask()) is None:
-                    self._stop.wait(RETRY_SECONDS)
+                    (lease, prefetch), self._next = self._next, None
+                    items = self._read(lease, prefetch)
+                elif (work := self._request()) is None:
+                    self._stop.wait(FIRST_PAUSE)
                     continue
-                elif isinstance(asked, Idle):
-                    self._stop.wait(asked.seconds)
+                elif isinstance(work, Idle):
+                    self._stop.wait(work.seconds)
                     continue
                 else:
-                    items = self._read(asked) if isinstance(asked, DataWork) else iter([asked])
+                    items = self._read(work) if isinstance(work, DataWork) else iter([work])
                 for item in items:
                     self._hand_over(item)
                     if self._stop.is_set() or isinstance(item, Finished):
                         return
         except TrainerError as error:
             self._put(error)
-        except (Exception, SystemExit) as error:  # nobody would know that this thread is gone
+        except (Exception, SystemExit) as error:  # else the worker would wait for this thread forever
             from shoal_trainer.worker.entrypoint import where
 
             self._put(UserError(f"The data function failed: {where(error)}"))
@@ -136,8 +130,8 @@ class Feed:
             if self._next is not None:
                 self._next[1].discard()
 
-    def _ask(self) -> Work | None:
-        """What the coordinator gives; None where it does not answer."""
+    def _request(self) -> Work | None:
+        """Request work; None if the coordinator does not answer."""
         try:
             work = self._next_work()
         except Unreachable:
@@ -155,75 +149,75 @@ class Feed:
         while not self._stop.is_set() and not self._task_done.wait(STOP_SECONDS):
             pass
 
-    def _read(self, work: DataWork, ahead: Ahead | None = None) -> Iterator[Item]:
-        """What a lease holds, and what was given beside it. `ahead`: its file, where somebody fetches it already."""
-        end, away, pause = work.start, False, RETRY_SECONDS
-        look = work.file is not None and is_remote(work.file)
-        here = ahead
+    def _read(self, work: DataWork, prefetch: Prefetch | None = None) -> Iterator[Item]:
+        """The batches of a lease, and the tasks assigned while it is read. `prefetch`: its file, if in download."""
+        end, backoff = work.start, Backoff(FIRST_PAUSE)
+        may_prefetch = work.file is not None and is_remote(work.file)
+        download = prefetch
         try:
             while not self._stop.is_set() and self._holds(work):
                 try:
-                    for batch in self._batches(replace(work, start=end), here):
-                        end, away, pause = batch.end, False, RETRY_SECONDS
-                        if look:
-                            beside = self._look_ahead()
-                            look = isinstance(beside, TaskWork)
-                            if beside is not None:
-                                yield beside
+                    for batch in self._batches(replace(work, start=end), download):
+                        end = batch.end
+                        backoff.reset()
+                        if may_prefetch:
+                            upcoming = self._prefetch_next()
+                            may_prefetch = isinstance(upcoming, TaskWork)
+                            if upcoming is not None:
+                                yield upcoming
                         yield Ready(work, batch)
                         if not self._holds(work):
                             return
                 except Unreachable as error:
-                    if not away:
-                        log.warning("cannot read %s: trying again until it works", error)
-                    away, here = True, None
-                    self._say(f"cannot read {error}")
-                    self._stop.wait(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                    if backoff.is_new(error):
+                        log.warning("cannot read %s; retrying", error)
+                    download = None
+                    self._set_message(f"cannot read {error}")
+                    backoff.wait(self._stop)
                 else:
                     if work.stop is None and not self._stop.is_set() and self._holds(work):
                         yield EndOfFile(work, end)
                     return
         finally:
-            if ahead is not None:
-                ahead.discard()
+            if prefetch is not None:
+                prefetch.discard()
 
-    def _batches(self, work: DataWork, ahead: Ahead | None) -> Iterator[Batch]:
-        """The batches of a lease, as they come."""
-        self._say(self._late(work))
-        here = None if ahead is None else self._fetched(work, ahead)
-        if ahead is None or here is not None:
+    def _batches(self, work: DataWork, prefetch: Prefetch | None) -> Iterator[Batch]:
+        """Read the batches of a lease, and report slow reads."""
+        self._set_message(self._slow_message(work))
+        local = None if prefetch is None else self._downloaded(work, prefetch)
+        if prefetch is None or local is not None:
             part = Part(work.start, work.stop, work.epoch, work.file)
-            for batch in self._data.read(part, self._batch_size, here):
-                self._say("")
+            for batch in self._data.read(part, self._batch_size, local):
+                self._set_message("")
                 yield batch
-                self._say(self._late(work))
-        self._say("")
+                self._set_message(self._slow_message(work))
+        self._set_message("")
 
-    def _fetched(self, work: DataWork, ahead: Ahead) -> Local | None:
-        """A file that is being fetched; None where nobody wants it any more."""
+    def _downloaded(self, work: DataWork, prefetch: Prefetch) -> Local | None:
+        """The downloaded file; None if this worker stops or loses the lease."""
         while not self._stop.is_set() and self._holds(work):
             try:
-                return ahead.get(STOP_SECONDS)
+                return prefetch.get(STOP_SECONDS)
             except TimeoutError:
                 continue
         return None
 
-    def _late(self, work: DataWork) -> Words:
-        """What is to be said of a read that begins now, as long as it has not ended."""
-        since, what = self._clock(), work.file or f"samples {work.start}-{work.stop}"
+    def _slow_message(self, work: DataWork) -> StatusText:
+        """The message of a read that starts now: empty for the first `SLOW_SECONDS`."""
+        started, source = self._clock(), work.file or f"samples {work.start}-{work.stop}"
 
-        def waited() -> str:
-            seconds = self._clock() - since
-            return f"has waited {seconds:.0f} s for {what}" if seconds >= PATIENCE else ""
+        def message() -> str:
+            seconds = self._clock() - started
+            return f"has waited {seconds:.0f} s for {source}" if seconds >= SLOW_SECONDS else ""
 
-        return waited
+        return message
 
-    def _look_ahead(self) -> TaskWork | Finished | None:
-        """Ask for the next lease, and have its file fetched. What is no lease has its place before all that follows."""
-        work = self._ask()
+    def _prefetch_next(self) -> TaskWork | Finished | None:
+        """Request the next lease and start to download its file; returns other work, which goes first."""
+        work = self._request()
         if isinstance(work, DataWork) and work.file is not None:
-            self._next = work, Ahead(work.file)
+            self._next = work, Prefetch(work.file)
         return work if isinstance(work, TaskWork | Finished) else None
 
     def _put(self, item: Item) -> None:

@@ -179,12 +179,12 @@ class FlatModel:
 
     def _update(self, pieces: list[Any]) -> tuple[npt.NDArray[Any], bool]:
         """The result of `_encode` in the wire's format, and whether it is finite."""
-        made = [np.asarray(memoryview(piece)).reshape(-1) for piece in pieces]
+        arrays = [np.asarray(memoryview(piece)).reshape(-1) for piece in pieces]
         if not self._on_host:
-            return made[0], kernels.finite(made[0])
+            return arrays[0], kernels.finite(arrays[0])
         update = self._spare.pop() if self._spare else np.empty(self.layout.size, self._wire_dtype)
         finite = True
-        for piece, place in zip(made, self.layout.pieces(update), strict=True):
+        for piece, place in zip(arrays, self.layout.pieces(update), strict=True):
             finite &= kernels.encode(piece, place)
         return update, finite
 
@@ -196,23 +196,25 @@ class FlatModel:
 
         def compute(values: list[Any], x: Any, y: Any, weights: Any, samples: Any, scale: Any) -> Any:
             weights = filled(weights, samples)
-            now, before = values[: len(trainable)], values[len(trainable) :]
-            statistics_now = {id(v): value for v, value in zip(statistics, before, strict=True)}
+            trained, before = values[: len(trainable)], values[len(trainable) :]
+            statistics_before = {id(v): value for v, value in zip(statistics, before, strict=True)}
             others = model.non_trainable_variables
-            held = [statistics_now.get(id(v), v.value) for v in others]
+            others_before = [statistics_before.get(id(v), v.value) for v in others]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(now)
-                loss, after = _forward(model, now, held, x, y, weights)
+                tape.watch(trained)
+                loss, after = _forward(model, trained, others_before, x, y, weights)
                 scaled = loss * tf.cast(scale, loss.dtype)
-            gradients = tape.gradient(scaled, now, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            gradients = tape.gradient(scaled, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             _warn_of_rows(model, gradients)
             gradients = [tf.convert_to_tensor(g) / tf.cast(scale, g.dtype) for g in gradients]
-            moved = dict(zip((id(v) for v in others), after, strict=True))
-            for variable, old, new in zip(others, held, after, strict=True):
-                if id(variable) not in statistics_now and new is not None and new is not old:
+            others_after = dict(zip((id(v) for v in others), after, strict=True))
+            for variable, old, new in zip(others, others_before, after, strict=True):
+                if id(variable) not in statistics_before and new is not None and new is not old:
                     variable.assign(new)
             differences = [
-                tf.zeros_like(old) if moved.get(id(v)) is None else tf.cast(moved[id(v)], old.dtype) - old
+                tf.zeros_like(old)
+                if others_after.get(id(v)) is None
+                else tf.cast(others_after[id(v)], old.dtype) - old
                 for v, old in zip(statistics, before, strict=True)
             ]
             return gradients, differences, loss
@@ -282,14 +284,14 @@ def _any(values: npt.NDArray[Any]) -> bool:
 
 
 def _forward(
-    model: Any, trainable: list[Any], held: list[Any], x: Any, y: Any, weights: Any
+    model: Any, trainable: list[Any], non_trainable: list[Any], x: Any, y: Any, weights: Any
 ) -> tuple[Any, Any]:
     """The loss and new values of the non-trainable variables, computed by Keras without its variables.
 
     The metrics of `compile()` are not computed in training, only in the evaluation.
     """
     kwargs = {"training": True} if model._call_has_training_arg else {}
-    predicted, after, losses = model.stateless_call(trainable, held, x, return_losses=True, **kwargs)
+    predicted, after, losses = model.stateless_call(trainable, non_trainable, x, return_losses=True, **kwargs)
     if losses:  # from regularizers and add_loss in this call; compute_loss must use these
         model._losses_override = losses
     try:
@@ -356,9 +358,9 @@ class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
 
 def _keep_drawing() -> None:
     """Replace the global generator, which `keras.random` uses if a layer passes none."""
-    held = global_seed_generator()
+    original = global_seed_generator()
     generator = _Drawing(0, name="seed_generator")  # a valid name in a SavedModel
-    generator.state.assign(held.state)
+    generator.state.assign(original.state)
     set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
 

@@ -23,12 +23,12 @@ def cores(limit: Path = CPU_MAX) -> int:
 
     TensorFlow starts a thread per core of the node; with more threads than the limit, the kernel throttles them all.
     """
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = limit.read_text().split()
-        return min(mine, max(1, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup v2 here, or "max": no limit
-        return mine
+        return min(available, max(1, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroup v2, or "max": no limit
+        return available
 
 
 def shared_by(processes: int) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""The leases that this worker holds: known to the thread that reads ahead and to the loop that trains.
+"""The leases that this worker holds, shared by the read-ahead thread and the training loop.
 
-After the loss of parameter server 0 a lease that goes on has another token. What was read under the old one stays
-valid, so everyone asks here for the present token of a piece of work; None means that somebody else has it now.
-What a push covers is told in positions, which no new token changes.
+After the loss of parameter server 0 a lease continues under a new token. Batches read under the old token stay valid:
+`token` returns the current one, or None if the lease was reassigned. Pushes contain positions, not tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from shoal_trainer.wire.messages import Progress, Push
 from shoal_trainer.worker.work import DataWork, Token
 
 MAX_ANSWERS = 4096
-"""Remembered to tell how many steps were in vain when a server comes back older."""
+"""Kept to count the wasted steps when a server restarts from an older state."""
 
 
 class Leases:
-    """Thread-safe; a lease is in it from its grant until its last sample is in the parameters."""
+    """Holds a lease from its grant until its last sample is applied. Thread-safe."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -29,34 +28,34 @@ class Leases:
         self._renamed: dict[Token, Token | None] = {}
         self._answered_to: dict[Token, int] = {}
         self._stopped: int | None = None
-        """The coordinator process that ended training: what it granted earlier may still arrive."""
+        """The term of the coordinator process that ended training; its answers with leases may arrive later."""
         self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)
 
     def grant(self, work: DataWork) -> None:
-        """A lease was given to this worker; one that was asked for before the job went back is none any more."""
+        """Add a lease, unless it was requested before a rollback or the end of training."""
         with self._lock:
             if work.generation == self.generation and work.token[0] != self._stopped:
                 self._ends[work.token] = (work, work.start)
 
     def mark(self, token: Token, end: int) -> Progress | None:
-        """What the next piece of the lease, up to `end`, covers; None where the lease is another worker's now."""
+        """The positions from the previous mark of the lease up to `end`; None if the lease was reassigned."""
         with self._lock:
-            now = self._now(token)
-            if now is None:
+            current = self._current(token)
+            if current is None:
                 return None
-            work, start = self._ends[now]
-            self._ends[now] = (work, end)
+            work, start = self._ends[current]
+            self._ends[current] = (work, end)
             return Progress(work.epoch, work.number, start, end)
 
     def token(self, token: Token) -> Token | None:
-        """The present token of a lease."""
+        """The current token of a lease; None if it was reassigned."""
         with self._lock:
-            return self._now(token)
+            return self._current(token)
 
     def answered(self, push: Push) -> None:
-        """The servers have answered this push: a lease that ends within it is forgotten.
+        """Record an applied push, and remove the leases that it completes.
 
-        One mark may cover several leases that follow each other.
+        One mark may cover several adjacent leases.
         """
         with self._lock:
             self._answers.append((push.seq, push.steps))
@@ -70,14 +69,14 @@ class Leases:
                         del self._ends[token], self._answered_to[token]
 
     def lost(self, after: int) -> int:
-        """The servers came back without the pushes after this sequence number; returns how many steps those were."""
+        """The servers lost the pushes after this sequence number; returns their number of steps."""
         with self._lock:
             steps = sum(steps for seq, steps in self._answers if seq > after)
             self._answers = deque((a for a in self._answers if a[0] <= after), maxlen=MAX_ANSWERS)
             return steps
 
-    def begin_again(self, generation: int) -> None:
-        """The job has gone back to a snapshot: every lease is void, and what was answered is undone."""
+    def reset(self, generation: int) -> None:
+        """Drop all leases and answers after a rollback to this generation."""
         with self._lock:
             self.generation = generation
             self._renamed |= dict.fromkeys(self._ends)
@@ -86,7 +85,7 @@ class Leases:
             self._answers.clear()
 
     def void(self, term: int) -> None:
-        """The coordinator process `term` (0: none) has ended training: forget every lease that it granted."""
+        """Drop the leases granted by the coordinator process `term`, which has ended training. 0: none."""
         with self._lock:
             self._stopped = term or self._stopped
             for token in [token for token in self._ends if term and token[0] == term]:
@@ -95,15 +94,15 @@ class Leases:
                 self._renamed[token] = None
 
     def drop(self, token: Token) -> None:
-        """Forget a lease."""
+        """Remove a lease."""
         with self._lock:
-            now = self._now(token)
-            if now is not None:
-                del self._ends[now]
-                self._answered_to.pop(now, None)
+            current = self._current(token)
+            if current is not None:
+                del self._ends[current]
+                self._answered_to.pop(current, None)
 
     def held(self) -> dict[Token, DataWork]:
-        """Every lease, from where its answered pushes end: this worker will push the rest of it."""
+        """The unfinished rest of each lease."""
         with self._lock:
             return {
                 token: replace(work, start=self._answered_to.get(token, work.start))
@@ -111,10 +110,9 @@ class Leases:
             }
 
     def rename(self, presented: Collection[Token], tokens: Mapping[Token, Token]) -> None:
-        """The coordinator's answer to what was `held`: presented leases that it does not name are somebody else's.
+        """Apply the coordinator's answer to a join: drop the `presented` leases without a new token.
 
-        A lease that goes on begins where its answered pushes end: what came before is another token's. One that was
-        granted since is kept: the thread that reads ahead may ask as soon as the coordinator has answered.
+        A lease that continues starts where its answered pushes end. Leases granted since the join are kept.
         """
         with self._lock:
             ends, self._ends = self._ends, {}
@@ -126,19 +124,19 @@ class Leases:
                 if new != old:
                     self._renamed[old] = new
 
-    def _now(self, token: Token) -> Token | None:
-        now: Token | None = token
-        while now is not None and now in self._renamed:
-            now = self._renamed[now]
-        return now if now in self._ends else None
+    def _current(self, token: Token) -> Token | None:
+        current: Token | None = token
+        while current is not None and current in self._renamed:
+            current = self._renamed[current]
+        return current if current in self._ends else None
 
 
 def joined(marks: Iterable[Progress | None]) -> tuple[Progress, ...]:
-    """The same positions with as few marks as follow each other."""
-    found: list[Progress] = []
+    """Merge adjacent marks."""
+    merged: list[Progress] = []
     for mark in marks:
         if mark is None:
             continue
-        follows = found and (found[-1].epoch, found[-1].file, found[-1].stop) == mark[:3]
-        found.append(mark._replace(start=found.pop().start) if follows else mark)
-    return tuple(found)
+        follows = merged and (merged[-1].epoch, merged[-1].file, merged[-1].stop) == mark[:3]
+        merged.append(mark._replace(start=merged.pop().start) if follows else mark)
+    return tuple(merged)

@@ -1,8 +1,7 @@
-"""A worker's life: join, train on what it is given, ride through outages, do tasks, leave.
+"""The main loop of a worker: join, train, train locally during outages, run tasks, leave.
 
-While a step computes, the push of the step before it and the pull of the next parameters are under way, so that the
-network costs time only where it takes longer than a step. The price is one step of staleness; `staleness.max = 0`
-waits for each push instead.
+The push of a step and the pull of the next parameters overlap with the next step, which adds one step of staleness.
+With `staleness.max = 0` the loop waits for each push instead.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Pulled, Push, Timings, Welcome
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Feed, Item, Ready
@@ -30,13 +30,13 @@ from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, combined, full
-from shoal_trainer.worker.upstream import PROBE_SECONDS, RETRY_SECONDS, Upstream
+from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
 
 log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 10.0
-"""How long a worker that was told to stop waits for its last push."""
+"""How long a worker that stops waits for its last push."""
 
 
 class End(Enum):
@@ -48,7 +48,7 @@ class End(Enum):
 
 @dataclass(frozen=True)
 class Policy:
-    """How the loop is to behave; all of it comes from the job."""
+    """The job's options for the loop."""
 
     sequential: bool = False
     steps_per_push: int = 1
@@ -57,7 +57,7 @@ class Policy:
 
 
 class Loop(Upstream):
-    """One worker. `run` blocks until the job has ended or `drain` is set, and says which."""
+    """The loop of one worker."""
 
     def __init__(
         self,
@@ -78,65 +78,65 @@ class Loop(Upstream):
         self._do_task = do_task
         self._policy = policy
         self._input_seconds = self._compute_seconds = 0.0
-        self._behind = 1
-        """How many pushes came between the parameters of the last push and it."""
+        self._staleness = 1
+        """Pushes between the pull and the push of the last step."""
         self.steps = 0
 
-    # --- the story ------------------------------------------------------------------------------------------------
+    # --- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> End:
-        """Join, then work until there is no more to do."""
+        """Join, then work until the job has ended or `drain` is set."""
         self._join()
         self._feed.start()
         while not self._drain.is_set():
-            if isinstance(self._held, Finished) or self._coordinator.finished():
+            if isinstance(self._deferred, Finished) or self._coordinator.finished():
                 self._leave()
                 return End.FINISHED
             if self._outage is not None:
-                self._ride()
+                self._outage_turn()
                 continue
-            began = self._clock()
-            item = self._take(timeout=0.1)
-            self._input_seconds += self._clock() - began
+            started = self._clock()
+            item = self._next_item(timeout=0.1)
+            self._input_seconds += self._clock() - started
             if isinstance(item, Ready):
                 self._train(item)
             elif item is None:
                 self._idle()
             elif isinstance(item, TaskWork | EndOfFile):
-                self._settle()
-                self._do(item)
+                self._flush()
+                self._handle(item)
             else:
                 self._collect()
                 if isinstance(item, BaseException) and self._outage is None:
                     raise item
-                self._held = item
+                self._deferred = item
         self._leave()
         return End.DRAINED
 
     def _idle(self) -> None:
-        """Nothing to train at the moment: push what is piled up, for nothing may come to fill the pile."""
+        """Without work: push the pending steps, else probe the servers from time to time."""
         base = self._pulled
         self._collect()
         if self._outage is not None:
             return
-        if self._pile and base is not None:
+        if self._pending and base is not None:
             self._send(base)
-        elif self._clock() - self._heard >= PROBE_SECONDS:
+        elif self._clock() - self._last_answer >= PROBE_SECONDS:
             self._probe()
             self._input_seconds, self._last_push = 0.0, self._clock()
 
-    def _settle(self) -> None:
-        """See all that is computed into the parameters: what is done next may take long, or tells that it is there."""
+    def _flush(self) -> None:
+        """Push all steps and wait for the answers, before a task or the report of a file's length."""
         base = self._pulled
         self._collect()
-        if self._outage is None and self._pile and base is not None:
+        if self._outage is None and self._pending and base is not None:
             self._send(base)
             self._collect()
 
-    def _do(self, item: TaskWork | EndOfFile) -> None:
-        """Do what is done once; during an outage it is held."""
+    def _handle(self, item: TaskWork | EndOfFile) -> None:
+        """Run a task or report the length of a file; during an outage, defer it."""
         if self._outage is not None:
-            self._held = item
+            self._deferred = item
             return
         if isinstance(item, TaskWork):
             self._run_task(item)
@@ -145,28 +145,29 @@ class Loop(Upstream):
         self._input_seconds, self._last_push = 0.0, self._clock()
 
     def _run_task(self, task: TaskWork) -> None:
-        """Do a task at the present parameters; without a parameter server it is held, and the outage begins.
+        """Run a task with the current parameters; if a server is unreachable, defer it and begin an outage.
 
-        The parameters come over the loop's own connections. A second client of this slot would greet a restarted
-        server without a copy, and the server would no longer wait for the copy that the loop holds.
+        The parameters are pulled over the loop's connections: a second client of this slot would connect to a restarted
+        server without a copy, and the server would not wait for the loop's copy.
         """
         flat: npt.NDArray[np.float32] = aligned(self._flat_model.layout.size, np.float32)
         try:
             self._exchange.pull(flat, idle=True, exact=True).result()
         except Unreachable as error:
-            self._held = task
+            self._deferred = task
             self._begin_outage(error, None)
             return
         self._do_task(task, flat)
         self._outdated = True
-        self._feed.go_on()
+        self._feed.task_finished()
 
     def _join(self) -> None:
-        """Connect, give the first parameters unless another worker was first, join the coordinator, and pull.
+        """Connect, initialize the parameters unless another worker has, join the coordinator, and pull.
 
-        The heartbeats joined before the model was traced; parameter server 0 may have been replaced since then, and
-        only `_boots` would show it. If it is replaced now, the pull fails.
+        The heartbeats have joined before the model was traced; this join reaches a coordinator that was replaced since.
+        If parameter server 0 is replaced after this join, the pull fails.
         """
+        backoff = Backoff(longest=PROBE_SECONDS)
         while not self._drain.is_set():
             try:
                 welcome = self._wait(self._exchange.connect(lambda: None))
@@ -177,12 +178,13 @@ class Loop(Upstream):
                 self._join_coordinator({})
                 pulled = self._exchange.pull(self._buffers.spare).result()
             except Unreachable as error:
-                log.info("joining: %s", error)
-                self._drain.wait(RETRY_SECONDS)
+                if backoff.is_new(error):
+                    log.info("joining: %s", error)
+                backoff.wait(self._drain)
                 continue
-            self._begin_from(pulled)
+            self._use(pulled)
             self._boots, self._generation = welcome.boots, welcome.generation
-            self._leases.begin_again(welcome.generation)
+            self._leases.reset(welcome.generation)
             self._seq = max(shard.last_seq for shard in welcome.shards)
             self._last_push = self._clock()
             return
@@ -193,19 +195,19 @@ class Loop(Upstream):
         if self._outdated:
             self._refresh(idle=False)
             if self._outage is not None:
-                self._train_alone(ready)
+                self._train_locally(ready)
                 return
         assert self._pulled is not None
         base = self._pulled
-        began = self._clock()
+        started = self._clock()
         updates = self._placement.config.step_after(base.samples)
-        step = self._checked(self._flat_model.step(self._buffers.tensor, ready.batch, updates), ready)
+        step = self._check_finite(self._flat_model.step(self._buffers.tensor, ready.batch, updates), ready)
         if step is None:
             return
-        self._compute_seconds = self._clock() - began + (self._compute_seconds if self._pile else 0.0)
-        self._pile.append((step, ready))
+        self._compute_seconds = self._clock() - started + (self._compute_seconds if self._pending else 0.0)
+        self._pending.append((step, ready))
         self.steps += 1
-        if not full(self._pile, self._policy.steps_per_push):
+        if not full(self._pending, self._policy.steps_per_push):
             return
         self._collect()
         if self._outage is not None:
@@ -215,17 +217,17 @@ class Loop(Upstream):
             self._collect()
 
     def _send(self, base: Pulled) -> None:
-        """Hand what is piled up to the exchange thread."""
-        # What is somebody else's by now is not pushed: it would be in the parameters twice.
-        self._pile = [piled for piled in self._pile if self._leases.token(piled[1].work.token) is not None]
-        if not self._pile:
+        """Pass the pending steps to the exchange thread as one push."""
+        # Steps of reassigned leases are dropped: the other worker pushes these samples.
+        self._pending = [pair for pair in self._pending if self._leases.token(pair[1].work.token) is not None]
+        if not self._pending:
             return
-        skipped = all(step.skipped for step, _ in self._pile)
-        behind = 1 if skipped else self._behind  # a difference is not divided by the pushes in between
-        update, samples, loss = combined(self._pile, self._policy.averages, behind)
-        steps = len(self._pile)
-        marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pile]
-        self._pile.clear()
+        skipped = all(step.skipped for step, _ in self._pending)
+        staleness = 1 if skipped else self._staleness  # the servers do not divide a difference by it
+        update, samples, loss = combined(self._pending, self._policy.averages, staleness)
+        steps = len(self._pending)
+        marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pending]
+        self._pending.clear()
         now = self._clock()
         self._seq += 1
         rate = self._placement.rate
@@ -246,17 +248,17 @@ class Loop(Upstream):
             steps=steps,
         )
         self._input_seconds, self._last_push = 0.0, now
-        if skipped:  # a difference passes by the optimizer: momentum and Adam's step stay, as in Keras
+        if skipped:  # a difference does not change the optimizer's state, as in Keras
             future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0, merge=False)
         else:
             future = self._exchange.push_pull(update, self._buffers.spare, push)
-        self._under_way = (future, Send(update, push, local=skipped))
+        self._in_flight = (future, Send(update, push, local=skipped))
 
     def _collect(self) -> None:
-        """Wait for the exchange that is under way; its parameters become current. `Unreachable` begins an outage."""
-        if self._under_way is None:
+        """Wait for the push in flight and use its parameters; if a server is unreachable, begin an outage."""
+        if self._in_flight is None:
             return
-        (future, send), self._under_way = self._under_way, None
+        (future, send), self._in_flight = self._in_flight, None
         try:
             pulled = future.result()
         except Unreachable as error:
@@ -265,22 +267,22 @@ class Loop(Upstream):
             for journal, later in zip(self._journals, pulled.journals, strict=True):
                 journal.follow(later)
             self._pulled = pulled
-            self._behind = max(1, pulled.versions[0] - 1 - send.push.base_versions[0])
+            self._staleness = max(1, pulled.versions[0] - 1 - send.push.base_versions[0])
             self._buffers.swap()
             self._leases.answered(send.push)
             self._leases.void(pulled.stopped)
             self._flat_model.reuse(send.update)
-        self._heard = self._clock()
+        self._last_answer = self._clock()
 
-    def _checked(self, step: Step, ready: Ready) -> Step | None:
-        """The step, as it may be pushed; None where the job goes back to a snapshot because of it."""
+    def _check_finite(self, step: Step, ready: Ready) -> Step | None:
+        """Apply `on_nan` to the step; None if the job rolls back."""
         if step.finite:
             return step
         if self._policy.on_nan == "rollback":
-            self._go_back(step, ready)
+            self._report_divergence(step, ready)
             return None
         if self._policy.on_nan == "skip":
-            log.warning("the loss is not finite: batch before position %d skipped", ready.batch.end)
+            log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
             return replace(step, update=np.zeros_like(step.update), skipped=True)
         raise UserError(
             f"The loss or its gradient is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
@@ -290,45 +292,46 @@ class Loop(Upstream):
 
     # --- an outage ------------------------------------------------------------------------------------------------
 
-    def _ride(self) -> None:
-        """One turn while a server is away: reconnect if it is back, else a local step, else wait a little."""
+    def _outage_turn(self) -> None:
+        """End the outage if the servers are reachable, else take a local step, else wait briefly."""
         assert self._outage is not None
         assert self._reconnect is not None
         if self._reconnect.done():
-            self._come_back(self._reconnect.result())
+            self._end_outage(self._reconnect.result())
             return
-        if self._held is not None or self._outage.exhausted:
+        if self._deferred is not None or self._outage.exhausted:
             self._wait(self._reconnect, turns=1)
             return
-        item = self._take(timeout=0.05)
+        item = self._next_item(timeout=0.05)
         if not isinstance(item, Ready):
-            self._held = item
+            self._deferred = item
             return
-        self._train_alone(item)
+        self._train_locally(item)
 
-    def _train_alone(self, ready: Ready) -> None:
-        """A local step."""
+    def _train_locally(self, ready: Ready) -> None:
         assert self._outage is not None
         self._outage.parameters_into(self._buffers.spare)
         assert self._pulled is not None
         updates = self._placement.config.step_after(self._pulled.samples)
-        step = self._checked(self._flat_model.step(self._buffers.spare_tensor, ready.batch, updates), ready)
+        step = self._check_finite(
+            self._flat_model.step(self._buffers.spare_tensor, ready.batch, updates), ready
+        )
         if step is not None:
-            self._step_alone(step, ready)
+            self._local_step(step, ready)
             self.steps += 1
 
-    # --- small things ---------------------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------------------------
 
-    def _take(self, timeout: float) -> Item | None:
-        if self._held is not None:
-            item, self._held = self._held, None
-            return item
-        found = self._feed.get(timeout)
-        void = isinstance(found, Ready) and self._leases.token(found.work.token) is None
-        return None if void else found
+    def _next_item(self, timeout: float) -> Item | None:
+        if self._deferred is not None:
+            deferred, self._deferred = self._deferred, None
+            return deferred
+        item = self._feed.get(timeout)
+        reassigned = isinstance(item, Ready) and self._leases.token(item.work.token) is None
+        return None if reassigned else item
 
     def _wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
-        """The future's result; None where the worker is told to stop (or after so many turns of 0.1 s)."""
+        """The future's result; None if `drain` is set, or after this many turns of 0.1 s."""
         while not self._drain.is_set() and turns != 0:
             try:
                 return future.result(timeout=0.1)
@@ -343,8 +346,8 @@ class Loop(Upstream):
         try:
             self._coordinator.file_ended(token, item.length)
         except Unreachable as error:
-            log.warning("cannot tell the length of %s yet: %s", item.work.file, error)
-            self._held = item
+            log.warning("cannot report the length of %s yet: %s", item.work.file, error)
+            self._deferred = item
             self._probe()
             if self._outage is None:
                 self._drain.wait(PROBE_SECONDS)
@@ -352,15 +355,15 @@ class Loop(Upstream):
             self._leases.drop(token)
 
     def _leave(self) -> None:
-        """Told to stop: the step is finished; see its push through, and give back the rest of the leases."""
+        """Wait for the push in flight, and release the leases."""
         self._feed.stop()
-        if self._under_way is not None:
+        if self._in_flight is not None:
             try:
-                self._under_way[0].result(timeout=LEAVE_SECONDS)
+                self._in_flight[0].result(timeout=LEAVE_SECONDS)
             except (Unreachable, FutureTimeout) as error:
-                log.warning("the last push did not arrive: %s", error)
-        self._exchange.close()  # what did not arrive by now is to be trained by somebody else, and not to come late
+                log.warning("the last push was not answered: %s", error)
+        self._exchange.close()  # before the leases are released: a push must not arrive after that
         try:
             self._coordinator.leave()
         except Unreachable as error:
-            log.warning("could not say goodbye: %s", error)
+            log.warning("cannot report that this worker leaves: %s", error)

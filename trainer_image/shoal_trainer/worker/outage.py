@@ -1,11 +1,11 @@
-"""What a worker does while a parameter server is away: it trains on, alone, and never exits because of it.
+"""Local training while a parameter server is unreachable.
 
-It keeps an fp32 master of the last parameters and takes local steps with a fresh optimizer of the same kind, up to a
-cap in steps and seconds, then waits. When the servers are back, the difference that its local steps made is pushed,
-divided by the number of active workers: together they move as far as one (local SGD; dividing by less diverges).
+The worker takes local steps on an fp32 copy of the last parameters, with a fresh optimizer of the same kind, up to a
+limit of steps and seconds, then waits. Afterwards it pushes the difference divided by the number of active workers
+(local SGD; a smaller divisor diverges).
 
-The push that was cut off is no part of that difference. It is sent again as it was: a server that had applied it
-answers without applying it twice, a server that came back older applies it now.
+The interrupted push is not part of that difference. It is sent again unchanged, and servers that have applied it do not
+apply it twice.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from shoal_trainer.worker.leases import joined
 from shoal_trainer.worker.send import Send
 
 MAX_STEPS = 64
-"""Fewer than the marks that a push can carry. A pile that could not be sent has no more of those, and ends them."""
+"""Less than the marks of a push. Steps that were pending at the start of the outage may exceed it."""
 MAX_SECONDS = 60.0
 
 
 class Outage:
-    """The local state between the first `Unreachable` and the first answer.
+    """The state of local training, from the first `Unreachable` to the first answer.
 
-    `current`: the last parameters that were pulled, in fp32 or bf16, shape (size,); of them the first `parameters` are
-    trainable, the rest statistics. `learning_rate`: the one that the servers used last.
+    `current`: the last pulled parameters, fp32 or bf16, shape (size,); the first `parameters` are trainable, the rest
+    are statistics. `learning_rate`: the last one of the servers.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class Outage:
 
     @property
     def exhausted(self) -> bool:
-        """Whether local training has gone as far as it may; then the worker waits."""
+        """Whether local training has reached its limit; then the worker waits."""
         return self.steps >= self._max_steps or self._clock() - self._started >= self._max_seconds
 
     def absorb(self, update: npt.NDArray[Any], samples: int, *, gradient: bool = True) -> None:
-        """Take in a step that is pushed by other means: it moves the master and the base alike."""
+        """Apply a step that is pushed separately: it is not part of the difference."""
         self._apply(update, samples, gradient)
         self.base[:] = self.master
 
     def step(
         self, update: npt.NDArray[Any], samples: int, progress: Progress, *, gradient: bool = True
     ) -> None:
-        """One local step by `update`, as the wire carries it: gradients, then differences of the statistics.
+        """Take a local step. `update` in wire format: gradients, then differences of the statistics.
 
-        `gradient`: whether there is one; without, the optimizer is skipped.
+        `gradient` False: the step was skipped, and the optimizer does not run.
         """
         self._apply(update, samples, gradient)
         self.steps += 1
@@ -85,22 +85,22 @@ class Outage:
         self.progress.append(progress)
 
     def parameters_into(self, out: npt.NDArray[Any]) -> None:
-        """The local parameters, in the encoding of `out`."""
+        """Write the local parameters in the encoding of `out`."""
         kernels.encode(self.master, out)
 
     def difference_into(self, out: npt.NDArray[Any]) -> None:
-        """What the local steps changed, in the encoding of `out`."""
+        """Write the difference made by the local steps in the encoding of `out`."""
         kernels.encode(self.master - self.base, out)
 
-    def taken(self) -> None:
-        """What the local steps made is pushed by other means now: the next difference begins here."""
+    def rebase(self) -> None:
+        """Start the next difference at the current parameters."""
         self.base[:] = self.master
         self.steps = self.samples = 0
         self.progress = []
 
     def as_send(self, seq: int, versions: tuple[int, ...]) -> Send:
-        """The local steps as something to send; from now on they count as sent by other means."""
-        delta = aligned(self.master.size, self._scratch.dtype)  # as the updates came
+        """The local steps as a push; the next difference starts after them."""
+        delta = aligned(self.master.size, self._scratch.dtype)  # the dtype of the updates
         self.difference_into(delta)
         push = Push(
             seq=seq,
@@ -109,16 +109,16 @@ class Outage:
             progress=joined(self.progress),
             steps=self.steps,
         )
-        self.taken()
+        self.rebase()
         return Send(delta, push, local=True)
 
     def _apply(self, update: npt.NDArray[Any], samples: int, gradient: bool) -> None:
         if self._scratch.shape != update.shape or self._scratch.dtype != update.dtype:
             self._scratch = aligned(update.size, update.dtype)
-        self._scratch[:] = update  # the kernels write the new parameters over what they read
+        self._scratch[:] = update  # the kernels overwrite their input
         n = self._parameters
         self._updates += gradient
         if self._rule is not None and gradient:
-            rate = self._learning_rate * self._config.weight(samples)  # as the servers have it
+            rate = self._learning_rate * self._config.weight(samples)  # as on the servers
             self._rule.apply(self.master[:n], self._scratch[:n], Update(rate, self._updates, 1))
         kernels.add(self.master[n:], self._scratch[n:], np.float32(1.0))

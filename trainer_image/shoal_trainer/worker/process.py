@@ -1,8 +1,7 @@
 """The process `shoal-trainer work`: from the environment to an exit code.
 
-The SIGTERM handler is there before TensorFlow is imported. Until the worker holds something it ends at once; from then
-on the loop sees the flag after its present step. What the user can mend ends with `EXIT_USER` and a termination
-message that says what to change; a `Fenced` worker ends without touching anything.
+The SIGTERM handler is installed before TensorFlow is imported. It exits at once until the worker holds leases; then it
+sets a flag that the loop checks after each step. A `UserError` exits with `EXIT_USER` and a termination message.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Drain:
         signal.signal(signal.SIGTERM, self._handle)
 
     def hold(self) -> None:
-        """From now on there is something to finish and to give back."""
+        """Let the loop handle SIGTERM, because the worker may hold leases."""
         self._holding = True
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
@@ -58,7 +57,7 @@ class Drain:
 
 
 def main() -> int:
-    """Run the worker that `$SHOAL_CONFIG` describes; returns the exit code."""
+    """Run the worker configured by `$SHOAL_CONFIG`; returns the exit code."""
     started = time.monotonic()
     drain = Drain()
     logging.basicConfig(
@@ -77,10 +76,10 @@ def main() -> int:
             ) from error
         try:
             return _work(config, drain, started)
-        except SystemExit as error:  # 0 would say that the job has ended
+        except SystemExit as error:  # exit code 0 would mean that the job has ended
             from shoal_trainer.worker.entrypoint import where
 
-            raise UserError(f"The job's code ends the process: {where(error)}. Take that out.") from error
+            raise UserError(f"The job's code ends the process: {where(error)}. Remove this call.") from error
     except UserError as error:
         log.error("%s", error)
         write_termination(TerminationMessage(outcome=Outcome.FAILED, reason="UserError", message=str(error)))
@@ -98,7 +97,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Of the objects that are made within, hardly any is ever garbage: they are not searched for it, now or later."""
+    """Disable garbage collection in this block, and exclude its objects from later collections: most live forever."""
     gc.disable()
     try:
         yield
@@ -109,7 +108,7 @@ def _no_garbage() -> Iterator[None]:
 
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     os.environ.update(shared_by(1))  # TensorFlow reads it when it is imported
-    with _no_garbage():  # each search through all that TensorFlow imports would take long
+    with _no_garbage():  # a collection over all objects of TensorFlow is slow
         from shoal_trainer.worker.entrypoint import load
 
         job = load(config.entrypoint, config.args)
@@ -129,12 +128,12 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
             try:
                 return build_flat_model(job, config)
             except Unreachable:
-                gc.collect()  # nobody else searches for it now, and each try leaves a model
+                gc.collect()  # each attempt leaves a model, and automatic collection is disabled
                 raise
 
         flat_model = until_reachable(built, drain.flag, "the data")
         coordinator = until_reachable(lambda: ControlPlane(config, credentials, job), drain.flag, "the data")
-        coordinator.start()  # its heartbeat says "tracing" while we do, or the slot would be taken for silent
+        coordinator.start()  # send heartbeats while the model is traced
         flat_model.trace()
     traced = time.monotonic()
     log.info(
@@ -148,8 +147,8 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
     except UserError as error:
         try:
             coordinator.failed(error)
-        except Unreachable as away:
-            log.warning("could not tell the coordinator: %s", away)
+        except Unreachable as unreachable:
+            log.warning("cannot report the error to the coordinator: %s", unreachable)
         raise
     finally:
         worker.close()

@@ -1,4 +1,4 @@
-"""A task is done once and its result given back, after an outage again; what is somebody else's by now is left."""
+"""Runs a task and sends its result, with retries during outages; drops the result of a reassigned task."""
 
 from __future__ import annotations
 
@@ -8,50 +8,54 @@ import threading
 from collections.abc import Callable
 
 from shoal_trainer.errors import Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
+from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 0.25
 LONGEST_PAUSE = 4.0
-"""Between two tries to make a result: each may read far before it finds the data away again."""
+"""Between two attempts to compute a result, which may each read much data before the unreachable part."""
+LONGEST_SEND_PAUSE = 1.0
 
 
 def run_task(
-    work: TaskWork, make: Callable[[], Outcome], coordinator: Coordinator, drain: threading.Event
+    work: TaskWork, run: Callable[[], Outcome], coordinator: Coordinator, drain: threading.Event
 ) -> None:
-    """Return when the coordinator has the result, or another worker the task, the job has finished or `drain` is set.
+    """Return once the coordinator has the result, the task is reassigned, the job has finished or `drain` is set.
 
-    What `make` cannot reach is told with the heartbeats. Raises `UserError` where the coordinator will never take what
-    `make` made: it would wait for it for ever.
+    While the data of `run` are unreachable, the heartbeats say so. Raises `UserError` if the coordinator rejects the
+    result, because a retry cannot succeed.
     """
-    waiting, made, pause = False, None, RETRY_SECONDS
+    outcome, backoff = None, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
     while not (drain.is_set() or coordinator.finished()):
         try:
-            if made is None:
-                made = make()
-                if waiting:
-                    coordinator.say("")
-                if odd := sorted(name for name, value in made.metrics.items() if not math.isfinite(value)):
-                    log.warning("%s of pass %d is not finite: left out", ", ".join(odd), work.epoch + 1)
-            coordinator.task_done(work, made.metrics, made.files, stop=made.stop, message=made.message)
+            if outcome is None:
+                outcome, backoff = run(), Backoff(FIRST_PAUSE, LONGEST_SEND_PAUSE)
+                coordinator.set_message("")
+                _warn_of_non_finite(work, outcome)
+            coordinator.task_done(
+                work, outcome.metrics, outcome.files, stop=outcome.stop, message=outcome.message
+            )
         except Unreachable as error:
-            if not waiting:
-                log.warning("%s: %s; trying again until it answers", work.kind, error)
-            waiting = True
-            if made is not None:
-                drain.wait(RETRY_SECONDS)
-                continue
-            coordinator.say(f"{work.kind}: {error}")
-            drain.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            if backoff.is_new(error):
+                log.warning("%s: %s; retrying", work.kind, error)
+            if outcome is None:
+                coordinator.set_message(f"{work.kind}: {error}")
+            backoff.wait(drain)
         except Overtaken as error:
-            log.warning("%s is no longer ours: %s", work.kind, error)
+            log.warning("the task %s was reassigned: %s", work.kind, error)
             return
-        except Unauthorized:  # nothing is wrong with the result
+        except Unauthorized:  # a ProtocolError, but not the fault of the result
             raise
         except ProtocolError as error:
-            raise UserError(f"What the task {work.kind!r} made cannot be taken: {error}") from error
+            raise UserError(
+                f"The coordinator rejected the result of the task {work.kind!r}: {error}"
+            ) from error
         else:
             return
+
+
+def _warn_of_non_finite(work: TaskWork, outcome: Outcome) -> None:
+    if names := sorted(name for name, value in outcome.metrics.items() if not math.isfinite(value)):
+        log.warning("%s of epoch %d is not finite and is left out", ", ".join(names), work.epoch + 1)

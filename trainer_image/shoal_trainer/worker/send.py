@@ -1,4 +1,4 @@
-"""What a worker brings to the parameter servers."""
+"""Combines steps into a push."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal_trainer.worker.layout import Average
 
 @dataclass(frozen=True)
 class Send:
-    """Something that the servers must have applied, in order, before anything later."""
+    """A push and its update. The servers must apply pushes in order."""
 
     update: npt.NDArray[Any]
     push: Push
@@ -28,39 +28,38 @@ class Send:
     """A difference of local steps (to be divided by the number of workers), not a gradient."""
 
 
-MOST_AT_ONCE = 0.1
-"""The part of the way to what was seen that one push may move a moving average. Pushes of several workers, and the
-one before, are under way at the same moment: of greater parts of it they would carry a variance below zero."""
+MAX_AVERAGE_STEP = 0.1
+"""The largest share of the distance to the observed value by which one push may move a moving average. With larger
+shares, the sum of the pushes in flight could make a variance negative."""
 
 
-def full(pile: Sequence[tuple[Step, Ready]], most: int) -> bool:
-    """Whether a pile is to be sent: it has so many steps, or another one might need more marks than a push can carry.
+def full(pending: Sequence[tuple[Step, Ready]], limit: int) -> bool:
+    """Whether to push: there are `limit` steps, or another one might exceed the marks of a push.
 
-    Leases that follow each other share a mark; here each is taken to need its own.
+    Assumes one mark per lease, although adjacent leases share one.
     """
-    if len(pile) >= most:
+    if len(pending) >= limit:
         return True
-    changes = sum(a.work.token != b.work.token for (_, a), (_, b) in pairwise(pile))
+    changes = sum(a.work.token != b.work.token for (_, a), (_, b) in pairwise(pending))
     return changes + 1 >= MAX_MARKS
 
 
 def combined(
-    pile: list[tuple[Step, Ready]], averages: Sequence[Average] = (), behind: int = 1
+    pending: list[tuple[Step, Ready]], averages: Sequence[Average] = (), staleness: int = 1
 ) -> tuple[npt.NDArray[Any], int, float]:
-    """The mean update of the steps (weighted by samples), their samples, their mean loss.
+    """The mean update of the steps (weighted by samples), their number of samples, and their mean loss.
 
-    All steps began with the same statistics, so the mean moves them as one step would. Those of `averages` go as far
-    as the steps would have gone one after the other. The servers divide what moves statistics by how many pushes came
-    in between (`behind`, as it was of the push before this one), for they do not know how far it goes; here that is
-    known, and made up for. Of both no more than `MOST_AT_ONCE` together.
+    All steps started with the same statistics, so their mean is one step's change. `averages` are scaled to the change
+    of consecutive steps, and by `staleness` (pushes between pull and push, of the previous push), by which the servers
+    divide changes of statistics; both together are limited by `MAX_AVERAGE_STEP`.
     """
-    samples = sum(ready.batch.samples for _, ready in pile)
-    loss = sum(step.loss * ready.batch.samples for step, ready in pile) / samples
-    update = pile[0][0].update if len(pile) == 1 else _mean(pile, samples)
+    samples = sum(ready.batch.samples for _, ready in pending)
+    loss = sum(step.loss * ready.batch.samples for step, ready in pending) / samples
+    update = pending[0][0].update if len(pending) == 1 else _mean(pending, samples)
     for average in averages:
-        factor = np.float32(_further(average, len(pile), behind))
+        factor = np.float32(_average_factor(average, len(pending), staleness))
         if factor != 1:
-            if not update.flags.writeable:  # TensorFlow's own memory
+            if not update.flags.writeable:  # memory of TensorFlow
                 update = update.copy()
             part = update[average.low : average.high]
             values = aligned(part.size)
@@ -70,18 +69,18 @@ def combined(
     return update, samples, loss
 
 
-def _mean(pile: list[tuple[Step, Ready]], samples: int) -> npt.NDArray[Any]:
-    first = pile[0][0].update
+def _mean(pending: list[tuple[Step, Ready]], samples: int) -> npt.NDArray[Any]:
+    first = pending[0][0].update
     total = aligned(first.size)
     scratch = aligned(first.size, first.dtype)
-    for step, ready in pile:
+    for step, ready in pending:
         scratch[:] = step.update
         kernels.add(total, scratch, np.float32(ready.batch.samples / samples))
     kernels.encode(total, scratch)
     return scratch
 
 
-def _further(average: Average, steps: int, behind: int) -> float:
-    """How many times as far as one step's difference a push is to move an average."""
-    alone = 1 - average.momentum
-    return min(behind * (1 - average.momentum**steps), max(alone, MOST_AT_ONCE)) / alone
+def _average_factor(average: Average, steps: int, staleness: int) -> float:
+    """The factor by which a push scales one step's change of a moving average."""
+    one_step = 1 - average.momentum
+    return min(staleness * (1 - average.momentum**steps), max(one_step, MAX_AVERAGE_STEP)) / one_step

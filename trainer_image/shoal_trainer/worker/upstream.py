@@ -1,7 +1,7 @@
-"""What a worker owes to the parameter servers, and how it stands with them after an outage or a roll back.
+"""The worker's state towards the parameter servers, and its recovery after an outage or a rollback.
 
-After an outage it brings what they have missed, in order. After a roll back (another generation) it brings nothing:
-what it computed, and every lease that it held, came after the snapshot to which the whole job has gone back.
+After an outage the worker pushes, in order, what the servers lack. After a rollback (another generation) it discards
+its unsent steps and its leases, because they are newer than the snapshot.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.journal import PushJournal
+from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, Pulled, Welcome
 from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Exchange
@@ -29,13 +30,12 @@ from shoal_trainer.worker.work import Coordinator, DataWork, Token, Wasted
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 0.25
 PROBE_SECONDS = 1.0
-"""An idle worker asks the servers for their state this often: it would not notice a lost server otherwise."""
+"""An idle worker probes the servers this often, to detect a lost server."""
 
 
 class Upstream:
-    """The servers' side of the loop: the parameters, what is under way, what is not sent, and what to do about it."""
+    """The loop's exchange with the servers: parameters, the push in flight, unsent pushes, outages and rollbacks."""
 
     def __init__(
         self,
@@ -55,30 +55,32 @@ class Upstream:
         self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
         self._pulled: Pulled | None = None
         self._journals: tuple[PushJournal, ...] = ()
-        self._wasted = self._told = 0
+        self._wasted = self._acknowledged = 0
         self._generation = 0
         self._boots: tuple[tuple[int, int], ...] = ()
         self._seq = 0
-        self._under_way: tuple[Future[Pulled], Send] | None = None
+        self._in_flight: tuple[Future[Pulled], Send] | None = None
         self._unsent: list[Send] = []
         self._outage: Outage | None = None
         self._reconnect: Future[Welcome] | None = None
-        self._held: Item | None = None
-        self._last_push = self._heard = clock()
-        self._pile: list[tuple[Step, Ready]] = []
+        self._deferred: Item | None = None
+        """An item that waits for the end of an outage."""
+        self._last_push = self._last_answer = clock()
+        self._pending: list[tuple[Step, Ready]] = []
+        """Steps that are not pushed yet."""
         self._outdated = False
-        """Whether newer parameters are to be pulled before the next step."""
+        """Whether to pull newer parameters before the next step."""
         self._probed: tuple[int, ...] = ()
         """The shards' versions at the last probe."""
 
     # --- while idle -----------------------------------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Notice a lost server; once the other workers pause, pull the newest parameters.
+        """Detect a lost server; once the other workers pause, pull the newest parameters.
 
-        If the servers are lost during an evaluation, the copies of the idle workers are all that is left.
+        The copies of idle workers are needed if the servers are lost during an evaluation.
         """
-        self._heard = self._clock()
+        self._last_answer = self._clock()
         try:
             welcome = self._exchange.probe().result()
         except Unreachable as error:
@@ -90,37 +92,36 @@ class Upstream:
         paused, self._probed = versions == self._probed, versions
         if paused and versions != self._pulled.versions:
             self._refresh(idle=True)
-        self._outdated = (
-            True  # an idle worker has no permit (bounded staleness): its next step begins with a pull
-        )
+        # Without a pull, the next step would have no permit (bounded staleness).
+        self._outdated = True
 
     def _refresh(self, *, idle: bool) -> None:
-        """Take the present parameters; no exchange is in flight. `idle`: no step follows at once."""
+        """Pull the current parameters; no exchange may be in flight. `idle`: no step follows at once."""
         try:
             pulled = self._exchange.pull(self._buffers.spare, idle=idle).result()
         except Unreachable as error:
             self._begin_outage(error, None)
         else:
-            self._begin_from(pulled)
-        self._heard = self._clock()
+            self._use(pulled)
+        self._last_answer = self._clock()
 
     # --- an outage ------------------------------------------------------------------------------------------------
 
     def _begin_outage(self, error: Unreachable, send: Send | None) -> None:
-        """`send`: what was under way."""
-        log.warning("a parameter server is away (%s): training on locally", error)
+        """Start local training. `send`: the interrupted push."""
+        log.warning("a parameter server is unreachable (%s): training continues locally", error)
         assert self._pulled is not None
-        self._outage = self._alone(None if send is None else send.push.learning_rate)
+        self._outage = self._local_training(None if send is None else send.push.learning_rate)
         if send is not None:
             self._outage.absorb(send.update, send.push.samples, gradient=not send.local)
             self._unsent.append(send)
-        for step, ready in self._pile:
-            self._step_alone(step, ready)
-        self._pile.clear()
-        self._reconnect = self._offer()
+        for step, ready in self._pending:
+            self._local_step(step, ready)
+        self._pending.clear()
+        self._reconnect = self._reconnect_with_copy()
 
-    def _alone(self, rate: float | None, *, max_steps: int = MAX_STEPS) -> Outage:
-        """What is needed to train on from the present parameters."""
+    def _local_training(self, rate: float | None, *, max_steps: int = MAX_STEPS) -> Outage:
+        """Local training from the current parameters."""
         assert self._pulled is not None
         config = self._placement.config
         if rate is None:
@@ -128,51 +129,51 @@ class Upstream:
         size = self._flat_model.layout.trainable
         return Outage(self._buffers.current, config, size, rate, self._clock, max_steps=max_steps)
 
-    def _begin_from(self, pulled: Pulled) -> None:
-        """What was pulled just now, and with it the whole journal of each shard, is current."""
+    def _use(self, pulled: Pulled) -> None:
+        """Make pulled parameters current, with the complete journal of each shard that came with them."""
         self._buffers.swap()
         self._pulled, self._outdated = pulled, False
         self._leases.void(pulled.stopped)
         self._journals = tuple(PushJournal(journal.floor) for journal in pulled.journals)
-        for journal, told in zip(self._journals, pulled.journals, strict=True):
-            journal.follow(told)
+        for journal, received in zip(self._journals, pulled.journals, strict=True):
+            journal.follow(received)
 
-    def _offer(self) -> Future[Welcome]:
-        """Say hello, with the present parameters for a shard that has lost them."""
+    def _reconnect_with_copy(self) -> Future[Welcome]:
+        """Connect, and offer the current parameters to shards that have lost them."""
         assert self._pulled is not None
         journals = tuple(journal.since(-1) for journal in self._journals)
         copy = Copy(self._buffers.current, replace(self._pulled, journals=journals), self._generation)
         return self._exchange.connect(lambda: copy)
 
-    def _step_alone(self, step: Step, ready: Ready) -> None:
+    def _local_step(self, step: Step, ready: Ready) -> None:
         assert self._outage is not None
         mark = self._leases.mark(ready.work.token, ready.batch.end)
         if mark is not None:
             self._outage.step(step.update, ready.batch.samples, mark, gradient=not step.skipped)
 
-    def _come_back(self, welcome: Welcome) -> None:
-        """Bring the servers what they have missed, in order, and go on with their parameters."""
+    def _end_outage(self, welcome: Welcome) -> None:
+        """Push what the servers lack, and continue with their parameters; after a rollback, only the latter."""
         assert self._outage is not None
         assert self._pulled is not None
         outage, lost = self._outage, welcome.boots != self._boots
         try:
             if welcome.generation != self._generation:
-                pulled = self._begin_again(welcome)
+                pulled = self._roll_back(welcome)
             else:
                 pulled = self._catch_up(outage, welcome)
         except Unreachable:
-            self._reconnect = self._offer()
+            self._reconnect = self._reconnect_with_copy()
             return
-        self._begin_from(pulled)
+        self._use(pulled)
         self._boots = welcome.boots
         self._outage = self._reconnect = None
-        self._last_push = self._heard = self._clock()
-        log.warning("the parameter servers are back%s", ", restored" if lost else "")
+        self._last_push = self._last_answer = self._clock()
+        log.warning("the parameter servers are reachable again%s", " after a restart" if lost else "")
 
     def _catch_up(self, outage: Outage, welcome: Welcome) -> Pulled:
-        """Bring the servers what they have missed, and take their parameters."""
+        """Push what the servers lack, and pull their parameters."""
         assert self._pulled is not None
-        if not welcome.initialized:  # nothing is left of the parameters but the workers' copies
+        if not welcome.initialized:  # only the workers' copies of the parameters are left
             first = aligned(self._buffers.current.size)
             kernels.decode(self._buffers.current, first)
             self._exchange.initialize(first).result()
@@ -180,8 +181,8 @@ class Upstream:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:
             self._wasted += outage.steps
-            outage.taken()
-            # Else a successor that knows of no stop would grant the lease again, without the dropped steps.
+            outage.rebase()
+            # Otherwise a successor that does not know of the stop would renew the lease without the dropped steps.
             self._leases.void(stopped)
         elif outage.steps:
             self._seq += 1
@@ -190,7 +191,7 @@ class Upstream:
         while self._unsent:
             self._resend(self._unsent[0], live)
             self._leases.answered(self._unsent.pop(0).push)
-        # Only what is pulled comes with the whole journal: the one of before may tell of pushes that are lost.
+        # A pull returns the complete journal; the worker's own may contain lost pushes.
         return self._exchange.pull(self._buffers.spare).result()
 
     def _resend(self, send: Send, live: int) -> None:
@@ -202,62 +203,63 @@ class Upstream:
             self._exchange.push_pull(send.update, self._buffers.spare, send.push).result()
 
     def _rejoin(self, surviving: int) -> None:
-        """Shard 0 was lost, and the ledger with it: present the leases; they may have other tokens now."""
+        """Present the leases after the loss of shard 0 and its ledger; they may get new tokens."""
         self._wasted += self._leases.lost(surviving)
-        held = self._leases.held()
-        self._leases.rename(held.keys(), self._join_coordinator(held))
+        leases = self._leases.held()
+        self._leases.rename(leases.keys(), self._join_coordinator(leases))
 
-    def _join_coordinator(self, held: Mapping[Token, DataWork]) -> Mapping[Token, Token]:
-        renamed = self._coordinator.join(held, Wasted(self._wasted, self._told))
-        self._told = self._wasted
+    def _join_coordinator(self, leases: Mapping[Token, DataWork]) -> Mapping[Token, Token]:
+        renamed = self._coordinator.join(leases, Wasted(self._wasted, self._acknowledged))
+        self._acknowledged = self._wasted
         return renamed
 
-    # --- going back -----------------------------------------------------------------------------------------------
+    # --- rollback -------------------------------------------------------------------------------------------------
 
-    def _go_back(self, step: Step, ready: Ready) -> None:
-        """Have the whole job return to its newest snapshot, and this worker with it."""
-        for _, piled in self._pile:
-            self._leases.mark(piled.work.token, piled.batch.end)
+    def _report_divergence(self, step: Step, ready: Ready) -> None:
+        """Make the whole job roll back to its newest snapshot, and reconnect."""
+        for _, pending in self._pending:
+            self._leases.mark(pending.work.token, pending.batch.end)
         batch = self._leases.mark(ready.work.token, ready.batch.end)
         self._wasted += 1
-        if batch is None:  # somebody else's by now, and that worker will meet it
+        if batch is None:  # reassigned: the other worker will report it
             return
-        if self._under_way is not None:
-            (future, send), self._under_way = self._under_way, None
+        if self._in_flight is not None:
+            (future, send), self._in_flight = self._in_flight, None
             try:
                 future.result()
             except Unreachable:
                 self._wasted += send.push.steps
+        backoff = Backoff(longest=PROBE_SECONDS)
         while not self._drain.is_set():
             try:
                 self._coordinator.diverged(self._generation, batch, f"loss {step.loss}")
-            except Unreachable as error:
-                log.warning("cannot have the job rolled back yet: %s", error)
-                self._drain.wait(RETRY_SECONDS)
-            else:
                 break
-        self._give_up()
+            except Unreachable as error:
+                if backoff.is_new(error):
+                    log.warning("cannot request a rollback yet: %s", error)
+                backoff.wait(self._drain)
+        self._discard_unsent()
         if self._outage is None:
-            self._outage = self._alone(None, max_steps=0)
+            self._outage = self._local_training(None, max_steps=0)
             self._reconnect = self._exchange.connect(lambda: None)
 
-    def _give_up(self) -> None:
-        """What is computed and not answered was in vain."""
+    def _discard_unsent(self) -> None:
+        """Discard all steps without an answer, and count them as wasted."""
         local = 0 if self._outage is None else self._outage.steps
-        self._wasted += local + len(self._pile) + sum(send.push.steps for send in self._unsent)
-        self._pile.clear()
+        self._wasted += local + len(self._pending) + sum(send.push.steps for send in self._unsent)
+        self._pending.clear()
         self._unsent.clear()
         if self._outage is not None:
-            self._outage.taken()
+            self._outage.rebase()
 
-    def _begin_again(self, welcome: Welcome) -> Pulled:
-        """The job has gone back: nothing that this worker has or holds is worth anything; the snapshot's parameters."""
-        self._give_up()
-        if isinstance(self._held, EndOfFile):
-            self._held = None
+    def _roll_back(self, welcome: Welcome) -> Pulled:
+        """Discard steps and leases from before the rollback, and pull the snapshot's parameters."""
+        self._discard_unsent()
+        if isinstance(self._deferred, EndOfFile):
+            self._deferred = None
         self._join_coordinator({})
         pulled = self._exchange.pull(self._buffers.spare).result()
         self._seq = max(self._seq, *(shard.last_seq for shard in welcome.shards))
-        self._leases.begin_again(welcome.generation)
+        self._leases.reset(welcome.generation)
         self._generation = welcome.generation
         return pulled

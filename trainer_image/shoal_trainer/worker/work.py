@@ -1,4 +1,4 @@
-"""What a worker is given to do, and the seam to whoever gives it: the coordinator, or a fake in a test."""
+"""The work of a worker, and the interface of the coordinator that assigns it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple, Protocol
 from shoal_trainer.wire.messages import Progress
 
 Token = tuple[int, int]
-"""The fencing token of a lease: (epoch of parameter server 0, counter)."""
+"""The fencing token of a lease: (term of the coordinator process, counter)."""
 
 
 @dataclass(frozen=True)
 class DataWork:
-    """A leased range: positions [start, stop) of pass `epoch` over the data, or of `file` (`stop` None: to its end)."""
+    """A leased range: positions [start, stop) of the data, or of `file` (`stop` None: to its end), in `epoch`."""
 
     token: Token
     epoch: int
@@ -23,14 +23,14 @@ class DataWork:
     stop: int | None
     file: str | None = None
     number: int = -1
-    """The file's, in the order of the job's files."""
+    """The index of the file in the job's list."""
     generation: int = 0
-    """Of the parameters that the worker had when it asked."""
+    """Of the worker's parameters at the request."""
 
 
 @dataclass(frozen=True)
 class TaskWork:
-    """A leased task. `history`: for callbacks, the logs of each epoch so far."""
+    """A leased task. `history`: the logs of each epoch so far, for callbacks."""
 
     token: Token
     kind: Literal["evaluate", "callbacks", "export"]
@@ -40,51 +40,51 @@ class TaskWork:
 
 @dataclass(frozen=True)
 class Idle:
-    """Nothing to do now; ask again after so many seconds."""
+    """No work now; ask again after `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The job has ended; there is nothing to do any more."""
+    """The job has ended."""
 
     message: str = ""
 
 
 Work = DataWork | TaskWork | Idle | Finished
 
-Words = str | Callable[[], str]
-"""What is the matter; what changes with time is asked for at each heartbeat."""
+StatusText = str | Callable[[], str]
+"""A status message of a worker, or a function that returns the current one at each heartbeat."""
 
 
 class Wasted(NamedTuple):
-    """How many `steps` of this worker were in vain so far, and how many of them the coordinator answered for."""
+    """The wasted `steps` of this worker so far, and how many of them the coordinator has acknowledged."""
 
     steps: int = 0
-    told: int = 0
+    acknowledged: int = 0
 
 
 class Coordinator(Protocol):
-    """What a worker needs of the coordinator. All calls raise `Unreachable` or `Fenced`; any thread may call."""
+    """The coordinator as a worker uses it. Methods raise `Unreachable` or `Fenced`, and are thread-safe."""
 
-    def join(self, held: Mapping[Token, DataWork], wasted: Wasted) -> Mapping[Token, Token]:
-        """Say hello again, with what is held and how many steps were in vain; the leases' tokens of now."""
+    def join(self, leases: Mapping[Token, DataWork], wasted: Wasted) -> Mapping[Token, Token]:
+        """Join with this worker's leases and wasted steps; returns the new tokens of the leases that continue."""
 
     def next_work(self, generation: int) -> Work:
-        """Ask for something to do, with parameters of this generation."""
+        """Request work for parameters of this generation."""
 
-    def diverged(self, generation: int, batch: Progress, what: str) -> None:
-        """Tell that a batch gave what is not finite; returns when shard 0 has gone back. `UserError`: it is the end."""
+    def diverged(self, generation: int, batch: Progress, reason: str) -> None:
+        """Report a non-finite batch; returns when shard 0 has rolled back. `UserError` if the job cannot roll back."""
 
     def finished(self) -> bool:
-        """Whether a heartbeat has learned that the job has finished. Returns at once."""
+        """Whether a heartbeat was answered that the job has finished. Does not block."""
 
-    def say(self, message: Words) -> None:
-        """Tell what is the matter, beside the heartbeats, until another message (or none, "") takes its place."""
+    def set_message(self, message: StatusText) -> None:
+        """Set the message that the heartbeats carry; "" for none."""
 
     def file_ended(self, token: Token, length: int) -> None:
-        """Tell that a leased file has `length` samples, all of them in pushes."""
+        """Report that a leased file has `length` samples, all of which were pushed."""
 
     def task_done(
         self,
@@ -95,7 +95,7 @@ class Coordinator(Protocol):
         stop: bool,
         message: str,
     ) -> None:
-        """Give back what a task made. Files that are not there as they are now are streamed."""
+        """Upload the new and changed files, and send the result of a task."""
 
     def leave(self) -> None:
-        """Say goodbye: what is left of the leases is given back, up to the last push that was applied."""
+        """Leave the job; the coordinator releases the rest of the leases."""

@@ -55,7 +55,7 @@ class Bench:
         self.shard.delta(slot, incarnation, seq, self.shard.version, meta, aligned(4))
 
     def train(self, slot, incarnation=0):
-        """Train until the coordinator gives something other than data."""
+        """Train until the coordinator assigns something other than data."""
         while (work := self.ask(slot, incarnation)).kind == "data":
             self.finish(slot, work.lease, incarnation)
         return work

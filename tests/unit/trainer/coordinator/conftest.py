@@ -7,12 +7,12 @@ from tests.unit.trainer.coordinator.served import Served
 
 @pytest.fixture
 def start_server(tmp_path):
-    made = []
+    servers = []
 
     def make(**options):
-        made.append(Served(tmp_path / f"secret{len(made)}", **options))
-        return made[-1]
+        servers.append(Served(tmp_path / f"secret{len(servers)}", **options))
+        return servers[-1]
 
     yield make
-    for served in made:
+    for served in servers:
         served.server.close()

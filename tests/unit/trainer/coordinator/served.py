@@ -8,7 +8,7 @@ import time
 from shoal_trainer.contract import Phase, Shard, StatusReport
 from shoal_trainer.coordinator.client import ControlClient
 from shoal_trainer.coordinator.http import ControlServer
-from shoal_trainer.coordinator.protocol import PURPOSE, Done, Given, Next
+from shoal_trainer.coordinator.protocol import PURPOSE, Assignment, Done, Next
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.security import create_secret_dir
 
@@ -37,7 +37,7 @@ class Served:
     def next(self, request):
         if self.error is not None:
             raise self.error
-        return Given(kind="idle", seconds=request.slot)
+        return Assignment(kind="idle", seconds=request.slot)
 
     def heartbeat(self, request):
         return Done()
@@ -83,7 +83,7 @@ class Served:
         deadline = time.monotonic() + SECONDS
         while True:
             try:
-                return client.call("next", Next(slot=slot, incarnation=0, number=1), Given).seconds
+                return client.call("next", Next(slot=slot, incarnation=0, number=1), Assignment).seconds
             except Unreachable:
                 if time.monotonic() > deadline:
                     raise

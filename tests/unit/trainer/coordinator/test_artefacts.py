@@ -12,7 +12,7 @@ from shoal_trainer.errors import Fenced, ProtocolError, Unreachable
 from shoal_trainer.snapshot.storage import LocalStorage
 
 TOKEN, OTHER = (0, 1), (1, 1)
-SAID = TerminationMessage(outcome=Outcome.SUCCEEDED, message="all passes are complete", step=7)
+OUTCOME = TerminationMessage(outcome=Outcome.SUCCEEDED, message="all epochs are complete", step=7)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def artefacts(storage):
 
 def cut_off():
     yield b"half of "
-    raise Unreachable("the upload broke off")
+    raise Unreachable("the upload ended early")
 
 
 def files_in(storage):
@@ -39,7 +39,7 @@ def test_model_is_published_with_its_manifest(artefacts, storage):
     artefacts.receive(TOKEN, "export", "saved_model/saved_model.pb", iter([]))
     assert artefacts.published() is None
     artefacts.check(TOKEN, ("model.keras", "saved_model/saved_model.pb"))
-    outcome = artefacts.publish_model(TOKEN, SAID)
+    outcome = artefacts.publish_model(TOKEN, OUTCOME)
     assert files_in(storage) == [MANIFEST, "model/model.keras", "model/saved_model/saved_model.pb"]
     assert storage.read("model/model.keras") == b"keras"
     held = json.loads(storage.read(MANIFEST))
@@ -47,7 +47,7 @@ def test_model_is_published_with_its_manifest(artefacts, storage):
         ("model.keras", 5, hashlib.sha256(b"keras").hexdigest()),
         ("saved_model/saved_model.pb", 0, hashlib.sha256(b"").hexdigest()),
     ]
-    assert (outcome.model_uri, outcome.message) == (f"{storage.uri}/model", SAID.message)
+    assert (outcome.model_uri, outcome.message) == (f"{storage.uri}/model", OUTCOME.message)
     assert artefacts.published() == outcome
     assert Artefacts(storage, "uid").published() == outcome  # a restarted server reports the same outcome
 
@@ -56,7 +56,7 @@ def test_digest_depends_on_contents_and_names(tmp_path):
     def digest(folder, name, content):
         artefacts = Artefacts(LocalStorage(tmp_path / folder), "uid")
         artefacts.receive(TOKEN, "export", name, iter([content]))
-        return artefacts.publish_model(TOKEN, SAID).model_digest
+        return artefacts.publish_model(TOKEN, OUTCOME).model_digest
 
     one = digest("a", "model.keras", b"x")
     assert digest("b", "model.keras", b"x") == one
@@ -66,18 +66,18 @@ def test_digest_depends_on_contents_and_names(tmp_path):
 def test_second_export_returns_the_published_outcome(artefacts, storage):
     first = Artefacts(storage, "uid")
     artefacts.receive(TOKEN, "export", "model.keras", iter([b"one"]))
-    outcome = artefacts.publish_model(TOKEN, SAID)
+    outcome = artefacts.publish_model(TOKEN, OUTCOME)
     first.receive(OTHER, "export", "model.keras", iter([b"one"]))
-    assert first.publish_model(OTHER, SAID.model_copy(update={"step": 8})) == outcome
+    assert first.publish_model(OTHER, OUTCOME.model_copy(update={"step": 8})) == outcome
 
 
 def test_model_of_another_run_is_fenced(artefacts, storage):
     other = Artefacts(storage, "another uid")
     other.receive(TOKEN, "export", "model.keras", iter([b"one"]))
-    other.publish_model(TOKEN, SAID)
+    other.publish_model(TOKEN, OUTCOME)
     assert artefacts.published() is None
     with pytest.raises(Fenced, match="another parameter server"):
-        artefacts.publish_model(TOKEN, SAID)
+        artefacts.publish_model(TOKEN, OUTCOME)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_task_output_outside_its_folder_is_refused(artefacts, storage, kind, nam
 
 def test_callbacks_overwrite_their_logs(artefacts, storage):
     artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a"]))
-    artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a", b"b"]))  # after the next pass
+    artefacts.receive(TOKEN, "callbacks", "logs/history.csv", iter([b"a", b"b"]))  # after the next epoch
     assert storage.read("logs/history.csv") == b"ab"
 
 
 def test_truncated_upload_leaves_no_file_and_is_not_counted(artefacts, storage):
-    with pytest.raises(Unreachable, match="broke off"):
+    with pytest.raises(Unreachable, match="ended early"):
         artefacts.receive(TOKEN, "export", "model.keras", cut_off())
     assert files_in(storage) == []
     with pytest.raises(ProtocolError, match=r"model\.keras was not uploaded"):
@@ -115,7 +115,7 @@ def test_files_of_another_token_do_not_count(artefacts, storage):
     with pytest.raises(ProtocolError, match="was not uploaded"):
         artefacts.check(OTHER, ("model.keras",))
     artefacts.receive(OTHER, "export", "new.keras", iter([b"y"]))
-    artefacts.publish_model(OTHER, SAID)
+    artefacts.publish_model(OTHER, OUTCOME)
     assert names_in_manifest(storage) == ["new.keras"]
 
 
@@ -127,7 +127,7 @@ def test_late_upload_of_a_replaced_worker_is_not_published(artefacts, storage):
 
     artefacts.receive(TOKEN, "export", "other.keras", slow())
     artefacts.check(OTHER, ("model.keras",))
-    artefacts.publish_model(OTHER, SAID)
+    artefacts.publish_model(OTHER, OUTCOME)
     assert names_in_manifest(storage) == ["model.keras"]
 
 

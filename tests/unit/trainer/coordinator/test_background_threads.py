@@ -1,4 +1,4 @@
-"""The coordinator's background threads log what they did not expect, and go on."""
+"""The coordinator's background threads log unexpected errors and continue."""
 
 import socket
 import threading
@@ -9,7 +9,7 @@ from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer.coordinator import reconciler, rollback
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.coordinator.rollback import RollBack
+from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import ShardStore
@@ -40,9 +40,9 @@ class Calls:
 @pytest.fixture
 def snapshotter():
     policy = SnapshotPolicy.model_construct(every_seconds=0.001, retain=2)
-    made = Snapshotter(ShardStore(0, 1, 0), [], Coordinator(), None, None, policy, fenced=lambda _: None)
-    yield made
-    made.stop()
+    result = Snapshotter(ShardStore(0, 1, 0), [], Coordinator(), None, None, policy, fenced=lambda _: None)
+    yield result
+    result.stop()
 
 
 def test_snapshotter_survives_an_unexpected_error(snapshotter, monkeypatch, caplog):
@@ -55,14 +55,14 @@ def test_snapshotter_survives_an_unexpected_error(snapshotter, monkeypatch, capl
 
 def test_reconciler_survives_an_unexpected_error(monkeypatch, caplog):
     monkeypatch.setattr(reconciler, "RETRY_SECONDS", 0.001)
-    made = Reconciler(ShardStore(0, 2, 0), [object()], Coordinator())
-    look = Calls(RuntimeError("can't start new thread"))
-    monkeypatch.setattr(made, "look", look)
-    made.start()
-    made.due()
-    assert look.enough.wait(SECONDS)
+    instance = Reconciler(ShardStore(0, 2, 0), [object()], Coordinator())
+    compare = Calls(RuntimeError("can't start new thread"))
+    monkeypatch.setattr(instance, "compare", compare)
+    instance.start()
+    instance.schedule()
+    assert compare.enough.wait(SECONDS)
     assert "can't start new thread" in caplog.text
-    made.stop()
+    instance.stop()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), Fenced("another one")])
@@ -74,15 +74,15 @@ def test_rollback_survives_an_unexpected_error(monkeypatch, caplog, error):
     class Other:
         roll_back = Calls(error)
 
-    made = RollBack(shard, {1: Other()}, Coordinator(), None, None, fenced=lambda _: None)
-    made.start()
+    instance = Rollback(shard, {1: Other()}, Coordinator(), None, None, fenced=lambda _: None)
+    instance.start()
     assert Other.roll_back.enough.wait(SECONDS)
     assert str(error) in caplog.text
-    made.stop()
+    instance.stop()
 
 
-def test_control_server_logs_a_refused_thread_and_goes_on(tmp_path, monkeypatch, caplog):
-    """A pod's limit of processes counts threads."""
+def test_control_server_logs_a_refused_thread_and_continues(tmp_path, monkeypatch, caplog):
+    """A pod's process limit also counts threads."""
     credentials = create_secret_dir(tmp_path / "secret")
     control = ControlServer(credentials, {}, host="127.0.0.1")
     control.start()

@@ -11,8 +11,8 @@ from shoal_trainer.coordinator import http as http_server
 from shoal_trainer.coordinator.client import ControlClient
 from shoal_trainer.coordinator.protocol import (
     PURPOSE,
+    Assignment,
     Done,
-    Given,
     Heartbeat,
     Next,
 )
@@ -71,7 +71,7 @@ def test_authenticated_connection_may_be_slow(start_server):
     kept = client._connection
     with served.connect() as silent:
         assert silent.recv(1) == b""  # the silent connection timed out
-    client.call("next", Next(slot=0, incarnation=0, number=1), Given)
+    client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
     assert client._connection is kept
     client.close()
 
@@ -85,7 +85,7 @@ def test_unauthenticated_connections_take_no_authenticated_slot(start_server, mo
     late = clients[3]
     with served.connect():
         with pytest.raises(Unreachable):
-            late.call("next", Next(slot=0, incarnation=0, number=1), Given)
+            late.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
         assert served.answer(clients[0], 5) == 5
     assert served.answer(late, 3) == 3  # the silent connection timed out
     for client in clients:
@@ -99,7 +99,7 @@ def test_connections_are_limited(start_server, monkeypatch):
     for client in clients[:2]:
         assert served.answer(client, 3) == 3
     with pytest.raises(Unreachable):
-        clients[2].call("next", Next(slot=0, incarnation=0, number=1), Given)
+        clients[2].call("next", Next(slot=0, incarnation=0, number=1), Assignment)
     clients[0].close()
     assert served.answer(clients[2], 3) == 3
     for client in clients:
@@ -119,11 +119,11 @@ def test_keepalive_detects_a_dead_coordinator_node(start_server):
 def test_closed_idle_connection_is_reopened(start_server):
     served = start_server()
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
-    client.call("next", Next(slot=0, incarnation=0, number=1), Given)
+    client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
     served.server._server.end_connections()
     while served.server._server._open:
         pass
-    assert client.call("next", Next(slot=5, incarnation=0, number=1), Given).seconds == 5
+    assert client.call("next", Next(slot=5, incarnation=0, number=1), Assignment).seconds == 5
     client.close()
 
 
@@ -139,7 +139,7 @@ def test_close_during_connect_leaves_no_socket(start_server, monkeypatch):
 
     monkeypatch.setattr(http.client.HTTPSConnection, "connect", closed_meanwhile)
     with pytest.raises(Unreachable):
-        client.call("next", Next(slot=5, incarnation=0, number=1), Given)
+        client.call("next", Next(slot=5, incarnation=0, number=1), Assignment)
     assert [sock.fileno() for sock in opened] == [-1]
 
 
@@ -154,7 +154,7 @@ def test_close_during_a_request_opens_no_new_connection(start_server, monkeypatc
 
     monkeypatch.setattr(http.client.HTTPSConnection, "getresponse", closed_meanwhile)
     with pytest.raises(Unreachable):
-        client.call("next", Next(slot=3, incarnation=0, number=2), Given)
+        client.call("next", Next(slot=3, incarnation=0, number=2), Assignment)
     assert client._connection is None
 
 

@@ -16,8 +16,8 @@ from shoal_trainer.coordinator.protocol import (
     MAX_JOIN,
     MAX_LIST,
     PURPOSE,
+    Assignment,
     DataSpec,
-    Given,
     Joined,
     Next,
 )
@@ -38,7 +38,7 @@ def test_response_is_sent_as_one_tls_record(start_server):
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             answer = client.recv(1 << 16)  # TLS gives one record at a time
             assert answer.startswith(b"HTTP/1.1 200")
-            assert Given.model_validate_json(answer.partition(b"\r\n\r\n")[2]).seconds == 3
+            assert Assignment.model_validate_json(answer.partition(b"\r\n\r\n")[2]).seconds == 3
 
 
 def test_status_needs_its_own_token(start_server):
@@ -96,7 +96,7 @@ def test_invalid_path_is_refused(start_server, method, path):
     served = start_server()
     code, body = served.ask(method, path, b"{}")
     assert code == 400
-    assert "unknown path" in body or "not a file name" in body
+    assert "unknown path" in body or "not a relative file name" in body
     assert served.files == {}
 
 
@@ -159,7 +159,7 @@ def test_errors_keep_their_type_over_http(start_server, error):
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     for _ in range(2):  # the first error closed the connection: a new one opens
         with pytest.raises(type(error), match=str(error)):
-            client.call("next", Next(slot=0, incarnation=0, number=1), Given)
+            client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
     client.close()
 
 
@@ -168,7 +168,7 @@ def test_internal_error_is_logged_and_retryable(start_server, caplog):
     served.error = RuntimeError("a bug")
     client = ControlClient(served.address, served.credentials, timeout=SECONDS)
     with pytest.raises(Unreachable, match="500"):
-        client.call("next", Next(slot=0, incarnation=0, number=1), Given)
+        client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
     client.close()
     assert "a bug" in caplog.text
     served.error = None
@@ -191,6 +191,6 @@ def test_truncated_response_is_unreachable(tmp_path, answer):
         address = Shard(host="127.0.0.1", control_port=listener.getsockname()[1])
         client = ControlClient(address, credentials, timeout=SECONDS)
         with pytest.raises(Unreachable, match="does not answer"):
-            client.call("next", Next(slot=0, incarnation=0, number=1), Given)
+            client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
         thread.join(SECONDS)
         client.close()

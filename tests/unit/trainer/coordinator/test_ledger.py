@@ -1,4 +1,4 @@
-"""The ledger as a state machine: in any order of events, each position of a pass is trained exactly once."""
+"""The ledger as a state machine: in any order of events, each position of an epoch is trained exactly once."""
 
 from collections import Counter
 
@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shoal_trainer.coordinator import leased
-from shoal_trainer.coordinator.leased import Lease, Segment
+from shoal_trainer.coordinator import leases as leases_module
+from shoal_trainer.coordinator.leases import Lease, Segment
 from shoal_trainer.coordinator.ledger import MAX_RANGES, Ledger
 
 
@@ -51,7 +51,7 @@ class AnyWorkers(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 1), start=st.integers(0, 99), length=st.integers(0, 30))
     def push_of_anything(self, epoch: int, start: int, length: int) -> None:
-        """Under a reassigned lease, or of a completed pass."""
+        """Under a reassigned lease, or of a completed epoch."""
         self.push_positions(Segment(epoch, -1, start, min(100, start + length)))
 
     def push_positions(self, segment: Segment) -> None:
@@ -87,8 +87,8 @@ class AnyWorkers(RuleBasedStateMachine):
         assert self.ledger.done_samples == len(self.trained)
 
     @invariant()
-    def done_leased_and_free_cover_each_open_pass(self) -> None:
-        for epoch, state in self.ledger.passes.items():
+    def done_leased_and_free_cover_each_open_epoch(self) -> None:
+        for epoch, state in self.ledger.open_epochs.items():
             held = [
                 rest
                 for lease in self.ledger.leases.values()
@@ -120,7 +120,7 @@ TestAnyWorkers = AnyWorkers.TestCase
 TestAnyWorkers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_each_pass_has_its_own_order_fixed_by_the_seed() -> None:
+def test_each_epoch_has_its_own_order_fixed_by_the_seed() -> None:
     def order(seed: str) -> list[int]:
         one = Ledger(size=64, files=0, batch_size=1, seed=seed, epochs=2)
         starts = []
@@ -136,15 +136,15 @@ def test_each_pass_has_its_own_order_fixed_by_the_seed() -> None:
     assert first[:32] != first[32:]
 
 
-def test_next_pass_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:
+def test_next_epoch_opens_when_nothing_is_free_and_at_most_one_ahead() -> None:
     one = ledger(size=8, batch=4, epochs=None)
     leases = [one.grant(0, 0, 1) for _ in range(5)]
     assert [lease.segment.epoch if lease else None for lease in leases] == [0, 0, 1, 1, None]
 
 
 @pytest.mark.parametrize(("size", "ahead"), [(8, 64), (4 * 2048, 1), (10**9, 1), (None, 1)])
-def test_small_passes_without_evaluation_may_run_far_ahead(size: int | None, ahead: int) -> None:
-    # A vanished worker's lease is free after seconds, in which others can train many small passes.
+def test_small_epochs_without_evaluation_may_run_far_ahead(size: int | None, ahead: int) -> None:
+    # A vanished worker's lease is free after seconds, in which others can train many small epochs.
     one = Ledger(size=size, files=0 if size else 3, batch_size=4, seed="s", epochs=None, in_step=False)
     held = one.grant(0, 0, 1)
     assert held is not None
@@ -167,7 +167,7 @@ def test_limit_splits_a_lease() -> None:
     assert (cut.segment.start, cut.segment.stop) == (rest.segment.start - 5, rest.segment.start)
 
 
-def test_file_lengths_are_learned_in_the_first_pass() -> None:
+def test_file_lengths_are_learned_in_the_first_epoch() -> None:
     one = ledger(size=None, files=3, epochs=2)
     lengths = {0: 7, 1: 0, 2: 4}
     for _ in range(3):
@@ -207,7 +207,7 @@ def test_ledger_of_other_data_is_refused() -> None:
         ledger(size=99).load(ledger().dump())
 
 
-def test_push_opens_a_pass_unknown_to_the_snapshot() -> None:
+def test_push_opens_an_epoch_unknown_to_the_snapshot() -> None:
     one = ledger(size=8, batch=4, epochs=3)
     assert one.apply(Segment(1, -1, 0, 4)) == []
     assert one.done_samples == 4
@@ -229,17 +229,17 @@ def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
         looked += 1
         return original(first, second)
 
-    original = leased.overlap
-    monkeypatch.setattr(leased, "overlap", overlap)
+    original = leases_module.overlap
+    monkeypatch.setattr(leases_module, "overlap", overlap)
     for number in range(100):
         assert one.apply(Segment(0, -1, number * 8, number * 8 + 4)) == []
     assert looked <= 200
 
 
 @pytest.mark.parametrize("size", [1, 100, 10**6, 10**9])
-def test_ranges_per_pass_are_bounded(size: int) -> None:
+def test_ranges_per_epoch_are_bounded(size: int) -> None:
     one = Ledger(size=size, files=0, batch_size=32, seed="s", epochs=1)
-    assert one.ranges_in_a_pass() <= MAX_RANGES
+    assert one.ranges_per_epoch() <= MAX_RANGES
     assert one.range_size % 32 == 0
 
 

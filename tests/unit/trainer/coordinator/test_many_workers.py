@@ -1,4 +1,4 @@
-"""What a request costs does not grow with the number of workers. Work is counted, not time."""
+"""The cost of a request does not grow with the number of workers; operations are counted, not time."""
 
 from collections.abc import Iterable
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_trainer.contract import JobIdentity, StopAfter
-from shoal_trainer.coordinator import leased
+from shoal_trainer.coordinator import leases as leases_module
 from shoal_trainer.coordinator.coordinator import IDLE_SECONDS, Coordinator
-from shoal_trainer.coordinator.leased import END, Lease, Leased, Segment, overlap
+from shoal_trainer.coordinator.leases import END, Lease, Leases, Segment, overlap
 from shoal_trainer.coordinator.members import Members
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.ps.buffers import aligned
@@ -31,11 +31,13 @@ def coordinator():
     return found
 
 
-def test_push_looks_at_few_of_many_leases(coordinator, monkeypatch):
+def test_push_compares_few_of_many_leases(coordinator, monkeypatch):
     leases = [coordinator.next_work(slot, 0).lease for slot in range(WORKERS)]
     assert len(coordinator.ledger.leases) == WORKERS
     looked = []
-    monkeypatch.setattr(leased, "overlap", lambda one, other: looked.append(one) or overlap(one, other))
+    monkeypatch.setattr(
+        leases_module, "overlap", lambda one, other: looked.append(one) or overlap(one, other)
+    )
     for seq, lease in enumerate(leases, 1):
         mark = Progress(lease.epoch, -1, lease.start, lease.start + 2)
         meta = PushMeta(samples=2, progress=(mark,))
@@ -44,7 +46,7 @@ def test_push_looks_at_few_of_many_leases(coordinator, monkeypatch):
     assert coordinator.ledger.done_samples == 2 * WORKERS
 
 
-def test_request_for_work_looks_at_no_other_member(coordinator, monkeypatch):
+def test_request_for_work_reads_no_other_member(coordinator, monkeypatch):
     coordinator.tick()
     looked = []
     present = Members.present
@@ -64,7 +66,7 @@ def test_idle_pause_grows_with_the_number_of_workers(coordinator, workers, secon
 
 @st.composite
 def disjoint(draw):
-    """Leases of 2 passes and 2 files; those of a file do not overlap, and the last one may be open."""
+    """Leases of 2 epochs and 2 files; those of a file do not overlap, and the last one may be open."""
     found: list[Segment] = []
     for epoch in range(2):
         for file in range(2):
@@ -83,7 +85,7 @@ def brute_force(leases: Iterable[Lease], segment: Segment) -> list[Lease]:
 
 @given(disjoint(), st.integers(0, 1), st.integers(0, 1), st.integers(0, 45), st.integers(0, 12), st.data())
 def test_overlapping_leases_are_those_of_a_full_scan(segments, epoch, file, start, length, data):
-    leases = Leased()
+    leases = Leases()
     for counter, segment in enumerate(segments):
         leases.add(Lease((1, counter), 0, 0, segment))
     removed = data.draw(st.sets(st.sampled_from(sorted(leases)))) if leases else set()
@@ -93,11 +95,11 @@ def test_overlapping_leases_are_those_of_a_full_scan(segments, epoch, file, star
     for stop in (start + length, None):
         segment = Segment(epoch, file, start, stop)
         assert leases.overlapping(segment) == brute_force(leases.values(), segment)
-    assert leases.in_pass(epoch) == any(lease.segment.epoch == epoch for lease in leases.values())
+    assert leases.in_epoch(epoch) == any(lease.segment.epoch == epoch for lease in leases.values())
 
 
-def test_lease_that_learns_its_end_is_found_no_further():
-    leases = Leased()
+def test_lease_with_learned_end_is_not_found_beyond_it():
+    leases = Leases()
     leases.add(Lease((1, 1), 0, 0, Segment(0, 3, 8, None)))
     leases.add(Lease((1, 1), 0, 0, Segment(0, 3, 8, 20)))
     assert leases.overlapping(Segment(0, 3, 20, None)) == []

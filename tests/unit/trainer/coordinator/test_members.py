@@ -30,8 +30,8 @@ def test_silent_workers_lease_goes_to_another_worker():
     bench.now = 3.0
     bench.coordinator.heartbeat(1, 0)
     bench.now = 6.0
-    given = bench.train(1)
-    assert given.task == "export"
+    assignment = bench.train(1)
+    assert assignment.task == "export"
     assert bench.shard.samples == 8
     with pytest.raises(Fenced):
         bench.push(0, held, held.stop)
@@ -52,14 +52,14 @@ def test_silent_workers_task_moves_after_training_stopped():
     assert bench.ask(1).task == "export"
 
 
-@pytest.mark.parametrize("away", [5.5, 70.0, 3600.0])
-def test_coordinator_pause_does_not_count_as_worker_silence(away):
+@pytest.mark.parametrize("seconds", [5.5, 70.0, 3600.0])
+def test_coordinator_pause_does_not_count_as_worker_silence(seconds):
     # Its node was off the network or its process stopped: it received no heartbeat, but no worker was lost.
     bench = Bench()
     for slot in (0, 1, 2):
         bench.join(slot)
     held = bench.ask(0).lease
-    bench.now = away
+    bench.now = seconds
     bench.coordinator.tick()
     bench.train(1)
     bench.coordinator.tick()
@@ -87,14 +87,14 @@ def test_forgotten_incarnation_still_fences_older_ones():
         bench.coordinator.heartbeat(0, 0)
 
 
-@pytest.mark.parametrize("goodbye", ["leave", "failed"])
-def test_push_after_leaving_is_fenced(goodbye):
+@pytest.mark.parametrize("method", ["leave", "failed"])
+def test_push_after_leaving_is_fenced(method):
     bench = Bench()
     for slot in (0, 1):
         bench.join(slot)
     held = bench.ask(0).lease
-    arguments = {"leave": (0, 0), "failed": (0, 0, "why")}[goodbye]
-    getattr(bench.coordinator, goodbye)(*arguments)
+    arguments = {"leave": (0, 0), "failed": (0, 0, "why")}[method]
+    getattr(bench.coordinator, method)(*arguments)
     bench.train(1)
     with pytest.raises(Fenced):
         bench.push(0, held, held.start + 2)
@@ -105,7 +105,7 @@ def test_repeated_reports_of_wasted_steps_count_once():
     first, second = Bench(), Bench()  # the coordinator, and its successor
 
     def total(bench, steps, before):
-        bench.join(0, wasted_steps=steps, wasted_told=before)
+        bench.join(0, wasted_steps=steps, wasted_acknowledged=before)
         return bench.coordinator.counters.wasted_steps
 
     assert total(first, 3, 0) == 3

@@ -1,4 +1,4 @@
-"""A model's manifest that was cut short neither ends the job nor keeps it from ending."""
+"""A model's manifest that was truncated neither ends the job nor prevents its end."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.snapshot.storage import LocalStorage
 
 TOKEN = (0, 1)
-MESSAGE = TerminationMessage(outcome=Outcome.SUCCEEDED, message="all passes are complete", step=7)
+MESSAGE = TerminationMessage(outcome=Outcome.SUCCEEDED, message="all epochs are complete", step=7)
 
 
 @pytest.fixture
@@ -28,20 +28,20 @@ def storage(tmp_path, monkeypatch):
 
 @pytest.fixture
 def artefacts(storage):
-    made = Artefacts(storage, "uid")
-    made.receive(TOKEN, "export", "model.keras", iter([b"a model"]))
-    return made
+    artefacts = Artefacts(storage, "uid")
+    artefacts.receive(TOKEN, "export", "model.keras", iter([b"a model"]))
+    return artefacts
 
 
 @pytest.mark.parametrize("content", [b"", b'{"version": 1, "job'])
-def test_manifest_cut_short_is_replaced_by_the_next_export(artefacts, storage, caplog, content):
+def test_truncated_manifest_is_replaced_by_the_next_export(artefacts, storage, caplog, content):
     storage.write(MANIFEST, [content])
     assert artefacts.published() is None
     outcome = artefacts.publish_model(TOKEN, MESSAGE)
     assert outcome.model_digest
     assert artefacts.published() == outcome
     assert "model/manifest.json cannot be read" in caplog.text
-    assert "is replaced" in caplog.text
+    assert "replacing the unreadable" in caplog.text
 
 
 def test_manifest_of_another_run_is_not_replaced(artefacts, storage):
@@ -54,8 +54,8 @@ def test_manifest_of_another_run_is_not_replaced(artefacts, storage):
     assert storage.read(MANIFEST) == before
 
 
-def test_create_that_fails_in_the_middle_leaves_no_file(storage, monkeypatch):
-    """The volume is full, and has no hard links."""
+def test_failed_create_leaves_no_file(storage, monkeypatch):
+    """A full volume without hard links."""
 
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -79,7 +79,7 @@ def test_create_in_place_writes_all_of_a_short_write(storage, monkeypatch):
     opened = Path.open
 
     class Reluctant:
-        """Takes two bytes at a time, as a kernel may."""
+        """Write two bytes per call, as a kernel may."""
 
         def __init__(self, handle):
             self.handle = handle

@@ -10,7 +10,7 @@ from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Pushes
-from shoal_trainer.coordinator.reconciler import Reconciler, tell
+from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, arriving, uneven
@@ -23,10 +23,10 @@ shards = st.lists(st.sets(pushes), min_size=1, max_size=3)
 
 
 def contents(held):
-    made = Contents()
+    result = Contents()
     for push in held:
-        made.add(push)
-    return made
+        result.add(push)
+    return result
 
 
 @given(shards)
@@ -83,12 +83,12 @@ class RemoteShard:
     """Another shard, which can be unreachable."""
 
     def __init__(self, shard):
-        self.shard, self.away = shard, False
+        self.shard, self.unreachable = shard, False
 
     def pushes(self, of):
-        if self.away:
+        if self.unreachable:
             raise Unreachable("it is unreachable")
-        return Pushes.model_validate_json(tell(self.shard, of).to_json())
+        return Pushes.model_validate_json(pushes_of(self.shard, of).to_json())
 
 
 class Bench:
@@ -119,7 +119,7 @@ class Bench:
     def save(self):
         """The ledger as the snapshotter writes it into a manifest."""
         parts = [shard.contents.spans() for shard in self.shards]
-        saved = self.coordinator.dump() | {"partial": self.reconciler.beside(parts)}
+        saved = self.coordinator.dump() | {"partial": self.reconciler.manifest_part(parts)}
         self.reconciler.published(parts)
         return json.loads(json.dumps(saved))
 
@@ -132,16 +132,16 @@ def test_pushes_in_flight_count_as_partial_at_the_end_only():
     bench = Bench()
     bench.push(1, 0, 1)
     bench.push(2, 1)
-    assert not bench.reconciler.look()
+    assert not bench.reconciler.compare()
     assert bench.counted == (0, set())
-    assert not bench.reconciler.look(at_end=True)
+    assert not bench.reconciler.compare(at_end=True)
     assert bench.counted == (2, {(0, 2)})
     bench.push(2, 0)
-    assert bench.reconciler.look(at_end=True)
+    assert bench.reconciler.compare(at_end=True)
     assert bench.counted == (0, set())
     bench.push(3, 0)
     bench.push(4, 0, 1)
-    assert bench.reconciler.look()
+    assert bench.reconciler.compare()
     assert bench.counted == (2, {(0, 3)})
 
 
@@ -149,7 +149,7 @@ def test_pushes_of_a_worker_that_left_count_as_partial():
     bench = Bench()
     bench.push(1, 1)
     bench.coordinator.leave(0, 0)
-    assert bench.reconciler.look()
+    assert bench.reconciler.compare()
     assert bench.counted == (2, {(0, 1)})
 
 
@@ -158,15 +158,15 @@ def test_manifest_keeps_partial_pushes_after_journal_truncation():
     bench.push(1, 1)
     bench.push(2, 0, 1)
     parts = [shard.contents.spans() for shard in bench.shards]
-    saved = bench.reconciler.beside(parts)
+    saved = bench.reconciler.manifest_part(parts)
     for shard in bench.shards:
         shard.journal.published(shard.version)
     bench.reconciler.published(parts)
-    assert bench.reconciler.look()
+    assert bench.reconciler.compare()
     assert bench.counted == (2, {(0, 1)})
     bench.coordinator.partial = Partial()
     bench.coordinator.partial.load(json.loads(json.dumps(saved)), 2)
-    assert bench.reconciler.look()
+    assert bench.reconciler.compare()
     assert bench.counted == (2, {(0, 1)})
 
 
@@ -176,17 +176,17 @@ def test_snapshot_is_delayed_once_for_unknown_pushes_of_a_lost_shard():
     parts = [shard.contents.spans() for shard in bench.shards]
     bench.shards[1].journal.published(1)
     with pytest.raises(Unreachable, match="was lost"):
-        bench.reconciler.beside(parts)
-    assert bench.reconciler.beside(parts)["pushes"] == []
+        bench.reconciler.manifest_part(parts)
+    assert bench.reconciler.manifest_part(parts)["pushes"] == []
 
 
 def test_unreachable_shard_leaves_the_count_unchanged():
     bench = Bench()
     bench.push(1, 1)
-    bench.reconciler.look(at_end=True)
-    bench.other.away = True
+    bench.reconciler.compare(at_end=True)
+    bench.other.unreachable = True
     with pytest.raises(Unreachable, match="it is unreachable"):
-        bench.reconciler.look(at_end=True)
+        bench.reconciler.compare(at_end=True)
     assert bench.counted == (2, {(0, 1)})
 
 
@@ -194,16 +194,16 @@ def test_partial_count_is_kept_when_the_shard_count_changes():
     first = Bench()
     first.push(1, 0)
     first.coordinator.leave(0, 0)
-    assert first.reconciler.look()
+    assert first.reconciler.compare()
     assert first.counted == (2, {(0, 1)})
     saved = first.save()
     for count in (3, 1, 2, 2):
         bench = Bench(count, saved)
         assert bench.counted == (2, {(0, 1)})
-        assert bench.reconciler.look()
+        assert bench.reconciler.compare()
         assert bench.counted == (2, {(0, 1)})
         with bench.shards[0].lock:
             bench.coordinator.rewind(saved)
-        assert bench.reconciler.look()
+        assert bench.reconciler.compare()
         assert bench.counted == (2, {(0, 1)})
         saved = bench.save()

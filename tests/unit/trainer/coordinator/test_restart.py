@@ -50,7 +50,7 @@ def test_restart_in_place_reuses_no_token():
     saved = old.coordinator.dump()
     held = [old.ask(0).lease for _ in range(2)]
     new.coordinator.load(saved)
-    answer = new.join(0, held=tuple(held))
+    answer = new.join(0, leases=tuple(held))
     assert [one.old for one in answer.renamed] == [lease.token for lease in held]
     new.now += 60.0
     others = []
@@ -102,7 +102,7 @@ def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     assert new.coordinator.gathering
     assert new.shard.hello(0, 0, MODEL, copy_version=1).wants_copy
     new.shard.offer(0, 0, 1, meta, copy)
-    answer = new.join(0, held=(held,))
+    answer = new.join(0, leases=(held,))
     new.join(1)
     assert [one.old for one in answer.renamed] == [held.token]
     assert new.coordinator.ledger.counts() == (2, 2)
@@ -153,4 +153,4 @@ def test_survivors_have_time_to_join_after_a_late_recovery():
     new.shard.offer(0, 0, old.shard.version + 1, meta, aligned(4))
     assert new.ask(1).kind == "idle"
     held = lease.model_copy(update={"start": 1})
-    assert new.join(0, held=(held,)).renamed
+    assert new.join(0, leases=(held,)).renamed

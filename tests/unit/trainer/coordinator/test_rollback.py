@@ -11,7 +11,7 @@ from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW, RollBack
+from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW, Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
@@ -43,7 +43,7 @@ class Bench:
             SnapshotPolicy(),
             fenced=self.fenced.append,
         )
-        self.rollback = RollBack(
+        self.rollback = Rollback(
             self.shard, {}, self.coordinator, self.store, self.snapshotter, fenced=self.fenced.append
         )
         self.shard.connect(0, 0)
@@ -72,7 +72,7 @@ class Bench:
         self.rollback.diverged(
             Diverged(
                 slot=0, incarnation=0, generation=self.shard.generation, epoch=lease.epoch,
-                start=lease.start, stop=lease.stop, what="loss nan",
+                start=lease.start, stop=lease.stop, reason="loss nan",
             )
         )  # fmt: skip
         return lease
@@ -107,7 +107,7 @@ def test_repeated_report_rolls_back_once(bench):
     bench.train()
     lease = bench.lease()
     report = Diverged(
-        slot=0, incarnation=0, generation=0, epoch=0, start=lease.start, stop=lease.stop, what=""
+        slot=0, incarnation=0, generation=0, epoch=0, start=lease.start, stop=lease.stop, reason=""
     )
     bench.rollback.diverged(report)
     bench.train()
@@ -134,8 +134,8 @@ def test_leases_held_before_a_rollback_cannot_be_claimed(bench):
     held = bench.lease()
     bench.diverge()
     hello = Join(slot=0, incarnation=0, data=DataSpec(size=16), batch_size=2)
-    with pytest.raises(Unreachable, match="gone back"):
-        bench.coordinator.join(hello.model_copy(update={"held": (held,)}))
+    with pytest.raises(Unreachable, match="rolled back"):
+        bench.coordinator.join(hello.model_copy(update={"leases": (held,)}))
     assert bench.coordinator.join(hello).renamed == ()
     assert not bench.coordinator.ledger.leases
 

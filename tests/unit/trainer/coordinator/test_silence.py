@@ -1,4 +1,4 @@
-"""Which silent workers are given up, and what a resumed run may train ahead."""
+"""Which silent workers are fenced, and how far a resumed run trains ahead."""
 
 from shoal_trainer.contract import JobIdentity, StopAfter, WorkerState
 from shoal_trainer.coordinator.coordinator import Coordinator
@@ -35,7 +35,7 @@ class Bench:
         return [self.coordinator.members.get(slot, 0).state for slot in range(self.workers)]
 
 
-def test_silent_worker_without_work_is_not_given_up():
+def test_silent_worker_without_work_is_not_fenced():
     bench = Bench(3, files=("a",), callbacks=True).join()
     bench.coordinator.ledger.epochs = 1
     assert [bench.coordinator.next_work(slot, 0).kind for slot in range(3)] == ["data", "idle", "idle"]
@@ -46,7 +46,7 @@ def test_silent_worker_without_work_is_not_given_up():
     assert bench.states()[2] is WorkerState.ACTIVE
 
 
-def test_silent_worker_with_a_lease_is_given_up_when_others_idle():
+def test_silent_worker_with_a_lease_is_fenced_when_others_idle():
     bench = Bench(2, files=("a",), callbacks=True).join()
     bench.coordinator.ledger.epochs = 1
     assert [bench.coordinator.next_work(slot, 0).kind for slot in range(2)] == ["data", "idle"]
@@ -55,7 +55,7 @@ def test_silent_worker_with_a_lease_is_given_up_when_others_idle():
     assert bench.states() == [WorkerState.FENCED, WorkerState.ACTIVE]
 
 
-def test_silent_worker_with_the_first_task_is_given_up_when_others_idle():
+def test_silent_worker_with_the_first_task_is_fenced_when_others_idle():
     bench = Bench(2, size=8, callbacks=True).join()
     bench.coordinator.ledger.epochs = 0
     assert [bench.coordinator.next_work(slot, 0).kind for slot in range(2)] == ["task", "idle"]
@@ -64,7 +64,7 @@ def test_silent_worker_with_the_first_task_is_given_up_when_others_idle():
     assert bench.states() == [WorkerState.FENCED, WorkerState.ACTIVE]
 
 
-def test_run_resumed_with_callbacks_is_one_pass_ahead_of_them_at_most():
+def test_run_resumed_with_callbacks_is_at_most_one_epoch_ahead():
     without = Bench(1, size=1000).join()
     assert without.coordinator.ledger.ahead > 1
     resumed = Bench(1, uid="v", size=1000, callbacks=True)
@@ -73,7 +73,7 @@ def test_run_resumed_with_callbacks_is_one_pass_ahead_of_them_at_most():
     assert resumed.coordinator.ledger.ahead == 1
 
 
-def test_run_resumed_without_callbacks_may_be_many_passes_ahead():
+def test_run_resumed_without_callbacks_may_be_many_epochs_ahead():
     without = Bench(1, size=1000, callbacks=True).join()
     resumed = Bench(1, uid="v", size=1000)
     resumed.coordinator.load(without.coordinator.dump(), other_run=True)

@@ -29,7 +29,7 @@ class Ledger:
 
     job = JobIdentity(namespace="n", name="j", uid="uid")
 
-    behind = False
+    data_unknown = False
 
     def __init__(self, shard):
         self.shard = shard
@@ -41,11 +41,11 @@ class Ledger:
 class Reconciler:
     """A reconciler without partial pushes."""
 
-    def beside(self, parts):
+    def manifest_part(self, parts):
         return {"parts": len(parts)}
 
     def published(self, parts):
-        """Nothing to forget."""
+        """Do nothing."""
 
 
 class Disk(LocalStorage):
@@ -118,9 +118,9 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    made = Bench(tmp_path / "run").begin()
-    yield made
-    made.snapshotter.stop()
+    bench = Bench(tmp_path / "run").begin()
+    yield bench
+    bench.snapshotter.stop()
 
 
 def warnings(caplog):

@@ -30,15 +30,15 @@ class Bench:
             self.coordinator.join(Join(slot=slot, incarnation=0, data=DataSpec(**data), batch_size=2))
 
     def ask(self, slot):
-        given = self.coordinator.next_work(slot, 0)
-        if given.kind == "data":
-            lease = given.lease
+        assignment = self.coordinator.next_work(slot, 0)
+        if assignment.kind == "data":
+            lease = assignment.lease
             self.at[slot] = lease.start
             self.works[slot] = DataWork(
                 lease.token, lease.epoch, lease.start, lease.stop, lease.file, lease.number
             )
             self.leases[slot].grant(self.works[slot])
-        return given.kind
+        return assignment.kind
 
     def push(self, slot):
         """One batch, if the worker still holds its lease; the answer as the wire carries it."""
@@ -55,7 +55,7 @@ class Bench:
         return found.stopped
 
 
-def test_steps_hold_within_a_batch_a_worker_for_files_of_unknown_length():
+def test_step_limit_with_unknown_lengths_exceeds_by_one_batch_per_worker():
     bench = Bench(StopAfter(steps=10), 3, files=("a", "b", "c", "d"))
     assert [bench.ask(slot) for slot in range(3)] == ["data"] * 3
     for _ in range(100):
@@ -66,7 +66,7 @@ def test_steps_hold_within_a_batch_a_worker_for_files_of_unknown_length():
     assert bench.ask(0) == "task"
 
 
-def test_metric_that_is_reached_voids_the_leases_of_the_other_workers():
+def test_reached_metric_voids_leases_of_other_workers():
     stop = StopAfter(epochs=50, metric="accuracy", value=0.9)
     bench = Bench(stop, 2, size=8, validation=True)
     while bench.ask(0) == "data":
@@ -79,7 +79,7 @@ def test_metric_that_is_reached_voids_the_leases_of_the_other_workers():
     assert bench.push(1) is None
 
 
-def test_coordinator_restored_after_the_stop_tells_its_own_term():
+def test_coordinator_restored_after_stop_reports_its_own_term():
     old = Bench(StopAfter(steps=1), 1, size=8)
     old.ask(0)
     assert old.push(0) == TERM

@@ -63,7 +63,7 @@ def test_direction_of_keras_metric_names_is_known(names, first, reached):
     ],
 )
 def test_other_metric_names_need_a_mode(name):
-    with pytest.raises(UserError, match="set its mode to Min or Max"):
+    with pytest.raises(UserError, match="Set its mode to Min or Max"):
         target_reached(StopAfter(metric=name, value=1.0), {name: 0.5})
     assert target_reached(StopAfter(metric=name, value=1.0, mode="Min"), {name: 0.5})
     assert not target_reached(StopAfter(metric=name, value=1.0, mode="Max"), {name: 0.5})

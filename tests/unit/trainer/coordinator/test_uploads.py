@@ -22,10 +22,10 @@ def test_uploaded_file_arrives_whole_under_its_token(start_server, tmp_path):
 
 def test_upload_under_a_reassigned_token_is_fenced(start_server, tmp_path):
     served = start_server()
-    served.error = Fenced("the task is somebody else's")
+    served.error = Fenced("the task is another worker's")
     (tmp_path / "file").write_bytes(b"x")
     worker = CoordinatorClient(served.address, served.credentials, 2, 1, timeout=SECONDS)
-    with pytest.raises(Fenced, match="somebody else's"):
+    with pytest.raises(Fenced, match="another worker's"):
         worker.upload((4, 9), "x", tmp_path / "file")
     worker.close()
     assert served.files == {}

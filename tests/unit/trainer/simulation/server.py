@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import AskPushes, DataSpec, Join, Pushes, SnapshotShard
-from shoal_trainer.coordinator.reconciler import Reconciler, tell
-from shoal_trainer.coordinator.rollback import RollBack
+from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
+from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
@@ -28,8 +28,8 @@ class RemoteShard:
 
     def pushes(self, of):
         self.world.interleave()
-        request = AskPushes.model_validate_json(AskPushes(of=of).to_json())
-        pushes = tell(self._server().shard, request.of)
+        request = AskPushes.model_validate_json(AskPushes(wanted=of).to_json())
+        pushes = pushes_of(self._server().shard, request.wanted)
         return Pushes.model_validate_json(pushes.to_json())
 
     def snapshot(self, number, epoch, published, generation):
@@ -82,7 +82,7 @@ class Server:
             self.shard, others, self.coordinator, self.reconciler, self.store,
             SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,
         )  # fmt: skip
-        self.rollback = RollBack(
+        self.rollback = Rollback(
             self.shard, {}, self.coordinator, self.store, self.snapshotter,
             fenced=self.fenced, wall=world.clock,
         )  # fmt: skip

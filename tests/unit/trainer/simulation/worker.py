@@ -62,7 +62,7 @@ class Worker:
 
     def _record_epochs(self):
         """Record the epoch of the current item in `epoch`: batches do not contain it."""
-        train, alone, take = self.loop._train, self.loop._step_alone, self.loop._take
+        train, alone, take = self.loop._train, self.loop._local_step, self.loop._next_item
 
         def recording(function):
             def recorded(*arguments):
@@ -77,7 +77,11 @@ class Worker:
                 self.epoch = item.work.epoch
             return item
 
-        self.loop._train, self.loop._step_alone, self.loop._take = recording(train), recording(alone), taken
+        self.loop._train, self.loop._local_step, self.loop._next_item = (
+            recording(train),
+            recording(alone),
+            taken,
+        )
 
     # --- scheduling
 
@@ -116,7 +120,7 @@ class Worker:
     def stop(self):
         self.queue.clear()
 
-    def go_on(self):
+    def task_finished(self):
         self.in_task = False
 
     def get(self, timeout):
@@ -184,10 +188,10 @@ class Worker:
             incarnation=self.incarnation,
             data=DataSpec(size=SAMPLES, validation=True),
             batch_size=BATCH,
-            held=tuple(lease(work, token) for token, work in held.items()),
+            leases=tuple(lease(work, token) for token, work in held.items()),
             generation=max((work.generation for work in held.values()), default=0),
             wasted_steps=wasted.steps,
-            wasted_told=wasted.told,
+            wasted_acknowledged=wasted.acknowledged,
         )
         joined = self.exchange.call(lambda server: server.coordinator.join(request))
         self.read_ahead()
@@ -196,7 +200,7 @@ class Worker:
     def diverged(self, generation, batch, what):
         place = {"epoch": batch.epoch, "start": batch.start, "stop": batch.stop}
         report = Diverged(
-            slot=self.slot, incarnation=self.incarnation, generation=generation, what=what, **place
+            slot=self.slot, incarnation=self.incarnation, generation=generation, reason=what, **place
         )
 
         def send(server):
@@ -213,7 +217,7 @@ class Worker:
         over = server is not None and server.coordinator.finished is not None
         return over and self.world.random.random() < 0.1
 
-    def say(self, message):
+    def set_message(self, message):
         """Heartbeats are not simulated."""
 
     def task(self, work, flat):
@@ -238,7 +242,7 @@ class Worker:
 
     def _publish(self, server):
         with contextlib.suppress(Unreachable):
-            server.reconciler.look(at_end=True)
+            server.reconciler.compare(at_end=True)
         try:
             server.claim.check()
         except Fenced as error:

@@ -127,7 +127,7 @@ class World:
                 if shard.state is State.EMPTY:
                     shard.initialize(aligned(shard.size))
         # At the end no worker is expected to push: one whose `leave` was lost still looks connected.
-        self.final.reconciler.look(at_end=True)
+        self.final.reconciler.compare(at_end=True)
 
     def turn(self):
         self.now += self.random.expovariate(50)
@@ -178,7 +178,7 @@ class World:
         for server in self.servers:
             if server is not None and not server.reported and server.shard.state is State.READY:
                 with contextlib.suppress(Unreachable):
-                    self.server.reconciler.look()
+                    self.server.reconciler.compare()
                     server.reported = True
 
     def describe(self):

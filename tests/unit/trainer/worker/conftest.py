@@ -7,13 +7,13 @@ from tests.unit.trainer.worker.fakes import Servers
 
 @pytest.fixture
 def start_servers(tmp_path):
-    made = []
+    started = []
 
     def make(coordinator, **options):
-        servers = Servers(tmp_path / f"secret{len(made)}", coordinator, **options)
-        made.append(servers)
+        servers = Servers(tmp_path / f"secret{len(started)}", coordinator, **options)
+        started.append(servers)
         return servers
 
     yield make
-    for servers in made:
+    for servers in started:
         servers.close()

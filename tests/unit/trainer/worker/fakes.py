@@ -29,7 +29,7 @@ class FakeCoordinator:
         self.left = 0
         self.hold = False
         self.joins = []
-        self.said = []
+        self.messages = []
         self.counter = 0
         self.term = 0
         self.job_finished = False
@@ -76,9 +76,9 @@ class FakeCoordinator:
     def finished(self):
         return self.job_finished
 
-    def say(self, message):
-        if message not in self.said and not callable(message):
-            self.said.append(message)
+    def set_message(self, message):
+        if message not in self.messages and not callable(message):
+            self.messages.append(message)
 
     def file_ended(self, token, length):
         self.results.append(("file", token, length))

@@ -16,7 +16,7 @@ def seen(batches):
 
 
 def as_leased(*, size=None, files=0, batch_size, seed):
-    """The first pass as a ledger leases it."""
+    """The first epoch as a ledger leases it."""
     ledger = Ledger(size=size, files=files, batch_size=batch_size, seed=seed, epochs=1)
     while (lease := ledger.grant(0, 0, 0)) is not None:
         yield lease.segment
@@ -52,9 +52,9 @@ def test_fit_shuffles_training_but_not_validation_data():
         return tf.data.Dataset.range(start, stop).map(lambda n: (tf.cast(n, tf.float32)[None], 0.0))
 
     def model():
-        made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        made.compile(keras.optimizers.SGD(0.0), "mse")
-        return made
+        network = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        network.compile(keras.optimizers.SGD(0.0), "mse")
+        return network
 
     judged = []
 

@@ -154,8 +154,8 @@ def test_model_is_uploaded_whole_for_each_token(bench):
 
 def test_callable_message_is_evaluated_per_heartbeat_and_logged_once(bench, caplog):
     plane, words = bench.worker(), iter(["", "has waited 30 s for part-3", "has waited 31 s for part-3"])
-    plane.say(lambda: next(words))
-    expected = [plane._spoken() for _ in range(3)]
+    plane.set_message(lambda: next(words))
+    expected = [plane._message_text() for _ in range(3)]
     assert expected == ["", "has waited 30 s for part-3", "has waited 31 s for part-3"]
     assert [record.message for record in caplog.records] == ["has waited 30 s for part-3"]
 
@@ -172,7 +172,7 @@ def test_too_many_files_are_a_user_error(bench, monkeypatch):
 
 
 def test_join_failure_is_logged_once_per_reason(bench, monkeypatch, caplog):
-    monkeypatch.setattr(coordination, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(coordination, "FIRST_PAUSE", 0.0)
     plane, answers = bench.worker(), [Unreachable("no answer")] * 5 + [Unreachable("broken pipe")] * 3
 
     def join(*_, **__):
@@ -188,7 +188,7 @@ def test_join_failure_is_logged_once_per_reason(bench, monkeypatch, caplog):
         plane.close()
         plane._thread.join(30)
     assert [record.message for record in caplog.records] == [
-        f"cannot join yet: {why}; trying again until it works" for why in ("broken pipe", "no answer")
+        f"cannot join yet: {why}; retrying" for why in ("broken pipe", "no answer")
     ]
 
 
@@ -196,11 +196,11 @@ def test_heartbeat_carries_the_message_until_cleared(bench, monkeypatch):
     monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
     plane = bench.worker()
     trouble = "cannot read s3://bucket/part-3: " + "no answer " * MAX_TEXT
-    plane.say(trouble)
+    plane.set_message(trouble)
     plane.start()
     try:
         assert plane._client.beats.get(timeout=30) == trouble[:MAX_TEXT]
-        plane.say("")
+        plane.set_message("")
         while plane._client.beats.get(timeout=30):
             pass
     finally:

@@ -1,4 +1,4 @@
-"""How a worker learns that training, or the job, has ended."""
+"""How a worker detects the end of training and of the job."""
 
 import threading
 
@@ -64,7 +64,7 @@ class Stops(FakeCoordinator):
         return Finished() if self.pushes >= 10 and not self.free else super().next_work(generation)
 
 
-def test_worker_stops_pushing_when_an_answer_says_that_training_has_ended(tmp_path):
+def test_worker_stops_pushing_when_an_answer_ends_training(tmp_path):
     coordinator = Stops()
     running = Running(tmp_path / "secret", coordinator)
     coordinator.shard = running.servers.stores[0]
@@ -84,21 +84,21 @@ def test_worker_in_an_outage_ends_when_the_job_has_finished(tmp_path):
     assert running.end() == [End.FINISHED]
 
 
-def test_worker_with_a_held_task_ends_when_a_heartbeat_says_that_the_job_has_finished(tmp_path):
+def test_worker_with_a_deferred_task_ends_when_the_job_has_finished(tmp_path):
     coordinator = FakeCoordinator(64, tasks=("callbacks",))
     coordinator.hold = True
     running = Running(tmp_path / "secret", coordinator)
     running.pushed(4)
     running.servers.stop(0)
     coordinator.hold = False
-    while not isinstance(running.worker.loop._held, TaskWork):
+    while not isinstance(running.worker.loop._deferred, TaskWork):
         threading.Event().wait(0.01)
     coordinator.next_work = lambda _generation=0: Idle(0.01)
     coordinator.job_finished = True
     assert running.end() == [End.FINISHED]
 
 
-def test_result_that_no_coordinator_takes_is_dropped_when_the_job_has_finished():
+def test_unsendable_result_is_dropped_when_the_job_has_finished():
     class Gone(FakeCoordinator):
         def task_done(self, *_, **__):
             self.job_finished = True

@@ -14,21 +14,21 @@ DATA = Indexed.from_arrays(X, np.eye(3)[LABELS])
 
 
 def model(*metrics):
-    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
-    made.compile("sgd", "categorical_crossentropy", metrics=list(metrics))
-    return made
+    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+    network.compile("sgd", "categorical_crossentropy", metrics=list(metrics))
+    return network
 
 
-def tasks(made, **options):
-    flat_model = FlatModel(made, DATA.example(4), "fp32")
-    return Tasks(Training(model=lambda: made, data=DATA, **options), flat_model, 4), flat_model.initial()
+def tasks(network, **options):
+    flat_model = FlatModel(network, DATA.example(4), "fp32")
+    return Tasks(Training(model=lambda: network, data=DATA, **options), flat_model, 4), flat_model.initial()
 
 
 def test_metric_with_a_value_per_class_is_split():
-    made, flat = tasks(model(keras.metrics.F1Score()), validation=DATA)
-    metrics = made.evaluate(flat).metrics
+    runner, flat = tasks(model(keras.metrics.F1Score()), validation=DATA)
+    metrics = runner.evaluate(flat).metrics
     assert set(metrics) == {"val_loss", "val_f1_score_0", "val_f1_score_1", "val_f1_score_2"}
-    made.close()
+    runner.close()
 
 
 class Confusion(keras.metrics.Metric):
@@ -42,18 +42,18 @@ class Confusion(keras.metrics.Metric):
 
 
 def test_metric_with_many_values_is_dropped_and_logged(caplog):
-    made, flat = tasks(model(Confusion(name="confusion")), validation=DATA)
-    assert set(made.evaluate(flat).metrics) == {"val_loss"}
+    runner, flat = tasks(model(Confusion(name="confusion")), validation=DATA)
+    assert set(runner.evaluate(flat).metrics) == {"val_loss"}
     assert "confusion is left out: it has 400 values" in caplog.text
-    made.close()
+    runner.close()
 
 
 def test_batched_validation_data_is_a_user_error():
     batched = tf.data.Dataset.from_tensor_slices((X, np.eye(3)[LABELS])).batch(4)
-    made, flat = tasks(model(), validation=lambda: batched)
+    runner, flat = tasks(model(), validation=lambda: batched)
     with pytest.raises(UserError, match="Yield single samples: do not batch"):
-        made.evaluate(flat)
-    made.close()
+        runner.evaluate(flat)
+    runner.close()
 
 
 class Uncalled(keras.Model):
@@ -71,11 +71,11 @@ class Evaluated(Uncalled):
 
 
 def test_validation_without_call_needs_a_test_step():
-    made = Uncalled()
-    made.compile("sgd")
+    network = Uncalled()
+    network.compile("sgd")
     with pytest.raises(UserError, match=r"neither call\(\) nor test_step\(\)"):
-        tasks(made, validation=DATA)
+        tasks(network, validation=DATA)
     tested = Evaluated()
     tested.compile("sgd")
     tasks(tested, validation=DATA)[0].close()
-    tasks(made)[0].close()
+    tasks(network)[0].close()

@@ -1,4 +1,4 @@
-"""How often a worker looks for a lost parameter server."""
+"""How often a worker tries to connect to a lost parameter server."""
 
 import random
 from types import SimpleNamespace
@@ -9,11 +9,11 @@ from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.recovery import JITTER
 from shoal_trainer.worker.exchange import Exchange
 
-HELLOS = 8
+ATTEMPTS = 8
 
 
 def pauses(copy):
-    """Seconds between the hellos to servers of which one does not answer."""
+    """The pauses in seconds between attempts to connect when one server does not answer."""
     found = []
 
     def hello(_model, _copy):
@@ -21,28 +21,30 @@ def pauses(copy):
 
     client = SimpleNamespace(hello=hello, close=lambda: None)
     exchange = Exchange(client, None, rng=random.Random(0))
-    exchange._stop = SimpleNamespace(is_set=lambda: len(found) >= HELLOS, wait=found.append, set=lambda: None)
+    exchange._stop = SimpleNamespace(
+        is_set=lambda: len(found) >= ATTEMPTS, wait=found.append, set=lambda: None
+    )
     with pytest.raises(Unreachable):
         exchange.connect(lambda: copy).result(10)
     exchange.close()
     return found
 
 
-def holding(workers):
+def copy_of(workers):
     return SimpleNamespace(pulled=SimpleNamespace(live_workers=workers))
 
 
 @pytest.mark.parametrize(
     ("copy", "expected"),
     [
-        (holding(10), [0.25] * HELLOS),
-        (holding(333), [0.25, 0.5] + [1.0] * 6),
-        (holding(5000), [0.25, 0.5, 1.0, 2.0] + [3.0] * 4),
+        (copy_of(10), [0.25] * ATTEMPTS),
+        (copy_of(333), [0.25, 0.5] + [1.0] * 6),
+        (copy_of(5000), [0.25, 0.5, 1.0, 2.0] + [3.0] * 4),
         (None, [0.25, 0.5, 1.0, 2.0] + [3.0] * 4),
     ],
     ids=["10", "333", "5000", "no-copy"],
 )
-def test_pauses_double_up_to_a_bound_that_grows_with_the_workers(copy, expected):
+def test_pauses_double_up_to_a_limit_that_grows_with_the_workers(copy, expected):
     found = pauses(copy)
     assert found == pytest.approx(expected, rel=JITTER)
-    assert len(set(found)) == HELLOS
+    assert len(set(found)) == ATTEMPTS

@@ -1,4 +1,4 @@
-"""The read-ahead thread: store outages, tasks, and files that are fetched ahead."""
+"""The read-ahead thread: store outages, tasks, and prefetched files."""
 
 import logging
 import os
@@ -61,7 +61,7 @@ def items_of(feed):
 @pytest.mark.parametrize("positions", [[], [0, 0, 0], [5, 21], [21, 21, 37], [50], [0, 21, 50, 50]])
 @pytest.mark.parametrize(("start", "stop"), [(5, None), (5, LENGTH), (0, None)])
 def test_reading_resumes_after_a_store_outage(monkeypatch, caplog, positions, start, stop):
-    monkeypatch.setattr(feeds, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(feeds, "FIRST_PAUSE", 0.0)
     work = DataWork((0, 1), 0, start, stop, "a", 0)
     works = iter([work, Finished()])
     data = Flaky("*", lambda _path: None).away_at(positions)
@@ -77,11 +77,11 @@ def test_reading_resumes_after_a_store_outage(monkeypatch, caplog, positions, st
 
 def test_feed_asks_for_no_work_during_a_task(monkeypatch):
     monkeypatch.setattr(feeds, "STOP_SECONDS", 0.001)
-    story = []
+    events = []
     works = iter([TaskWork((0, 1), "evaluate"), TaskWork((0, 2), "callbacks"), Finished()])
 
     def ask():
-        story.append("asked")
+        events.append("request")
         return next(works)
 
     feed = Feed(Flaky("*", lambda _path: None), 16, ask, [].append)
@@ -89,11 +89,11 @@ def test_feed_asks_for_no_work_during_a_task(monkeypatch):
     for kind in ("evaluate", "callbacks"):
         assert feed.get(SECONDS).kind == kind
         assert feed.get(0.05) is None
-        story.append(kind)
-        feed.go_on()
+        events.append(kind)
+        feed.task_finished()
     assert isinstance(feed.get(SECONDS), Finished)
     feed._thread.join(SECONDS)
-    assert story == ["asked", "evaluate", "asked", "callbacks", "asked"]
+    assert events == ["request", "evaluate", "request", "callbacks", "request"]
 
 
 def test_feed_waiting_for_a_task_can_be_stopped(monkeypatch):
@@ -107,8 +107,8 @@ def test_feed_waiting_for_a_task_can_be_stopped(monkeypatch):
 
 
 def test_feed_stops_without_waiting_for_the_store():
-    away = Flaky("*", lambda _path: None).away_at([0] * 10**6)
-    feed = Feed(away, 16, lambda: DataWork((0, 1), 0, 0, None, "a", 0), [].append)
+    outage = Flaky("*", lambda _path: None).away_at([0] * 10**6)
+    feed = Feed(outage, 16, lambda: DataWork((0, 1), 0, 0, None, "a", 0), [].append)
     feed.start()
     feed.stop()
     feed._thread.join(SECONDS)
@@ -168,7 +168,7 @@ def test_hanging_read_is_reported_on_request():
     next(items)
     assert messages[2]() == ""  # no time has passed since this read began
     feed = Feed(Indexed(64, lambda *_: None), 16, Finished, [].append, messages.append, clock=lambda: now[0])
-    late = feed._late(DataWork((0, 1), 0, 16, 64))
+    late = feed._slow_message(DataWork((0, 1), 0, 16, 64))
     now[0] += 31.0
     assert late() == "has waited 31 s for samples 16-64"
 
@@ -264,11 +264,11 @@ def test_next_file_is_fetched_while_one_is_read(monkeypatch, tmp_path):
 
 def test_task_given_instead_of_the_next_file_runs_at_once(monkeypatch, tmp_path):
     stored = Stored(monkeypatch, tmp_path, a=range(64), b=range(64, 80))
-    story = []
+    events = []
     works = [stored.work("a", 1), TaskWork((0, 2), "evaluate"), stored.work("b", 3), Idle(0)]
 
     def ask():
-        story.append("asked")
+        events.append("request")
         return works.pop(0) if works else Finished()
 
     feed = Feed(stored.data, 16, ask, [].append)
@@ -278,8 +278,8 @@ def test_task_given_instead_of_the_next_file_runs_at_once(monkeypatch, tmp_path)
         kinds.append(type(item).__name__)
         if isinstance(item, TaskWork):
             assert feed.get(0.05) is None
-            assert story == ["asked"] * 2
-            feed.go_on()
+            assert events == ["request"] * 2
+            feed.task_finished()
     assert kinds == ["TaskWork", *["Ready"] * 4, "EndOfFile", "Ready", "EndOfFile"]
 
 
@@ -310,7 +310,7 @@ def test_fetched_but_unread_files_are_removed(monkeypatch, tmp_path):
 
 
 def test_failed_prefetch_is_retried_when_the_file_is_due(monkeypatch, tmp_path):
-    monkeypatch.setattr(feeds, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(feeds, "FIRST_PAUSE", 0.0)
     stored = Stored(monkeypatch, tmp_path, a=range(20), b=range(20, 30))
     get = MemoryFileSystem.get_file
     errors = [None, RuntimeError("EndpointConnectionError"), TimeoutError("no answer"), None]

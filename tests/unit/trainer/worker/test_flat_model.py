@@ -69,9 +69,9 @@ def test_short_batch_is_not_retraced_and_averages_its_samples():
     buffer[:] = flat_model.initial()
     tensor = flat_model.alias(buffer)
     (short,) = DATA.read(Part(0, 5), 16)
-    made = flat_model.step(tensor, short)
+    result = flat_model.step(tensor, short)
     plain = functional()
-    assert made.loss == pytest.approx(
+    assert result.loss == pytest.approx(
         float(plain.train_on_batch(short.x[:5], short.y[:5], return_dict=True)["loss"]), rel=1e-5
     )
     assert flat_model._function.experimental_get_tracing_count() == 1
@@ -94,10 +94,10 @@ def test_named_inputs_may_come_in_any_order():
     flat_model = FlatModel(by_name(), batch, "fp32")
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
-    made, again = (flat_model.step(flat_model.alias(buffer), one) for one in (batch, turned))
-    assert np.array_equal(made.update, again.update)
+    result, again = (flat_model.step(flat_model.alias(buffer), one) for one in (batch, turned))
+    assert np.array_equal(result.update, again.update)
     plain = by_name().train_on_batch(x, rows % 4, return_dict=True)
-    assert made.loss == pytest.approx(float(plain["loss"]), rel=1e-5)
+    assert result.loss == pytest.approx(float(plain["loss"]), rel=1e-5)
 
 
 def test_new_sample_shape_is_traced_once():
@@ -135,9 +135,9 @@ def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
         buffer = aligned(flat_model.layout.size, flat_model.dtype)
         return flat_model.step(flat_model.alias(buffer), BATCHES[0])
 
-    made = step(steep)
-    assert made.loss == 0
-    assert not made.finite
+    result = step(steep)
+    assert result.loss == 0
+    assert not result.finite
     assert step("sparse_categorical_crossentropy").finite
 
 

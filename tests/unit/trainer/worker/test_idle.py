@@ -1,4 +1,4 @@
-"""What an idle worker asks of the parameter servers."""
+"""Requests of an idle worker to the parameter servers."""
 
 import threading
 
@@ -70,7 +70,7 @@ def bench(tmp_path):
     bench.servers.close()
 
 
-def test_idle_worker_pulls_nothing_while_no_parameter_changes(bench):
+def test_idle_worker_pulls_nothing_while_parameters_are_unchanged(bench):
     bench.probe(3)
     assert len(bench.pulls) == 1  # of the join
     bench.finish()
@@ -104,7 +104,7 @@ def test_idle_worker_begins_new_work_with_fresh_parameters(bench):
     assert bases == [5]
 
 
-def test_idle_worker_holds_no_gradient_back(bench):
+def test_idle_worker_pushes_its_pending_gradient(bench):
     bench.shard._permits.pulled(0, 4)
     bench.probe(2)
     assert bench.shard._permits.admits(9, 10, 10, 0)

@@ -39,7 +39,7 @@ class Timed:
         self.feed, self.clock, self.seconds = feed, clock, seconds
         self.places = deque([0.0] * DEPTH)
         self.read = 0.0
-        self.start, self.stop, self.go_on = feed.start, feed.stop, feed.go_on
+        self.start, self.stop, self.task_finished = feed.start, feed.stop, feed.task_finished
 
     def get(self, timeout):
         item = self.feed.get(timeout)

@@ -14,13 +14,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 class Replaced(FakeCoordinator):
-    """Was started after the heartbeats had joined its predecessor: it gives no work before a join."""
+    """A coordinator that replaced the one that the heartbeats joined; it assigns no work before a join."""
 
     def next_work(self, generation=0):
         return super().next_work(generation) if self.joins else Idle(0.01)
 
 
-def test_coordinator_replaced_while_worker_traces_is_joined_after_the_pull(tmp_path):
+def test_coordinator_replaced_while_worker_traces_is_joined(tmp_path):
     coordinator = Replaced(DATA.size, tasks=())
     servers = Servers(tmp_path / "secret", coordinator)
     training, config, drain, ends = job(), servers.config(), threading.Event(), []

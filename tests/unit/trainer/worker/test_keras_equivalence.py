@@ -164,9 +164,9 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain):
 
     def make():
         keras.utils.set_random_seed(1)
-        made = kind()
-        made.compile(SGD(0.1), loss="sparse_categorical_crossentropy" if kind is Unpacks else None)
-        return made
+        result = kind()
+        result.compile(SGD(0.1), loss="sparse_categorical_crossentropy" if kind is Unpacks else None)
+        return result
 
     flat_model = FlatModel(make(), whole, "fp32")
     buffer = aligned(flat_model.layout.size)
@@ -177,11 +177,11 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain):
     for own, other in zip(model.variables, flat_model.model.variables, strict=True):
         own.assign(other)
     for batch in (whole, short):
-        made = flat_model.step(flat_model.alias(buffer), batch)
+        result = flat_model.step(flat_model.alias(buffer), batch)
         n = batch.samples
         logs = model.train_step(plain(batch.x[:n], None if batch.y is None else batch.y[:n]))
-        assert made.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
-        buffer += made.update
+        assert result.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
+        buffer += result.update
         assert np.abs(buffer - flatten(model, flat_model.layout)).max() < 1e-6
 
 

@@ -108,7 +108,7 @@ def test_rollback_drops_leases_and_refuses_older_grants():
     leases = Leases()
     leases.grant(DataWork((0, 1), 0, 0, 32))
     leases.answered(push(1, leases.mark((0, 1), 16)))
-    leases.begin_again(1)
+    leases.reset(1)
     assert leases.token((0, 1)) is None
     assert leases.lost(0) == 0  # the coordinator counts the pushes that the rollback undid
     leases.grant(DataWork((0, 2), 0, 32, 64))

@@ -41,12 +41,12 @@ def test_saturated_prediction_has_the_keras_gradient(kind, jit, rows):
     buffer = aligned(flat_model.layout.size)
     buffer[:] = flat_model.initial()
     (batch,) = data.read(Part(0, rows), 8)
-    made = flat_model.step(flat_model.alias(buffer), batch)
+    result = flat_model.step(flat_model.alias(buffer), batch)
 
     plain = saturated(kind, keras.optimizers.SGD(1.0), jit_compile=jit)
     before = np.concatenate([v.numpy().ravel() for v in plain.trainable_variables])
     loss = plain.train_on_batch(x[:rows], y[:rows])
     gradient = before - np.concatenate([v.numpy().ravel() for v in plain.trainable_variables])
     assert np.abs(gradient).max() > 1
-    assert made.loss == pytest.approx(float(loss), rel=1e-5)
-    np.testing.assert_allclose(made.update, gradient, rtol=1e-4)
+    assert result.loss == pytest.approx(float(loss), rel=1e-5)
+    np.testing.assert_allclose(result.update, gradient, rtol=1e-4)

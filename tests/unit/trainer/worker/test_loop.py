@@ -170,27 +170,27 @@ def test_pending_batches_are_dropped_when_the_job_has_ended(start_servers):
 
 
 class TaskFirst(FakeCoordinator):
-    """Gives its tasks before its data, and loses the first answer."""
+    """Assigns tasks before data; the answer to the first result is lost."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.story = []
+        self.events = []
 
     def next_work(self, generation=0):
-        self.story.append("asked")
+        self.events.append("request")
         return self.tasks.pop(0) if self.tasks else super().next_work(generation)
 
     def task_done(self, work, metrics, files, *, stop, message):
         super().task_done(work, metrics, files, stop=stop, message=message)
-        self.story.append(work.kind)
-        if self.story.count("evaluate") == 1:
+        self.events.append(work.kind)
+        if self.events.count("evaluate") == 1:
             raise Unreachable("the answer is lost")
 
 
 def test_worker_takes_no_lease_during_a_task(start_servers):
     coordinator = TaskFirst(64, tasks=("evaluate",))
     assert Running(job(), start_servers(coordinator), coordinator).start().join() is End.FINISHED
-    assert coordinator.story[:4] == ["asked", "evaluate", "evaluate", "asked"]
+    assert coordinator.events[:4] == ["request", "evaluate", "evaluate", "request"]
     assert coordinator.samples == 64
 
 
@@ -200,6 +200,6 @@ def test_revoked_lease_is_not_read_further(start_servers):
     holds, work = running.worker.loop._feed._holds, DataWork((0, 1), 0, 0, 64)
     running.worker.leases.grant(work)
     assert holds(work)
-    running.worker.leases.begin_again(1)
+    running.worker.leases.reset(1)
     assert not holds(work)
     running.worker.close()

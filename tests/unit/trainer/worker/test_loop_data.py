@@ -111,4 +111,4 @@ def test_unreadable_file_is_reported_until_it_can_be_read(start_servers):
     training = Training(model=functional, data=files)
     assert Running(training, servers, coordinator).start().join() is End.FINISHED
     assert servers.stores[0].samples == 32
-    assert coordinator.said == ["cannot read s3://bucket/part-3: no answer", ""]
+    assert coordinator.messages == ["cannot read s3://bucket/part-3: no answer", ""]

@@ -60,7 +60,7 @@ def test_wasted_steps_are_reported_until_acknowledged(start_servers):
     running = Running(job(), start_servers(coordinator), coordinator)
     loop, answered, reports = running.worker.loop, coordinator.join, []
 
-    def lost(_held, wasted):
+    def lost(_leases, wasted):
         reports.append(wasted)
         raise Unreachable("the answer was lost")
 

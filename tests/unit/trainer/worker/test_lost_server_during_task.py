@@ -15,7 +15,7 @@ SECONDS = 40
 
 
 class LosesServer(FakeCoordinator):
-    """Calls `lose` as it gives out the first task."""
+    """Calls `lose` when it assigns the first task."""
 
     def next_work(self, generation=0):
         work = super().next_work(generation)

@@ -36,7 +36,7 @@ def test_local_steps_make_a_delta_without_absorbed_updates():
     assert list(out) == [-1, 0, 0, 0, 1, -1]  # -lr g for parameters, + difference for statistics
     outage.parameters_into(out)
     assert list(out) == [-1.5, -0.5, -0.5, -0.5, 8, 6]
-    outage.taken()
+    outage.rebase()
     outage.difference_into(out)
     assert not out.any()
     assert outage.steps == outage.samples == len(outage.progress) == 0

@@ -59,7 +59,7 @@ def _raise(error):
 @pytest.mark.parametrize("failing", ["compose.build_flat_model", "coordination.ControlPlane"])
 def test_store_outage_at_start_is_retried(monkeypatch, failing):
     answers = [UserError("the store is back"), Unreachable("no answer"), Unreachable("no answer")]
-    monkeypatch.setattr("shoal_trainer.retry.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("shoal_trainer.retry.FIRST_PAUSE", 0.0)
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)

@@ -17,19 +17,19 @@ class Answers:
     """A coordinator that raises these errors, one per call, then accepts the result."""
 
     def __init__(self, *errors):
-        self.errors, self.taken, self.said = list(errors), [], []
+        self.errors, self.results, self.messages = list(errors), [], []
         self.job_finished = False
 
     def finished(self):
         return self.job_finished
 
-    def say(self, message):
-        self.said.append(message)
+    def set_message(self, message):
+        self.messages.append(message)
 
     def task_done(self, work, metrics, files, *, stop, message):
         if self.errors:
             raise self.errors.pop(0)
-        self.taken.append((work, metrics, stop, message))
+        self.results.append((work, metrics, stop, message))
 
 
 class Drain(threading.Event):
@@ -38,46 +38,44 @@ class Drain(threading.Event):
 
 
 def test_task_runs_once_and_its_result_is_sent_until_accepted():
-    made, answers = [], Answers(Unreachable("away"), Unreachable("away"))
+    runs, answers = [], Answers(Unreachable("away"), Unreachable("away"))
 
-    def make():
-        made.append(1)
+    def run():
+        runs.append(1)
         return Outcome({"val_loss": 0.5}, message="what it lacks")
 
-    run_task(WORK, make, answers, Drain())
-    assert (len(made), answers.taken) == (1, [(WORK, {"val_loss": 0.5}, False, "what it lacks")])
+    run_task(WORK, run, answers, Drain())
+    assert (len(runs), answers.results) == (1, [(WORK, {"val_loss": 0.5}, False, "what it lacks")])
 
 
 def test_task_is_retried_and_reported_while_its_data_is_unreachable():
     answers, waited = Answers(), []
-    away = [Unreachable("s3://bucket/part-3: no answer")] * 7
+    outage = [Unreachable("s3://bucket/part-3: no answer")] * 7
 
     class Waits(Drain):
         def wait(self, timeout=None):
             waited.append(timeout)
 
-    def make():
-        if away:
-            raise away.pop()
+    def run():
+        if outage:
+            raise outage.pop()
         return Outcome({"val_loss": 0.5}, message="what it lacks")
 
-    run_task(WORK, make, answers, Waits())
-    assert answers.taken == [(WORK, {"val_loss": 0.5}, False, "what it lacks")]
-    assert answers.said == ["evaluate: s3://bucket/part-3: no answer"] * 7 + [""]
+    run_task(WORK, run, answers, Waits())
+    assert answers.results == [(WORK, {"val_loss": 0.5}, False, "what it lacks")]
+    assert answers.messages == ["evaluate: s3://bucket/part-3: no answer"] * 7 + [""]
     assert waited == [0.25, 0.5, 1, 2, 4, 4, 4]
 
 
 def test_result_of_a_reassigned_task_is_dropped():
     answers = Answers(Overtaken("this worker does not hold this task"))
     run_task(WORK, Outcome, answers, Drain())
-    assert answers.taken == []
+    assert answers.results == []
 
 
 def test_rejected_result_is_a_user_error():
-    with pytest.raises(UserError, match=r"'evaluate' made cannot be taken: a model's file cannot be called"):
-        run_task(
-            WORK, Outcome, Answers(ProtocolError("a model's file cannot be called manifest.json")), Drain()
-        )
+    with pytest.raises(UserError, match="result of the task 'evaluate': a file of the model is named"):
+        run_task(WORK, Outcome, Answers(ProtocolError("a file of the model is named manifest.json")), Drain())
 
 
 def test_unauthorized_result_raises_unauthorized():
@@ -88,5 +86,5 @@ def test_unauthorized_result_raises_unauthorized():
 def test_non_finite_metric_is_logged(caplog):
     answers = Answers()
     run_task(WORK, lambda: Outcome({"val_loss": math.nan, "val_accuracy": 0.9}), answers, Drain())
-    assert answers.taken
-    assert "val_loss of pass 3 is not finite" in caplog.text
+    assert answers.results
+    assert "val_loss of epoch 3 is not finite" in caplog.text

@@ -22,7 +22,7 @@ def best(path):
     return callbacks.ModelCheckpoint(path, save_weights_only=True, monitor="val_loss", save_best_only=True)
 
 
-def made(*which, validation=DATA):
+def prepared(*which, validation=DATA):
     flat_model = FlatModel(functional(norm=True), DATA.example(16), "fp32")
     training = replace(job(callbacks=lambda: [make() for make in which]), validation=validation)
     tasks = Tasks(training, flat_model, 16)
@@ -30,7 +30,7 @@ def made(*which, validation=DATA):
 
 
 def test_evaluation_equals_keras():
-    tasks, flat = made()
+    tasks, flat = prepared()
     found = tasks.evaluate(flat).metrics
     plain = functional(norm=True)
     expected = plain.evaluate(DATA.x, DATA.y, batch_size=16, verbose=0, return_dict=True)
@@ -39,7 +39,7 @@ def test_evaluation_equals_keras():
 
 
 def test_callbacks_write_files_and_stop_the_job():
-    tasks, flat = made(
+    tasks, flat = prepared(
         lambda: best("best/{epoch:02d}.weights.h5"),
         lambda: callbacks.EarlyStopping("val_loss", patience=2),
         lambda: callbacks.CSVLogger("log.csv"),
@@ -54,7 +54,7 @@ def test_callbacks_write_files_and_stop_the_job():
 
 def test_callbacks_on_another_worker_replay_the_history():
     def build():
-        return made(
+        return prepared(
             lambda: best("{epoch}.weights.h5"),
             lambda: callbacks.EarlyStopping("val_loss", patience=2),
         )  # fmt: skip
@@ -63,17 +63,17 @@ def test_callbacks_on_another_worker_replay_the_history():
     tasks, flat = build()
     outcome = tasks.run_callbacks(flat, history)
     assert outcome.stop
-    assert outcome.files == {}  # another worker saved the best pass, the second one
+    assert outcome.files == {}  # another worker saved the best epoch, the second one
     tasks.close()
 
 
 def test_unsupported_callbacks_are_refused_at_start():
     with pytest.raises(UserError, match="Use a schedule of keras"):
-        made(callbacks.ReduceLROnPlateau)
+        prepared(callbacks.ReduceLROnPlateau)
     with pytest.raises(UserError, match="returned a int"):
-        made(lambda: 7)
+        prepared(lambda: 7)
     with pytest.raises(UserError, match="save the best model as well"):
-        made(lambda: callbacks.EarlyStopping(restore_best_weights=True))
+        prepared(lambda: callbacks.EarlyStopping(restore_best_weights=True))
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_unsupported_callbacks_are_refused_at_start():
 )
 def test_callbacks_that_need_missing_logs_are_refused(make, words):
     with pytest.raises(UserError, match=words):
-        made(make)
+        prepared(make)
 
 
 def test_callbacks_that_need_available_logs_are_accepted():
-    tasks, _ = made(
+    tasks, _ = prepared(
         lambda: callbacks.ModelCheckpoint("{epoch:02d}-{loss:.1f}-{val_accuracy:.3f}.keras"),
         lambda: callbacks.ModelCheckpoint("last.keras", monitor="accuracy"),  # unused without save_best_only
         lambda: callbacks.EarlyStopping("loss"),
@@ -118,11 +118,11 @@ def test_callbacks_that_need_available_logs_are_accepted():
 )
 def test_callbacks_on_val_metrics_need_validation(make):
     with pytest.raises(UserError, match=r"uses 'val_loss', but nothing is evaluated.*validation="):
-        made(make, validation=None)
+        prepared(make, validation=None)
 
 
 def test_callbacks_on_training_logs_need_no_validation():
-    tasks, _ = made(
+    tasks, _ = prepared(
         lambda: callbacks.ModelCheckpoint(
             "{epoch:02d}.keras"
         ),  # its monitor, val_loss, is unused without save_best_only
@@ -136,14 +136,14 @@ def test_callbacks_on_training_logs_need_no_validation():
 def test_tensorboard_needs_its_package(monkeypatch, installed):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: installed or None)
     if installed:
-        made(lambda: callbacks.TensorBoard("tb"))[0].close()
+        prepared(lambda: callbacks.TensorBoard("tb"))[0].close()
         return
     with pytest.raises(UserError, match="pip install tensorboard"):
-        made(lambda: callbacks.TensorBoard("tb"))
+        prepared(lambda: callbacks.TensorBoard("tb"))
 
 
 def test_exported_model_predicts_with_the_parameters():
-    tasks, flat = made()
+    tasks, flat = prepared()
     exported = tasks.export(flat * 0.5)
     files = exported.files
     assert not exported.message
@@ -198,7 +198,7 @@ def test_model_that_cannot_be_saved_at_all_is_a_user_error(monkeypatch):
     def cannot(*_, **__):
         raise ValueError("two layers have one name")
 
-    tasks, flat = made()
+    tasks, flat = prepared()
     monkeypatch.setattr(tasks._flat_model.model, "export", cannot)
     assert set(tasks.export(flat).files) == {"model.keras"}
     for way in ("save", "save_weights"):
@@ -214,7 +214,7 @@ def test_disk_error_during_export_is_a_user_error(monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    tasks, flat = made()
+    tasks, flat = prepared()
     monkeypatch.setattr(tasks._flat_model.model, "export", full)
     with pytest.raises(UserError, match="No space left on device"):
         tasks.export(flat)
@@ -222,7 +222,7 @@ def test_disk_error_during_export_is_a_user_error(monkeypatch):
 
 
 def test_serializable_model_logs_nothing(caplog):
-    tasks, _ = made()
+    tasks, _ = prepared()
     assert logged(caplog) == []
     tasks.close()
 
@@ -250,9 +250,9 @@ def test_validation_data_may_differ_in_form_from_training_data(weights):
             self.out = keras.layers.Dense(1)
 
         def call(self, x):
-            made = self.out(keras.ops.reshape(x, (-1, 36)))
-            self.add_loss(keras.ops.mean(keras.ops.square(made)))
-            return made
+            output = self.out(keras.ops.reshape(x, (-1, 36)))
+            self.add_loss(keras.ops.mean(keras.ops.square(output)))
+            return output
 
     model = Size()
     model.compile("sgd")
@@ -299,7 +299,7 @@ class Parts(Files):
 )
 def test_error_in_a_later_validation_file_is_reported(error, raised, words):
     parts = Parts("*", lambda _path: None)
-    tasks, flat = made(validation=parts)
+    tasks, flat = prepared(validation=parts)
     parts.__dict__["error"] = error
     with pytest.raises(raised, match=words):
         tasks.evaluate(flat)
@@ -309,7 +309,7 @@ def test_error_in_a_later_validation_file_is_reported(error, raised, words):
 
 
 def test_validation_label_out_of_range_is_reported_by_its_cause():
-    tasks, flat = made(validation=Indexed.from_arrays(DATA.x, DATA.y + 7))
+    tasks, flat = prepared(validation=Indexed.from_arrays(DATA.x, DATA.y + 7))
     with pytest.raises(
         UserError, match=r"failed: InvalidArgumentError: Received a label value of \d+ which is"
     ):
@@ -321,7 +321,7 @@ def test_network_error_in_a_validation_function_is_unreachable():
     def away():
         raise ConnectionResetError(104, "reset")
 
-    tasks, flat = made(validation=away)
+    tasks, flat = prepared(validation=away)
     with pytest.raises(Unreachable, match="reset"):
         tasks.evaluate(flat)
     tasks.close()

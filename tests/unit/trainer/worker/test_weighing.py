@@ -19,8 +19,8 @@ PIXELS = (IMAGES[..., 0] > 0.5).astype("int32")
 
 
 def tokens(length):
-    made = rng.integers(0, 5, (8, length + 1)).astype("int32")
-    return made[:, :-1], made[:, 1:] % 4
+    result = rng.integers(0, 5, (8, length + 1)).astype("int32")
+    return result[:, :-1], result[:, 1:] % 4
 
 
 def segmentation():
@@ -104,27 +104,27 @@ def flat(tensors):
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_equals_keras_without_padding_rows(name, rows):
     build, data, loss = CASES[name]
-    flat_model, made, (x, y) = stepped(make(build, loss), data, rows)
+    flat_model, result, (x, y) = stepped(make(build, loss), data, rows)
     model = make(build, loss)
     with tf.GradientTape() as tape:
         predicted = model(x, training=True)
         expected = model.compute_loss(x, keras.tree.map_structure(tf.constant, y), predicted)
     gradient = flat(tape.gradient(expected, model.trainable_variables))
-    assert made.loss == pytest.approx(float(expected), rel=1e-5)
-    np.testing.assert_allclose(made.update[: flat_model.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
+    assert result.loss == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(result.update[: flat_model.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [8, 5])
 @pytest.mark.parametrize("name", ["segmentation", "masked, T = B", "outputs"])
 def test_worker_side_step_equals_keras_without_padding_rows(name, rows):
     build, data, loss = CASES[name]
-    flat_model, made, (x, y) = stepped(make(build, loss, keras.optimizers.RMSprop(0.01)), data, rows)
+    flat_model, result, (x, y) = stepped(make(build, loss, keras.optimizers.RMSprop(0.01)), data, rows)
     model = make(build, loss, keras.optimizers.RMSprop(0.01))
     before = flat(model.trainable_variables)
     expected = model.train_on_batch(x, y, return_dict=True)["loss"]
-    assert made.loss == pytest.approx(float(expected), rel=1e-5)
+    assert result.loss == pytest.approx(float(expected), rel=1e-5)
     moved = flat(model.trainable_variables) - before
-    np.testing.assert_allclose(made.update[: flat_model.layout.trainable], moved, rtol=1e-2, atol=1e-5)
+    np.testing.assert_allclose(result.update[: flat_model.layout.trainable], moved, rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [8, 5])
@@ -133,14 +133,14 @@ def test_sample_weight_applies_to_all_values_of_the_sample(rows, jit):
     build, data, loss = CASES["T = B"]
     model = make(build, loss, jit_compile=jit)
     weights = np.arange(8, dtype="float32")  # a sample of weight 0 still counts as a sample
-    flat_model, made, (x, y, weights) = stepped(model, (*data, weights), rows)
+    flat_model, result, (x, y, weights) = stepped(model, (*data, weights), rows)
     plain = make(build, loss)
     spread = np.repeat(weights[:, None], 8, axis=1)
     with tf.GradientTape() as tape:
         expected = plain.compute_loss(x, tf.constant(y), plain(x), tf.constant(spread))
     gradient = flat(tape.gradient(expected, plain.trainable_variables))
-    assert made.loss == pytest.approx(float(expected), rel=1e-5)
-    np.testing.assert_allclose(made.update[: flat_model.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
+    assert result.loss == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(result.update[: flat_model.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
     batches = list(Indexed.from_arrays(x, y, weights).read(Part(0, rows), 8))
     with quiet_end():
         judged = model.evaluate(

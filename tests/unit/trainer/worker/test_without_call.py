@@ -33,9 +33,9 @@ class Unsaved(keras.Model):
     def train_step(self, data):
         with tf.GradientTape() as tape:
             mean, spread = ops.split(self.encoder(data), 2, axis=1)
-            made = self.decoder(mean + ops.exp(0.5 * spread) * 0.5)
+            result = self.decoder(mean + ops.exp(0.5 * spread) * 0.5)
             divergence = ops.mean(ops.exp(spread) + ops.square(mean) - 1 - spread)
-            loss = ops.mean(ops.square(made - data)) + 0.1 * divergence
+            loss = ops.mean(ops.square(result - data)) + 0.1 * divergence
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
         self.tracker.update_state(loss)
         return {"loss": self.tracker.result()}
@@ -72,11 +72,11 @@ def test_model_without_call_trains_as_in_keras_and_is_exported():
     buffer[:] = flat_model.initial()
     assert np.array_equal(buffer, flatten(plain, flat_model.layout))
     for batch in batches:
-        made = flat_model.step(flat_model.alias(buffer), batch)
+        result = flat_model.step(flat_model.alias(buffer), batch)
         plain.reset_metrics()
         logs = plain.train_step(tf.constant(batch.x[: batch.samples]))
-        assert made.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
-        buffer += made.update
+        assert result.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
+        buffer += result.update
     assert np.abs(buffer - flatten(plain, flat_model.layout)).max() < 2e-5
     tasks = Tasks(Training(model=vae, data=DATA), flat_model, 8)
     loaded = keras.models.load_model(tasks.export(buffer).files["model.keras"], compile=False)

@@ -48,14 +48,14 @@ class Server:
 
     def step(self, batch):
         self.take()
-        made = self.flat_model.step(self.tensor, batch, self.samples // 16)
+        result = self.flat_model.step(self.tensor, batch, self.samples // 16)
         self.seq += 1
-        self.io[:] = made.update
+        self.io[:] = result.update
         rate = float("nan") if self.placement.rate is None else self.placement.rate(self.samples)
         meta = PushMeta(batch.samples, learning_rate=rate)
         self.version = self.store.push(0, 0, self.seq, self.version, meta, self.io).version
         self.samples += batch.samples
-        return made.loss
+        return result.loss
 
     def flat(self):
         out = aligned(self.flat_model.layout.size)

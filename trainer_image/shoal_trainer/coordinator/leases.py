@@ -1,7 +1,6 @@
 """The leases of a ledger, by token and by position. Pure.
 
-Leases of one file in one pass never overlap, so they are kept in the order of their positions: a push finds the lease
-that it belongs to without a walk over those of all workers.
+Leases of a file in an epoch never overlap, so they are sorted by position: a push finds its lease by bisection.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import NamedTuple
 Token = tuple[int, int]
 
 END = 1 << 62
-"""Stands for a stop that is not known, where numbers are compared."""
+"""An unknown stop as a number, for comparisons."""
 
 
 class Segment(NamedTuple):
-    """Positions [start, stop) of one epoch, of file number `file` (-1: the data have no files); `stop` None: unknown.
+    """Positions [start, stop) of an epoch, in file number `file` (-1: data without files). `stop` None: unknown.
 
-    A tuple, because an epoch over many files makes one for each, and every snapshot holds those that are free.
+    A tuple to save memory: an epoch has one per file, and each snapshot contains the free ones.
     """
 
     epoch: int
@@ -30,7 +29,7 @@ class Segment(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The stop, as a number."""
+        """The stop as a number."""
         return END if self.stop is None else self.stop
 
 
@@ -44,13 +43,13 @@ class Lease:
     segment: Segment
 
 
-class Leased(Mapping[Token, Lease]):
+class Leases(Mapping[Token, Lease]):
     """Leases by token, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._leases: dict[Token, Lease] = {}
         self._at: dict[int, dict[int, list[tuple[int, Token]]]] = {}
-        """Of each pass and file, (start, token) in order."""
+        """Epoch, then file: (start, token) in order."""
 
     def __getitem__(self, token: Token) -> Lease:
         return self._leases[token]
@@ -62,7 +61,7 @@ class Leased(Mapping[Token, Lease]):
         return len(self._leases)
 
     def add(self, lease: Lease) -> None:
-        """Take in a lease, or a lease of the same token and start that ends elsewhere."""
+        """Add a lease, or replace the one with the same token and start."""
         segment = lease.segment
         if lease.token not in self._leases:
             files = self._at.setdefault(segment.epoch, {})
@@ -70,7 +69,7 @@ class Leased(Mapping[Token, Lease]):
         self._leases[lease.token] = lease
 
     def remove(self, token: Token) -> None:
-        """Forget a lease."""
+        """Remove a lease."""
         segment = self._leases.pop(token).segment
         files = self._at[segment.epoch]
         entries = files[segment.file]
@@ -80,21 +79,21 @@ class Leased(Mapping[Token, Lease]):
         if not files:
             del self._at[segment.epoch]
 
-    def in_pass(self, epoch: int) -> bool:
-        """Whether a lease is of this pass."""
+    def in_epoch(self, epoch: int) -> bool:
+        """Whether an epoch has leases."""
         return epoch in self._at
 
     def overlapping(self, segment: Segment) -> list[Lease]:
-        """The leases that have positions in common with a segment, in order."""
+        """The leases that share positions with a segment, in order."""
         entries = self._at.get(segment.epoch, {}).get(segment.file, [])
         first = max(0, bisect_right(entries, segment.start, key=_start) - 1)
         last = bisect_left(entries, segment.end, key=_start)
-        found = [self._leases[token] for _, token in entries[first:last]]
-        return [lease for lease in found if overlap(lease.segment, segment) is not None]
+        candidates = [self._leases[token] for _, token in entries[first:last]]
+        return [lease for lease in candidates if overlap(lease.segment, segment) is not None]
 
 
 def overlap(one: Segment, other: Segment) -> Segment | None:
-    """What two segments have in common; None where that is nothing."""
+    """The positions that two segments share; None if there are none."""
     if (one.epoch, one.file) != (other.epoch, other.file):
         return None
     start, end = max(one.start, other.start), min(one.end, other.end)

@@ -28,7 +28,7 @@ from shoal_trainer.coordinator.protocol import (
     TaskDone,
 )
 from shoal_trainer.coordinator.reconciler import Reconciler
-from shoal_trainer.coordinator.rollback import RollBack
+from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.tasks import Task
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable
@@ -41,12 +41,12 @@ from shoal_trainer.snapshot.store import SnapshotStore
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 2.0
-"""How long another shard may take to report its pushes."""
-TELL_SECONDS = 30.0
-"""How long another shard may take to roll back before it is asked again."""
+"""Timeout of another shard's answer with its pushes."""
+ROLL_BACK_SECONDS = 30.0
+"""Timeout of another shard's rollback; then it is asked again."""
 
 
-class Desk:
+class CoordinatorService:
     """The coordinator of one job and its helpers. Calls `fenced` when a newer incarnation has claimed the storage."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Desk:
             config.snapshot,
             fenced=fenced,
         )
-        self._rollback = RollBack(
-            shard, others(TELL_SECONDS), self.coordinator, store, self.snapshotter, fenced=fenced
+        self._rollback = Rollback(
+            shard, others(ROLL_BACK_SECONDS), self.coordinator, store, self.snapshotter, fenced=fenced
         )
 
     def start(self, *, follows: bool) -> None:
@@ -89,7 +89,7 @@ class Desk:
         self.snapshotter.start()
         self._reconciler.start()
         if follows:
-            self._reconciler.due()
+            self._reconciler.schedule()
         self._rollback.start()
 
     def stop(self) -> None:
@@ -121,10 +121,10 @@ class Desk:
         self.artefacts.check(request.token, request.files)
         if task.kind == "export":
             self._reconciler.settle()
-            with self._ours():
+            with self._as_server_error():
                 self._claim.check()
                 if coordinator.held_task(request.slot, request.incarnation, request.token) is None:
-                    raise Overtaken("this worker does not hold this task any more")
+                    raise Overtaken("this worker no longer holds this task")
                 message = self.artefacts.publish_model(request.token, coordinator.succeeded(request.message))
             coordinator.task_done(request)
             coordinator.end(message)
@@ -137,24 +137,21 @@ class Desk:
     ) -> None:
         """Write one file of a task, as long as this worker holds it."""
 
-        def held() -> Task:
+        def check() -> Task:
             if (task := self.coordinator.held_task(slot, incarnation, token)) is None:
                 raise Overtaken("this worker does not hold this task")
+            if task.kind == "export":
+                self._check_not_exported()
             return task
 
-        def all_of_it() -> Iterator[bytes]:
+        def checked_chunks() -> Iterator[bytes]:
             yield from chunks
-            may_write()  # the task may be another worker's by now
+            check()  # the task may have been reassigned during the upload
 
-        def may_write() -> Task:
-            if (task := held()).kind == "export":
-                self._not_exported()
-            return task
-
-        self.artefacts.receive(token, may_write().kind, name, all_of_it())
+        self.artefacts.receive(token, check().kind, name, checked_chunks())
 
     def status(self) -> StatusReport:
-        """The coordinator's status, with the shards'."""
+        """The coordinator's status with that of the shards."""
         last = self.snapshotter.last
         shards = [
             ShardReport(
@@ -175,17 +172,17 @@ class Desk:
     # ---
 
     @contextlib.contextmanager
-    def _ours(self) -> Iterator[None]:
-        """`Fenced` in this block concerns this server, not the worker that asks."""
+    def _as_server_error(self) -> Iterator[None]:
+        """Convert `Fenced`, which here concerns this server, to `Unreachable` for the worker."""
         try:
             yield
         except Fenced as error:
             self._fenced(error)
             raise Unreachable(str(error)) from None
 
-    def _not_exported(self) -> None:
-        """`Overtaken` if the model is published, `Unreachable` if a successor exists: a model is never overwritten."""
-        with self._ours():
+    def _check_not_exported(self) -> None:
+        """`Overtaken` if the model is published, `Unreachable` if a successor exists: never overwrite a model."""
+        with self._as_server_error():
             self._claim.check()
             message = self.artefacts.published()
         if message is not None:
@@ -214,11 +211,11 @@ class Desk:
 
     def _shard_ready(self, request: ShardReady) -> Message:
         log.warning("shard %d is reachable again, at epoch %d", request.index, request.epoch)
-        self._rollback.came_back(request.index)
-        self._reconciler.due()
+        self._rollback.shard_restarted(request.index)
+        self._reconciler.schedule()
         return Done()
 
     def _diverged(self, request: Diverged) -> Message:
         self._rollback.diverged(request)
-        self._reconciler.due()
+        self._reconciler.schedule()
         return Done()

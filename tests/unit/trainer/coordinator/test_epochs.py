@@ -1,4 +1,4 @@
-"""The order of passes and tasks, and when training stops."""
+"""The order of epochs and tasks, and when training stops."""
 
 import math
 
@@ -26,7 +26,7 @@ def test_worker_trains_exports_and_finishes():
     assert report.ranges(bench.coordinator).once == 4
 
 
-def test_tasks_of_a_pass_run_in_order_and_see_its_logs():
+def test_tasks_of_an_epoch_run_in_order_and_see_its_logs():
     bench = Bench(validation=True, callbacks=True)
     bench.join(0)
     kinds, work = [], bench.train(0)
@@ -66,15 +66,15 @@ def test_missing_target_metric_is_a_user_error():
 
 
 @pytest.mark.parametrize("callbacks", [True, False])
-def test_training_runs_at_most_one_pass_ahead_of_callbacks(callbacks):
+def test_training_runs_at_most_one_epoch_ahead_of_callbacks(callbacks):
     bench = Bench(stop=StopAfter(epochs=4), validation=True, callbacks=callbacks)
     for slot in (0, 1):
         bench.join(slot)
     held = bench.train(0)
     assert (held.task, held.epoch) == ("evaluate", 0)
     work = bench.train(1)  # while the evaluation runs
-    passes = bench.coordinator.ledger.completed
-    assert passes == (2 if callbacks else 4)
+    epochs = bench.coordinator.ledger.completed
+    assert epochs == (2 if callbacks else 4)
     bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token, metrics={"val_loss": 1.0}))
     if callbacks:
         assert work.kind == "idle"
