@@ -28,6 +28,10 @@ def weigh_samples(model: Any) -> None:
             each if isinstance(each.loss, _Weighed) else each._replace(loss=_Weighed(each.loss))
             for each in compiled._flat_losses
         ]
+        for each, metric in zip(
+            compiled._flat_losses, compiled.metrics, strict=False
+        ):  # none with one output
+            _count_samples(metric, each.loss)
 
     def build(y_true: Any, y_pred: Any) -> None:
         keras_build(y_true, y_pred)
@@ -51,9 +55,12 @@ class _Weighed:
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
+        self.samples: Any = None
+        """The number of rows of the last batch, a scalar tensor of the function that is being traced."""
 
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
         loss = self._loss
+        self.samples = tf.shape(keras.tree.flatten(y_pred)[0])[0]
         if (
             weights is None
             or type(loss).__call__ is not keras.losses.Loss.__call__
@@ -61,9 +68,7 @@ class _Weighed:
         ):
             return loss(y_true, y_pred, weights)
         shape = self._shape(y_true, y_pred)
-        if (
-            not shape
-        ):  # one number for the whole batch: a mask of the prediction would not fit weights of rank 1
+        if not shape:  # one number per batch: a mask of the prediction would not fit weights of rank 1
             return loss(y_true, y_pred, tf.reduce_mean(weights))
         true = backend.get_keras_mask(weights)
         if true is not None and loss.reduction in MEANS:  # Keras divides by the real rows, not by all
@@ -94,6 +99,16 @@ class _Weighed:
 
     def _cast(self, value: Any) -> Any:
         return keras.ops.convert_to_tensor(value, dtype=self._loss.dtype)
+
+
+def _count_samples(metric: Any, loss: _Weighed) -> None:
+    """Weight the mean loss of one output by the samples of each batch.
+
+    Keras passes the static batch size. Where that is None each batch counts 1, and so does a read beyond the last
+    batch: the count is increased although no batch arrives.
+    """
+    update = metric.update_state
+    metric.update_state = lambda value, sample_weight=None: update(value, sample_weight=loss.samples)  # noqa: ARG005
 
 
 def _as_rank(rows: Any, rank: int) -> Any:

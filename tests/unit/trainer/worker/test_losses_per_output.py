@@ -1,0 +1,47 @@
+"""The mean loss of each output, in the evaluation and in `fit` alone."""
+
+import keras
+import numpy as np
+import pytest
+
+from shoal_trainer import Indexed, Training
+from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.tasks import Tasks
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+Y = {"a": np.arange(64) % 3, "b": X[:, :1] * 2}
+LOSSES = {
+    "a": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "b": keras.losses.MeanSquaredError(),
+}
+
+
+def build():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    hidden = L.Dense(8, activation="relu")(inputs)
+    model = keras.Model(inputs, {"a": L.Dense(3, name="a")(hidden), "b": L.Dense(1, name="b")(hidden)})
+    model.compile("sgd", LOSSES, loss_weights={"a": 1.0, "b": 0.2})
+    return model
+
+
+@pytest.mark.parametrize("size", [16, 32, 33, 64])
+def test_losses_of_the_evaluation_are_means_over_the_samples(size):
+    x, y = X[:size], {name: values[:size] for name, values in Y.items()}
+    data = Indexed.from_arrays(x, y)
+    model = FlatModel(build(), data.example(32), "fp32")
+    tasks = Tasks(Training(model=build, data=data, validation=data), model, 32)
+    predicted = model.model(x)
+    expected = {f"val_{name}_loss": float(LOSSES[name](y[name], predicted[name])) for name in y}
+    expected["val_loss"] = expected["val_a_loss"] + 0.2 * expected["val_b_loss"]
+    for _ in range(2):
+        assert tasks.evaluate(model.initial()).metrics == pytest.approx(expected, rel=1e-5)
+    tasks.close()
+
+
+def test_losses_of_fit_add_up():
+    job = Training(model=build, data=Indexed.from_arrays(X[:33], {k: v[:33] for k, v in Y.items()}))
+    model = job.fit(epochs=1, batch_size=32, verbose=0)
+    logs = {name: values[0] for name, values in model.history.history.items()}
+    assert logs["loss"] == pytest.approx(logs["a_loss"] + 0.2 * logs["b_loss"], rel=1e-5)
