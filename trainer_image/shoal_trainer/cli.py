@@ -155,6 +155,7 @@ def run(
 def _watch(job: Any) -> int:
     from rich.console import Console
     from rich.live import Live
+    from rich.markup import escape
 
     from shoal_trainer.local import LocalRun
     from shoal_trainer.table import line, render
@@ -177,8 +178,12 @@ def _watch(job: Any) -> int:
                         printed = time.monotonic()
                         console.print(f"{line(status)}; {note}", highlight=False, soft_wrap=True)
                     time.sleep(0.25)
+            warnings = processes.warnings()
         except KeyboardInterrupt:
-            console.print("Stopped. The last snapshot has the training up to then.", style="yellow")
+            console.print(
+                f"Stopped. The next run starts from the beginning; snapshots are in {job.storage_uri}.",
+                style="yellow", soft_wrap=True,
+            )  # fmt: skip
             return 130
     if outcome.outcome is Outcome.FAILED:
         console.print(
@@ -195,6 +200,9 @@ def _watch(job: Any) -> int:
         f"ranges: {counts.once} once, {counts.repeated} repeated, {counts.partial} partial, {counts.never} never",
         soft_wrap=True,
     )
+    for warning in warnings:
+        console.print(f"[yellow]warning[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
+    console.print(f"end: {escape(outcome.message)}", highlight=False, soft_wrap=True)
     console.print(f"model: {outcome.model_uri}", highlight=False, soft_wrap=True)
     return 0
 

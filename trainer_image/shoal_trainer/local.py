@@ -48,6 +48,7 @@ from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.termination import TERMINATION_LOG_ENV
 from shoal_trainer.worker.hardware import shared_by
 
+MAX_WARNINGS = 10
 MAX_FAILURES = 10
 """The run fails after this many processes have failed without being killed by this process."""
 
@@ -141,6 +142,18 @@ class LocalRun:
     def logs(self) -> Path:
         """The folder with one log per process."""
         return self._folder
+
+    def warnings(self) -> list[str]:
+        """What the workers warned about, each message once, at most `MAX_WARNINGS`."""
+        logs = (
+            process.log.read_text(errors="replace")
+            for process in self.processes
+            if process.role is Role.WORKER
+        )
+        found = (
+            line.split(" WARNING ", 1) for log in logs for line in log.splitlines() if " WARNING " in line
+        )
+        return list(dict.fromkeys(message.partition(": ")[2] for _, message in found))[:MAX_WARNINGS]
 
     def poll(self) -> TerminationMessage | None:
         """Replace processes that have ended; return the termination message once the job has ended."""

@@ -52,7 +52,8 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not callable(self.model):
+        is_model = hasattr(self.model, "compile") and not isinstance(self.model, type)
+        if not callable(self.model) or is_model:  # a Keras model is callable, too
             raise UserError(
                 "Training(model=…) must be a function that returns a compiled Keras model, not the model."
             )

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from shoal_trainer.data.batch import Batch, map_leaves
+from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.optimizers import has_call, has_own_step
 from shoal_trainer.worker.weighing import weigh_samples
@@ -34,7 +35,11 @@ def build(model: Any, example: Batch) -> None:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"The model cannot be built from the first batch: {brief(error)}") from error
+        shapes = ", ".join(str(tuple(np.shape(leaf))) for leaf in leaves(example.x))
+        raise UserError(
+            f"The model cannot be built from the first batch, x of the shape {shapes} (the data yield single samples, "
+            f"which are batched by Shoal): {brief(error)}"
+        ) from error
 
 
 def _build_without_call(model: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import string
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -20,10 +20,13 @@ from shoal_trainer.worker.entrypoint import where
 LOGS = "The logs contain loss and, with Training(validation=…), val_loss and val_… for each metric"
 
 
-def callbacks_of(job: Training, unwritten: str | None = None) -> Sequence[Any]:
+def callbacks_of(
+    job: Training, unwritten: str | None = None, evaluated: Collection[str] | None = None
+) -> Sequence[Any]:
     """Create and check the job's callbacks. Raises `UserError` for one that cannot work here.
 
-    `unwritten`: why Keras cannot serialize the model, if it cannot.
+    `unwritten`: why Keras cannot serialize the model, if it cannot. `evaluated`: the metrics of an evaluation
+    (`val_loss`, …); None if they are not known before it.
     """
     if job.callbacks is None:
         return ()
@@ -33,8 +36,7 @@ def callbacks_of(job: Training, unwritten: str | None = None) -> Sequence[Any]:
         raise UserError(f"Training(callbacks=…) failed: {where(error)}") from error
     for callback in callbacks:
         _check(callback)
-        if job.validation is None:
-            _check_without_validation(callback)
+        _check_evaluated(callback, () if job.validation is None else evaluated)
         if unwritten and isinstance(callback, keras.callbacks.ModelCheckpoint):
             _check_unwritten(callback, unwritten)
     return callbacks
@@ -87,18 +89,23 @@ def _check(callback: Any) -> None:
         )
 
 
-def _check_without_validation(callback: Any) -> None:
+def _check_evaluated(callback: Any, evaluated: Collection[str] | None) -> None:
     kind, needed = type(callback).__name__, []
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         needed = _fields(callback.filepath) + [callback.monitor] * callback.save_best_only
     elif isinstance(callback, keras.callbacks.EarlyStopping):
         needed = [callback.monitor]
     for name in needed:
-        if name.startswith("val_"):
+        if evaluated is None or not name.startswith("val_") or name in evaluated:
+            continue
+        if evaluated:
             raise UserError(
-                f"{kind} uses {name!r}, but nothing is evaluated without Training(validation=…). "
-                'Set validation, or use "loss".'
+                f"{kind} uses {name!r}, which the evaluation does not give. It gives {', '.join(evaluated)}."
             )
+        raise UserError(
+            f"{kind} uses {name!r}, but nothing is evaluated without Training(validation=…). "
+            'Set validation, or use "loss".'
+        )
 
 
 def _check_unwritten(callback: Any, why: str) -> None:

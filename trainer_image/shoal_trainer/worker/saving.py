@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+from keras.src.models import Functional
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.entrypoint import where
@@ -47,7 +48,9 @@ def save(model: keras.Model, folder: Path) -> str:
     """
     missing: dict[str, str] = {}
     _try(WHOLE, model.save, folder, missing)
-    if missing:
+    if missing or not isinstance(
+        model, Functional | keras.Sequential
+    ):  # `load_model` may need what only the user's class knows
         _try(WEIGHTS, model.save_weights, folder, missing)
     if has_call(model):  # a SavedModel serves call()
         _try(SERVING, lambda path: model.export(str(path), verbose=False), folder, missing)

@@ -27,7 +27,7 @@ from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validat
 from shoal_trainer.worker.callbacks import callbacks_of, remember
 from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.optimizers import has_call, take_average
+from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
 from shoal_trainer.worker.work import TaskWork
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class Tasks:
         self._flat_model = flat_model
         self._batch_size = batch_size
         unwritten = saving.obstacle(flat_model.model)
-        self._callbacks = callbacks_of(job, unwritten)
         tests_itself = type(flat_model.model).test_step is not keras.Model.test_step
+        self._callbacks = callbacks_of(job, unwritten, None if tests_itself else _evaluated(flat_model.model))
         if job.validation is not None and not has_call(flat_model.model) and not tests_itself:
             raise UserError(
                 "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one "
@@ -99,7 +99,10 @@ class Tasks:
         except TrainerError:
             raise
         except (Exception, SystemExit) as error:
-            raise UserError(f"The evaluation on Training(validation=…) failed: {where(error)}") from error
+            hint = " Yield single samples: do not batch." if "Cannot batch tensors" in str(error) else ""
+            raise UserError(
+                f"The evaluation on Training(validation=…) failed: {where(error)}{hint}"
+            ) from error
         model.reset_metrics()
         return Outcome(dict(_numbers(results)))
 
@@ -144,8 +147,15 @@ class Tasks:
         take_average(model)
         folder = Path(self._folder.name) / "model"
         folder.mkdir(exist_ok=True)
-        note = saving.save(model, folder)
-        return Outcome(files={str(path.relative_to(folder)): path for path in _files(folder)}, message=note)
+        notes = [saving.save(model, folder)]
+        if unwrap(model.optimizer).use_ema:
+            notes.append(
+                "model/ contains the moving average of use_ema, and the metrics are of the last parameters"
+            )
+        return Outcome(
+            files={str(path.relative_to(folder)): path for path in _files(folder)},
+            message="; ".join(filter(None, notes)),
+        )
 
     def close(self) -> None:
         """Run `on_train_end` of the callbacks, and delete the temporary folder."""
@@ -175,6 +185,14 @@ class Tasks:
                 continue
             callback.on_epoch_begin(epoch)
             callback.on_epoch_end(epoch, logs)
+
+
+def _evaluated(model: keras.Model) -> list[str] | None:
+    """The metrics that an evaluation of this model gives; None if that is not known."""
+    try:
+        return [name for name, _ in _numbers(model.get_metrics_result())]
+    except Exception:  # of a metric that has no result before its first batch
+        return None
 
 
 def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -14,12 +14,14 @@ from shoal_trainer.contract import (
     DataReport,
     Outcome,
     Phase,
+    Role,
     ShardReport,
     StatusReport,
     TerminationMessage,
     WorkerReport,
     WorkerState,
 )
+from shoal_trainer.local import LocalRun
 from shoal_trainer.table import duration, line, render
 
 STATUS = StatusReport(
@@ -108,10 +110,28 @@ def test_final_lines_are_not_truncated_without_a_terminal(monkeypatch, capsys):
         outcome=Outcome.SUCCEEDED, reason="", message="", step=1234,
         metrics={f"val_metric_of_a_long_name_{n}": 0.5 for n in range(9)},
     )  # fmt: skip
-    run = SimpleNamespace(logs="/logs", poll=lambda: end)
+    run = SimpleNamespace(
+        logs="/logs", poll=lambda: end, warnings=lambda: ["the optimizer runs on the workers"]
+    )
     monkeypatch.setattr("shoal_trainer.local.LocalRun", lambda _job: contextlib.nullcontext(run))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "40")
     assert cli._watch(SimpleNamespace(entrypoint="a:b")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line] == ["logs", "Succeeded", "ranges:", "model:"]
+    assert [line.split()[0] for line in lines if line] == [
+        "logs",
+        "Succeeded",
+        "ranges:",
+        "warning",
+        "end:",
+        "model:",
+    ]
+
+
+def test_warnings_of_the_workers_are_listed_once(tmp_path):
+    log = tmp_path / "worker-0-0.log"
+    line = "2026-01-01 00:00:00,000 WARNING shoal_trainer.worker.compose: the optimizer runs on the workers: amsgrad"
+    log.write_text(f"2026 INFO x: y\n{line}\n{line}\n")
+    run = object.__new__(LocalRun)
+    run.processes = [SimpleNamespace(role=role, log=log) for role in (Role.WORKER, Role.WORKER, Role.PS)]
+    assert run.warnings() == ["the optimizer runs on the workers: amsgrad"]

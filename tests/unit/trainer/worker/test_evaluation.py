@@ -79,3 +79,23 @@ def test_validation_without_call_needs_a_test_step():
     tested.compile("sgd")
     tasks(tested, validation=DATA)[0].close()
     tasks(network)[0].close()
+
+
+def stops(monitor):
+    return {"callbacks": lambda: [keras.callbacks.EarlyStopping(monitor, mode="min")], "validation": DATA}
+
+
+def test_monitor_that_no_evaluation_gives_is_refused_with_the_names_it_gives():
+    with pytest.raises(
+        UserError, match=r"'val_acuracy', which the evaluation does not give.*val_loss, val_f1_score_0"
+    ):
+        tasks(model(keras.metrics.F1Score()), **stops("val_acuracy"))
+    tasks(model(keras.metrics.F1Score()), **stops("val_f1_score_2"))[0].close()
+
+
+def test_batched_validation_with_a_short_batch_is_refused_with_what_to_change():
+    batched = tf.data.Dataset.from_tensor_slices((X, np.eye(3)[LABELS])).batch(5)
+    made, flat = tasks(model(), validation=lambda: batched)
+    with pytest.raises(UserError, match="Yield single samples: do not batch"):
+        made.evaluate(flat)
+    made.close()
