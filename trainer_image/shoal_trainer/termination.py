@@ -1,4 +1,4 @@
-"""A process's last words, where Kubernetes (or `shoal-trainer run`) reads them."""
+"""The termination message of a process, where Kubernetes (or `shoal-trainer run`) reads it."""
 
 from __future__ import annotations
 
