@@ -61,7 +61,7 @@ class Tasks:
         self._batch_size = batch_size
         unwritten = saving.obstacle(flat_model.model)
         tests_itself = type(flat_model.model).test_step is not keras.Model.test_step
-        self._callbacks = callbacks_of(job, unwritten, None if tests_itself else _evaluated(flat_model.model))
+        self._callbacks = callbacks_of(job, unwritten, _evaluated(flat_model.model))
         if job.validation is not None and not has_call(flat_model.model) and not tests_itself:
             raise UserError(
                 "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one "
@@ -189,6 +189,9 @@ class Tasks:
 
 def _evaluated(model: keras.Model) -> list[str] | None:
     """The metrics that an evaluation of this model gives; None if that is not known."""
+    kind = type(model)
+    if kind.test_step is not keras.Model.test_step or kind.compute_metrics is not keras.Model.compute_metrics:
+        return None
     try:
         return [name for name, _ in _numbers(model.get_metrics_result())]
     except Exception:  # of a metric that has no result before its first batch

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from shoal_trainer import Indexed, Training, UserError
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.tasks import Tasks
+from shoal_trainer.worker.tasks import Tasks, _evaluated
 
 X, LABELS = np.random.default_rng(0).normal(size=(8, 4)).astype("float32"), np.arange(8) % 3
 DATA = Indexed.from_arrays(X, np.eye(3)[LABELS])
@@ -99,3 +99,31 @@ def test_batched_validation_with_a_short_batch_is_refused_with_what_to_change():
     with pytest.raises(UserError, match="Yield single samples: do not batch"):
         made.evaluate(flat)
     made.close()
+
+
+class Extra(keras.Sequential):
+    """Adds a metric in `compute_metrics`, as Keras' guide shows."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, y, y_pred, sample_weight) | {"extra": keras.ops.mean(y_pred)}
+
+
+def test_monitor_of_a_metric_that_compute_metrics_adds_is_accepted():
+    made = Extra([keras.Input((4,)), keras.layers.Dense(3)])
+    made.compile("sgd", "mse")
+    accepted, flat = tasks(made, **stops("val_extra"))
+    assert set(accepted.evaluate(flat).metrics) == {"val_loss", "val_extra"}
+    accepted.close()
+
+
+def test_names_known_at_the_start_are_those_of_the_evaluation():
+    inputs = keras.Input((4,))
+    outputs = {name: keras.layers.Dense(3, name=name)(inputs) for name in ("a", "b")}
+    made = keras.Model(inputs, outputs)
+    made.compile("sgd", {"a": "mse", "b": "mae"}, metrics={"a": ["mae"]}, weighted_metrics={"b": ["mse"]})
+    data = Indexed.from_arrays(X, {name: np.eye(3)[LABELS] for name in outputs})
+    flat_model = FlatModel(made, data.example(4), "fp32")
+    known = _evaluated(made)
+    evaluating = Tasks(Training(model=lambda: made, data=data, validation=data), flat_model, 4)
+    assert set(evaluating.evaluate(flat_model.initial()).metrics) == set(known)
+    evaluating.close()
