@@ -1,14 +1,15 @@
 """What the cores can compute without a parameter server, in the same number of processes.
 
-`by="shoal"`: the worker's step function; `by="keras"`: Keras' `fit` in each process, with its optimizer; `by="echo"`:
-the worker's step, while its last update goes through a bare socket to threads of the parent and back, to measure the
-cost of moving the bytes.
+`by="shoal"`: the worker's step function on the job's data; `by="keras"`: Keras' `fit` in each process, with its
+optimizer, on one batch; `by="echo"`: the worker's step, while its last update goes through a bare socket to threads of
+the parent and back, to measure the cost of moving the bytes.
 As a script: `python -m benchmarks.compute_only JOB BATCH SECONDS BY PORT ARGUMENTS` prints its steps a second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -111,10 +112,18 @@ def _stepper(job: Any, batch: int) -> tuple[Any, Callable[[], Any]]:
     from shoal_trainer.worker.buffers import Buffers
     from shoal_trainer.worker.flat_model import FlatModel
 
-    example = job.data.example(batch)
-    flat_model = FlatModel(job.model(), example, job.wire, (0, 0))
+    flat_model = FlatModel(job.model(), job.data.example(batch), job.wire, (0, 0))
     buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
-    return flat_model, lambda: flat_model.step(buffers.tensor, example).update
+    batches = _batches(job.data, batch)
+    return flat_model, lambda: flat_model.step(buffers.tensor, next(batches)).update
+
+
+def _batches(data: Any, batch: int) -> Iterator[Any]:
+    """The batches of one epoch after the other."""
+    from shoal_trainer.data.source import Part
+
+    for epoch in itertools.count():
+        yield from data.read(Part(0, data.size, epoch), batch)
 
 
 def shoal(job: Any, batch: int) -> Callable[[], int]:

@@ -89,15 +89,12 @@ class Leases(Mapping[Token, Lease]):
         first = max(0, bisect_right(entries, segment.start, key=_start) - 1)
         last = bisect_left(entries, segment.end, key=_start)
         candidates = [self._leases[token] for _, token in entries[first:last]]
-        return [lease for lease in candidates if overlap(lease.segment, segment) is not None]
+        return [lease for lease in candidates if overlap(lease.segment, segment)]
 
 
-def overlap(one: Segment, other: Segment) -> Segment | None:
-    """The positions that two segments share; None if there are none."""
-    if (one.epoch, one.file) != (other.epoch, other.file):
-        return None
-    start, end = max(one.start, other.start), min(one.end, other.end)
-    return None if start >= end else one._replace(start=start, stop=None if end == END else end)
+def overlap(one: Segment, other: Segment) -> bool:
+    """Whether two segments share positions."""
+    return one[:2] == other[:2] and max(one.start, other.start) < min(one.end, other.end)
 
 
 def _start(entry: tuple[int, Token]) -> int:

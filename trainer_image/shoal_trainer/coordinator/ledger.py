@@ -114,8 +114,10 @@ class Ledger:
             return [segment]
         fresh = state.done_in(segment.file).add(segment.start, stop)
         self.done_samples += sum(end - begin for begin, end in fresh)
-        new = Positions(fresh)
-        repeated = [segment._replace(start=a, stop=b) for a, b in new.gaps(segment.start, stop)]
+        repeated: list[Segment] = []
+        if fresh != [(segment.start, stop)]:
+            gaps = Positions(fresh).gaps(segment.start, stop)
+            repeated = [segment._replace(start=a, stop=b) for a, b in gaps]
         for lease in self.leases.overlapping(segment):
             leased = lease.segment
             if leased.stop is not None:

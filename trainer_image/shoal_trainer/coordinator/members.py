@@ -58,9 +58,7 @@ class Member:
         self.samples += samples
         self.staleness = staleness if self.staleness is None else _mix(self.staleness, staleness)
         old = self.timings
-        self.timings = (
-            timings if old is None else Timings(*(_mix(a, b) for a, b in zip(old, timings, strict=True)))
-        )
+        self.timings = timings if old is None else Timings(*map(_mix, old, timings))
 
     def report(self, now: float) -> WorkerReport:
         """Its entry in the status report."""

@@ -315,17 +315,16 @@ class DataServer:
 
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, io: NDArray[Any]) -> None:
         meta = encode_answer(reply.meta)
-        head = self._header(Op.PARAMETERS, len(meta))
-        head = head._replace(codec=codec, version=reply.version, length=io.nbytes)
+        head = self._header(Op.PARAMETERS, len(meta), codec=codec, version=reply.version, length=io.nbytes)
         body = (octets(io),) if io.nbytes else ()
         channel.send(header.encode(head) + meta, *body)
 
     def _send(self, channel: Channel, op: Op, meta: bytes = b"", *, seq: int = 0) -> None:
-        channel.send(header.encode(self._header(op, len(meta))._replace(seq=seq)) + meta)
+        channel.send(header.encode(self._header(op, len(meta), seq=seq)) + meta)
 
-    def _header(self, op: Op, meta: int) -> Header:
+    def _header(self, op: Op, meta: int, **fields: Any) -> Header:
         shard = self._shard
-        return Header(op, shard=shard.index, epoch=shard.epoch, boot=shard.boot, meta=meta)
+        return Header(op, shard=shard.index, epoch=shard.epoch, boot=shard.boot, meta=meta, **fields)
 
 
 def _code(error: TrainerError) -> ErrorCode:

@@ -67,7 +67,7 @@ class Channel:
                 for part in parts:
                     self._sock.sendall(part)
                 return
-            total = sum(len(part) for part in parts)
+            total = sum(map(len, parts))
             sent = self._sock.sendmsg(parts)
             if sent < total:
                 for part in parts:

@@ -292,9 +292,9 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     samples, steps, loss, rate, scale, *seconds, count = _PUSH.unpack_from(data)
     if count > MAX_MARKS or len(data) != _PUSH.size + count * _MARK.size:
         raise ProtocolError("the meta block of a push does not match the length that it states")
-    if not math.isfinite(scale) or not all(math.isfinite(second) for second in seconds):
+    if not math.isfinite(scale) or not all(map(math.isfinite, seconds)):
         raise ProtocolError("the meta block of a push has a non-finite number")
-    progress = tuple(Progress(*mark) for mark in _MARK.iter_unpack(data[_PUSH.size :]))
+    progress = tuple(map(Progress._make, _MARK.iter_unpack(data[_PUSH.size :])))
     return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress)
 
 
@@ -319,7 +319,7 @@ def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
     if count > MAX_APPLIED or entries > MAX_JOURNAL or len(data) != middle + entries * _ENTRY.size:
         raise ProtocolError("the meta block of an answer does not match the length that it states")
     applied = {(slot, inc): seq for slot, inc, seq in _APPLIED.iter_unpack(data[_ANSWER.size : middle])}
-    journal = Journal(floor, tuple(Entry(*entry) for entry in _ENTRY.iter_unpack(data[middle:])))
+    journal = Journal(floor, tuple(map(Entry._make, _ENTRY.iter_unpack(data[middle:]))))
     return AnswerMeta(samples, live, applied, journal, stopped)
 
 

@@ -9,9 +9,9 @@ Unreachable data are retried without limit and reported in the heartbeats; a rea
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -24,8 +24,10 @@ from shoal_trainer.worker.work import DataWork, Finished, Idle, StatusText, Task
 
 log = logging.getLogger(__name__)
 
-DEPTH = 4
+DEPTH = 6
 """Batches read ahead."""
+REFILL = 3
+"""When only this many are left, the thread reads more: waking it for each batch would disturb the step more often."""
 SLOW_SECONDS = 30.0
 """The heartbeats report a batch that takes longer to read."""
 STOP_SECONDS = 1.0
@@ -78,7 +80,8 @@ class Feed:
         self._clock = clock
         self._next: tuple[DataWork, Prefetch] | None = None
         """The lease after the current one, and its file."""
-        self._queue: queue.Queue[Item] = queue.Queue(DEPTH)
+        self._queue: deque[Item] = deque()
+        self._changed = threading.Condition()
         self._stop = threading.Event()
         self._task_done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
@@ -89,10 +92,13 @@ class Feed:
 
     def get(self, timeout: float) -> Item | None:
         """The next item; None if there is none within `timeout` seconds."""
-        try:
-            return self._queue.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        with self._changed:
+            if not self._queue and not self._changed.wait_for(lambda: self._queue, timeout):
+                return None
+            item = self._queue.popleft()
+            if len(self._queue) == REFILL:
+                self._changed.notify()
+            return item
 
     def task_finished(self) -> None:
         """The worker has finished its task: request more work."""
@@ -221,9 +227,10 @@ class Feed:
         return work if isinstance(work, TaskWork | Finished) else None
 
     def _put(self, item: Item) -> None:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=STOP_SECONDS)
-            except queue.Full:
-                continue
-            return
+        with self._changed:
+            if len(self._queue) >= DEPTH:
+                while len(self._queue) > REFILL and not self._stop.is_set():
+                    self._changed.wait(STOP_SECONDS)
+            self._queue.append(item)
+            if len(self._queue) == 1:
+                self._changed.notify()

@@ -224,7 +224,7 @@ def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
     one.grant(0, 0, 1)
     looked = 0
 
-    def overlap(first: Segment, second: Segment) -> Segment | None:
+    def overlap(first: Segment, second: Segment) -> bool:
         nonlocal looked
         looked += 1
         return original(first, second)

@@ -79,7 +79,7 @@ def disjoint(draw):
 
 
 def brute_force(leases: Iterable[Lease], segment: Segment) -> list[Lease]:
-    found = [lease for lease in leases if overlap(lease.segment, segment) is not None]
+    found = [lease for lease in leases if overlap(lease.segment, segment)]
     return sorted(found, key=lambda lease: lease.segment.start)
 
 
