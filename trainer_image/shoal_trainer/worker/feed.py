@@ -24,9 +24,9 @@ from shoal_trainer.worker.work import DataWork, Finished, Idle, StatusText, Task
 
 log = logging.getLogger(__name__)
 
-DEPTH = 6
+DEPTH = 4
 """Batches read ahead."""
-REFILL = 3
+REFILL = 1
 """When only this many are left, the thread reads more: waking it for each batch would disturb the step more often."""
 SLOW_SECONDS = 30.0
 """The heartbeats report a batch that takes longer to read."""
