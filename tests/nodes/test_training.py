@@ -85,9 +85,11 @@ def test_a_job_outlives_a_node_and_the_operator(
         return names <= {w.name for w in creates(cluster.plane.audit_log, "pods", namespace=namespace)}
 
     def drained(picture: Picture) -> bool:
-        """Those that were told to go have left: their leases are given back, a cloud's 30 s are not needed."""
-        told = picture.report.workers if picture.report else ()
-        gone = {(w.slot, w.incarnation) for w in told if w.state in {WorkerState.DRAINED, WorkerState.LEFT}}
+        """Whether the workers on the reclaimed node have left the job, which they need not wait 30 s for."""
+        workers = picture.report.workers if picture.report else ()
+        gone = {
+            (w.slot, w.incarnation) for w in workers if w.state in {WorkerState.DRAINED, WorkerState.LEFT}
+        }
         return set(places) <= gone
 
     until(watcher, replaced, 60)

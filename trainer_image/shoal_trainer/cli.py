@@ -6,19 +6,18 @@ Each command imports what it needs, so that a worker handles SIGTERM before it i
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
-from shoal_trainer.contract import EXIT_USER, Outcome, Staleness, StopAfter
+from shoal_trainer.contract import Staleness, StopAfter
 from shoal_trainer.errors import UserError
 from shoal_trainer.orphans import follow_parent
 
 COUNT = click.IntRange(1)
+MODES: dict[str, Literal["Min", "Max"]] = {"min": "Min", "max": "Max"}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -74,8 +73,8 @@ def work() -> None:
 @click.option("--until", metavar="METRIC=VALUE", help="Stop when a validation metric reaches the value.")
 @click.option(
     "--mode",
-    type=click.Choice(["Min", "Max"], case_sensitive=False),
-    help="Whether the metric of --until must fall (Min) or rise (Max) to the value. "
+    type=click.Choice(["min", "max"], case_sensitive=False),
+    help="Whether the metric of --until must fall (min) or rise (max) to the value. "
     "Inferred for Keras' built-in metrics.",
 )
 @click.option(
@@ -124,11 +123,15 @@ def work() -> None:
 )
 def run(
     entrypoint: str, workers: int, parameter_servers: int, batch_size: int, epochs: int | None, steps: int | None,
-    until: str | None, mode: Literal["Min", "Max"] | None, args: tuple[str, ...], storage: str,
+    until: str | None, mode: Literal["min", "max"] | None, args: tuple[str, ...], storage: str,
     snapshot_every: int, max_staleness: int | None, tls: bool, kill_every: float | None, kill: str,
 ) -> None:  # fmt: skip
-    """Train MODULE:OBJECT with parameter servers and workers as local processes, and show a live table."""
+    """Train MODULE:OBJECT with parameter servers and workers as local processes.
+
+    Shows a live table, and a line for each epoch.
+    """
     from shoal_trainer.local import LocalJob
+    from shoal_trainer.watch import watch
     from shoal_trainer.worker.entrypoint import check
 
     job = LocalJob(
@@ -149,62 +152,7 @@ def run(
         check(entrypoint, Path.cwd())
     except UserError as error:
         raise click.BadParameter(str(error), param_hint="MODULE:OBJECT") from error
-    sys.exit(_watch(job))
-
-
-def _watch(job: Any) -> int:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.markup import escape
-
-    from shoal_trainer.local import LocalRun
-    from shoal_trainer.table import line, render
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as Ctrl-C does, with all processes
-    console = Console()
-    started = time.monotonic()
-    with LocalRun(job) as processes:
-        console.print(f"logs in {processes.logs}, kept if the job fails", style="dim", highlight=False)
-        try:
-            with Live(console=console, auto_refresh=False, transient=False) as live:
-                printed = 0.0
-                while (outcome := processes.poll()) is None:
-                    status = processes.status()
-                    seconds = time.monotonic() - started
-                    note = f"{len(processes.processes)} processes, {processes.kills} killed, {seconds:.0f} s"
-                    if console.is_terminal:
-                        live.update(render(status, title=job.entrypoint, note=note), refresh=True)
-                    elif time.monotonic() - printed >= 5:
-                        printed = time.monotonic()
-                        console.print(f"{line(status)}; {note}", highlight=False, soft_wrap=True)
-                    time.sleep(0.25)
-            warnings = processes.warnings()
-        except KeyboardInterrupt:
-            console.print(
-                f"Stopped. The next run starts from the beginning; snapshots are in {job.storage_uri}.",
-                style="yellow", soft_wrap=True,
-            )  # fmt: skip
-            return 130
-    if outcome.outcome is Outcome.FAILED:
-        console.print(
-            f"[red]Failed[/red] {outcome.reason}: {outcome.message}", highlight=False, soft_wrap=True
-        )
-        return EXIT_USER
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(outcome.metrics.items()))
-    console.print(
-        f"[green]Succeeded[/green] in {time.monotonic() - started:.0f} s, {outcome.step:,} steps  {metrics}",
-        soft_wrap=True,
-    )
-    counts = outcome.ranges
-    console.print(
-        f"ranges: {counts.once} once, {counts.repeated} repeated, {counts.partial} partial, {counts.never} never",
-        soft_wrap=True,
-    )
-    for warning in warnings:
-        console.print(f"[yellow]warning[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
-    console.print(f"end: {escape(outcome.message)}", highlight=False, soft_wrap=True)
-    console.print(f"model: {outcome.model_uri}", highlight=False, soft_wrap=True)
-    return 0
+    sys.exit(watch(job))
 
 
 def _argument(text: str) -> tuple[str, Any]:
@@ -218,27 +166,24 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _stop_after(
-    epochs: int | None, steps: int | None, until: str | None, mode: Literal["Min", "Max"] | None
+    epochs: int | None, steps: int | None, until: str | None, mode: Literal["min", "max"] | None
 ) -> StopAfter:
+    """The options as a `StopAfter`. A worker checks the metric, whose name and mode depend on the model."""
     if until is None:
         if mode is not None:
             raise click.UsageError("--mode requires --until")
         return StopAfter(epochs=epochs, steps=steps)
     metric, _, text = until.partition("=")
+    direction: Literal["Min", "Max"] | None = MODES[mode] if mode else None
     try:
-        if not metric:
+        if not metric or metric[-1] in "<>":
             raise ValueError("no metric")
-        stop = StopAfter(epochs=epochs, steps=steps, metric=metric, value=float(text), mode=mode)
+        return StopAfter(epochs=epochs, steps=steps, metric=metric, value=float(text), mode=direction)
     except ValueError:
         raise click.BadParameter(
-            "must be METRIC=VALUE with a number, for example val_accuracy=0.97", param_hint="--until"
-        ) from None
-    if stop.direction is None:
-        raise click.BadParameter(
-            f"cannot infer whether {metric} must fall or rise: add --mode Min or --mode Max",
+            f"{until!r} must be METRIC=VALUE with a number, for example val_accuracy=0.97",
             param_hint="--until",
-        )
-    return stop
+        ) from None
 
 
 if __name__ == "__main__":

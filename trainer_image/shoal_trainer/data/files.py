@@ -18,6 +18,7 @@ from shoal_trainer.data.parquet import record_batches
 from shoal_trainer.data.read_errors import is_outage, summary
 from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.store import Local, matching
+from shoal_trainer.data.user_code import located, where
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ class Files(Source):
         """Read a part of one file; see `Source.read`. Errors name the file."""
         if part.file is None:
             raise UserError(
-                "The coordinator leases ranges, but the training data of this worker are files. Run the same image "
-                "everywhere."
+                "The coordinator leases ranges, but the training data of this worker are files. Run the same code on "
+                "every worker."
             )
         name, start, stop = part.file, part.start, part.stop
         with local or Local(name) as path:
@@ -151,7 +152,7 @@ class Files(Source):
                 if is_outage(error):
                     raise Unreachable(f"{name}: {error}") from error
                 raise UserError(
-                    f"The data function cannot open {name}: {summary(error)}. Fix or remove the file."
+                    f"The data function cannot open {name}: {summary(error)}{located(error)}. Fix or remove the file."
                 ) from error
             require_dataset(dataset, "Files(fn=…)")
             dataset = dataset.skip(start)
@@ -171,13 +172,8 @@ def _parsed(rows: Any, parse: Callable[..., Any]) -> tf.data.Dataset:
         raise
     except Exception as error:
         raise UserError(
-            f"The parse function failed: {_once(error)}. Fix the function; the file is not the cause."
+            f"The parse function failed: {where(error)}. Fix the function; the file is not the cause."
         ) from error
-
-
-def _once(error: Exception) -> str:
-    kind, message = type(error).__name__, summary(error)
-    return message if message.startswith(kind) else f"{kind}: {message}"
 
 
 def _guard(rows: Iterator[Any], name: str, path: str) -> Iterator[Any]:
@@ -193,6 +189,6 @@ def _guard(rows: Iterator[Any], name: str, path: str) -> Iterator[Any]:
             if is_outage(error, path):
                 raise Unreachable(f"{name}: {summary(error)}") from error
             raise UserError(
-                f"{name} cannot be read: {summary(error)}. Fix the file, or the function that reads it."
+                f"{name} cannot be read: {summary(error)}{located(error)}. Fix the file, or the function that reads it."
             ) from error
         yield row

@@ -39,8 +39,8 @@ class Ranges(Source):
         """Read a range of positions; see `Source.read`."""
         if part.stop is None:
             raise UserError(
-                "The coordinator leases files, but the training data of this worker are indexed. Run the same image "
-                "everywhere."
+                "The coordinator leases files, but the training data of this worker are indexed. Run the same code on "
+                "every worker."
             )
         return self._batches(part.epoch, part.start, part.stop, batch_size)
 

@@ -45,9 +45,7 @@ def matching(pattern: str) -> tuple[str, ...]:
             f"{pattern.rstrip('/')}/*.parquet."
         )
     if not names:
-        raise UserError(
-            f"No file matches {pattern!r}. Use a pattern of files that the worker's pod can read."
-        )
+        raise UserError(f"No file matches {pattern!r}. Use a pattern of files that every worker can read.")
     return tuple(filesystem.unstrip_protocol(name) for name in names)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import difflib
+import reprlib
+from collections.abc import Collection
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.losses import ALL_OBJECTS_DICT as ALL_LOSSES
+from keras.src.metrics import ALL_OBJECTS_DICT as ALL_METRICS
 
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
+from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.optimizers import has_call, has_own_step
 from shoal_trainer.worker.weighing import weigh_samples
@@ -25,6 +30,7 @@ def build(model: Any, example: Batch) -> None:
         raise UserError(
             "The model is not compiled. Call model.compile(optimizer=…, loss=…) before returning it from the function."
         )
+    _check_compiled(model)
     weigh_samples(model)
     try:
         if has_own_step(model) and not has_call(model):
@@ -38,8 +44,36 @@ def build(model: Any, example: Batch) -> None:
         shapes = ", ".join(str(tuple(np.shape(leaf))) for leaf in leaves(example.x))
         raise UserError(
             f"The model cannot be built from the first batch, x of the shape {shapes} (the data yield single samples, "
-            f"which are batched by Shoal): {brief(error)}"
+            f"which are batched by Shoal): {where(error)}"
         ) from error
+
+
+def _check_compiled(model: Any) -> None:
+    """Raise `UserError` for losses and metrics that Keras cannot interpret, which it reports only when it builds."""
+    losses, metrics = model._compile_loss, model._compile_metrics
+    if losses is not None:
+        _check_objects("loss", losses._user_loss, ALL_LOSSES, ("crossentropy", "ce"))
+    if metrics is not None:
+        _check_objects("metrics", metrics._user_metrics, ALL_METRICS, ("accuracy", "acc"))
+        _check_objects("weighted_metrics", metrics._user_weighted_metrics, ALL_METRICS, ("accuracy", "acc"))
+
+
+def _check_objects(argument: str, values: Any, names: Collection[str], short: Collection[str]) -> None:
+    """`short`: names that Keras resolves by the shape of the output."""
+    for value in keras.tree.flatten(values):
+        known = value in names or value.lower() in short if isinstance(value, str) else callable(value)
+        if value is None or known:
+            continue
+        near = difflib.get_close_matches(value, [*names, *short], n=1) if isinstance(value, str) else ()
+        module = "losses" if argument == "loss" else "metrics"
+        raise UserError(
+            f"compile({argument}=…) got {reprlib.repr(value)} ({type(value).__name__}). "
+            + (
+                f"Did you mean {near[0]!r}?"
+                if near
+                else f"Pass an object of keras.{module}, its name, or a function of (y_true, y_pred)."
+            )
+        )
 
 
 def _build_without_call(model: Any) -> None:
@@ -54,11 +88,3 @@ def _build_without_call(model: Any) -> None:
 def _data(example: Batch) -> Any:
     weights = example.weights if example.parts == 3 else None
     return tuple(map_leaves(tf.convert_to_tensor, part) for part in (example.x, example.y, weights))
-
-
-def brief(error: BaseException) -> str:
-    """The error in one line of plain text."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    text = " ".join(lines)[:600] or repr(error)
-    return f"{type(error).__name__}: {text}"

@@ -13,9 +13,9 @@ from typing import Any
 
 import keras
 
+from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
-from shoal_trainer.worker.entrypoint import where
 
 LOGS = "The logs contain loss and, with Training(validation=…), val_loss and val_… for each metric"
 
@@ -26,7 +26,7 @@ def callbacks_of(
     """Create and check the job's callbacks. Raises `UserError` for one that cannot work here.
 
     `unwritten`: why Keras cannot serialize the model, if it cannot. `evaluated`: the metrics of an evaluation
-    (`val_loss`, …); None if they are not known before it.
+    (`val_loss`, …), none without validation data; None if they are not known before it.
     """
     if job.callbacks is None:
         return ()
@@ -36,7 +36,7 @@ def callbacks_of(
         raise UserError(f"Training(callbacks=…) failed: {where(error)}") from error
     for callback in callbacks:
         _check(callback)
-        _check_evaluated(callback, () if job.validation is None else evaluated)
+        _check_evaluated(callback, evaluated)
         if unwritten and isinstance(callback, keras.callbacks.ModelCheckpoint):
             _check_unwritten(callback, unwritten)
     return callbacks
@@ -85,7 +85,7 @@ def _check(callback: Any) -> None:
                 )
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
         raise UserError(
-            f"{kind} requires the package tensorboard. Add it to the image with pip install tensorboard."
+            f"{kind} requires the package tensorboard. Install it where the workers run: pip install tensorboard."
         )
 
 

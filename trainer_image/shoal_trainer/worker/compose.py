@@ -13,12 +13,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
+from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
-from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
@@ -27,6 +27,7 @@ from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.optimizers import accumulated, place
 from shoal_trainer.worker.run_task import run_task
+from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Tasks
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
@@ -49,8 +50,8 @@ class Worker:
             return self.loop.run()
         except tf.errors.ResourceExhaustedError as error:
             raise UserError(
-                f"A training step ran out of memory: {where(error)}. Lower spec.training.batchSize, or set "
-                "spec.training.batchSizes for this accelerator."
+                f"A training step ran out of memory: {where(error)}. Use a smaller batch size (--batch-size, "
+                "or spec.training.batchSize; spec.training.batchSizes sets it per accelerator)."
             ) from error
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             raise UserError(
@@ -67,8 +68,8 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     keras.utils.set_random_seed(job.seed)
     try:
         model = job.model()
-    except UserError:
-        raise
+    except UserError as error:
+        raise with_location(error) from error
     except (Exception, SystemExit) as error:
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
     try:
@@ -118,6 +119,7 @@ def compose(
     )
     leases = Leases()
     tasks = Tasks(job, flat_model, config.batch_size)
+    check_target(config.stop_after, tasks.evaluated)
 
     def do_task(work: TaskWork, flat: npt.NDArray[np.float32]) -> None:
         run_task(work, lambda: tasks.do(work, flat), coordinator, drain)

@@ -6,12 +6,11 @@ import difflib
 import importlib
 import importlib.util
 import sys
-import traceback
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from shoal_trainer.data.read_errors import GRAPH, summary
+from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training, as_training
 
@@ -27,8 +26,8 @@ def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | Non
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
-    except UserError:
-        raise
+    except UserError as error:
+        raise with_location(error) from error
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise _missing(entrypoint, module_name, folder) from error
@@ -46,8 +45,8 @@ def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | Non
         found = getattr(found, part)
     try:
         return as_training(found, args or {}, entrypoint)
-    except UserError:
-        raise
+    except UserError as error:
+        raise with_location(error) from error
     except (Exception, SystemExit) as error:
         raise UserError(f"The entrypoint {entrypoint!r} failed: {where(error)}") from error
 
@@ -68,25 +67,6 @@ def check(entrypoint: str, folder: Path) -> tuple[str, str]:
     ):
         raise _missing(entrypoint, module_name, folder)
     return module_name, attribute
-
-
-def where(error: BaseException) -> str:
-    """An error of the user's code in one line: type, message, and the line of the user's file that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        f
-        for f in frames
-        if "site-packages" not in f.filename
-        and "shoal_trainer" not in f.filename
-        and "<frozen" not in f.filename
-    ]
-    if isinstance(error, SyntaxError):
-        place = f" ({error.filename}:{error.lineno})"
-    else:
-        place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    tensorflow = type(error).__module__.startswith("tensorflow.")
-    text = summary(error) if tensorflow or GRAPH.match(str(error)) else " ".join(str(error).split())[:600]
-    return f"{type(error).__name__}: {text}{place}"
 
 
 def _missing(entrypoint: str, module_name: str, folder: Path) -> UserError:

@@ -129,7 +129,7 @@ class Feed:
         except TrainerError as error:
             self._put(error)
         except (Exception, SystemExit) as error:  # else the worker would wait for this thread forever
-            from shoal_trainer.worker.entrypoint import where
+            from shoal_trainer.data.user_code import where
 
             self._put(UserError(f"The data function failed: {where(error)}"))
         finally:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+import reprlib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,9 +29,10 @@ from keras.src.backend.common.global_state import set_global_attribute
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
+from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
-from shoal_trainer.worker.build import BUILD_PARTS, brief, build
+from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten, variables_of
 from shoal_trainer.worker.optimizers import has_own_step, takes_rows_apart, unwrap, why_worker
@@ -114,7 +116,7 @@ class FlatModel:
                 f"The training step creates variables, which would not be trained. {BUILD_PARTS}"
             ) from failed
         if failed is not None:
-            raise UserError(f"The model's training step cannot be traced: {brief(failed)}") from failed
+            raise UserError(f"The model's training step cannot be traced: {where(failed)}") from failed
 
     def step(self, parameters: Any, batch: Batch, updates: int = 0) -> Step:
         """Run one step at `parameters`, a tensor that `alias` made of the receive buffer, after `updates` updates."""
@@ -330,9 +332,13 @@ def _is_rows(gradient: Any) -> bool:
 
 
 def _loss_of(logs: Any) -> Any:
-    if isinstance(logs, dict) and "loss" in logs:
-        return logs["loss"]
-    raise UserError('The model\'s train_step must return a dict with the key "loss", which Shoal reports.')
+    """The loss that a custom `train_step` returns, or its first value if it has none (a GAN)."""
+    if not isinstance(logs, dict) or not logs:
+        raise UserError(
+            f"The model's train_step must return a dict with its loss, not {reprlib.repr(logs)}. Return for example "
+            '{"loss": loss}.'
+        )
+    return tf.reduce_mean(logs["loss"] if "loss" in logs else next(iter(logs.values())))
 
 
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:

@@ -77,7 +77,7 @@ def main() -> int:
         try:
             return _work(config, drain, started)
         except SystemExit as error:  # exit code 0 would mean that the job has ended
-            from shoal_trainer.worker.entrypoint import where
+            from shoal_trainer.data.user_code import where
 
             raise UserError(f"The job's code ends the process: {where(error)}. Remove this call.") from error
     except UserError as error:

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 from keras.src.models import Functional
 
+from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
-from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.optimizers import has_call
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.data.batch import Batch, leaves
+from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker import saving
 from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validation_batches
 from shoal_trainer.worker.callbacks import callbacks_of, remember
-from shoal_trainer.worker.entrypoint import where
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
 from shoal_trainer.worker.work import TaskWork
@@ -61,7 +61,9 @@ class Tasks:
         self._batch_size = batch_size
         unwritten = saving.obstacle(flat_model.model)
         tests_itself = type(flat_model.model).test_step is not keras.Model.test_step
-        self._callbacks = callbacks_of(job, unwritten, _evaluated(flat_model.model))
+        self.evaluated = () if job.validation is None else _evaluated(flat_model.model)
+        """The metrics of an evaluation; None if they are not known before it."""
+        self._callbacks = callbacks_of(job, unwritten, self.evaluated)
         if job.validation is not None and not has_call(flat_model.model) and not tests_itself:
             raise UserError(
                 "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one "
@@ -187,7 +189,7 @@ class Tasks:
             callback.on_epoch_end(epoch, logs)
 
 
-def _evaluated(model: keras.Model) -> list[str] | None:
+def _evaluated(model: keras.Model) -> Sequence[str] | None:
     """The metrics that an evaluation of this model gives; None if that is not known."""
     kind = type(model)
     if kind.test_step is not keras.Model.test_step or kind.compute_metrics is not keras.Model.compute_metrics:

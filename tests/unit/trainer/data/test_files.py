@@ -165,6 +165,7 @@ def test_parse_function_error_does_not_blame_the_file(tmp_path, kind, wrong, wor
     with pytest.raises(UserError, match=f"The parse function failed: {words}") as caught:
         files.example(4)
     assert "remove" not in str(caught.value)
+    assert re.search(rf"test_files.py:\d+ in {wrong.__name__}\)", str(caught.value))
 
 
 def test_io_error_in_a_parse_function_is_unreachable(tmp_path):

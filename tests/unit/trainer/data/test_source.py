@@ -34,7 +34,7 @@ def test_parts_of_extent_cover_all_samples(source):
 def test_read_of_part_in_wrong_form_is_user_error(source):
     is_files = source.describe().size is None
     part = Part(0, 4) if is_files else Part(0, None, file="a.txt")
-    with pytest.raises(UserError, match="Run the same image everywhere"):
+    with pytest.raises(UserError, match="Run the same code on every worker"):
         list(source.read(part, 4))
 
 

@@ -8,12 +8,13 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from shoal_trainer import cli
+from shoal_trainer import watch
 from shoal_trainer.cli import main
 from shoal_trainer.contract import (
     DataReport,
     Outcome,
     Phase,
+    Ranges,
     Role,
     ShardReport,
     StatusReport,
@@ -80,8 +81,9 @@ def test_duration_is_human_readable():
         (["run", "a:b", "--until", "val_accuracy"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "val_accuracy=1e999"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "=0.9"], "must be METRIC=VALUE with a number"),
-        (["run", "a:b", "--until", "dice=0.9"], "add --mode Min or --mode Max"),
-        (["run", "a:b", "--mode", "Max"], "--mode requires --until"),
+        (["run", "a:b", "--until", "val_accuracy>=0.9"], "must be METRIC=VALUE with a number"),
+        (["run", "a:b", "--mode", "max"], "--mode requires --until"),
+        (["run", "a:b", "--until", "dice=0.9", "--mode", "up"], "is not one of 'min', 'max'"),
         (["run", "a:b", "--kill-every", "0"], "is not in the range"),
     ],
 )
@@ -105,27 +107,83 @@ def test_work_without_configuration_suggests_run(tmp_path):
     assert "shoal-trainer run" in message.read_text()
 
 
-def test_final_lines_are_not_truncated_without_a_terminal(monkeypatch, capsys):
-    end = TerminationMessage(
-        outcome=Outcome.SUCCEEDED, reason="", message="", step=1234,
-        metrics={f"val_metric_of_a_long_name_{n}": 0.5 for n in range(9)},
-    )  # fmt: skip
+END = TerminationMessage(
+    outcome=Outcome.SUCCEEDED, step=1234, epoch=2, loss=0.5, metrics={"val_accuracy": 0.9},
+    ranges=Ranges(once=64),
+)  # fmt: skip
+
+
+def watched(monkeypatch, reports, end=END):
+    """Watch a run whose coordinator gives these reports, then ends; returns the exit code."""
+    reports = iter(reports)
+    last = []
+
+    def poll():
+        last[:] = [next(reports, END)]
+        return end if last[0] is END else None
+
     run = SimpleNamespace(
-        logs="/logs", poll=lambda: end, warnings=lambda: ["the optimizer runs on the workers"]
-    )
-    monkeypatch.setattr("shoal_trainer.local.LocalRun", lambda _job: contextlib.nullcontext(run))
+        logs="/logs", poll=poll, status=lambda: last[0], processes=[], kills=0,
+        warnings=lambda: ["the optimizer runs on the workers"],
+    )  # fmt: skip
+    monkeypatch.setattr(watch, "LocalRun", lambda _job: contextlib.nullcontext(run))
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0)
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    return watch.watch(SimpleNamespace(entrypoint="a:b"))
+
+
+def test_final_lines_are_not_truncated_without_a_terminal(monkeypatch, capsys):
+    end = END.model_copy(update={"metrics": {f"val_metric_of_a_long_name_{n}": 0.5 for n in range(9)}})
     monkeypatch.setenv("COLUMNS", "40")
-    assert cli._watch(SimpleNamespace(entrypoint="a:b")) == 0
+    assert watched(monkeypatch, [], end) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line] == [
-        "logs",
-        "Succeeded",
-        "ranges:",
-        "warning",
-        "end:",
-        "model:",
+        "logs", "Epochs", "Evaluation", "Succeeded", "data:", "warning", "end:", "model:",
+    ]  # fmt: skip
+
+
+def test_failure_message_is_not_read_as_markup(monkeypatch, capsys):
+    message = "ValueError: unexpected [/bold] in [red] (job.py:3 in build)"
+    end = TerminationMessage(outcome=Outcome.FAILED, reason="UserError", message=message)
+    assert watched(monkeypatch, [], end) == 2
+    assert f"Failed UserError: {message}" in capsys.readouterr().out
+
+
+def test_each_epoch_is_printed_once_above_the_table(monkeypatch, capsys):
+    first = STATUS.model_copy(update={"epoch": 0, "metrics": {}})
+    second = first.model_copy(update={"epoch": 1})
+    third = second.model_copy(update={"metrics": {"val_loss": 0.25}})
+    assert watched(monkeypatch, [None, first, second, second, third, third, None]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
+    assert [line.rpartition("  ")[0] for line in lines] == [
+        "Epoch 1/10  loss 0.5000  val_loss 0.2500",
+        "Epoch 2/10  loss 0.5000  val_accuracy 0.9000",
     ]
+
+
+def test_last_table_stays_when_the_coordinator_has_ended(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert watched(monkeypatch, [STATUS, None, None]) == 0
+    output = capsys.readouterr().out
+    assert "step 1,234" in output
+    assert "waiting for the coordinator" not in output
+
+
+@pytest.mark.parametrize(
+    ("counts", "lost", "text"),
+    [
+        ({"once": 64}, 0, "every sample was trained exactly once per completed epoch"),
+        ({}, 0, "training stopped before the end of the first epoch"),
+        ({"once": 60, "repeated": 3, "partial": 1}, 0,
+         "ranges of samples trained once: 60, 3 more than once, 1 on some parameter servers only"),
+        ({"once": 60, "never": 4}, 0, "ranges of samples trained once: 60, 4 never"),
+        ({"once": 64}, 32, "ranges of samples trained once: 64; 32 samples left out"),
+    ],
+)  # fmt: skip
+def test_data_line_says_how_often_samples_were_trained(counts, lost, text):
+    end = END.model_copy(update={"ranges": Ranges(**counts), "data": DataReport(lost=lost)})
+    assert watch.describe_data(end) == text
 
 
 def test_warnings_of_the_workers_are_listed_once(tmp_path):

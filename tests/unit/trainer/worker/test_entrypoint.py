@@ -69,7 +69,11 @@ def test_entrypoint_is_a_training_or_a_function(folder):
             {},
             "cannot be called with spec.training.args: missing a required argument: 'width'",
         ),
-        ("goodjob:make", {"width": 0}, "must have at least one sample"),
+        (
+            "goodjob:make",
+            {"width": 0},
+            "must have at least one sample; the arrays are empty. (goodjob.py:11 in make)",
+        ),
         ("syntaxerror:job", {}, "cannot be imported: SyntaxError: invalid syntax"),
         ("importerror:job", {}, "importerror.py:3"),
         ("exits:job", {}, "cannot be imported: SystemExit: no GPU ("),
@@ -77,7 +81,8 @@ def test_entrypoint_is_a_training_or_a_function(folder):
         ("goodjob:leave", {}, "failed: SystemExit: 0 ("),
     ],
 )
-def test_invalid_entrypoint_says_what_to_change(folder, entrypoint, args, words):
+def test_invalid_entrypoint_says_what_to_change(folder, monkeypatch, entrypoint, args, words):
+    monkeypatch.chdir(folder)
     with pytest.raises(UserError) as caught:
         load(entrypoint, args, folder=folder)
     assert words in str(caught.value)

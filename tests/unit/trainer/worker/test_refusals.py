@@ -51,3 +51,44 @@ def test_unusable_models_are_user_errors():
     ]:
         with pytest.raises(UserError, match=words):
             FlatModel(make(), BATCHES[0], "fp32")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"loss": "sparse_categorical_crosentropy"},
+         r"compile\(loss=…\) got 'sparse_cat.*\(str\). Did you mean 'sparse_categorical_crossentropy'"),
+        ({"loss": 7}, r"compile\(loss=…\) got 7 \(int\). Pass an object of keras.losses"),
+        ({"loss": ["mse", 7]}, r"compile\(loss=…\) got 7 \(int\)"),
+        ({"loss": "mse", "metrics": ["acuracy"]}, r"compile\(metrics=…\) got 'acuracy' .*Did you mean 'accuracy'"),
+        ({"loss": "mse", "weighted_metrics": [0.5]}, r"compile\(weighted_metrics=…\) got 0.5 \(float\)"),
+    ],
+)  # fmt: skip
+def test_wrong_compile_argument_is_named(arguments, words):
+    model = functional()
+    model.compile("sgd", **arguments)
+    with pytest.raises(UserError, match=words):
+        FlatModel(model, BATCHES[0], "fp32")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"loss": "crossentropy", "metrics": ["acc", "Accuracy", keras.metrics.SparseCategoricalAccuracy]},
+        {"loss": keras.losses.SparseCategoricalCrossentropy, "metrics": ["sparse_categorical_accuracy"]},
+    ],
+)
+def test_every_form_of_a_loss_and_metric_is_accepted(arguments):
+    model = functional()
+    model.compile("sgd", **arguments)
+    FlatModel(model, BATCHES[0], "fp32")
+
+
+def test_error_in_a_loss_names_its_line():
+    def my_loss(y, p):
+        return y["label"] - p
+
+    model = functional()
+    model.compile("sgd", loss=my_loss)
+    with pytest.raises(UserError, match=r"test_refusals.py:\d+ in my_loss\)"):
+        FlatModel(model, BATCHES[0], "fp32")

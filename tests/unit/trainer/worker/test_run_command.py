@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,7 @@ from shoal_trainer.worker.entrypoint import load
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("shoal_trainer.cli._watch", lambda _job: pytest.fail("a process was started"))
+    monkeypatch.setattr("shoal_trainer.watch.watch", lambda _job: pytest.fail("a process was started"))
     (tmp_path / "flowers.py").write_text("raise RuntimeError('imported')\n")
     return tmp_path
 
@@ -44,7 +45,7 @@ def test_run_with_missing_module_starts_nothing(folder, entrypoint, hint):
 
 
 def test_run_with_existing_module_does_not_import_it(folder, monkeypatch):
-    monkeypatch.setattr("shoal_trainer.cli._watch", lambda job: 0 if job.entrypoint == "flowers:job" else 1)
+    monkeypatch.setattr("shoal_trainer.watch.watch", lambda job: 0 if job.entrypoint == "flowers:job" else 1)
     assert CliRunner().invoke(main, ["run", "flowers:job"]).exit_code == 0
 
 
@@ -66,11 +67,32 @@ def test_broken_package_of_entrypoint_is_user_error(folder, init, words):
         sys.modules.pop("plants", None)
 
 
+@pytest.mark.parametrize(("mode", "direction"), [("max", "Max"), ("MIN", "Min")])
+def test_mode_of_run_sets_the_direction(folder, monkeypatch, mode, direction):
+    jobs = []
+    monkeypatch.setattr("shoal_trainer.watch.watch", lambda job: jobs.append(job) or 0)
+    arguments = ["run", "flowers:job", "--until", "dice=0.9", "--mode", mode]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert jobs[0].stop_after.mode == direction
+
+
 def test_help_describes_every_option_of_run():
     run = main.commands["run"]
     options = [parameter for parameter in run.params if parameter.param_type_name == "option"]
     assert [option.name for option in options if not option.help] == []
     helps = {option.name: option.help for option in options}
     assert helps["mode"].endswith("Inferred for Keras' built-in metrics.")
+    assert "[min|max]" in CliRunner().invoke(main, ["run", "--help"]).output
+    assert "(min) or rise (max)" in helps["mode"]
     assert helps["kill"] == "Which processes --kill-every kills."
     assert not re.search("INTEGER|FLOAT|TEXT", CliRunner().invoke(main, ["run", "--help"]).output)
+
+
+def test_help_and_documentation_of_run_have_the_same_options():
+    page = (Path(__file__).parents[4] / "docs/python-api.md").read_text()
+    described = set(re.findall(r"`(--[a-z-]+)|(?<=, `)(--[a-z-]+)", page.partition("Options of `run`")[2]))
+    described = {name for names in described for name in names if name}
+    options = [
+        parameter for parameter in main.commands["run"].params if parameter.param_type_name == "option"
+    ]
+    assert described == {option.opts[0] for option in options}

@@ -106,3 +106,81 @@ def test_unserializable_model_without_call_exports_its_weights(caplog):
     other.load_weights(files["model.weights.h5"])
     assert np.array_equal(flatten(other, flat_model.layout), flat)
     tasks.close()
+
+
+class GAN(keras.Model):
+    """As on keras.io: two optimizers, and a `train_step` that returns two losses, neither of them `loss`."""
+
+    def __init__(self, discriminator, generator):
+        super().__init__()
+        self.discriminator, self.generator = discriminator, generator
+        self.seed_generator = keras.random.SeedGenerator(1337)
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+        self.d_loss_metric = keras.metrics.Mean(name="d_loss")
+        self.g_loss_metric = keras.metrics.Mean(name="g_loss")
+
+    @property
+    def metrics(self):
+        return [self.d_loss_metric, self.g_loss_metric]
+
+    def train_step(self, real):
+        size = ops.shape(real)[0]
+        noise = keras.random.normal((size, 2), seed=self.seed_generator)
+        both = ops.concatenate([self.generator(noise), real], axis=0)
+        labels = ops.concatenate([ops.ones((size, 1)), ops.zeros((size, 1))], axis=0)
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(labels, self.discriminator(both))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
+        with tf.GradientTape() as tape:
+            g_loss = self.loss_fn(ops.zeros((size, 1)), self.discriminator(self.generator(noise)))
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
+        self.d_loss_metric.update_state(d_loss)
+        self.g_loss_metric.update_state(g_loss)
+        return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
+
+
+def gan():
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    discriminator = keras.Sequential([keras.Input((6,)), L.Dense(8, "relu"), L.Dense(1)])
+    generator = keras.Sequential([keras.Input((2,)), L.Dense(8, "relu"), L.Dense(6)])
+    model = GAN(discriminator, generator)
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        keras.optimizers.Adam(0.01),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def test_gan_without_a_value_named_loss_trains_as_in_keras():
+    batches = list(DATA.read(Part(0, 37), 8))
+    flat_model, plain = FlatModel(gan(), batches[0], "fp32"), gan()
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    for batch in batches:
+        result = flat_model.step(flat_model.alias(buffer), batch)
+        plain.reset_metrics()
+        logs = plain.train_step(tf.constant(batch.x[: batch.samples]))
+        assert result.loss == pytest.approx(float(logs["d_loss"]), rel=1e-4)
+        buffer += result.update
+    assert np.abs(buffer - flatten(plain, flat_model.layout)).max() < 2e-5
+
+
+@pytest.mark.parametrize("logs", [{}, None, 0.5])
+def test_train_step_without_any_value_is_refused(logs):
+    class Silent(GAN):
+        def train_step(self, real):
+            super().train_step(real)
+            return logs
+
+    plain = gan()
+    model = Silent(plain.discriminator, plain.generator)
+    model.compile(plain.d_optimizer, plain.g_optimizer, plain.loss_fn)
+    with pytest.raises(UserError, match="train_step must return a dict with its loss, not"):
+        FlatModel(model, DATA.example(8), "fp32").trace()

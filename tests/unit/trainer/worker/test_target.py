@@ -1,0 +1,37 @@
+"""A target metric that no evaluation gives ends the job before training."""
+
+import pytest
+
+from shoal_trainer.contract import StopAfter
+from shoal_trainer.errors import UserError
+from shoal_trainer.worker.target import check_target
+
+EVALUATED = ["val_loss", "val_accuracy", "val_dice"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "evaluated", "words"),
+    [
+        ("val_acuracy", EVALUATED, "unknown metric val_acuracy; known: val_loss, .*Did you mean val_accuracy"),
+        ("iou", EVALUATED, "unknown metric iou; known: val_loss, val_accuracy, val_dice."),
+        ("val_dice", EVALUATED, "unknown whether lower or higher is better. Set the mode to min or max"),
+        ("val_dice", None, "unknown whether lower or higher is better"),
+        ("val_accuracy", [], "nothing is evaluated without"),
+    ],
+)  # fmt: skip
+def test_unreachable_target_is_refused(metric, evaluated, words):
+    with pytest.raises(UserError, match=words):
+        check_target(StopAfter(metric=metric, value=0.9), evaluated)
+
+
+@pytest.mark.parametrize(
+    "stop_after",
+    [
+        StopAfter(epochs=3),
+        StopAfter(metric="val_accuracy", value=0.9),
+        StopAfter(metric="accuracy", value=0.9),
+        StopAfter(metric="dice", value=0.9, mode="Max"),
+    ],
+)
+def test_reachable_target_is_accepted(stop_after):
+    check_target(stop_after, EVALUATED)
