@@ -14,7 +14,8 @@ from shoal_trainer.epoch_lines import EpochLines
 from shoal_trainer.local import LocalJob, LocalRun
 from shoal_trainer.table import line, render
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.1
+"""Short, so that short epochs get a line each."""
 LINE_SECONDS = 5.0
 """Between two lines of output that is not a terminal."""
 UNREACHABLE_SECONDS = 3.0

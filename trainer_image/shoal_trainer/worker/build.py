@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import reprlib
+import traceback
 from collections.abc import Collection
 from typing import Any
 
@@ -17,7 +17,7 @@ from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.optimizers import has_call, has_own_step
-from shoal_trainer.worker.weighing import weigh_samples
+from shoal_trainer.worker.weighing import WeighedLoss, weigh_samples
 
 BUILD_PARTS = "Build its parts before you return it: start each with keras.Input(…), or call its build(…)."
 
@@ -41,11 +41,30 @@ def build(model: Any, example: Batch) -> None:
     except UserError:
         raise
     except Exception as error:
-        shapes = ", ".join(str(tuple(np.shape(leaf))) for leaf in leaves(example.x))
+        if _in_loss(error):
+            loss = keras.tree.map_structure(_name, model._compile_loss._user_loss)
+            raise UserError(
+                f"compile(loss={loss}) cannot be computed for the first batch, y of the shape {_shapes(example.y)}: "
+                f"{where(error)}"
+            ) from error
         raise UserError(
-            f"The model cannot be built from the first batch, x of the shape {shapes} (the data yield single samples, "
-            f"which are batched by Shoal): {where(error)}"
+            f"The model cannot be built from the first batch, x of the shape {_shapes(example.x)} (the data yield "
+            f"single samples, which are batched by Shoal): {where(error)}"
         ) from error
+
+
+def _in_loss(error: BaseException) -> bool:
+    """Whether the error was raised while a loss of `compile()` was computed."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is WeighedLoss.__call__.__code__ for frame, _ in frames)
+
+
+def _name(loss: Any) -> str:
+    return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+
+
+def _shapes(structure: Any) -> str:
+    return ", ".join(str(tuple(np.shape(leaf))) for leaf in leaves(structure))
 
 
 def _check_compiled(model: Any) -> None:
@@ -67,7 +86,7 @@ def _check_objects(argument: str, values: Any, names: Collection[str], short: Co
         near = difflib.get_close_matches(value, [*names, *short], n=1) if isinstance(value, str) else ()
         module = "losses" if argument == "loss" else "metrics"
         raise UserError(
-            f"compile({argument}=…) got {reprlib.repr(value)} ({type(value).__name__}). "
+            f"compile({argument}=…) got {repr(value)[:80]} ({type(value).__name__}). "
             + (
                 f"Did you mean {near[0]!r}?"
                 if near

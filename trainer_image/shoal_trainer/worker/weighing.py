@@ -25,7 +25,7 @@ def weigh_samples(model: Any) -> None:
 
     def wrap() -> None:
         compiled._flat_losses = [
-            each if isinstance(each.loss, _Weighed) else each._replace(loss=_Weighed(each.loss))
+            each if isinstance(each.loss, WeighedLoss) else each._replace(loss=WeighedLoss(each.loss))
             for each in compiled._flat_losses
         ]
         for each, metric in zip(
@@ -50,7 +50,7 @@ def filled(weights: Any, samples: Any) -> Any:
     return weights
 
 
-class _Weighed:
+class WeighedLoss:
     """A wrapped loss of `compile()`."""
 
     def __init__(self, loss: Any) -> None:
@@ -59,6 +59,7 @@ class _Weighed:
         """The number of rows of the last batch, a scalar tensor of the function that is being traced."""
 
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
+        """Compute the loss as Keras does; `weights` has the shape (batch,)."""
         loss = self._loss
         self.samples = tf.shape(keras.tree.flatten(y_pred)[0])[0]
         if (
@@ -101,7 +102,7 @@ class _Weighed:
         return keras.ops.convert_to_tensor(value, dtype=self._loss.dtype)
 
 
-def _count_samples(metric: Any, loss: _Weighed) -> None:
+def _count_samples(metric: Any, loss: WeighedLoss) -> None:
     """Weight the mean loss of one output by the samples of each batch.
 
     Keras passes the static batch size. Where that is None each batch counts 1, and so does a read beyond the last
