@@ -28,7 +28,7 @@ from shoal_trainer.worker.loop import End, Loop, Policy
 from shoal_trainer.worker.optimizers import accumulated, place
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.target import check_target
-from shoal_trainer.worker.tasks import Tasks
+from shoal_trainer.worker.tasks import Tasks, evaluated
 from shoal_trainer.worker.work import Coordinator, TaskWork
 
 log = logging.getLogger(__name__)
@@ -118,8 +118,8 @@ def compose(
         PSClient(config.parameter_servers, identity, credentials, dtype=job.wire, tls=config.data_tls), spec
     )
     leases = Leases()
+    check_target(config.stop_after, evaluated(job, flat_model.model))
     tasks = Tasks(job, flat_model, config.batch_size)
-    check_target(config.stop_after, tasks.evaluated)
 
     def do_task(work: TaskWork, flat: npt.NDArray[np.float32]) -> None:
         run_task(work, lambda: tasks.do(work, flat), coordinator, drain)

@@ -61,9 +61,7 @@ class Tasks:
         self._batch_size = batch_size
         unwritten = saving.obstacle(flat_model.model)
         tests_itself = type(flat_model.model).test_step is not keras.Model.test_step
-        self.evaluated = () if job.validation is None else _evaluated(flat_model.model)
-        """The metrics of an evaluation; None if they are not known before it."""
-        self._callbacks = callbacks_of(job, unwritten, self.evaluated)
+        self._callbacks = callbacks_of(job, unwritten, evaluated(job, flat_model.model))
         if job.validation is not None and not has_call(flat_model.model) and not tests_itself:
             raise UserError(
                 "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one "
@@ -189,8 +187,10 @@ class Tasks:
             callback.on_epoch_end(epoch, logs)
 
 
-def _evaluated(model: keras.Model) -> Sequence[str] | None:
-    """The metrics that an evaluation of this model gives; None if that is not known."""
+def evaluated(job: Training, model: keras.Model) -> Sequence[str] | None:
+    """The metrics that an evaluation of this model gives, none without validation data; None if that is not known."""
+    if job.validation is None:
+        return ()
     kind = type(model)
     if kind.test_step is not keras.Model.test_step or kind.compute_metrics is not keras.Model.compute_metrics:
         return None

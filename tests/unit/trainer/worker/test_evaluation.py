@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from shoal_trainer import Indexed, Training, UserError
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.tasks import Tasks, _evaluated
+from shoal_trainer.worker.tasks import Tasks, evaluated
 
 X, LABELS = np.random.default_rng(0).normal(size=(8, 4)).astype("float32"), np.arange(8) % 3
 DATA = Indexed.from_arrays(X, np.eye(3)[LABELS])
@@ -123,7 +123,8 @@ def test_names_known_at_the_start_are_those_of_the_evaluation():
     made.compile("sgd", {"a": "mse", "b": "mae"}, metrics={"a": ["mae"]}, weighted_metrics={"b": ["mse"]})
     data = Indexed.from_arrays(X, {name: np.eye(3)[LABELS] for name in outputs})
     flat_model = FlatModel(made, data.example(4), "fp32")
-    known = _evaluated(made)
-    evaluating = Tasks(Training(model=lambda: made, data=data, validation=data), flat_model, 4)
+    training = Training(model=lambda: made, data=data, validation=data)
+    known = evaluated(training, made)
+    evaluating = Tasks(training, flat_model, 4)
     assert set(evaluating.evaluate(flat_model.initial()).metrics) == set(known)
     evaluating.close()

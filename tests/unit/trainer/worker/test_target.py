@@ -1,10 +1,15 @@
 """A target metric that no evaluation gives ends the job before training."""
 
+import threading
+
 import pytest
 
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.errors import UserError
+from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.target import check_target
+from tests.unit.trainer.worker.fakes import FakeCoordinator
+from tests.unit.trainer.worker.models import DATA, job
 
 EVALUATED = ["val_loss", "val_accuracy", "val_dice"]
 
@@ -35,3 +40,13 @@ def test_unreachable_target_is_refused(metric, evaluated, words):
 )
 def test_reachable_target_is_accepted(stop_after):
     check_target(stop_after, EVALUATED)
+
+
+def test_worker_with_an_unknown_target_does_not_start(start_servers):
+    coordinator = FakeCoordinator(DATA.size, tasks=())
+    servers, training = start_servers(coordinator), job()
+    stop_after = StopAfter(metric="val_acuracy", value=0.9)
+    config = servers.config().model_copy(update={"stop_after": stop_after})
+    flat_model = build_flat_model(training, config)
+    with pytest.raises(UserError, match="unknown metric val_acuracy; known: val_loss, val_accuracy"):
+        compose(training, config, flat_model, coordinator, servers.credentials, threading.Event())
