@@ -16,8 +16,8 @@ CASES = (
     ("mlp", 512, 0.75),
     ("mlp", 64, None),
 )
-"""(model, batch, goal). The cost of a push does not depend on the batch, so a share is meaningful only with the duration
-of a step. The goal for the MLP was set on cores on which 64 samples took 23 ms; 512 take about as long on these."""
+"""(model, batch, goal). The cost of a push does not depend on the batch, so a share depends on the duration of a step.
+The goal for the MLP was set on cores on which 64 samples took 23 ms; 512 take about as long on these."""
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
