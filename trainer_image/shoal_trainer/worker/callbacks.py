@@ -17,6 +17,21 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
 
+REFUSED = {
+    keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau: (
+        "cannot change the learning rate of the job, because it runs on one worker. "
+        "Use a schedule of keras.optimizers.schedules in the optimizer."
+    ),
+    keras.callbacks.BackupAndRestore: "is not needed: the parameter servers save snapshots. Leave it out.",
+    keras.callbacks.SwapEMAWeights: (
+        "has no effect, because on_test_begin is not called. Leave it out: with use_ema, the exported model is the "
+        "averaged one."
+    ),
+    keras.callbacks.OrbaxCheckpoint: (
+        "writes to the disk of one worker, which is not stored. Use ModelCheckpoint, whose files are stored in logs/."
+    ),
+}
+"""Keras' callbacks that cannot work here, and why."""
 LOGS = "The logs contain loss and, with Training(validation=…), val_loss and val_… for each metric"
 
 
@@ -57,13 +72,9 @@ def _check(callback: Any) -> None:
     kind = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):
         raise UserError(f"Training(callbacks=…) returned a {kind}. Return keras.callbacks.Callback objects.")
-    if isinstance(callback, keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau):
-        raise UserError(
-            f"{kind} cannot change the learning rate of a parameter server. "
-            "Use a schedule of keras.optimizers.schedules in the optimizer."
-        )
-    if isinstance(callback, keras.callbacks.BackupAndRestore):
-        raise UserError(f"{kind} is not needed: the parameter servers save snapshots. Leave it out.")
+    for refused, reason in REFUSED.items():
+        if isinstance(callback, refused):
+            raise UserError(f"{kind} {reason}")
     if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
         raise UserError(
             "EarlyStopping(restore_best_weights=True) cannot restore the parameters of an earlier epoch: the exported "
@@ -77,16 +88,25 @@ def _check(callback: Any) -> None:
             f'"val_{callback.monitor}" or "loss".'
         )
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        for name in _fields(callback.filepath):
-            if name != "epoch" and not _known(name):
-                raise UserError(
-                    f"{kind}({callback.filepath!r}) uses {name!r}, which is not in its logs. {LOGS}. Use these, or "
-                    "epoch."
-                )
+        _check_checkpoint(callback)
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
         raise UserError(
             f"{kind} requires the package tensorboard. Install it where the workers run: pip install tensorboard."
         )
+
+
+def _check_checkpoint(callback: Any) -> None:
+    kind = type(callback).__name__
+    if callback.save_freq != "epoch":
+        raise UserError(
+            f"{kind}(save_freq={callback.save_freq}) would never save: callbacks are not called after batches. Leave "
+            "save_freq out to save after each epoch."
+        )
+    for name in _fields(callback.filepath):
+        if name != "epoch" and not _known(name):
+            raise UserError(
+                f"{kind}({callback.filepath!r}) uses {name!r}, which is not in its logs. {LOGS}. Use these, or epoch."
+            )
 
 
 def _check_evaluated(callback: Any, evaluated: Collection[str] | None) -> None:

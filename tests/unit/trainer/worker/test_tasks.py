@@ -67,13 +67,20 @@ def test_callbacks_on_another_worker_replay_the_history():
     tasks.close()
 
 
-def test_unsupported_callbacks_are_refused_at_start():
-    with pytest.raises(UserError, match="Use a schedule of keras"):
-        prepared(callbacks.ReduceLROnPlateau)
-    with pytest.raises(UserError, match="returned a int"):
-        prepared(lambda: 7)
-    with pytest.raises(UserError, match="save the best model as well"):
-        prepared(lambda: callbacks.EarlyStopping(restore_best_weights=True))
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (callbacks.ReduceLROnPlateau, r"^ReduceLROnPlateau cannot change .* Use a schedule of keras"),
+        (lambda: 7, "returned a int"),
+        (lambda: callbacks.EarlyStopping(restore_best_weights=True), "save the best model as well"),
+        (lambda: callbacks.ModelCheckpoint("b.keras", save_freq=100), r"\(save_freq=100\) would never save"),
+        (callbacks.SwapEMAWeights, "^SwapEMAWeights has no effect.*exported model is the averaged one"),
+        (lambda: object.__new__(callbacks.OrbaxCheckpoint), "Use ModelCheckpoint"),  # without its package
+    ],
+)
+def test_unsupported_callbacks_are_refused_at_start(make, words):
+    with pytest.raises(UserError, match=words):
+        prepared(make)
 
 
 @pytest.mark.parametrize(
