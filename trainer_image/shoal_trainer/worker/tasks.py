@@ -25,8 +25,9 @@ from shoal_trainer.errors import TrainerError, UserError
 from shoal_trainer.training import Training
 from shoal_trainer.worker import saving
 from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validation_batches
-from shoal_trainer.worker.callbacks import callbacks_of, remember
+from shoal_trainer.worker.callbacks import callbacks_of
 from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
 from shoal_trainer.worker.work import TaskWork
 
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 
 MAX_VALUES = 100
 """Metrics with more values are left out."""
-PATHS = ("filepath", "filename", "log_dir")
-"""Attributes of Keras' callbacks that are output paths."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,14 @@ class Tasks:
         self._batch_size = batch_size
         unwritten = saving.obstacle(flat_model.model)
         tests_itself = type(flat_model.model).test_step is not keras.Model.test_step
-        self._callbacks = callbacks_of(job, unwritten, evaluated(job, flat_model.model))
         if job.validation is not None and not has_call(flat_model.model) and not tests_itself:
             raise UserError(
                 "Training(validation=…) cannot be evaluated: the model has neither call() nor test_step(). Define one "
                 "of them, or leave validation out."
             )
+        metrics = evaluated(job, flat_model.model)
+        self._hooks = Hooks(lambda: callbacks_of(job, unwritten, metrics), flat_model.model)
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
-        self._begun = False
-        self._replayed = 0
         if unwritten:
             saving.warn(flat_model.model, unwritten)
 
@@ -116,29 +114,10 @@ class Tasks:
             )
 
     def run_callbacks(self, flat: npt.NDArray[np.float32], history: Sequence[dict[str, float]]) -> Outcome:
-        """Run `on_epoch_end` of each callback for the last epoch of `history` (the logs of each epoch so far).
-
-        A worker that has not run the earlier epochs replays their logs first, without saving models, so that patience
-        and best values are restored.
-        """
-        if not self._callbacks or not history:
-            return Outcome()
+        """Run the callbacks for the last epoch of `history` (the logs of each epoch so far)."""
         self._flat_model.load(flat)
-        try:
-            if not self._begun:
-                self._begin()
-            for epoch in range(self._replayed, len(history)):
-                live = epoch == len(history) - 1
-                self._epoch_end(epoch, dict(history[epoch]), live=live)
-            self._replayed = len(history)
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise UserError(f"A callback failed: {where(error)}") from error
-        model = self._flat_model.model
-        stop, model.stop_training = bool(model.stop_training), False
-        folder = Path(self._folder.name) / "callbacks"
-        return Outcome(stop=stop, files={f"logs/{path.relative_to(folder)}": path for path in _files(folder)})
+        stop = self._hooks.run(history)
+        return Outcome(stop=stop, files={f"logs/{name}": path for name, path in self._hooks.files()})
 
     def export(self, flat: npt.NDArray[np.float32]) -> Outcome:
         """Save the model; with `use_ema`, the averaged one."""
@@ -158,33 +137,9 @@ class Tasks:
         )
 
     def close(self) -> None:
-        """Run `on_train_end` of the callbacks, and delete the temporary folder."""
-        for callback in self._callbacks if self._begun else ():
-            callback.on_train_end()
+        """End the callbacks, and delete the temporary files."""
+        self._hooks.close()
         self._folder.cleanup()
-
-    def _begin(self) -> None:
-        self._begun = True
-        folder = Path(self._folder.name) / "callbacks"
-        folder.mkdir(exist_ok=True)
-        for callback in self._callbacks:
-            for name in PATHS:
-                value = getattr(callback, name, None)
-                if isinstance(value, str) and value and not Path(value).is_absolute():
-                    target = folder / value
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    setattr(callback, name, str(target))
-            callback.set_params({"epochs": None, "steps": None, "verbose": 0})
-            callback.set_model(self._flat_model.model)
-            callback.on_train_begin()
-
-    def _epoch_end(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
-        for callback in self._callbacks:
-            if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
-                remember(callback, logs)
-                continue
-            callback.on_epoch_begin(epoch)
-            callback.on_epoch_end(epoch, logs)
 
 
 def evaluated(job: Training, model: keras.Model) -> Sequence[str] | None:

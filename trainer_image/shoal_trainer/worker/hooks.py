@@ -1,0 +1,108 @@
+"""Calls the epoch hooks of the job's callbacks, with the arguments of Keras' `fit`.
+
+The state of callbacks (patience, best values) is not stored: new callbacks get it from the logs of earlier epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from shoal_trainer.data.user_code import where
+from shoal_trainer.errors import UserError
+from shoal_trainer.worker.callbacks import remember
+
+log = logging.getLogger(__name__)
+
+PATHS = ("filepath", "filename", "log_dir")
+"""Attributes of Keras' callbacks that are output paths."""
+
+
+class Hooks:
+    """The callbacks of `build` on this model. Their relative paths are below a temporary folder."""
+
+    def __init__(self, build: Callable[[], Sequence[Any]], model: keras.Model) -> None:
+        self._build = build
+        self._callbacks = build()
+        self._model = model
+        self._temporary = tempfile.TemporaryDirectory(prefix="shoal-callbacks-")
+        self._folder = Path(self._temporary.name)
+        self._seen: tuple[dict[str, float], ...] | None = None
+        """The logs of the epochs that the callbacks have seen; None before `on_train_begin`."""
+
+    def run(self, history: Sequence[dict[str, float]]) -> bool:
+        """Call the hooks for the last epoch of `history`; returns whether training should stop.
+
+        Callbacks that have not seen the earlier epochs get their logs first, without saving models. Callbacks that have
+        seen this epoch already (a repeated task) or other logs (a rollback) are replaced by new ones.
+        """
+        if not self._callbacks or not history:
+            return False
+        try:
+            seen = self._seen
+            if seen is None or len(history) <= len(seen) or tuple(history[: len(seen)]) != seen:
+                seen = self._begin()
+            for epoch in range(len(seen), len(history)):
+                if self._model.stop_training:  # as in Keras, no epoch follows
+                    break
+                self._epoch(epoch, dict(history[epoch]), live=epoch == len(history) - 1)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UserError(f"A callback failed: {where(error)}") from error
+        self._seen = tuple(dict(logs) for logs in history)
+        return bool(self._model.stop_training)
+
+    def files(self) -> Iterator[tuple[str, Path]]:
+        """The files of the callbacks, with their relative names."""
+        for path in sorted(self._folder.rglob("*")):
+            if path.is_file():
+                yield str(path.relative_to(self._folder)), path
+
+    def close(self) -> None:
+        """Call `on_train_end`, and delete the files."""
+        self._end()
+        self._temporary.cleanup()
+
+    def _begin(self) -> tuple[dict[str, float], ...]:
+        if self._seen is not None:
+            self._end()  # closes their files
+            self._callbacks = self._build()
+            shutil.rmtree(self._folder)
+            self._folder.mkdir()
+        self._seen = ()
+        self._model.stop_training = False
+        for callback in self._callbacks:
+            self._redirect(callback)
+            callback.set_params({"epochs": None, "steps": None, "verbose": 0})
+            callback.set_model(self._model)
+            callback.on_train_begin()
+        return self._seen
+
+    def _redirect(self, callback: Any) -> None:
+        for name in PATHS:
+            value = getattr(callback, name, None)
+            if not isinstance(value, str) or not value:
+                continue
+            target = self._folder / value  # `value` itself if it is absolute
+            if target.is_relative_to(self._folder):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                setattr(callback, name, str(target))
+
+    def _epoch(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
+        for callback in self._callbacks:
+            if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
+                remember(callback, logs)
+                continue
+            callback.on_epoch_begin(epoch)
+            callback.on_epoch_end(epoch, logs)
+
+    def _end(self) -> None:
+        for callback in self._callbacks if self._seen is not None else ():
+            callback.on_train_end()
