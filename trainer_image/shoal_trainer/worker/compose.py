@@ -119,7 +119,7 @@ def compose(
     )
     leases = Leases()
     check_target(config.stop_after, evaluated(job, flat_model.model))
-    tasks = Tasks(job, flat_model, config.batch_size)
+    tasks = Tasks(job, flat_model, config.batch_size, config.stop_after.epochs)
 
     def do_task(work: TaskWork, flat: npt.NDArray[np.float32]) -> None:
         run_task(work, lambda: tasks.do(work, flat), coordinator, drain)

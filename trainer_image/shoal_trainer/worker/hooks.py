@@ -25,38 +25,49 @@ PATHS = ("filepath", "filename", "log_dir")
 
 
 class Hooks:
-    """The callbacks of `build` on this model. Their relative paths are below a temporary folder."""
+    """The callbacks of `build` on this model. Their relative paths are below a temporary folder.
 
-    def __init__(self, build: Callable[[], Sequence[Any]], model: keras.Model) -> None:
+    `epochs`: the number of the last epoch, if the job ends with one.
+    """
+
+    def __init__(
+        self, build: Callable[[], Sequence[Any]], model: keras.Model, epochs: int | None = None
+    ) -> None:
         self._build = build
         self._callbacks = build()
         self._model = model
+        self._epochs = epochs
         self._temporary = tempfile.TemporaryDirectory(prefix="shoal-callbacks-")
         self._folder = Path(self._temporary.name)
-        self._seen: tuple[dict[str, float], ...] | None = None
+        self._seen: Sequence[dict[str, float]] | None = None
         """The logs of the epochs that the callbacks have seen; None before `on_train_begin`."""
+        self._ended = False
 
     def run(self, history: Sequence[dict[str, float]]) -> bool:
         """Call the hooks for the last epoch of `history`; returns whether training should stop.
 
         Callbacks that have not seen the earlier epochs get their logs first, without saving models. Callbacks that have
-        seen this epoch already (a repeated task) or other logs (a rollback) are replaced by new ones.
+        seen this epoch already (a repeated task) or other logs (a rollback) are replaced by new ones. After the last
+        epoch, `on_train_end` follows at once, so that its files are stored.
         """
         if not self._callbacks or not history:
             return False
+        history = tuple(dict(logs) for logs in history)
         try:
             seen = self._seen
-            if seen is None or len(history) <= len(seen) or tuple(history[: len(seen)]) != seen:
+            if seen is None or len(history) <= len(seen) or history[: len(seen)] != seen:
                 seen = self._begin()
             for epoch in range(len(seen), len(history)):
                 if self._model.stop_training:  # as in Keras, no epoch follows
                     break
                 self._epoch(epoch, dict(history[epoch]), live=epoch == len(history) - 1)
+                self._seen = history[: epoch + 1]
         except UserError:
             raise
         except (Exception, SystemExit) as error:
             raise UserError(f"A callback failed: {where(error)}") from error
-        self._seen = tuple(dict(logs) for logs in history)
+        if self._model.stop_training or len(history) == self._epochs:
+            self._end()
         return bool(self._model.stop_training)
 
     def files(self) -> Iterator[tuple[str, Path]]:
@@ -66,23 +77,24 @@ class Hooks:
                 yield str(path.relative_to(self._folder)), path
 
     def close(self) -> None:
-        """Call `on_train_end`, and delete the files."""
+        """Call `on_train_end` if it was not called yet, and delete the files."""
         self._end()
         self._temporary.cleanup()
 
-    def _begin(self) -> tuple[dict[str, float], ...]:
+    def _begin(self) -> Sequence[dict[str, float]]:
         if self._seen is not None:
             self._end()  # closes their files
             self._callbacks = self._build()
             shutil.rmtree(self._folder)
             self._folder.mkdir()
-        self._seen = ()
+        self._seen, self._ended = (), False
         self._model.stop_training = False
         for callback in self._callbacks:
             self._redirect(callback)
-            callback.set_params({"epochs": None, "steps": None, "verbose": 0})
+            callback.set_params({"epochs": self._epochs, "steps": None, "verbose": 0})
             callback.set_model(self._model)
-            callback.on_train_begin()
+        for callback in self._callbacks:
+            callback.on_train_begin({})
         return self._seen
 
     def _redirect(self, callback: Any) -> None:
@@ -97,12 +109,21 @@ class Hooks:
 
     def _epoch(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
         for callback in self._callbacks:
+            callback.on_epoch_begin(epoch, {})
+        for callback in self._callbacks:
             if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
                 remember(callback, logs)
-                continue
-            callback.on_epoch_begin(epoch)
-            callback.on_epoch_end(epoch, logs)
+            else:
+                callback.on_epoch_end(epoch, logs)
 
     def _end(self) -> None:
-        for callback in self._callbacks if self._seen is not None else ():
-            callback.on_train_end()
+        """Call `on_train_end`. An error is logged: the model is trained, and the worker has yet to export or leave."""
+        if self._seen is None or self._ended:
+            return
+        self._ended = True
+        logs = dict(self._seen[-1]) if self._seen else {}
+        for callback in self._callbacks:
+            try:
+                callback.on_train_end(logs)
+            except (Exception, SystemExit) as error:
+                log.warning("%s.on_train_end failed: %s", type(callback).__name__, where(error))

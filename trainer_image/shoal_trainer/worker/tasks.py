@@ -54,7 +54,9 @@ class Outcome:
 class Tasks:
     """Runs tasks on the model of `flat_model`, with a temporary folder that `close` deletes."""
 
-    def __init__(self, job: Training, flat_model: FlatModel, batch_size: int) -> None:
+    def __init__(
+        self, job: Training, flat_model: FlatModel, batch_size: int, epochs: int | None = None
+    ) -> None:
         self._job = job
         self._flat_model = flat_model
         self._batch_size = batch_size
@@ -66,7 +68,7 @@ class Tasks:
                 "of them, or leave validation out."
             )
         metrics = evaluated(job, flat_model.model)
-        self._hooks = Hooks(lambda: callbacks_of(job, unwritten, metrics), flat_model.model)
+        self._hooks = Hooks(lambda: callbacks_of(job, unwritten, metrics), flat_model.model, epochs)
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
         if unwritten:
             saving.warn(flat_model.model, unwritten)

@@ -1,10 +1,16 @@
 """When the hooks of callbacks are called on a worker, and with which arguments."""
 
+from pathlib import Path
+
 import keras
 import pytest
 
 from shoal_trainer.worker.hooks import Hooks
-from tests.unit.trainer.worker.models import functional
+from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.work import TaskWork
+from tests.unit.trainer.worker.fakes import FakeCoordinator
+from tests.unit.trainer.worker.models import functional, job
+from tests.unit.trainer.worker.running import Running
 
 callbacks = keras.callbacks
 LOGS = [{"loss": loss} for loss in (3.0, 2.0, 1.5, 1.0)]
@@ -105,3 +111,98 @@ def test_callback_objects_that_are_reused_keep_their_paths(model):
         hooks.run(LOGS[:1])
     assert [name for name, _ in hooks.files()] == ["tables/log.csv"]
     hooks.close()
+
+
+class Calls(callbacks.Callback):
+    """Records the logs that each hook gets."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+
+    def on_train_begin(self, logs=None):
+        self.calls.append(("train begin", logs, self.params))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append((f"epoch {epoch} begin", logs))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append((f"epoch {epoch} end", logs))
+
+    def on_train_end(self, logs=None):
+        self.calls.append(("train end", logs))
+
+
+def test_hooks_get_the_arguments_of_fit(running):
+    calls = []
+    hooks = running(lambda: Calls(calls), epochs=2)
+    for n in range(2):
+        hooks.run(LOGS[: n + 1])
+    assert calls == [
+        ("train begin", {}, {"epochs": 2, "steps": None, "verbose": 0}),
+        ("epoch 0 begin", {}),
+        ("epoch 0 end", LOGS[0]),
+        ("epoch 1 begin", {}),
+        ("epoch 1 end", LOGS[1]),
+        ("train end", LOGS[1]),
+    ]
+
+
+def test_each_hook_is_called_for_all_callbacks_in_turn(running):
+    calls = []
+    hooks = running(lambda: Calls(calls), lambda: Calls(calls))
+    hooks.run(LOGS[:1])
+    assert [call[0] for call in calls] == [
+        name for name in ("train begin", "epoch 0 begin", "epoch 0 end") for _ in range(2)
+    ]
+
+
+def test_callbacks_of_a_worker_know_the_epochs_of_the_job(start_servers):
+    calls = []
+    coordinator = FakeCoordinator(64, tasks=())
+    coordinator.tasks = [TaskWork((0, 1), "callbacks", 0, tuple(LOGS[:1]))]
+    training = job(callbacks=lambda: [Calls(calls)])
+    assert Running(training, start_servers(coordinator), coordinator).start().join() is End.FINISHED
+    assert calls[0][2]["epochs"] == 1
+    assert calls[-1][0] == "train end"
+
+
+class Final(callbacks.Callback):
+    """Writes a file when training ends."""
+
+    def __init__(self, last=None):
+        super().__init__()
+        self.filepath, self.last = "final.txt", last
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch == self.last
+
+    def on_train_end(self, logs=None):
+        with Path(self.filepath).open("a") as file:
+            file.write(f"{logs['loss']}\n")
+
+
+@pytest.mark.parametrize(("last", "epochs"), [(None, 2), (1, None), (1, 9)])
+def test_files_of_on_train_end_belong_to_the_last_epoch(running, last, epochs):
+    hooks = running(lambda: Final(last), epochs=epochs)
+    assert not hooks.run(LOGS[:1])
+    assert list(hooks.files()) == []
+    hooks.run(LOGS[:2])
+    ((name, path),) = hooks.files()
+    assert (name, path.read_text()) == ("final.txt", "2.0\n")
+    if last is not None:
+        assert hooks.run(LOGS[:3])  # an epoch that had begun before the stop
+        assert path.read_text() == "2.0\n"
+
+
+def test_error_in_on_train_end_is_logged(running, caplog):
+    class Broken(callbacks.Callback):
+        def on_train_end(self, logs=None):
+            raise KeyError("accuracy")
+
+    calls = []
+    hooks = running(Broken, lambda: Calls(calls))
+    hooks.run(LOGS[:1])
+    hooks.close()
+    assert calls[-1] == ("train end", LOGS[0])
+    assert "Broken.on_train_end failed: KeyError: 'accuracy'" in caplog.text
