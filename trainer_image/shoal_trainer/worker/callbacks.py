@@ -1,14 +1,16 @@
 """The job's callbacks. Keras callbacks that cannot work here are refused before the first step.
 
+Changes that a callback makes on its worker only (learning rate, trainable layers) are refused when they happen.
 Callbacks run on one worker after each epoch. Their logs contain the training loss and the validation metrics; no worker
 has the training metrics of all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import string
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,12 +18,15 @@ import keras
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
+from shoal_trainer.worker.layout import variables_of
+from shoal_trainer.worker.optimizers import unwrap
 
+RATE = (
+    "cannot change the learning rate of the job, because it runs on one worker. "
+    "Use a schedule of keras.optimizers.schedules in the optimizer."
+)
 REFUSED = {
-    keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau: (
-        "cannot change the learning rate of the job, because it runs on one worker. "
-        "Use a schedule of keras.optimizers.schedules in the optimizer."
-    ),
+    keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau: RATE,
     keras.callbacks.BackupAndRestore: "is not needed: the parameter servers save snapshots. Leave it out.",
     keras.callbacks.SwapEMAWeights: (
         "has no effect, because on_test_begin is not called. Leave it out: with use_ema, the exported model is the "
@@ -57,6 +62,22 @@ def callbacks_of(
     return callbacks
 
 
+@contextlib.contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Raise `UserError` if callbacks change the learning rate, the optimizer or which variables are trained."""
+    optimizer, variables = unwrap(model.optimizer), variables_of(model)
+    schedule, rate = optimizer._learning_rate, _rate(optimizer)
+    yield
+    changed = unwrap(model.optimizer)
+    if changed is not optimizer or changed._learning_rate is not schedule or _rate(changed) != rate:
+        raise UserError(f"A callback {RATE}")
+    if _ids(variables_of(model)) != _ids(variables):
+        raise UserError(
+            "A callback cannot change which variables are trained (layer.trainable): the parameter servers hold those "
+            "of the start. Use a second job, whose model function loads the exported model and unfreezes its layers."
+        )
+
+
 def remember(callback: Any, logs: dict[str, float]) -> None:
     """Update the best value of a ModelCheckpoint from an epoch that another worker ran."""
     value = logs.get(callback.monitor)
@@ -66,6 +87,16 @@ def remember(callback: Any, logs: dict[str, float]) -> None:
         callback._set_monitor_op()
     if callback._is_improvement(value, callback.best):
         callback.best = value
+
+
+def _rate(optimizer: Any) -> float | None:
+    """The learning rate; None for a schedule or a function, whose value may change between two calls."""
+    rate = optimizer._learning_rate
+    return float(rate.numpy()) if hasattr(rate, "assign") else None
+
+
+def _ids(variables: tuple[list[Any], ...]) -> list[list[int]]:
+    return [[id(variable) for variable in part] for part in variables]
 
 
 def _check(callback: Any) -> None:

@@ -16,7 +16,7 @@ import keras
 
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
-from shoal_trainer.worker.callbacks import remember
+from shoal_trainer.worker.callbacks import remember, unchanged
 
 log = logging.getLogger(__name__)
 
@@ -54,20 +54,14 @@ class Hooks:
             return False
         history = tuple(dict(logs) for logs in history)
         try:
-            seen = self._seen
-            if seen is None or len(history) <= len(seen) or history[: len(seen)] != seen:
-                seen = self._begin()
-            for epoch in range(len(seen), len(history)):
-                if self._model.stop_training:  # as in Keras, no epoch follows
-                    break
-                self._epoch(epoch, dict(history[epoch]), live=epoch == len(history) - 1)
-                self._seen = history[: epoch + 1]
+            with unchanged(self._model):
+                self._catch_up(history)
+                if self._model.stop_training or len(history) == self._epochs:
+                    self._end()
         except UserError:
             raise
         except (Exception, SystemExit) as error:
             raise UserError(f"A callback failed: {where(error)}") from error
-        if self._model.stop_training or len(history) == self._epochs:
-            self._end()
         return bool(self._model.stop_training)
 
     def files(self) -> Iterator[tuple[str, Path]]:
@@ -80,6 +74,16 @@ class Hooks:
         """Call `on_train_end` if it was not called yet, and delete the files."""
         self._end()
         self._temporary.cleanup()
+
+    def _catch_up(self, history: Sequence[dict[str, float]]) -> None:
+        seen = self._seen
+        if seen is None or len(history) <= len(seen) or history[: len(seen)] != seen:
+            seen = self._begin()
+        for epoch in range(len(seen), len(history)):
+            if self._model.stop_training:  # as in Keras, no epoch follows
+                break
+            self._epoch(epoch, dict(history[epoch]), live=epoch == len(history) - 1)
+            self._seen = history[: epoch + 1]
 
     def _begin(self) -> Sequence[dict[str, float]]:
         if self._seen is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import keras
 import pytest
 
+from shoal_trainer import UserError
 from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import TaskWork
@@ -206,3 +207,59 @@ def test_error_in_on_train_end_is_logged(running, caplog):
     hooks.close()
     assert calls[-1] == ("train end", LOGS[0])
     assert "Broken.on_train_end failed: KeyError: 'accuracy'" in caplog.text
+
+
+def halve(model):
+    model.optimizer.learning_rate = 0.5 * float(model.optimizer.learning_rate)
+
+
+def schedule(model):
+    model.optimizer.learning_rate = keras.optimizers.schedules.CosineDecay(0.1, 100)
+
+
+def recompile(model):
+    model.compile(keras.optimizers.SGD(0.001), "mse")
+
+
+def freeze(model):
+    model.layers[1].trainable = False
+
+
+def freeze_statistics(model):
+    model.get_layer("batch_normalization").trainable = False
+
+
+def assign_rate(model):
+    model.optimizer.learning_rate.assign(0.005)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (halve, "cannot change the learning rate of the job.*Use a schedule of keras"),
+        (schedule, "cannot change the learning rate of the job"),
+        (recompile, "cannot change the learning rate of the job"),
+        (assign_rate, "cannot change the learning rate of the job"),
+        (freeze, "cannot change which variables are trained.*loads the exported model"),
+        (freeze_statistics, "cannot change which variables are trained"),
+    ],
+)
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_end"])
+def test_change_that_the_job_would_not_follow_is_refused(optimizer, change, words, hook):
+    model = functional(optimizer, norm=True)
+    keywords = {hook: lambda *_: change(model)}
+    hooks = Hooks(lambda: [callbacks.LambdaCallback(**keywords)], model)
+    with pytest.raises(UserError, match=words):
+        hooks.run(LOGS[:1])
+    hooks.close()
+
+
+@pytest.mark.parametrize(
+    "rate", [0.1, keras.optimizers.schedules.CosineDecay(0.1, 100), iter([0.3, 0.2, 0.1]).__next__]
+)
+def test_unchanged_optimizer_is_accepted(rate):
+    model = functional(keras.optimizers.SGD(rate))
+    hooks = Hooks(lambda: [callbacks.LambdaCallback(on_epoch_end=lambda *_: model.get_weights())], model)
+    assert not hooks.run(LOGS[:1])
+    hooks.close()
