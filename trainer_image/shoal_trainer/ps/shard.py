@@ -110,7 +110,7 @@ class ShardStore(WorkerRegistry):
                     raise UserError(mismatch(self.model.spec, model))
                 self.model.reconfigure(model)
                 self._other_run = False
-            self._permits.forget(slot)
+            self._expect_no_push(slot)
             self._recovery.begin(self._clock())
             wants_copy = copy_version is not None and self._is_newer(copy_version, generation)
             if wants_copy:
@@ -164,7 +164,7 @@ class ShardStore(WorkerRegistry):
             kernels.encode(model.parameters, io)
             answer = self._answer(slot, -1)
             if idle:
-                self._permits.forget(slot)
+                self._expect_no_push(slot)
             return answer
 
     def push(

@@ -43,23 +43,20 @@ class WorkerRegistry:
         """Unregister a connection."""
         with self.lock:
             if not self._members.disconnect(slot):
-                self._permits.forget(slot)
                 self._disconnected(slot)
-            self.changed.notify_all()
+                self._expect_no_push(slot)
 
     def fence(self, slot: int, minimum_incarnation: int) -> None:
         """Refuse older incarnations of a slot from now on, and stop waiting for their gradients."""
         with self.lock:
             if self._members.fence(slot, minimum_incarnation):
-                self._permits.forget(slot)
-                self.changed.notify_all()
+                self._expect_no_push(slot)
 
     def leave(self, slot: int, incarnation: int) -> None:
         """Refuse pushes of a worker that has left, until it connects again."""
         with self.lock:
             self._members.leave(slot, incarnation)
-            self._permits.forget(slot)
-            self.changed.notify_all()
+            self._expect_no_push(slot)
 
     def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
         """Bounded staleness: wait, at most `timeout` seconds, while this push would make another gradient too stale.
@@ -80,6 +77,11 @@ class WorkerRegistry:
                     self.changed.wait(remaining)
             finally:
                 self._permits.leave(slot)
+
+    def _expect_no_push(self, slot: int) -> None:
+        """Stop waiting for a worker's gradient, under the lock: other pushes may be admitted now."""
+        self._permits.forget(slot)
+        self.changed.notify_all()
 
     def _disconnected(self, slot: int) -> None:
         """Called under the lock when a worker's last connection has ended."""

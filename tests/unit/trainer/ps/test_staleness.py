@@ -8,7 +8,7 @@ import pytest
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced
-from tests.unit.trainer.ps.shards import ONE, grad, ready
+from tests.unit.trainer.ps.shards import MODEL, ONE, grad, ready
 
 
 def test_fast_worker_waits_for_a_slow_but_not_a_dead_worker() -> None:
@@ -86,3 +86,35 @@ def test_idle_worker_blocks_no_push() -> None:
         assert shard._permits.admits(0, seq - 1, shard.version, 0)
         shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
     assert shard.version == 3
+
+
+@pytest.mark.parametrize(
+    "stop_expecting",
+    [
+        lambda shard: shard.hello(1, 0, MODEL),  # an idle worker's probe
+        lambda shard: shard.pull(1, grad(0.0), idle=True),
+        lambda shard: shard.disconnect(1),
+        lambda shard: shard.fence(1, 1),
+        lambda shard: shard.leave(1, 0),
+    ],
+    ids=["hello", "idle pull", "disconnect", "fence", "leave"],
+)
+def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(stop_expecting) -> None:
+    """Shards other than 0 have no timer that would wake the waiting push."""
+    shard = ready(staleness=Staleness(max=0))
+    for slot in (0, 1):
+        shard.connect(slot, 0)
+        shard.pull(slot, grad(0.0))
+    shard.push(0, 0, 1, 0, ONE, grad(0.0))
+    passed = threading.Event()
+
+    def second() -> None:
+        shard.wait_admitted(0, 1, 30)
+        passed.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert not passed.wait(0.05)
+    stop_expecting(shard)
+    assert passed.wait(10)
+    thread.join()
