@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from itertools import chain
 
 from shoal_trainer.errors import Fenced
 
@@ -86,20 +87,22 @@ class Permits:
     def __init__(self) -> None:
         self._pulled: dict[int, deque[int]] = {}
         self._waiting: dict[int, int] = {}
+        self._oldest: int | None = None
+        """The minimum of both, so that a waiting push does not compute it again; None after a change."""
 
     def pulled(self, slot: int, version: int) -> None:
         """A worker pulled `version` and will push a gradient computed on it."""
         self._pulled.setdefault(slot, deque(maxlen=8)).append(version)
+        self._oldest = None
 
     def pushed(self, slot: int, base: int) -> None:
-        """A gradient computed on `base` was applied; the worker sends none on an older version."""
-        versions = self._pulled.get(slot)
-        while versions and versions[0] <= base:
-            versions.popleft()
+        """A gradient computed on `base` was applied; the worker sends none on this version or an older one."""
+        self._drop_before(slot, base + 1)
 
     def forget(self, slot: int) -> None:
         """Expect no gradient from this worker."""
         self._pulled.pop(slot, None)
+        self._oldest = None
 
     def give_up(self, slot: int, version: int, bound: int) -> None:
         """Stop waiting for workers whose gradients one more push would make staler than `bound`."""
@@ -107,23 +110,36 @@ class Permits:
             versions = self._pulled[other]
             if versions and version + 1 - versions[0] > bound:
                 del self._pulled[other]
+        self._oldest = None
 
     def arrive(self, slot: int, base: int) -> None:
-        """A push arrived and may have to wait."""
+        """A push arrived and may have to wait. The worker sends no gradient on an older version than `base`."""
+        self._drop_before(slot, base)
         self._waiting[slot] = base
 
     def leave(self, slot: int) -> None:
         """The push no longer waits."""
         self._waiting.pop(slot, None)
+        self._oldest = None
 
-    def admits(self, slot: int, base: int, version: int, bound: int) -> bool:
-        """Whether the push may be applied to `version` without making another gradient staler than `bound`."""
-        others = [versions[0] for other, versions in self._pulled.items() if other != slot and versions]
-        others += [other_base for other, other_base in self._waiting.items() if other != slot]
-        oldest = min(others, default=base)
-        return base <= oldest or version + 1 - oldest <= bound
+    def admits(self, base: int, version: int, bound: int) -> bool:
+        """Whether the push may be applied to `version` without making another gradient staler than `bound`.
+
+        `base`: of a push that has arrived.
+        """
+        if self._oldest is None:
+            pulled = (versions[0] for versions in self._pulled.values() if versions)
+            self._oldest = min(chain(pulled, self._waiting.values()), default=version)
+        return base <= self._oldest or version + 1 - self._oldest <= bound
 
     def clear(self) -> None:
         """Forget all versions: a rollback restarts them at an older one."""
         self._pulled.clear()
         self._waiting.clear()
+        self._oldest = None
+
+    def _drop_before(self, slot: int, version: int) -> None:
+        versions = self._pulled.get(slot)
+        while versions and versions[0] < version:
+            versions.popleft()
+        self._oldest = None

@@ -69,7 +69,7 @@ class WorkerRegistry:
             deadline = self._clock() + timeout
             self._permits.arrive(slot, base)
             try:
-                while not self._permits.admits(slot, base, self.version, self.staleness.max):
+                while not self._permits.admits(base, self.version, self.staleness.max):
                     if (remaining := deadline - self._clock()) <= 0:
                         # A worker that blocked this push until its timeout must not block the next ones as well.
                         self._permits.give_up(slot, self.version, self.staleness.max)

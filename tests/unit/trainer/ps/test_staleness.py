@@ -42,9 +42,9 @@ def test_fenced_worker_blocks_no_push() -> None:
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
     shard.fence(1, 0)  # its own join fences earlier incarnations only
-    assert not shard._permits.admits(0, 1, shard.version, 0)
+    assert not shard._permits.admits(1, shard.version, 0)
     shard.fence(1, 1)
-    assert shard._permits.admits(0, 1, shard.version, 0)
+    assert shard._permits.admits(1, shard.version, 0)
 
 
 def test_worker_that_blocked_one_push_until_timeout_blocks_no_other() -> None:
@@ -55,10 +55,10 @@ def test_worker_that_blocked_one_push_until_timeout_blocks_no_other() -> None:
     shard.wait_admitted(0, 0, 0.0)
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
     shard.wait_admitted(0, 1, 0.0)  # waits until the timeout
-    assert shard._permits.admits(0, 1, shard.version, 0)
+    assert shard._permits.admits(1, shard.version, 0)
     shard.pull(1, grad(0.0))  # the next push waits for it again
     shard.push(0, 0, 2, 1, ONE, grad(0.0))
-    assert not shard._permits.admits(0, 2, shard.version, 0)
+    assert not shard._permits.admits(2, shard.version, 0)
 
 
 def test_push_after_its_worker_left_is_fenced() -> None:
@@ -80,10 +80,10 @@ def test_idle_worker_blocks_no_push() -> None:
         shard.connect(slot, 0)
         shard.pull(slot, grad(0.0))
     shard.push(0, 0, 1, 0, ONE, grad(0.0))
-    assert not shard._permits.admits(0, 1, shard.version, 0)
+    assert not shard._permits.admits(1, shard.version, 0)
     shard.pull(1, grad(0.0), idle=True)  # it evaluates or waits for work
     for seq in (2, 3):
-        assert shard._permits.admits(0, seq - 1, shard.version, 0)
+        assert shard._permits.admits(seq - 1, shard.version, 0)
         shard.push(0, 0, seq, seq - 1, ONE, grad(0.0))
     assert shard.version == 3
 
@@ -112,7 +112,7 @@ def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(stop_
         shard.wait_admitted(0, 1, 30)
         passed.set()
 
-    thread = threading.Thread(target=second)
+    thread = threading.Thread(target=second, daemon=True)
     thread.start()
     assert not passed.wait(0.05)
     stop_expecting(shard)

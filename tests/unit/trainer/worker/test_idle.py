@@ -107,5 +107,5 @@ def test_idle_worker_begins_new_work_with_fresh_parameters(bench):
 def test_idle_worker_pushes_its_pending_gradient(bench):
     bench.shard._permits.pulled(0, 4)
     bench.probe(2)
-    assert bench.shard._permits.admits(9, 10, 10, 0)
+    assert bench.shard._permits.admits(10, 10, 0)
     bench.finish()

@@ -1,0 +1,76 @@
+"""The bookkeeping of bounded staleness."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from shoal_trainer.ps.members import Permits
+
+
+def admits_by_definition(permits: Permits, slot: int, base: int, version: int, bound: int) -> bool:
+    """Compares with the gradients of every other worker."""
+    others = [versions[0] for other, versions in permits._pulled.items() if other != slot and versions]
+    others += [other_base for other, other_base in permits._waiting.items() if other != slot]
+    oldest = min(others, default=base)
+    return base <= oldest or version + 1 - oldest <= bound
+
+
+def test_admission_equals_its_definition_in_any_order_of_calls() -> None:
+    refused = 0
+    for seed in range(300):
+        rng, permits, version, bound = random.Random(seed), Permits(), 0, seed % 4
+        pulled: dict[int, list[int]] = {}
+        waiting: dict[int, int] = {}
+        for _ in range(80):
+            slot = rng.randrange(5)
+            match rng.choice(["pull", "arrive", "ask", "ask", "forget", "give up"]):
+                case "pull" if slot not in waiting:
+                    permits.pulled(slot, version)
+                    pulled.setdefault(slot, []).append(version)
+                case "arrive" if slot not in waiting and pulled.get(slot):
+                    base = rng.choice(pulled[slot])
+                    pulled[slot] = [version for version in pulled[slot] if version >= base]
+                    permits.arrive(slot, base)
+                    waiting[slot] = base
+                case "ask" if slot in waiting:
+                    base = waiting[slot]
+                    expected = admits_by_definition(permits, slot, base, version, bound)
+                    assert permits.admits(base, version, bound) is expected
+                    refused += not expected
+                    if expected:
+                        permits.leave(slot)
+                        permits.pushed(slot, waiting.pop(slot))
+                        version += 1
+                        permits.pulled(slot, version)
+                        pulled[slot] = [v for v in pulled[slot] if v > base] + [version]
+                case "forget":
+                    permits.forget(slot)
+                case "give up":
+                    permits.give_up(slot, version, bound)
+    assert refused > 100
+
+
+class Counted(dict[int, Any]):
+    """Counts the iterations over it."""
+
+    iterations = 0
+
+    def values(self) -> Any:
+        self.iterations += 1
+        return super().values()
+
+    def items(self) -> Any:
+        self.iterations += 1
+        return super().items()
+
+
+def test_waiting_pushes_share_one_iteration_over_the_workers() -> None:
+    permits = Permits()
+    permits._pulled = pulled = Counted()
+    for slot in range(100):
+        permits.pulled(slot, 0)
+    for slot in range(50):
+        permits.arrive(slot, 0)
+    assert all(permits.admits(0, 0, 0) for _ in range(50))
+    assert pulled.iterations == 1
