@@ -197,6 +197,8 @@ class Loop(Upstream):
             if self._outage is not None:
                 self._train_locally(ready)
                 return
+            if self._leases.token(ready.work.token) is None:
+                return
         assert self._pulled is not None
         base = self._pulled
         started = self._clock()
@@ -275,7 +277,7 @@ class Loop(Upstream):
         self._last_answer = self._clock()
 
     def _check_finite(self, step: Step, ready: Ready) -> Step | None:
-        """Apply `on_nan` to the step; None if the job rolls back."""
+        """Apply `on_nan` to the step; None if it is discarded."""
         if step.finite:
             return step
         if self._policy.on_nan == "rollback":
@@ -284,11 +286,28 @@ class Loop(Upstream):
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
             return replace(step, update=np.zeros_like(step.update), skipped=True)
+        if self._discarded(ready):
+            return None
         raise UserError(
             f"The loss or its gradient is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
             "learning rate, clip gradients (clipnorm=…), look for bad samples, or set Training(on_nan=…) to "
             '"skip" or "rollback".'
         )
+
+    def _discarded(self, ready: Ready) -> bool:
+        """Discard a non-finite step that does not fail the job: training has ended, or an outage hides whether it has.
+
+        The batch is trained again after the outage.
+        """
+        self._collect()
+        if self._outage is None:
+            self._probe()
+        if self._leases.token(ready.work.token) is not None:
+            if self._outage is None:
+                return False
+            self._deferred = ready
+        self._wasted += 1
+        return True
 
     # --- an outage ------------------------------------------------------------------------------------------------
 
@@ -323,10 +342,9 @@ class Loop(Upstream):
     # --- helpers --------------------------------------------------------------------------------------------------
 
     def _next_item(self, timeout: float) -> Item | None:
-        if self._deferred is not None:
-            deferred, self._deferred = self._deferred, None
-            return deferred
-        item = self._feed.get(timeout)
+        item, self._deferred = self._deferred, None
+        if item is None:
+            item = self._feed.get(timeout)
         reassigned = isinstance(item, Ready) and self._leases.token(item.work.token) is None
         return None if reassigned else item
 

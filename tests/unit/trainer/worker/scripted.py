@@ -1,0 +1,107 @@
+"""A loop without threads, against scripted answers of one parameter server."""
+
+import math
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+
+from shoal_trainer.data.batch import Batch
+from shoal_trainer.errors import Unreachable
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.wire.messages import Journal, OptimizerConfig, Pulled, ShardWelcome, Welcome
+from shoal_trainer.worker.feed import Ready
+from shoal_trainer.worker.flat_model import Step
+from shoal_trainer.worker.leases import Leases
+from shoal_trainer.worker.loop import Loop, Policy
+from shoal_trainer.worker.optimizers import Placement
+from shoal_trainer.worker.work import DataWork
+
+SIZE, TERM = 4, 111
+
+
+class Server:
+    """Its answers. `stopped`: the term that has ended training; `reachable`: False while it is lost."""
+
+    def __init__(self):
+        self.stopped, self.reachable, self.pushes = 0, True, []
+
+    def pull(self, *_arguments, **_options):
+        return self._answer(self.pulled)
+
+    def push_pull(self, _update, _out, push):
+        if self.reachable:
+            self.pushes.append(push)
+        return self._answer(self.pulled)
+
+    def probe(self):
+        return self._answer(self.welcome)
+
+    def connect(self, _copy):
+        return self._answer(self.welcome) if self.reachable else Future()
+
+    def close(self):
+        pass
+
+    def pulled(self):
+        return Pulled((5,), ({},), 0, 1, (0,), journals=(Journal(),), stopped=self.stopped)
+
+    def welcome(self):
+        welcome = ShardWelcome(index=0, epoch=0, boot=TERM, version=5, initialized=True, stopped=self.stopped)
+        return Welcome((welcome,))
+
+    def _answer(self, make):
+        future = Future()
+        if self.reachable:
+            future.set_result(make())
+        else:
+            future.set_exception(Unreachable("the server is lost"))
+        return future
+
+
+class Coordinator:
+    """Records the reports."""
+
+    def __init__(self):
+        self.outage, self.reports, self.diverged_batches = "", [], []
+
+    def join(self, leases, wasted):
+        assert not leases
+        self.reports.append(wasted.steps)
+        return {}
+
+    def diverged(self, _generation, batch, _reason):
+        self.diverged_batches.append(batch)
+
+    def set_outage(self, message):
+        self.outage = message
+
+    def leave(self):
+        pass
+
+
+class Bench:
+    """A worker that has pulled, and holds a lease of the positions 0 to 8."""
+
+    def __init__(self, **policy):
+        self.server, self.coordinator, self.leases, self.now = Server(), Coordinator(), Leases(), 0.0
+        self.items, self.loss = [], 0.1
+        model = SimpleNamespace(
+            layout=SimpleNamespace(size=SIZE, trainable=SIZE), dtype=np.float32, alias=lambda flat: flat,
+            step=lambda *_: Step(aligned(SIZE), self.loss, math.isfinite(self.loss)), reuse=lambda _update: None,
+        )  # fmt: skip
+        feed = SimpleNamespace(
+            get=lambda _timeout: self.items.pop(0) if self.items else None, stop=lambda: None
+        )
+        self.loop = Loop(
+            model, Placement(OptimizerConfig()), self.server, feed, self.coordinator, self.leases, None,
+            threading.Event(), Policy(**policy), clock=lambda: self.now,
+        )  # fmt: skip
+        self.loop._use(self.server.pulled())
+        self.loop._boots = ((0, TERM),)
+        self.work = DataWork((TERM, 1), 0, 0, 8)
+        self.leases.grant(self.work)
+
+    def batch(self, start=0):
+        return Ready(self.work, Batch(np.arange(2), None, np.ones(2, np.float32), 2, start + 2))
