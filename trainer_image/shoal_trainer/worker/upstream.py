@@ -238,6 +238,8 @@ class Upstream:
                 if backoff.is_new(error):
                     log.warning("cannot request a rollback yet: %s", error)
                 backoff.wait(self._drain)
+        # The marked positions are not pushed, so no lease may continue. The coordinator has released them.
+        self._leases.reset(self._generation)
         self._discard_unsent()
         if self._outage is None:
             self._outage = self._local_training(None, max_steps=0)

@@ -66,3 +66,13 @@ def test_batch_of_a_non_finite_local_step_is_dropped_if_training_has_ended():
     bench.server.reachable, bench.server.stopped = True, TERM
     bench.loop._end_outage(bench.server.welcome())
     assert bench.loop._next_item(0.0) is None
+
+
+def test_no_lease_continues_after_a_reported_divergence():
+    """The marked positions are not pushed: a successor that renewed the lease would wait for them forever."""
+    bench = Bench(on_nan="rollback")
+    bench.loop._train(bench.batch())
+    bench.loss = math.nan
+    bench.loop._train(bench.batch(2))
+    assert [(batch.start, batch.stop) for batch in bench.coordinator.diverged_batches] == [(2, 4)]
+    assert bench.leases.held() == {}
