@@ -123,6 +123,7 @@ class Loop(Upstream):
             self._send(base)
         elif self._clock() - self._last_answer >= PROBE_SECONDS:
             self._probe()
+            self._report_wasted()
             self._input_seconds, self._last_push = 0.0, self._clock()
 
     def _flush(self) -> None:
@@ -221,7 +222,9 @@ class Loop(Upstream):
     def _send(self, base: Pulled) -> None:
         """Pass the pending steps to the exchange thread as one push."""
         # Steps of reassigned leases are dropped: the other worker pushes these samples.
-        self._pending = [pair for pair in self._pending if self._leases.token(pair[1].work.token) is not None]
+        held = [pair for pair in self._pending if self._leases.token(pair[1].work.token) is not None]
+        self._wasted += len(self._pending) - len(held)
+        self._pending = held
         if not self._pending:
             return
         skipped = all(step.skipped for step, _ in self._pending)
@@ -381,6 +384,8 @@ class Loop(Upstream):
             except (Unreachable, FutureTimeout) as error:
                 log.warning("the last push was not answered: %s", error)
         self._exchange.close()  # before the leases are released: a push must not arrive after that
+        self._wasted += len(self._pending) + (0 if self._outage is None else self._outage.steps)
+        self._report_wasted()
         try:
             self._coordinator.leave()
         except Unreachable as error:

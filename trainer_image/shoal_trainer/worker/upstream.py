@@ -6,6 +6,7 @@ its unsent steps and its leases, because they are newer than the snapshot.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -148,7 +149,9 @@ class Upstream:
     def _local_step(self, step: Step, ready: Ready) -> None:
         assert self._outage is not None
         mark = self._leases.mark(ready.work.token, ready.batch.end)
-        if mark is not None:
+        if mark is None:
+            self._wasted += 1
+        else:
             self._outage.step(step.update, ready.batch.samples, mark, gradient=not step.skipped)
 
     def _end_outage(self, welcome: Welcome) -> None:
@@ -212,6 +215,12 @@ class Upstream:
         renamed = self._coordinator.join(leases, Wasted(self._wasted, self._acknowledged))
         self._acknowledged = self._wasted
         return renamed
+
+    def _report_wasted(self) -> None:
+        """Report wasted steps that no join has reported."""
+        if self._wasted > self._acknowledged:
+            with contextlib.suppress(Unreachable):
+                self._join_coordinator({})
 
     # --- rollback -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,43 @@
+"""Which steps count as wasted, and when they are reported."""
+
+from shoal_trainer.worker.upstream import PROBE_SECONDS
+from tests.unit.trainer.worker.scripted import TERM, Bench
+
+
+def test_dropped_step_after_the_stop_is_reported_while_idle():
+    bench = Bench()
+    bench.loop._train(bench.batch())
+    bench.server.stopped = TERM
+    bench.loop._train(bench.batch(2))  # its push is in flight
+    bench.loop._train(bench.batch(4))  # the answer reports the stop
+    assert len(bench.server.pushes) == 2
+    for _ in range(2):
+        bench.now += PROBE_SECONDS
+        bench.loop._idle()
+    assert bench.coordinator.reports == [1]
+
+
+def test_local_steps_are_reported_as_wasted_when_the_worker_leaves():
+    bench = Bench()
+    bench.server.reachable = False
+    bench.loop._probe()
+    for start in (0, 2):
+        bench.loop._train_locally(bench.batch(start))
+    bench.loop._leave()
+    assert bench.coordinator.reports == [2]
+
+
+def test_local_step_of_a_lost_lease_is_wasted():
+    bench = Bench()
+    bench.server.reachable = False
+    bench.loop._probe()
+    bench.leases.void(TERM)
+    bench.loop._train_locally(bench.batch())
+    assert bench.loop._wasted == 1
+
+
+def test_worker_without_wasted_steps_leaves_without_a_report():
+    bench = Bench()
+    bench.loop._train(bench.batch())
+    bench.loop._leave()
+    assert bench.coordinator.reports == []
