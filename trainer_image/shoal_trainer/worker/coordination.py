@@ -35,6 +35,7 @@ class ControlPlane:
         )
         self._data = _spec(job)
         self._message: StatusText = ""
+        self._outage = ""
         self._logged: StatusText = ""
         self._uploaded: dict[str, tuple[int, int]] = {}
         """Size and modification time (ns) of each uploaded file."""
@@ -83,6 +84,10 @@ class ControlPlane:
         """Set the message of the heartbeats."""
         self._message = message
 
+    def set_outage(self, message: str) -> None:
+        """Set a message about an unreachable parameter server, which goes before the other."""
+        self._outage = message
+
     def file_ended(self, token: Token, length: int) -> None:
         """Report that a leased file has `length` samples."""
         self._client.file_ended(token, length)
@@ -125,7 +130,7 @@ class ControlPlane:
 
     def _message_text(self) -> str:
         """The message of this heartbeat. A callable is logged here, because its thread may be blocked."""
-        message = self._message
+        message = self._outage or self._message
         if not callable(message):
             return message[:MAX_TEXT]
         text = message()

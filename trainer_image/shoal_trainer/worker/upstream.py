@@ -110,7 +110,9 @@ class Upstream:
 
     def _begin_outage(self, error: Unreachable, send: Send | None) -> None:
         """Start local training. `send`: the interrupted push."""
-        log.warning("a parameter server is unreachable (%s): training continues locally", error)
+        message = f"a parameter server is unreachable ({error})"
+        log.warning("%s: training continues locally", message)
+        self._coordinator.set_outage(message)
         assert self._pulled is not None
         self._outage = self._local_training(None if send is None else send.push.learning_rate)
         if send is not None:
@@ -170,6 +172,7 @@ class Upstream:
         self._use(pulled)
         self._boots = welcome.boots
         self._outage = self._reconnect = None
+        self._coordinator.set_outage("")
         self._last_push = self._last_answer = self._clock()
         log.warning("the parameter servers are reachable again%s", " after a restart" if lost else "")
 

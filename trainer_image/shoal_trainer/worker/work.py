@@ -83,6 +83,9 @@ class Coordinator(Protocol):
     def set_message(self, message: StatusText) -> None:
         """Set the message that the heartbeats carry; "" for none."""
 
+    def set_outage(self, message: str) -> None:
+        """Set a message about an unreachable parameter server, which goes before the other; "" for none."""
+
     def file_ended(self, token: Token, length: int) -> None:
         """Report that a leased file has `length` samples, all of which were pushed."""
 

@@ -220,6 +220,8 @@ class Worker:
     def set_message(self, message):
         """Heartbeats are not simulated."""
 
+    set_outage = set_message
+
     def task(self, work, flat):
         del flat
         metrics = {"val_accuracy": 0.5} if work.kind == "evaluate" else {}

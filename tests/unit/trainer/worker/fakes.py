@@ -80,6 +80,9 @@ class FakeCoordinator:
         if message not in self.messages and not callable(message):
             self.messages.append(message)
 
+    def set_outage(self, message):
+        """Recorded by `scripted.Coordinator`."""
+
     def file_ended(self, token, length):
         self.results.append(("file", token, length))
 

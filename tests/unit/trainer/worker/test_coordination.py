@@ -208,6 +208,23 @@ def test_heartbeat_carries_the_message_until_cleared(bench, monkeypatch):
         plane._thread.join(30)
 
 
+def test_heartbeat_carries_an_outage_before_the_message_about_data(bench, monkeypatch):
+    monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
+    plane = bench.worker()
+    outage, trouble = "a parameter server is unreachable (no answer)", "cannot read part-3"
+    plane.set_outage(outage)
+    plane.set_message(trouble)
+    plane.start()
+    try:
+        assert plane._client.beats.get(timeout=30) == outage
+        plane.set_outage("")
+        while plane._client.beats.get(timeout=30) != trouble:
+            pass
+    finally:
+        plane.close()
+        plane._thread.join(30)
+
+
 def test_finished_job_is_learned_from_the_answer_to_a_heartbeat(bench, monkeypatch):
     monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
     plane = bench.worker()
