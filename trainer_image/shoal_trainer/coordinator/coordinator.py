@@ -19,6 +19,7 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator.last_pushes import LastPushes
 from shoal_trainer.coordinator.leases import Lease, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.protocol import Assignment, FileEnded, Join, Joined, TaskDone
@@ -56,8 +57,9 @@ class Coordinator(Record):
         self.finished: TerminationMessage | None = None
         self._wall = wall
         self._task_counter = 0
-        self._last_pushes: dict[tuple[int, int], float] = {}
-        """After a stop: the deadline for a last push of each worker that held a lease."""
+        self._last_pushes = LastPushes(shard.shards)
+        self.compare_soon: Callable[[], None] = lambda: None
+        """Called to have the shards compared (`count_partial`) by another thread."""
         shard.on_applied = self.applied
         shard.on_ready = self.ready
 
@@ -182,10 +184,14 @@ class Coordinator(Record):
             for mark in meta.progress:
                 self._count(mark)
             self._stop_after_steps()
-        self._last_pushes.pop((push.slot, push.incarnation), None)  # its answer reports the stop
+        # Its answer reports the stop, so this worker pushes no more.
+        self._last_pushes.arrived((push.slot, push.incarnation), now + member.silence_limit)
 
     def count_partial(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
-        """Count the partial samples; returns whether pushes may be in flight (`at_end`: they count as partial)."""
+        """Count the partial samples of these shards, shard 0 first; returns whether pushes may be in flight.
+
+        `at_end`: pushes in flight count as partial.
+        """
         with self._lock:
             if self.ledger is None:
                 raise Unreachable("no worker has joined yet, so the data are unknown")
@@ -194,6 +200,8 @@ class Coordinator(Record):
             self.counters.partial = sum(mark.stop - mark.start for mark in marks)
             ranges = ((m.epoch, r) for m in marks for r in self.ledger.range_of(Segment(*m)))
             self.counters.partial_ranges = set(ranges)
+            if shards[0].spans() == self.shard.contents.spans():
+                self._last_pushes.compared(in_flight=in_flight)
             return in_flight
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -320,7 +328,7 @@ class Coordinator(Record):
             self.counters.wasted_steps += 1  # at most the step in progress
         member.state = state
         member.message = reason or member.message
-        self._last_pushes.pop((member.slot, member.incarnation), None)
+        self._last_pushes.drop((member.slot, member.incarnation))
         if self.ledger is not None:
             self.ledger.release(lambda lease: _holds(member, lease))
         self.tasks.release(member.slot, member.incarnation)
@@ -342,19 +350,25 @@ class Coordinator(Record):
         if self.stopping:
             return
         self.stopping = reason
+        self._expect_last_pushes()
+
+    def _expect_last_pushes(self) -> None:
+        """After a stop, each worker that holds a lease may push once more."""
         now = self._clock()
-        if self.ledger is not None:
-            holders = {(lease.slot, lease.incarnation) for lease in self.ledger.leases.values()}
-            self._last_pushes = {holder: now + self.members.get(*holder).silence_limit for holder in holders}
+        for lease in self.ledger.leases.values() if self.ledger else ():
+            member = self.members.get(lease.slot, lease.incarnation)
+            self._last_pushes.expect((lease.slot, lease.incarnation), now + member.silence_limit)
 
     def _awaits_last_pushes(self) -> bool:
-        """Whether pushes from before the stop may still arrive, so that an evaluation would not match the export."""
-        if self._last_pushes:
-            now = self._clock()
-            self._last_pushes = {
-                holder: deadline for holder, deadline in self._last_pushes.items() if now < deadline
-            }
-        return bool(self._last_pushes)
+        """Whether pushes may still arrive after the end of training, so that an evaluation would not match the export."""
+        if not self.stopping and (self.ledger is None or not self.ledger.finished):
+            return False
+        now = self._clock()
+        if self._last_pushes.workers(now):
+            return True
+        if due := self._last_pushes.comparison_due(now):
+            self.compare_soon()
+        return due
 
     def _finish_training(self) -> None:
         """Release all leases if training stops early, and queue the last evaluation and the export."""

@@ -1,7 +1,8 @@
 """Compares the pushes that the shards hold, to count the samples that only some shards have.
 
 It lists the pushes of each shard, and reads the positions of those that some shards lack from the journals. It runs
-after a shard restarts, at each snapshot (the journals then drop entries), and before the job ends.
+after a shard restarts, at each snapshot (the journals then drop entries), before the final tasks, and before the job
+ends.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Reconciler:
         self._scheduled.set()
 
     def schedule(self) -> None:
-        """Compare soon, because a shard restarted."""
+        """Compare soon: a shard restarted, or the final tasks wait."""
         self._scheduled.set()
 
     def compare(self, *, at_end: bool = False) -> bool:

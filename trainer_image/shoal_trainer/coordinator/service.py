@@ -71,6 +71,7 @@ class CoordinatorService:
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
         self.artefacts = Artefacts(storage, config.job.uid)
         self._reconciler = Reconciler(shard, [*others(ASK_SECONDS).values()], self.coordinator)
+        self.coordinator.compare_soon = self._reconciler.schedule
         self.snapshotter = Snapshotter(
             shard,
             [*others().values()],

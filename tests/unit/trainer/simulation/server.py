@@ -78,6 +78,7 @@ class Server:
         )  # fmt: skip
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
         self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
+        self.coordinator.compare_soon = self.compare_soon
         self.snapshotter = Snapshotter(
             self.shard, others, self.coordinator, self.reconciler, self.store,
             SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,
@@ -92,6 +93,10 @@ class Server:
             self.coordinator.load(begun[0].ledger, other_run=True)
         if MODEL_FILE in world.storage.files:
             self.coordinator.end(world.final.coordinator.finished)
+
+    def compare_soon(self):
+        """Reconcile the shards in the next turn."""
+        self.reported = False
 
     def fenced(self, error):
         """A newer incarnation has claimed the shard."""
