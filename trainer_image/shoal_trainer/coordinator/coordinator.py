@@ -183,7 +183,8 @@ class Coordinator(Record):
             self.counters.steps += meta.steps
             for mark in meta.progress:
                 self._count(mark)
-            self._stop_after_steps()
+            if not self.gathering:  # workers that have not joined yet may hold leases
+                self._stop_after_steps()
         # Its answer reports the stop, so this worker pushes no more.
         self._last_pushes.arrived((push.slot, push.incarnation), now + member.silence_limit)
 

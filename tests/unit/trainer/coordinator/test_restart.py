@@ -3,6 +3,7 @@
 import pytest
 
 from shoal_trainer.contract import StopAfter
+from shoal_trainer.coordinator.protocol import Join
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import AnswerMeta
@@ -154,3 +155,30 @@ def test_survivors_have_time_to_join_after_a_late_recovery():
     assert new.ask(1).kind == "idle"
     held = lease.model_copy(update={"start": 1})
     assert new.join(0, leases=(held,)).renamed
+
+
+def test_step_limit_reached_while_gathering_fences_no_survivor():
+    stop = StopAfter(steps=2)
+    old = Bench(stop=stop)
+    for slot in (0, 1):
+        old.join(slot)
+    leases = [old.ask(slot).lease for slot in (0, 1)]
+    old.push(0, leases[0], leases[0].stop)
+    saved, copy = old.coordinator.dump(), old.shard.copy()
+    new = Bench(stop=stop, boot=2, epoch=1)
+    new.now = 5000.0
+    new.shard.restore(copy)
+    new.coordinator.load(saved)
+    for slot in (0, 1):
+        new.shard.connect(slot, 0)
+        new.shard.hello(slot, 0, MODEL)
+    new.now += 5.0
+    new.coordinator.join(Join(slot=0, incarnation=0, data=new.data, batch_size=2))
+    new.seq[0, 0] = 1
+    new.push(0, leases[0], leases[0].stop)
+    assert new.coordinator.gathering
+    new.now += 0.25
+    new.coordinator.tick()
+    new.join(1)
+    new.ask(0)
+    assert new.coordinator.stopping
