@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from shoal_trainer.contract import (
     JobIdentity,
@@ -161,6 +162,13 @@ class Coordinator(Record):
             member = self._contact(slot, incarnation)
             self.shard.leave(slot, incarnation)
             self._remove(member, WorkerState.LEFT, message)
+
+    # --- called by the rollback -----------------------------------------------------------------------------------
+
+    def rewind(self, saved: dict[str, Any]) -> None:
+        """Roll back to a saved record. Call it inside the shard's lock, with the parameters."""
+        self._last_pushes.clear()
+        super().rewind(saved)
 
     # --- called by the shard --------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Rollback: the whole job returns to its newest snapshot, because a batch gave a loss that is not finite.
 
 A rollback is one more manifest: the newest one's files, the next **generation**, and a ledger in which nothing is
-leased and the batch counts as lost. That manifest commits the rollback: a process that starts later begins with it.
+leased and the batch counts as lost. That manifest commits the rollback: a process that starts later begins with it,
+and a stop that is decided while it is written is undone with everything since the snapshot.
 Then shard 0 restores its parameters and the ledger under one lock, and a thread asks the other shards until each has
 answered. Workers see the new generation and drop their copies and leases; pushes of an older generation are refused.
 
@@ -78,15 +79,15 @@ class Rollback:
         """
         self._coordinator.heartbeat(report.slot, report.incarnation)
         with self._snapshotter.taking:
-            with self._shard.lock:
-                over = self._coordinator.stopping or self._coordinator.finished is not None
-            if over or report.generation != self._shard.generation:
-                return  # after the end of training, the reporter's lease is void and the batch is not pushed
+            if self._void(report):
+                return
             found = self._store.load_newest(0, self._shard.shards)
             if found is None or not found[0].ledger:
                 raise UserError(f"{_place(report)} There is no snapshot yet to roll back to. {ADVICE}")
             manifest, copy = found
             if manifest.generation == report.generation:
+                if self._void(report):  # training stopped while the snapshot was read
+                    return
                 manifest = self._publish(manifest, report)
             with self._shard.lock:
                 undone = self._shard.version - copy.version
@@ -103,6 +104,12 @@ class Rollback:
         """Another shard has restarted, perhaps from an older snapshot: ask it again."""
         self._generations.pop(index, None)
         self._wake.set()
+
+    def _void(self, report: Diverged) -> bool:
+        """Whether the report needs no rollback: there was one, or training has ended and the batch is not pushed."""
+        with self._shard.lock:
+            over = self._coordinator.stopping or self._coordinator.finished is not None
+            return bool(over) or report.generation != self._shard.generation
 
     def _publish(self, newest: Manifest, report: Diverged) -> Manifest:
         """Commit the rollback."""

@@ -79,6 +79,7 @@ class Leases:
         """Drop all leases and answers after a rollback to this generation."""
         with self._lock:
             self.generation = generation
+            self._stopped = None  # a rollback undoes a stop
             self._renamed |= dict.fromkeys(self._ends)
             self._ends.clear()
             self._answered_to.clear()

@@ -20,6 +20,8 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.worker.leases import Leases
+from shoal_trainer.worker.work import DataWork
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
 
@@ -250,3 +252,45 @@ def test_divergence_after_the_stop_rolls_nothing_back(tmp_path):
     bench.diverge(lease)
     assert (bench.shard.generation, bench.shard.version) == (0, version)
     assert bench.coordinator.stopping == "the target is reached"
+
+
+def stop_during(bench, method):
+    """Training stops while the rollback calls this method of the snapshot store."""
+    original = getattr(bench.store, method)
+
+    def stops(*arguments):
+        result = original(*arguments)
+        if not bench.coordinator.stopping:
+            bench.coordinator._stop("the target is reached")
+        return result
+
+    setattr(bench.store, method, stops)
+
+
+def test_stop_while_the_snapshot_is_read_cancels_the_rollback(bench):
+    bench.train(2)
+    assert bench.snapshotter.take() is not None
+    bench.train(1)
+    lease = bench.lease()
+    stop_during(bench, "load_newest")
+    bench.diverge(lease)
+    assert bench.coordinator.stopping
+    assert (bench.shard.generation, bench.store.latest().generation) == (0, 0)
+
+
+def test_stop_while_the_rollback_is_committed_is_undone(bench):
+    bench.train(2)
+    assert bench.snapshotter.take() is not None
+    bench.train(1)
+    lease, worker = bench.lease(), Leases()
+    stop_during(bench, "publish")
+    bench.diverge(lease)
+    worker.void(lease.term)  # the answer to an earlier push
+    assert (bench.shard.generation, bench.coordinator.stopping, bench.shard.stopped) == (1, "", 0)
+    worker.reset(1)
+    lease = bench.lease()
+    worker.grant(DataWork(lease.token, lease.epoch, lease.start, lease.stop, generation=1))
+    assert list(worker.held()) == [lease.token]
+    bench.coordinator.ledger.release(lambda _: True)
+    bench.coordinator._stop("the target is reached again")
+    assert bench.coordinator.next_work(0, 0, 1).kind == "task"
