@@ -380,13 +380,19 @@ class Coordinator(Record):
         return due
 
     def _finish_training(self) -> None:
-        """Release all leases if training stops early, and queue the last evaluation and the export."""
+        """Release all leases if training stops early; after the last pushes, queue the last evaluation and the export.
+
+        The epoch in which training stops has an evaluation unless it has no batch.
+        """
         assert self.ledger is not None
         assert self.data is not None
         if self.stopping:
             self.ledger.release(lambda _: True)
-        last = max(0, self.ledger.completed - (0 if self.stopping else 1))
-        if self.stopping and self.tasks.evaluated <= last and not self.tasks.exported:
+        if self._awaits_last_pushes():
+            return
+        begun = self.ledger.begun
+        last = max(0, self.ledger.completed - (0 if begun else 1))
+        if begun and self.tasks.evaluated <= last and not self.tasks.exported:
             logs = {} if self.pace.loss is None else {"loss": round(self.pace.loss, 6)}
             self.tasks.epoch_ended(last, logs, validation=self.data.validation, callbacks=self.data.callbacks)
         self.tasks.export(last)

@@ -189,6 +189,11 @@ class Ledger:
         """Whether all epochs are complete; never without a limit."""
         return self.epochs is not None and self.completed >= self.epochs
 
+    @property
+    def begun(self) -> bool:
+        """Whether samples of epochs that are not complete are done."""
+        return any(done.total for state in self.open_epochs.values() for done in state.done.values())
+
     def total(self) -> int | None:
         """Samples per epoch; None until every file has been read to its end."""
         if self.size is not None:

@@ -35,18 +35,18 @@ def test_final_evaluation_waits_for_the_last_push_of_each_worker():
     assert bench.ask(0).task == "evaluate"
 
 
-def test_final_evaluation_does_not_wait_for_a_worker_that_left():
+def test_final_tasks_do_not_wait_for_a_worker_that_left():
     bench, _ = stopped_by_an_evaluation(2)
     bench.coordinator.leave(1, 0)
-    assert bench.ask(0).task == "evaluate"
+    assert bench.ask(0).task == "export"
 
 
-def test_final_evaluation_does_not_wait_for_a_worker_that_pushes_no_more():
+def test_final_tasks_do_not_wait_for_a_worker_that_pushes_no_more():
     bench, _ = stopped_by_an_evaluation(2)
     bench.now += 6.0
     bench.coordinator.heartbeat(0, 0)
     bench.coordinator.heartbeat(1, 0)
-    assert bench.ask(0).task == "evaluate"
+    assert bench.ask(0).task == "export"
 
 
 def test_epoch_completed_after_the_stop_keeps_the_final_evaluation():
@@ -75,3 +75,22 @@ def test_export_overtaken_by_another_worker_publishes_nothing(tmp_path):
     with pytest.raises(Overtaken):
         artefacts.publish_model((1, 1), Bench().coordinator.succeeded())
     assert artefacts.published() is None
+
+
+@pytest.mark.parametrize("epochs", [None, 2])
+def test_stop_at_the_end_of_an_epoch_evaluates_no_epoch_without_a_batch(epochs):
+    bench = Bench(stop=StopAfter(steps=8, epochs=epochs), validation=True, callbacks=True)
+    bench.join(0)
+    tasks = []
+    while (work := bench.train(0)).task != "export":
+        tasks.append((work.task, work.epoch))
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token))
+    assert tasks == [("evaluate", 0), ("callbacks", 0), ("evaluate", 1), ("callbacks", 1)]
+    assert work.epoch == 1
+
+
+def test_last_push_into_a_new_epoch_is_evaluated():
+    bench, leases = stopped_by_an_evaluation(2)
+    bench.push(1, leases[1], leases[1].start + 2)
+    work = bench.ask(0)
+    assert (work.task, work.epoch) == ("evaluate", 1)
