@@ -194,7 +194,7 @@ class Coordinator(Record):
             if not self.gathering:  # workers that have not joined yet may hold leases
                 self._stop_after_steps()
         # Its answer reports the stop, so this worker pushes no more.
-        self._last_pushes.arrived((push.slot, push.incarnation), now + member.silence_limit)
+        self._last_pushes.arrived((push.slot, push.incarnation), now + member.push_limit)
 
     def count_partial(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
         """Count the partial samples of these shards, shard 0 first; returns whether pushes may be in flight.
@@ -278,11 +278,12 @@ class Coordinator(Record):
         return assignment
 
     def _silent_holders(self) -> list[Member]:
-        """The silent members that hold a lease or the first task."""
+        """The silent members that hold a lease or the first task, or whose last push is awaited."""
         silent = self.members.silent()
         if not silent or self.ledger is None:
             return []
         holders = {(lease.slot, lease.incarnation) for lease in self.ledger.leases.values()}
+        holders |= set(self._last_pushes.workers(self._clock()))
         holders |= {task.holder for task in self.tasks.queue[:1] if task.holder is not None}
         return [member for member in silent if (member.slot, member.incarnation) in holders]
 
@@ -366,7 +367,7 @@ class Coordinator(Record):
         now = self._clock()
         for lease in self.ledger.leases.values() if self.ledger else ():
             member = self.members.get(lease.slot, lease.incarnation)
-            self._last_pushes.expect((lease.slot, lease.incarnation), now + member.silence_limit)
+            self._last_pushes.expect((lease.slot, lease.incarnation), now + member.push_limit)
 
     def _awaits_last_pushes(self) -> bool:
         """Whether pushes may still arrive after the end of training, so that an evaluation would not match the export."""

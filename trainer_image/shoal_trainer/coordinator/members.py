@@ -1,7 +1,8 @@
 """The workers of a job: when each last contacted the coordinator, and the statistics of its pushes.
 
 A worker without contact for max(5 s, 3 of its steps) is Silent, but keeps its leases. It is fenced when its successor
-joins, when idle workers need its leases, or after `LOST_SECONDS`; then its pushes are refused and its leases released.
+joins, when idle workers need its leases or its last push, or after `LOST_SECONDS`; then its pushes are refused and its
+leases released.
 
 If no worker has contacted the coordinator for longer than `SILENCE_SECONDS`, the coordinator itself was unreachable or
 stopped, and that time does not count as silence.
@@ -39,6 +40,8 @@ class Member:
     samples: int = 0
     staleness: float | None = None
     timings: Timings | None = None
+    push_seconds: float | None = None
+    """Between pushes."""
     message: str = ""
     wasted_steps: int = 0
     """In total, as reported to this coordinator process."""
@@ -52,6 +55,13 @@ class Member:
         step = self.timings.step if self.timings else 0.0
         return max(SILENCE_SECONDS, SILENCE_STEPS * step)
 
+    @property
+    def push_limit(self) -> float:
+        """Seconds within which it pushes, if it trains. Before its first push it may compile its step."""
+        if self.push_seconds is None:
+            return LOST_SECONDS
+        return max(SILENCE_SECONDS, SILENCE_STEPS * self.push_seconds)
+
     def pushed(self, steps: int, samples: int, staleness: int, timings: Timings) -> None:
         """Record the statistics of a push; times are smoothed."""
         self.steps += steps
@@ -59,6 +69,8 @@ class Member:
         self.staleness = staleness if self.staleness is None else _mix(self.staleness, staleness)
         old = self.timings
         self.timings = timings if old is None else Timings(*map(_mix, old, timings))
+        seconds = steps * timings.step
+        self.push_seconds = seconds if self.push_seconds is None else _mix(self.push_seconds, seconds)
 
     def report(self, now: float) -> WorkerReport:
         """Its entry in the status report."""

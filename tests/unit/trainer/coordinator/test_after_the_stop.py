@@ -6,24 +6,43 @@ from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.protocol import TaskDone
 from shoal_trainer.coordinator.tasks import Tasks
-from shoal_trainer.errors import Overtaken
+from shoal_trainer.errors import Fenced, Overtaken
 from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.wire.messages import Timings
 from tests.unit.trainer.coordinator.bench import Bench
 
 
-def stopped_by_an_evaluation(workers):
-    """Training stops while every worker but the first holds a lease."""
+STEPS_PER_PUSH = 10
+
+
+def stopped_by_an_evaluation(workers, step_seconds=None):
+    """Training stops while every worker but the first holds a lease. `step_seconds`: these have pushed before."""
     bench = Bench(stop=StopAfter(epochs=9, metric="accuracy", value=0.9), validation=True)
     for slot in range(workers):
         bench.join(slot)
     first = bench.train(0)
     assert first.task == "evaluate"
     leases = {slot: bench.ask(slot).lease for slot in range(1, workers)}
+    if step_seconds is not None:
+        for slot in leases:
+            timings = Timings(step_seconds, 0.0, 0.0, 0.0, 0.0)
+            bench.coordinator.members.get(slot, 0).pushed(STEPS_PER_PUSH, 2, 0, timings)
     bench.coordinator.task_done(
         TaskDone(slot=0, incarnation=0, token=first.token, metrics={"val_accuracy": 0.95})
     )
     assert bench.coordinator.stopping
     return bench, leases
+
+
+def seconds_until_a_task(bench, slots):
+    """How long worker 0 waits for a task while the workers of these slots send heartbeats."""
+    for second in range(1, 200):
+        bench.now += 1.0
+        for slot in slots:
+            bench.coordinator.heartbeat(slot, 0)
+        if bench.ask(0).kind == "task":
+            return second
+    raise AssertionError("no task")
 
 
 def test_final_evaluation_waits_for_the_last_push_of_each_worker():
@@ -42,11 +61,25 @@ def test_final_tasks_do_not_wait_for_a_worker_that_left():
 
 
 def test_final_tasks_do_not_wait_for_a_worker_that_pushes_no_more():
+    bench, _ = stopped_by_an_evaluation(2, step_seconds=0.1)
+    assert seconds_until_a_task(bench, slots=[0, 1]) == 5
+
+
+def test_final_tasks_wait_for_a_first_push_that_takes_long():
     bench, _ = stopped_by_an_evaluation(2)
-    bench.now += 6.0
-    bench.coordinator.heartbeat(0, 0)
-    bench.coordinator.heartbeat(1, 0)
-    assert bench.ask(0).task == "export"
+    assert seconds_until_a_task(bench, slots=[0, 1]) == 60
+
+
+def test_final_tasks_wait_as_long_as_a_push_of_several_batches_takes():
+    bench, _ = stopped_by_an_evaluation(2, step_seconds=2.0)
+    assert seconds_until_a_task(bench, slots=[0, 1]) == 60
+
+
+def test_final_tasks_do_not_wait_for_a_silent_worker():
+    bench, _ = stopped_by_an_evaluation(2)
+    assert seconds_until_a_task(bench, slots=[0]) <= 7
+    with pytest.raises(Fenced):
+        bench.coordinator.heartbeat(1, 0)
 
 
 def test_epoch_completed_after_the_stop_keeps_the_final_evaluation():
