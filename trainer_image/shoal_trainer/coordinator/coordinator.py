@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal_trainer.contract import (
+    SILENCE_SECONDS,
     JobIdentity,
     StatusReport,
     StopAfter,
@@ -258,6 +259,9 @@ class Coordinator(Record):
         """Complete epochs and stop training where due. Called by each request, so it must be cheap."""
         if self._gathered():
             self._end_gathering()
+            self._last_pushes.compare_until(self._clock() + SILENCE_SECONDS)  # a push may be sent again
+            if self.stopping:
+                self._expect_last_pushes()
         if self.ledger is None or self.gathering or self.finished is not None:
             return
         self._end_epochs()

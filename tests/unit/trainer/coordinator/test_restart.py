@@ -182,3 +182,23 @@ def test_step_limit_reached_while_gathering_fences_no_survivor():
     new.join(1)
     new.ask(0)
     assert new.coordinator.stopping
+
+
+def test_final_tasks_wait_for_last_pushes_after_a_restart():
+    stop = StopAfter(epochs=9, metric="accuracy", value=0.9)
+    old = Bench(stop=stop)
+    old.join(0)
+    held = old.ask(0).lease
+    saved, copy = old.coordinator.dump(), old.shard.copy()
+    new = Bench(stop=stop, boot=2, epoch=1)
+    new.shard.restore(copy)
+    new.coordinator.load(saved | {"stopping": "accuracy reached 0.9"})
+    new.shard.connect(0, 0)
+    new.shard.hello(0, 0, MODEL)
+    new.now += 5.0
+    new.join(0, leases=(held,))
+    new.join(1)
+    assert new.ask(1).kind == "idle"
+    assert not new.coordinator.gathering
+    new.push(0, held, held.start + 2)
+    assert new.ask(1).kind == "task"
