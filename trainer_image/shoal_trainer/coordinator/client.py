@@ -189,9 +189,9 @@ class CoordinatorClient:
         )
         return self._client.call("join", request, Joined)
 
-    def next_work(self, generation: int = 0) -> Assignment:
+    def next_work(self, generation: int = 0, stopped: int | None = None) -> Assignment:
         """Request work; a call after `Unreachable` repeats the request. Not thread-safe."""
-        request = Next(**self._identity, number=self._requests + 1, generation=generation)
+        request = Next(**self._identity, number=self._requests + 1, generation=generation, stopped=stopped)
         assignment = self._client.call("next", request, Assignment)
         self._requests += 1
         return assignment

@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from shoal_trainer.contract import (
     SILENCE_SECONDS,
@@ -21,7 +20,6 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.last_pushes import LastPushes
 from shoal_trainer.coordinator.leases import Lease, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.protocol import Assignment, FileEnded, Join, Joined, TaskDone
@@ -59,9 +57,8 @@ class Coordinator(Record):
         self.finished: TerminationMessage | None = None
         self._wall = wall
         self._task_counter = 0
-        self._last_pushes = LastPushes(shard.shards)
         self.compare_soon: Callable[[], None] = lambda: None
-        """Called to have the shards compared (`count_partial`) by another thread."""
+        """Makes another thread compare the shards (`count_partial`)."""
         shard.on_applied = self.applied
         shard.on_ready = self.ready
 
@@ -78,7 +75,7 @@ class Coordinator(Record):
             if request.leases and request.generation != self.shard.generation:
                 raise Unreachable("the job has rolled back: connect to the parameter servers again")
             member.node, member.pool, member.batch_size = request.node, request.pool, request.batch_size
-            if member.state in {WorkerState.DRAINED, WorkerState.LEFT}:
+            if member.left:
                 member.state = WorkerState.ACTIVE
             for older in self.members.older(request.slot, request.incarnation):
                 self._remove(older, WorkerState.FENCED, "its successor has joined")
@@ -93,23 +90,27 @@ class Coordinator(Record):
             return Joined(renamed=self._reclaim(request))
 
     def next_work(
-        self, slot: int, incarnation: int, generation: int | None = None, number: int | None = None
+        self,
+        slot: int,
+        incarnation: int,
+        generation: int | None = None,
+        number: int | None = None,
+        stopped: int | None = None,
     ) -> Assignment:
         """Assign work; none while the worker's parameters are of another generation.
 
-        A request with the same `number` gets the same assignment, if the worker still holds it.
+        A request with the same `number` gets the same assignment, if the worker still holds it. `stopped`: see `Next`.
         """
         with self._lock:
             member = self._contact(slot, incarnation)
+            if stopped == self._term:
+                self._last_pushes.informed((slot, incarnation), self._clock())
             self._advance()
             if self.finished is not None:
                 return Assignment(kind="finished", message=self.finished.message)
             outdated = generation not in {None, self.shard.generation}
-            left = member.state in {
-                WorkerState.DRAINED,
-                WorkerState.LEFT,
-            }  # this request was overtaken by `leave`
-            if self.ledger is None or self.gathering or outdated or left:
+            overtaken = member.left  # by `leave`
+            if self.ledger is None or self.gathering or outdated or overtaken:
                 return self._idle()
             if number is None or member.request_number != number or not self._still_holds(member):
                 member.request_number, member.assignment = number, self._assign(slot, incarnation)
@@ -163,13 +164,6 @@ class Coordinator(Record):
             member = self._contact(slot, incarnation)
             self.shard.leave(slot, incarnation)
             self._remove(member, WorkerState.LEFT, message)
-
-    # --- called by the rollback -----------------------------------------------------------------------------------
-
-    def rewind(self, saved: dict[str, Any]) -> None:
-        """Roll back to a saved record. Call it inside the shard's lock, with the parameters."""
-        self._last_pushes.clear()
-        super().rewind(saved)
 
     # --- called by the shard --------------------------------------------------------------------------------------
 
@@ -264,7 +258,8 @@ class Coordinator(Record):
                 self._expect_last_pushes()
         if self.ledger is None or self.gathering or self.finished is not None:
             return
-        self._end_epochs()
+        while self.tasks.evaluated < self.ledger.completed:
+            self._end_epoch(self.tasks.evaluated)
         self._stop_after_steps()
         if self.stopping or self.ledger.finished:
             self._finish_training()
@@ -347,14 +342,10 @@ class Coordinator(Record):
             self.ledger.release(lambda lease: _holds(member, lease))
         self.tasks.release(member.slot, member.incarnation)
 
-    def _end_epochs(self) -> None:
-        assert self.ledger is not None
+    def _end_epoch(self, epoch: int) -> None:
         assert self.data is not None
-        while self.tasks.evaluated < self.ledger.completed:
-            logs = {} if self.pace.loss is None else {"loss": round(self.pace.loss, 6)}
-            self.tasks.epoch_ended(
-                self.tasks.evaluated, logs, validation=self.data.validation, callbacks=self.data.callbacks
-            )
+        logs = {} if self.pace.loss is None else {"loss": round(self.pace.loss, 6)}
+        self.tasks.epoch_ended(epoch, logs, validation=self.data.validation, callbacks=self.data.callbacks)
 
     def _stop_after_steps(self) -> None:
         if self.stop_after.steps and self.counters.steps >= self.stop_after.steps:
@@ -374,15 +365,16 @@ class Coordinator(Record):
             self._last_pushes.expect((lease.slot, lease.incarnation), now + member.push_limit)
 
     def _awaits_last_pushes(self) -> bool:
-        """Whether pushes may still arrive after the end of training, so that an evaluation would not match the export."""
+        """Whether training has ended, but pushes may arrive that an evaluation would lack and the export contain."""
         if not self.stopping and (self.ledger is None or not self.ledger.finished):
             return False
         now = self._clock()
         if self._last_pushes.workers(now):
             return True
-        if due := self._last_pushes.comparison_due(now):
+        if self._last_pushes.comparison_due(now):
             self.compare_soon()
-        return due
+            return True
+        return False
 
     def _finish_training(self) -> None:
         """Release all leases if training stops early; after the last pushes, queue the last evaluation and the export.
@@ -390,7 +382,6 @@ class Coordinator(Record):
         The epoch in which training stops has an evaluation unless it has no batch.
         """
         assert self.ledger is not None
-        assert self.data is not None
         if self.stopping:
             self.ledger.release(lambda _: True)
         if self._awaits_last_pushes():
@@ -398,8 +389,7 @@ class Coordinator(Record):
         begun = self.ledger.begun
         last = max(0, self.ledger.completed - (0 if begun else 1))
         if begun and self.tasks.evaluated <= last and not self.tasks.exported:
-            logs = {} if self.pace.loss is None else {"loss": round(self.pace.loss, 6)}
-            self.tasks.epoch_ended(last, logs, validation=self.data.validation, callbacks=self.data.callbacks)
+            self._end_epoch(last)
         self.tasks.export(last)
 
 

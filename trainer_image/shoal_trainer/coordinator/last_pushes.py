@@ -11,6 +11,8 @@ from collections.abc import Collection
 
 from shoal_trainer.ps.contents import Worker
 
+RESEND_SECONDS = 3.0
+
 
 class LastPushes:
     """Waits for pushes to `shards` shards, but for none longer than until its deadline."""
@@ -25,6 +27,11 @@ class LastPushes:
     def expect(self, worker: Worker, deadline: float) -> None:
         """This worker may push."""
         self._deadlines[worker] = deadline
+
+    def informed(self, worker: Worker, now: float) -> None:
+        """This worker knows of the end of training: it pushes only what an outage interrupted."""
+        if worker in self._deadlines:
+            self._deadlines[worker] = min(now + RESEND_SECONDS, self._deadlines[worker])
 
     def arrived(self, worker: Worker, deadline: float) -> None:
         """A push of this worker arrived at shard 0, and should reach the other shards until the deadline."""

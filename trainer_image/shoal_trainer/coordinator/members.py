@@ -50,6 +50,11 @@ class Member:
     """The answer to that request for work."""
 
     @property
+    def left(self) -> bool:
+        """Whether it has left by itself."""
+        return self.state in {WorkerState.DRAINED, WorkerState.LEFT}
+
+    @property
     def silence_limit(self) -> float:
         """Seconds without contact after which it is Silent."""
         step = self.timings.step if self.timings else 0.0

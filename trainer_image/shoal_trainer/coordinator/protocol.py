@@ -126,6 +126,8 @@ class Next(Caller):
 
     number: int = Field(ge=1)
     generation: int = Field(default=0, ge=0)
+    stopped: int | None = None
+    """The term that this worker knows to have ended training. It holds no lease of that term."""
 
 
 class Assignment(Message):

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
+from shoal_trainer.coordinator.last_pushes import LastPushes
 from shoal_trainer.coordinator.leases import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.pace import Pace
@@ -48,6 +49,7 @@ class Record:
         self.counters = Counters()
         self.partial = Partial()
         """Used by the reconciler."""
+        self._last_pushes = LastPushes(shard.shards)
         self.ledger: Ledger | None = None
         self.data: DataSpec | None = None
         self._warned_files = False
@@ -143,6 +145,7 @@ class Record:
         """
         with self._lock:
             self._saved = saved
+            self._last_pushes.clear()
             wasted = wasted_after_rollback(saved, self.counters)
             if "partial" in saved:
                 self.partial.load(saved["partial"], self.shard.shards)

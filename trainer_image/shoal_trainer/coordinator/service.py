@@ -192,7 +192,7 @@ class CoordinatorService:
 
     def _next(self, request: Next) -> Message:
         return self.coordinator.next_work(
-            request.slot, request.incarnation, request.generation, request.number
+            request.slot, request.incarnation, request.generation, request.number, request.stopped
         )
 
     def _heartbeat(self, request: Heartbeat) -> Message:

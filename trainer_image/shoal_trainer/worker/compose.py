@@ -127,7 +127,7 @@ def compose(
     feed = Feed(
         job.data,
         config.batch_size,
-        lambda: coordinator.next_work(leases.generation),
+        lambda: coordinator.next_work(leases.generation, leases.stopped),
         leases.grant,
         coordinator.set_message,
         holds=lambda work: leases.token(work.token) is not None,

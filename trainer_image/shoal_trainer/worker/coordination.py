@@ -64,13 +64,13 @@ class ControlPlane:
         self._joined.set()
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
-    def next_work(self, generation: int) -> Work:
-        """Request work for parameters of this generation."""
+    def next_work(self, generation: int, stopped: int | None) -> Work:
+        """Request work for parameters of this generation. `stopped`: see `Next`."""
         if self._error is not None:
             raise self._error
         if not self._joined.is_set():
             raise Unreachable("the worker has not joined yet")
-        return _work(self._client.next_work(generation), generation)
+        return _work(self._client.next_work(generation, stopped), generation)
 
     def diverged(self, generation: int, batch: Progress, reason: str) -> None:
         """Make the job roll back to its newest snapshot and skip this batch."""

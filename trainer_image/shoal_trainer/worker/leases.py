@@ -27,14 +27,14 @@ class Leases:
         self._ends: dict[Token, tuple[DataWork, int]] = {}
         self._renamed: dict[Token, Token | None] = {}
         self._answered_to: dict[Token, int] = {}
-        self._stopped: int | None = None
+        self.stopped: int | None = None
         """The term of the coordinator process that ended training; its answers with leases may arrive later."""
         self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)
 
     def grant(self, work: DataWork) -> None:
         """Add a lease, unless it was requested before a rollback or the end of training."""
         with self._lock:
-            if work.generation == self.generation and work.token[0] != self._stopped:
+            if work.generation == self.generation and work.token[0] != self.stopped:
                 self._ends[work.token] = (work, work.start)
 
     def mark(self, token: Token, end: int) -> Progress | None:
@@ -79,7 +79,7 @@ class Leases:
         """Drop all leases and answers after a rollback to this generation."""
         with self._lock:
             self.generation = generation
-            self._stopped = None  # a rollback undoes a stop
+            self.stopped = None  # a rollback undoes a stop
             self._renamed |= dict.fromkeys(self._ends)
             self._ends.clear()
             self._answered_to.clear()
@@ -88,7 +88,7 @@ class Leases:
     def void(self, term: int) -> None:
         """Drop the leases granted by the coordinator process `term`, which has ended training. 0: none."""
         with self._lock:
-            self._stopped = term or self._stopped
+            self.stopped = term or self.stopped
             for token in [token for token in self._ends if term and token[0] == term]:
                 del self._ends[token]
                 self._answered_to.pop(token, None)

@@ -71,8 +71,8 @@ class Coordinator(Protocol):
     def join(self, leases: Mapping[Token, DataWork], wasted: Wasted) -> Mapping[Token, Token]:
         """Join with this worker's leases and wasted steps; returns the new tokens of the leases that continue."""
 
-    def next_work(self, generation: int) -> Work:
-        """Request work for parameters of this generation."""
+    def next_work(self, generation: int, stopped: int | None) -> Work:
+        """Request work for parameters of this generation. `stopped`: the term that is known to have ended training."""
 
     def diverged(self, generation: int, batch: Progress, reason: str) -> None:
         """Report a non-finite batch; returns when shard 0 has rolled back. `UserError` if the job cannot roll back."""

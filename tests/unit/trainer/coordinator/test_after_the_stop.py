@@ -4,13 +4,13 @@ import pytest
 
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.artefacts import Artefacts
+from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
 from shoal_trainer.coordinator.protocol import TaskDone
 from shoal_trainer.coordinator.tasks import Tasks
 from shoal_trainer.errors import Fenced, Overtaken
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.wire.messages import Timings
 from tests.unit.trainer.coordinator.bench import Bench
-
 
 STEPS_PER_PUSH = 10
 
@@ -73,6 +73,12 @@ def test_final_tasks_wait_for_a_first_push_that_takes_long():
 def test_final_tasks_wait_as_long_as_a_push_of_several_batches_takes():
     bench, _ = stopped_by_an_evaluation(2, step_seconds=2.0)
     assert seconds_until_a_task(bench, slots=[0, 1]) == 60
+
+
+def test_final_tasks_wait_briefly_for_a_worker_that_knows_of_the_stop():
+    bench, _ = stopped_by_an_evaluation(2)
+    bench.coordinator.next_work(1, 0, stopped=bench.shard.stopped)
+    assert seconds_until_a_task(bench, slots=[0, 1]) == RESEND_SECONDS
 
 
 def test_final_tasks_do_not_wait_for_a_silent_worker():

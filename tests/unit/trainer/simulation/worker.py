@@ -137,7 +137,9 @@ class Worker:
             return []
         number, generation = self.requests + 1, self.leases.generation
         given = self.exchange.call(
-            lambda server: server.coordinator.next_work(self.slot, self.incarnation, generation, number)
+            lambda server: server.coordinator.next_work(
+                self.slot, self.incarnation, generation, number, self.leases.stopped
+            )
         )
         self.requests = number
         if given.kind == "idle":

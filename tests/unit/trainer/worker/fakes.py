@@ -58,7 +58,7 @@ class FakeCoordinator:
                 self.leased[renamed[old]] = self.leased.pop(old)
             return renamed
 
-    def next_work(self, generation=0):
+    def next_work(self, generation=0, stopped=None):
         with self.lock:
             if self.free:
                 epoch, start, stop = self.free.pop(0)

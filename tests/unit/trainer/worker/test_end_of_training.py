@@ -60,7 +60,7 @@ class Stops(FakeCoordinator):
             self.shard.stopped = TERM
             self.free = []
 
-    def next_work(self, generation=0):
+    def next_work(self, generation=0, stopped=None):
         return Finished() if self.pushes >= 10 and not self.free else super().next_work(generation)
 
 
@@ -93,7 +93,7 @@ def test_worker_with_a_deferred_task_ends_when_the_job_has_finished(tmp_path):
     coordinator.hold = False
     while not isinstance(running.worker.loop._deferred, TaskWork):
         threading.Event().wait(0.01)
-    coordinator.next_work = lambda _generation=0: Idle(0.01)
+    coordinator.next_work = lambda *_: Idle(0.01)
     coordinator.job_finished = True
     assert running.end() == [End.FINISHED]
 

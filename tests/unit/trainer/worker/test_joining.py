@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 class Replaced(FakeCoordinator):
     """A coordinator that replaced the one that the heartbeats joined; it assigns no work before a join."""
 
-    def next_work(self, generation=0):
+    def next_work(self, generation=0, stopped=None):
         return super().next_work(generation) if self.joins else Idle(0.01)
 
 

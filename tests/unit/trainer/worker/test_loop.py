@@ -153,7 +153,7 @@ def test_push_is_sent_when_its_marks_are_full(start_servers, cut_off):
 class Hasty(FakeCoordinator):
     """Ends the job although pushes are pending."""
 
-    def next_work(self, generation=0):
+    def next_work(self, generation=0, stopped=None):
         return super().next_work(generation) if self.free else Finished()
 
 
@@ -176,7 +176,7 @@ class TaskFirst(FakeCoordinator):
         super().__init__(*arguments, **options)
         self.events = []
 
-    def next_work(self, generation=0):
+    def next_work(self, generation=0, stopped=None):
         self.events.append("request")
         return self.tasks.pop(0) if self.tasks else super().next_work(generation)
 

@@ -40,7 +40,7 @@ class FileCoordinator(FakeCoordinator):
         self.names = list(names)
         self.lengths = {}
 
-    def next_work(self, generation=0):
+    def next_work(self, generation=0, stopped=None):
         with self.lock:
             if self.names:
                 self.counter += 1

@@ -17,7 +17,7 @@ SECONDS = 40
 class LosesServer(FakeCoordinator):
     """Calls `lose` when it assigns the first task."""
 
-    def next_work(self, generation=0):
+    def next_work(self, generation=0, stopped=None):
         work = super().next_work(generation)
         if self.lose is not None and type(work).__name__ == "TaskWork":
             lose, self.lose = self.lose, None
