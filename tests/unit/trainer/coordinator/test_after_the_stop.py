@@ -4,7 +4,7 @@ import pytest
 
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.artefacts import Artefacts
-from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
+from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS, LastPushes
 from shoal_trainer.coordinator.protocol import TaskDone
 from shoal_trainer.coordinator.tasks import Tasks
 from shoal_trainer.errors import Fenced, Overtaken
@@ -133,3 +133,21 @@ def test_last_push_into_a_new_epoch_is_evaluated():
     bench.push(1, leases[1], leases[1].start + 2)
     work = bench.ask(0)
     assert (work.task, work.epoch) == ("evaluate", 1)
+
+
+def test_unreachable_shard_delays_the_final_tasks_until_the_deadline():
+    pushes = LastPushes(shards=2)
+    pushes.arrived((0, 0), deadline=5.0)
+    assert pushes.comparison_due(4.9)
+    assert not pushes.comparison_due(5.0)
+
+
+def test_push_after_a_comparison_makes_another_one_due():
+    pushes = LastPushes(shards=2)
+    pushes.arrived((0, 0), deadline=5.0)
+    pushes.compared(in_flight=True)
+    assert pushes.comparison_due(1.0)
+    pushes.compared(in_flight=False)
+    assert not pushes.comparison_due(1.0)
+    pushes.arrived((1, 0), deadline=6.0)
+    assert pushes.comparison_due(1.0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.coordinator import report
+from shoal_trainer.worker import loop
 from tests.unit.trainer.simulation.job import EPOCHS, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.server import another_run
 from tests.unit.trainer.simulation.world import World
@@ -13,6 +14,21 @@ from tests.unit.trainer.simulation.world import World
 SEEDS = int(os.environ.get("SHOAL_SEEDS", "500"))
 CHUNKS = max(20, SEEDS // 100)
 """The seeds are split into this many tests, so that each ends within its timeout."""
+
+
+@pytest.fixture(autouse=True)
+def summed_updates(monkeypatch):
+    """A push of several steps contains the sum of their updates, because the parameters are counters."""
+
+    def combined(pending, averages=(), staleness=1):
+        del averages, staleness
+        return sum(step.update for step, _ in pending), sum(ready.batch.samples for _, ready in pending), 0.5
+
+    monkeypatch.setattr(loop, "combined", combined)
+
+
+def steps_per_push(seed):
+    return (1, 1, 3)[seed // 6 % 3]
 
 
 def parameters(world, index):
@@ -69,7 +85,10 @@ def test_each_sample_is_applied_once_or_counted(chunk):
     for seed in range(chunk, SEEDS, CHUNKS):
         begins_with = another_run(1) if seed % 5 == 4 else None
         faults = (0.5, 1.0, 2.0)[seed % 3]
-        world = World(seed, workers=1 + seed % 4, faults=faults, ps_faults=seed % 4, begins_with=begins_with)
+        world = World(
+            seed, workers=1 + seed % 4, faults=faults, ps_faults=seed % 4, begins_with=begins_with,
+            steps_per_push=steps_per_push(seed),
+        )  # fmt: skip
         world.run()
         check(seed, world)
 
@@ -82,7 +101,7 @@ def test_samples_in_some_shards_only_are_counted(chunk):
         begins_with = another_run(shards) if seed % 5 == 4 else None
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards,
-            begins_with=begins_with,
+            begins_with=begins_with, steps_per_push=steps_per_push(seed),
         )  # fmt: skip
         world.run()
         world.end()
@@ -96,7 +115,10 @@ def test_job_ends_after_the_last_fault(chunk):
     """No later fault hides the damage of an earlier one."""
     for seed in range(chunk, SEEDS // 2, CHUNKS):
         faults, shards = (1.0, 2.0, 4.0)[seed % 3], (1, 1, 2, 3)[seed % 4]
-        world = World(seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 8, shards=shards)
+        world = World(
+            seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 8, shards=shards,
+            steps_per_push=steps_per_push(seed),
+        )  # fmt: skip
         world.run(20_000, calm_after=100 + 37 * (seed % 50))
         world.end()
         check(seed, world)

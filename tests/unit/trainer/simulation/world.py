@@ -43,6 +43,7 @@ class World:
         begins_with=None,
         survival=0.0,
         steps=None,
+        steps_per_push=1,
     ):
         self.random = random.Random(seed)
         self.now = 0.0
@@ -50,6 +51,7 @@ class World:
         self.storage = MemoryStorage()
         self.begins_with = begins_with
         self.stop_after = StopAfter(epochs=EPOCHS, steps=steps)
+        self.steps_per_push = steps_per_push
         self.shards, self.model = shards, model(shards)
         self.bounds = bounds(self.model.size, shards)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)

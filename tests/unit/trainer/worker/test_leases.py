@@ -125,3 +125,12 @@ def test_lease_granted_before_the_stop_is_refused_when_it_arrives_late():
     assert leases.held() == {}
     leases.grant(DataWork((8, 1), 0, 0, 8))  # of another coordinator process
     assert set(leases.held()) == {(8, 1)}
+
+
+def test_rollback_undoes_a_stop():
+    leases = Leases()
+    leases.void(7)
+    leases.reset(1)
+    leases.grant(DataWork((7, 1), 0, 0, 32, generation=1))
+    assert leases.stopped is None
+    assert list(leases.held()) == [(7, 1)]
