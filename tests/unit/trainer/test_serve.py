@@ -1,6 +1,9 @@
 """The parameter server process without sockets: restarts, replacement, and uploads of the model."""
 
 import tempfile
+import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +17,8 @@ from shoal_trainer.contract import (
     Shard,
     StopAfter,
 )
-from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
+from shoal_trainer.coordinator.protocol import DataSpec, Join, Pushes, TaskDone
+from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import State
@@ -53,16 +57,42 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path):
+    return trained(tmp_path)
+
+
+def trained(tmp_path, shards=1):
     """Parameter server 0 of a job that has trained its only epoch, of two samples."""
-    server = ParameterServer(config(tmp_path))
+    server = ParameterServer(config(tmp_path, shards=shards))
     server.shard.connect(0, 0)
     server.shard.hello(0, 0, MODEL)
-    server.shard.initialize(aligned(4))
+    server.shard.initialize(aligned(server.shard.size))
     server.service.coordinator.join(Join(slot=0, incarnation=0, data=DataSpec(size=2), batch_size=2))
     server.service.coordinator.next_work(0, 0)
     meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
-    server.shard.delta(0, 0, 1, 0, meta, aligned(4))
+    server.shard.delta(0, 0, 1, 0, meta, aligned(server.shard.size))
     return server
+
+
+def test_final_tasks_wait_until_another_shard_has_the_last_push(tmp_path):
+    server = trained(tmp_path, shards=2)
+    reconciler, coordinator = server.service._reconciler, server.service.coordinator
+    spans, compared = [], threading.Semaphore(0)
+
+    def pushes(_wanted):
+        compared.release()
+        return Pushes(spans=tuple(spans))
+
+    reconciler._others = [SimpleNamespace(pushes=pushes)]
+    reconciler.start()
+    assert coordinator.next_work(0, 0).kind == "idle"
+    assert compared.acquire(timeout=5)
+    assert coordinator.next_work(0, 0).kind == "idle"
+    spans += pushes_of(server.shard, ()).spans
+    until = time.monotonic() + 3.0
+    while (work := coordinator.next_work(0, 0)).kind == "idle" and time.monotonic() < until:
+        time.sleep(0.01)
+    reconciler.stop()
+    assert work.task == "export"
 
 
 def test_publication_is_retried_after_a_storage_outage(server, monkeypatch):
