@@ -65,8 +65,11 @@ class Faults:
         if world.server is None:
             return False
         with contextlib.suppress(Unreachable):
-            world.server.snapshotter.take()
+            if not world.server.snapshotter.taking.locked():  # by a rollback
+                world.server.snapshotter.take()
         for server in [server for server in world.cut_off if server.index == 0]:
+            if server.snapshotter.taking.locked():
+                continue
             try:
                 server.snapshotter.take()
             except Unreachable:

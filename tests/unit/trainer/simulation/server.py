@@ -47,6 +47,21 @@ class RemoteShard:
         return self.connected
 
 
+class SlowStore:
+    """The snapshots of a rollback: other workers run during each call."""
+
+    def __init__(self, server):
+        self._server = server
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            result = getattr(self._server.store, name)(*arguments)
+            self._server.storage_pause()
+            return result
+
+        return call
+
+
 class Server:
     """One incarnation of a parameter server. Number 0 also runs the coordinator."""
 
@@ -56,6 +71,8 @@ class Server:
             index, world.shards, epoch, boot=world.boots, follows=follows, clock=world.clock
         )
         self.world, self.index, self.looks_at = world, index, 0.0
+        self.storage_pause = lambda: None
+        """Set by the worker whose report causes a rollback."""
         self.store = SnapshotStore(world.storage)
         self.claim = Claim(world.storage, index, epoch)
         self.claim.make()
@@ -84,7 +101,7 @@ class Server:
             SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,
         )  # fmt: skip
         self.rollback = Rollback(
-            self.shard, {}, self.coordinator, self.store, self.snapshotter,
+            self.shard, {}, self.coordinator, SlowStore(self), self.snapshotter,
             fenced=self.fenced, wall=world.clock,
         )  # fmt: skip
         if found is not None:

@@ -105,6 +105,15 @@ class Worker:
             finally:
                 self.world.yielded.release()
 
+    def pause_on(self, server):
+        """Let others run during a call of this server, which ends even if this worker is killed."""
+        for _ in range(self.world.random.randrange(4)):
+            if not self.killed:
+                with contextlib.suppress(Killed):
+                    self.pause()
+        if server is not self.world.server and server not in self.world.cut_off:
+            raise Unreachable("the server is lost")
+
     def pause(self):
         self.world.yielded.release()
         self.resumed.acquire()
@@ -206,8 +215,10 @@ class Worker:
         )
 
         def send(server):
-            if self.world.interleaving:  # threads would wait here until the snapshot is taken
+            # Threads would wait here until the snapshot is taken, or the other rollback has ended.
+            if self.world.interleaving or server.snapshotter.taking.locked():
                 raise Unreachable("it will be tried again")
+            server.storage_pause = lambda: self.pause_on(server)
             server.rollback.diverged(report)
             return True
 
