@@ -150,6 +150,20 @@ def test_join_may_exceed_the_body_limit_of_other_requests(start_server):
     assert (code, "at most" in answer) == (400, True)
 
 
+def test_request_for_work_carries_the_stop_that_the_worker_knows(start_server):
+    served, received = start_server(), []
+
+    def next_work(request):
+        received.append(request)
+        return Assignment(kind="idle")
+
+    served.server.handlers["next"] = next_work
+    client = CoordinatorClient(served.address, served.credentials, 0, 0, timeout=SECONDS)
+    client.next_work(3, 7)
+    client.close()
+    assert [(request.generation, request.stopped) for request in received] == [(3, 7)]
+
+
 @pytest.mark.parametrize(
     "error", [Fenced("newer"), UserError("fix it"), ProtocolError("no"), Unreachable("later")]
 )

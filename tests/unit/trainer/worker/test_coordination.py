@@ -8,13 +8,13 @@ import pytest
 from shoal_trainer import Files, UserError
 from shoal_trainer.contract import JobIdentity, Outcome, Role, RuntimeConfig, Shard, TerminationMessage
 from shoal_trainer.coordinator.artefacts import Artefacts, ModelManifest
-from shoal_trainer.coordinator.protocol import MAX_TEXT, Joined
+from shoal_trainer.coordinator.protocol import MAX_TEXT, Assignment, Joined
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.worker import coordination
 from shoal_trainer.worker.coordination import ControlPlane
-from shoal_trainer.worker.work import TaskWork
+from shoal_trainer.worker.work import TaskWork, Wasted
 from tests.unit.trainer.worker.models import job
 
 
@@ -32,6 +32,10 @@ class Client:
 
     def join(self, *_, **__):
         return Joined()
+
+    def next_work(self, generation, stopped):
+        self.asked = generation, stopped
+        return Assignment(kind="idle")
 
     def heartbeat(self, message):
         self.beats.put(message)
@@ -238,3 +242,10 @@ def test_finished_job_is_learned_from_the_answer_to_a_heartbeat(bench, monkeypat
     finally:
         plane.close()
         plane._thread.join(30)
+
+
+def test_request_for_work_reports_the_stop_that_the_worker_knows(bench):
+    plane = bench.worker()
+    plane.join({}, Wasted())
+    plane.next_work(3, 7)
+    assert plane._client.asked == (3, 7)

@@ -48,7 +48,7 @@ class Running:
 
 
 class Stops(FakeCoordinator):
-    """One long lease; training stops with push 10."""
+    """One long lease; training stops with push 10, and the job ends once the worker reports that it knows."""
 
     def __init__(self):
         super().__init__(DATA.size, size=DATA.size, epochs=2, tasks=())
@@ -61,7 +61,7 @@ class Stops(FakeCoordinator):
             self.free = []
 
     def next_work(self, generation=0, stopped=None):
-        return Finished() if self.pushes >= 10 and not self.free else super().next_work(generation)
+        return Finished() if stopped == TERM else super().next_work(generation)
 
 
 def test_worker_stops_pushing_when_an_answer_ends_training(tmp_path):
