@@ -13,11 +13,7 @@ parameters are passed as fp32, and a kernel encodes each gradient in one pass in
 
 from __future__ import annotations
 
-import logging
 import math
-import reprlib
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,20 +21,18 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from keras.src.backend.common.global_state import set_global_attribute
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.worker.build import BUILD_PARTS, build
+from shoal_trainer.worker.gradient_step import gradient_step
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
-from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten, variables_of
-from shoal_trainer.worker.optimizers import has_own_step, takes_rows_apart, unwrap, why_worker
-from shoal_trainer.worker.weighing import filled
-
-log = logging.getLogger(__name__)
+from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
+from shoal_trainer.worker.local_step import local_step
+from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
+from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 
 Wire = Literal["bf16", "fp32"]
 
@@ -77,8 +71,8 @@ class FlatModel:
         self.wire: Wire = wire
         self.example = example
         build(model, example)
-        _keep_drawing()
-        _vary_seeds(model, worker)
+        keep_drawing()
+        vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
         self.on_server = not why_worker(model)
         self._own_step = has_own_step(model)
@@ -97,12 +91,12 @@ class FlatModel:
 
     def trace(self) -> None:
         """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
-        body = self._gradient_body() if self.on_server else self._difference_body()
+        step = gradient_step(self.model) if self.on_server else local_step(self.model)
         structure = self._arguments(self.example)
 
         def flat_body(flat: Any, *arguments: Any) -> Any:
             rest = iter(arguments)
-            return body(flat, map_leaves(lambda _: next(rest), structure))
+            return self._encode(*step(self._decode(flat), map_leaves(lambda _: next(rest), structure)))
 
         flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
         self._function = tf.function(flat_body, autograph=False, reduce_retracing=True)
@@ -190,155 +184,10 @@ class FlatModel:
             finite &= kernels.encode(piece, place)
         return update, finite
 
-    def _gradient_body(self) -> Callable[..., Any]:
-        """(flat, (x, y, weights, samples)) -> gradients of the trainable part, new - old of the statistics."""
-        model, optimizer = self.model, unwrap(self.model.optimizer)
-        trainable, statistics = variables_of(model)
-        scaler = _Scaler(model.optimizer)
-
-        def compute(values: list[Any], x: Any, y: Any, weights: Any, samples: Any, scale: Any) -> Any:
-            weights = filled(weights, samples)
-            trained, before = values[: len(trainable)], values[len(trainable) :]
-            statistics_before = {id(v): value for v, value in zip(statistics, before, strict=True)}
-            others = model.non_trainable_variables
-            others_before = [statistics_before.get(id(v), v.value) for v in others]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(trained)
-                loss, after = _forward(model, trained, others_before, x, y, weights)
-                scaled = loss * tf.cast(scale, loss.dtype)
-            gradients = tape.gradient(scaled, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            _warn_of_rows(model, gradients)
-            gradients = [tf.convert_to_tensor(g) / tf.cast(scale, g.dtype) for g in gradients]
-            others_after = dict(zip((id(v) for v in others), after, strict=True))
-            for variable, old, new in zip(others, others_before, after, strict=True):
-                if id(variable) not in statistics_before and new is not None and new is not old:
-                    variable.assign(new)
-            differences = [
-                tf.zeros_like(old)
-                if others_after.get(id(v)) is None
-                else tf.cast(others_after[id(v)], old.dtype) - old
-                for v, old in zip(statistics, before, strict=True)
-            ]
-            return gradients, differences, loss
-
-        if model.jit_compile:
-            compute = tf.function(compute, autograph=False, jit_compile=True)
-
-        def body(flat: Any, data: Any) -> Any:
-            x, y, weights, samples = data
-            gradients, differences, loss = compute(self._decode(flat), x, y, weights, samples, scaler.scale())
-            gradients, loss = scaler.settle(list(gradients), loss)
-            return self._encode([*optimizer._clip_gradients(gradients), *differences], loss)
-
-        return body
-
-    def _difference_body(self) -> Callable[..., Any]:
-        """(flat, data) -> new - old of everything, after the model's `train_step`."""
-        model = self.model
-        trainable, statistics = variables_of(model)
-        variables = trainable + statistics
-
-        def body(flat: Any, data: Any) -> Any:
-            before = self._decode(flat)
-            for variable, value in zip(variables, before, strict=True):
-                variable.assign(value)
-            model.reset_metrics()  # so that the logged loss is that of this step, not a mean
-            loss = _loss_of(model.train_step(data) if self._own_step else _step(model, *data))
-            after = [tf.convert_to_tensor(v.value) for v in variables]
-            return self._encode([new - old for old, new in zip(before, after, strict=True)], loss)
-
-        return body
-
-
-class _Scaler:
-    """Loss scaling of `mixed_float16`: dynamic as in `LossScaleOptimizer`, fixed, or none.
-
-    Each worker has its own scale, which depends on its overflows. A step that overflowed pushes zeros.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        self._dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        self._fixed = None if self._dynamic else optimizer.loss_scale_factor
-        if self._dynamic:
-            self._scale = tf.Variable(float(optimizer.initial_scale), trainable=False)
-            self._good = tf.Variable(0, trainable=False)
-            self._grow_after = int(optimizer.dynamic_growth_steps)
-
-    def scale(self) -> Any:
-        if self._dynamic:
-            return tf.convert_to_tensor(self._scale)
-        return tf.constant(float(self._fixed or 1.0))
-
-    def settle(self, gradients: list[Any], loss: Any) -> tuple[list[Any], Any]:
-        if not self._dynamic:
-            return gradients, loss
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
-        grow = tf.logical_and(finite, self._good >= self._grow_after - 1)
-        factor = tf.where(finite, tf.where(grow, 2.0, 1.0), 0.5)
-        self._good.assign(tf.where(tf.logical_and(finite, tf.logical_not(grow)), self._good + 1, 0))
-        self._scale.assign(self._scale * factor)
-        return [tf.where(finite, g, tf.zeros_like(g)) for g in gradients], loss
-
 
 def _any(values: npt.NDArray[Any]) -> bool:
     """Whether a value is not 0; usually one of the first few is."""
     return bool(values[:4096].any() or values.any())
-
-
-def _forward(
-    model: Any, trainable: list[Any], non_trainable: list[Any], x: Any, y: Any, weights: Any
-) -> tuple[Any, Any]:
-    """The loss and new values of the non-trainable variables, computed by Keras without its variables.
-
-    The metrics of `compile()` are not computed in training, only in the evaluation.
-    """
-    kwargs = {"training": True} if model._call_has_training_arg else {}
-    predicted, after, losses = model.stateless_call(trainable, non_trainable, x, return_losses=True, **kwargs)
-    if losses:  # from regularizers and add_loss in this call; compute_loss must use these
-        model._losses_override = losses
-    try:
-        loss, (_, new, _) = model.stateless_compute_loss(
-            trainable, after, [v.value for v in model.metrics_variables], x=x, y=y, y_pred=predicted,
-            sample_weight=weights, training=True,
-        )  # fmt: skip
-    finally:
-        model._losses_override = []
-    return loss, new
-
-
-def _step(model: Any, x: Any, y: Any, weights: Any, samples: Any) -> Any:
-    """Run Keras' own `train_step` without the metrics."""
-    model.compute_metrics = lambda *_, **__: {"loss": model._loss_tracker.result()}
-    try:
-        return model.train_step((x, y, filled(weights, samples)))
-    finally:
-        del model.compute_metrics
-
-
-def _warn_of_rows(model: Any, gradients: list[Any]) -> None:
-    """Warn about sparse gradients that `why_worker` cannot see in the model's layers."""
-    rows = [v.path for v, g in zip(model.trainable_variables, gradients, strict=True) if _is_rows(g)]
-    if rows and takes_rows_apart(model):
-        log.warning(
-            "%s will differ from plain Keras: Keras does not sum the gradients of repeated rows of a batch before it "
-            "squares or clips them; the parameter servers do. Use a keras.layers.Embedding, or an optimizer that the "
-            "parameter servers do not implement: both run on the workers as in Keras.",
-            ", ".join(rows),
-        )
-
-
-def _is_rows(gradient: Any) -> bool:
-    return isinstance(gradient, tf.IndexedSlices)
-
-
-def _loss_of(logs: Any) -> Any:
-    """The loss that a custom `train_step` returns, or its first value if it has none (a GAN)."""
-    if not isinstance(logs, dict) or not logs:
-        raise UserError(
-            f"The model's train_step must return a dict with its loss, not {reprlib.repr(logs)}. Return for example "
-            '{"loss": loss}.'
-        )
-    return tf.reduce_mean(logs["loss"] if "loss" in logs else next(iter(logs.values())))
 
 
 def _tensor(leaf: Any, spec: tf.TensorSpec) -> Any:
@@ -352,24 +201,6 @@ def _spec(leaf: Any) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
-class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
-    """Keras' global generator, which also advances in a stateless call; else each step draws the same numbers."""
-
-    def next(self, ordered: bool = True) -> Any:
-        state = self.state._value
-        drawn = state.read_value()
-        state.assign(drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199)
-        return drawn
-
-
-def _keep_drawing() -> None:
-    """Replace the global generator, which `keras.random` uses if a layer passes none."""
-    original = global_seed_generator()
-    generator = _Drawing(0, name="seed_generator")  # a valid name in a SavedModel
-    generator.state.assign(original.state)
-    set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
-
-
 def _count_for(optimizer: Any) -> tf.Variable | None:
     """Make a learning-rate schedule on the worker follow the updates of the job, not those of this worker."""
     schedule = optimizer._learning_rate
@@ -378,13 +209,3 @@ def _count_for(optimizer: Any) -> tf.Variable | None:
     updates = tf.Variable(0, dtype=tf.int64, trainable=False)
     optimizer._get_current_learning_rate = lambda: schedule(updates)
     return updates
-
-
-def _vary_seeds(model: Any, worker: tuple[int, int]) -> None:
-    if worker == (0, 0):
-        return
-    generators = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", ())]
-    for generator in [*generators, global_seed_generator()]:
-        path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
-        state = np.asarray(generator.state.numpy())
-        generator.state.assign(np.array([zlib.crc32(path), zlib.adler32(path)]).astype(state.dtype))

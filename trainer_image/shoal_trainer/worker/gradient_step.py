@@ -1,0 +1,126 @@
+"""The step of a model whose optimizer runs on the parameter servers: Keras' forward pass without its variables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from shoal_trainer.worker.layout import variables_of
+from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
+from shoal_trainer.worker.weighing import filled
+
+log = logging.getLogger(__name__)
+
+
+def gradient_step(model: Any) -> Callable[..., Any]:
+    """(values, (x, y, weights, samples)) -> (gradients of the trainable part and new - old of the statistics, loss)."""
+    optimizer = unwrap(model.optimizer)
+    trainable, statistics = variables_of(model)
+    scaler = _Scaler(model.optimizer)
+
+    def compute(values: list[Any], x: Any, y: Any, weights: Any, samples: Any, scale: Any) -> Any:
+        weights = filled(weights, samples)
+        trained, before = values[: len(trainable)], values[len(trainable) :]
+        statistics_before = {id(v): value for v, value in zip(statistics, before, strict=True)}
+        others = model.non_trainable_variables
+        others_before = [statistics_before.get(id(v), v.value) for v in others]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(trained)
+            loss, after = _forward(model, trained, others_before, x, y, weights)
+            scaled = loss * tf.cast(scale, loss.dtype)
+        gradients = tape.gradient(scaled, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        _warn_of_rows(model, gradients)
+        gradients = [tf.convert_to_tensor(g) / tf.cast(scale, g.dtype) for g in gradients]
+        others_after = dict(zip((id(v) for v in others), after, strict=True))
+        for variable, old, new in zip(others, others_before, after, strict=True):
+            if id(variable) not in statistics_before and new is not None and new is not old:
+                variable.assign(new)
+        differences = [
+            tf.zeros_like(old)
+            if others_after.get(id(v)) is None
+            else tf.cast(others_after[id(v)], old.dtype) - old
+            for v, old in zip(statistics, before, strict=True)
+        ]
+        return gradients, differences, loss
+
+    if model.jit_compile:
+        compute = tf.function(compute, autograph=False, jit_compile=True)
+
+    def step(values: list[Any], data: Any) -> Any:
+        x, y, weights, samples = data
+        gradients, differences, loss = compute(values, x, y, weights, samples, scaler.scale())
+        gradients, loss = scaler.settle(list(gradients), loss)
+        return [*optimizer._clip_gradients(gradients), *differences], loss
+
+    return step
+
+
+class _Scaler:
+    """Loss scaling of `mixed_float16`: dynamic as in `LossScaleOptimizer`, fixed, or none.
+
+    Each worker has its own scale, which depends on its overflows. A step that overflowed pushes zeros.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._dynamic = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self._fixed = None if self._dynamic else optimizer.loss_scale_factor
+        if self._dynamic:
+            self._scale = tf.Variable(float(optimizer.initial_scale), trainable=False)
+            self._good = tf.Variable(0, trainable=False)
+            self._grow_after = int(optimizer.dynamic_growth_steps)
+
+    def scale(self) -> Any:
+        if self._dynamic:
+            return tf.convert_to_tensor(self._scale)
+        return tf.constant(float(self._fixed or 1.0))
+
+    def settle(self, gradients: list[Any], loss: Any) -> tuple[list[Any], Any]:
+        if not self._dynamic:
+            return gradients, loss
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
+        grow = tf.logical_and(finite, self._good >= self._grow_after - 1)
+        factor = tf.where(finite, tf.where(grow, 2.0, 1.0), 0.5)
+        self._good.assign(tf.where(tf.logical_and(finite, tf.logical_not(grow)), self._good + 1, 0))
+        self._scale.assign(self._scale * factor)
+        return [tf.where(finite, g, tf.zeros_like(g)) for g in gradients], loss
+
+
+def _forward(
+    model: Any, trainable: list[Any], non_trainable: list[Any], x: Any, y: Any, weights: Any
+) -> tuple[Any, Any]:
+    """The loss and new values of the non-trainable variables, computed by Keras without its variables.
+
+    The metrics of `compile()` are not computed in training, only in the evaluation.
+    """
+    kwargs = {"training": True} if model._call_has_training_arg else {}
+    predicted, after, losses = model.stateless_call(trainable, non_trainable, x, return_losses=True, **kwargs)
+    if losses:  # from regularizers and add_loss in this call; compute_loss must use these
+        model._losses_override = losses
+    try:
+        loss, (_, new, _) = model.stateless_compute_loss(
+            trainable, after, [v.value for v in model.metrics_variables], x=x, y=y, y_pred=predicted,
+            sample_weight=weights, training=True,
+        )  # fmt: skip
+    finally:
+        model._losses_override = []
+    return loss, new
+
+
+def _warn_of_rows(model: Any, gradients: list[Any]) -> None:
+    """Warn about sparse gradients that `why_worker` cannot see in the model's layers."""
+    rows = [v.path for v, g in zip(model.trainable_variables, gradients, strict=True) if _is_rows(g)]
+    if rows and takes_rows_apart(model):
+        log.warning(
+            "%s will differ from plain Keras: Keras does not sum the gradients of repeated rows of a batch before it "
+            "squares or clips them; the parameter servers do. Use a keras.layers.Embedding, or an optimizer that the "
+            "parameter servers do not implement: both run on the workers as in Keras.",
+            ", ".join(rows),
+        )
+
+
+def _is_rows(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)

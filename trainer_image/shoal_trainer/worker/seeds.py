@@ -1,0 +1,41 @@
+"""Random numbers in training: they differ between steps and between workers."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common.global_state import set_global_attribute
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+
+
+def vary_seeds(model: Any, worker: tuple[int, int]) -> None:
+    """Give each worker (slot, incarnation) its own random numbers; the first keeps the seeds of the model."""
+    if worker == (0, 0):
+        return
+    generators = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", ())]
+    for generator in [*generators, global_seed_generator()]:
+        path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
+        state = np.asarray(generator.state.numpy())
+        generator.state.assign(np.array([zlib.crc32(path), zlib.adler32(path)]).astype(state.dtype))
+
+
+def keep_drawing() -> None:
+    """Replace the global generator, which `keras.random` uses if a layer passes none."""
+    original = global_seed_generator()
+    generator = _Drawing(0, name="seed_generator")  # a valid name in a SavedModel
+    generator.state.assign(original.state)
+    set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+
+
+class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]
+    """Keras' global generator, which also advances in a stateless call; else each step draws the same numbers."""
+
+    def next(self, ordered: bool = True) -> Any:
+        state = self.state._value
+        drawn = state.read_value()
+        state.assign(drawn + tf.constant([0, 1], drawn.dtype) if ordered else (drawn + 1) * 5387 % 933199)
+        return drawn
