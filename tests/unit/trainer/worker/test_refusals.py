@@ -3,11 +3,12 @@
 import keras
 import pytest
 
+from shoal_trainer import Indexed
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.optimizers import place
-from tests.unit.trainer.worker.models import compiled, functional
+from tests.unit.trainer.worker.models import X, Y, compiled, functional
 from tests.unit.trainer.worker.trained import BATCHES, SGD
 
 
@@ -97,3 +98,11 @@ def test_error_in_a_loss_names_its_line():
         UserError, match=r"compile\(loss=my_loss\) cannot be computed .*test_refusals.py:\d+ in my_loss\)"
     ):
         FlatModel(model, BATCHES[0], "fp32")
+
+
+def test_stateful_recurrent_layer_is_refused():
+    inputs = keras.Input(batch_shape=(16, 6, 6))
+    model = compiled(keras.Model(inputs, keras.layers.Dense(4)(keras.layers.LSTM(3, stateful=True)(inputs))))
+    batch = Indexed.from_arrays(X[..., 0], Y).example(16)
+    with pytest.raises(UserError, match=r"The layer 'lstm.*' is stateful.*Use stateful=False"):
+        FlatModel(model, batch, "fp32")
