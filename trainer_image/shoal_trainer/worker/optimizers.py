@@ -9,6 +9,7 @@ position in the batch: a push would carry only their sum per row.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.ps.schedules import KNOWN as KNOWN_SCHEDULES
 from shoal_trainer.wire.messages import OptimizerConfig, Schedule
 from shoal_trainer.worker.layout import Layout
+
+log = logging.getLogger(__name__)
 
 NAMES: dict[type, Literal["sgd", "adam", "adamw", "adagrad"]] = {
     keras.optimizers.SGD: "sgd",
@@ -60,6 +63,12 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
         )
     if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
+    if int(optimizer.iterations) > 0:
+        log.warning(
+            "the model's %s has made %d steps already; the parameter servers start it with fresh state, and its "
+            "learning-rate schedule at step 0",
+            type(optimizer).__name__, int(optimizer.iterations),
+        )  # fmt: skip
     rate = optimizer._learning_rate
     worker_rate: Callable[[int], float] | None = None
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):

@@ -106,3 +106,13 @@ def test_stateful_recurrent_layer_is_refused():
     batch = Indexed.from_arrays(X[..., 0], Y).example(16)
     with pytest.raises(UserError, match=r"The layer 'lstm.*' is stateful.*Use stateful=False"):
         FlatModel(model, batch, "fp32")
+
+
+def test_loaded_server_side_optimizer_is_warned_of(caplog):
+    model = functional(SGD(0.1))
+    flat_model = FlatModel(model, BATCHES[0], "fp32")
+    place(model, flat_model.layout, 16)
+    assert not caplog.text
+    model.train_on_batch(BATCHES[0].x, BATCHES[0].y)
+    place(model, flat_model.layout, 16)
+    assert "SGD has made 1 steps already; the parameter servers start it with fresh state" in caplog.text
