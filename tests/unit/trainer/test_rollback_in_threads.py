@@ -47,7 +47,7 @@ class Poisoned(Arrays):
 class Job:
     """One run: parameter servers, and workers by slot, each in a thread. `bad_batches`: how many batches to poison."""
 
-    def __init__(self, folder, shards=1, workers=2, steps_per_push=1):
+    def __init__(self, folder, shards=1, workers=2, steps_per_push=1, optimizer="adam"):
         self.folder, self.bad_batches, self.errors = folder, 0, {}
         self.poisoned = set()
         self.credentials = create_secret_dir(folder / "secret")
@@ -56,7 +56,7 @@ class Job:
         data = Poisoned(X, Y, None, 0)
         object.__setattr__(data, "bad", self.bad)
         self.training = Training(
-            model=lambda: model(steps_per_push), data=data, on_nan="rollback", wire="fp32"
+            model=lambda: model(steps_per_push, optimizer), data=data, on_nan="rollback", wire="fp32"
         )
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * shards)]
         ports = [listener.getsockname()[1] for listener in sockets]
@@ -160,14 +160,16 @@ class Job:
             server.stop()
 
 
-def model(steps_per_push):
+def model(steps_per_push, optimizer):
     import keras
 
     built = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(2, "softmax")]
     )
     built.compile(
-        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", steps_per_execution=steps_per_push
+        keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.01}}),
+        "sparse_categorical_crossentropy",
+        steps_per_execution=steps_per_push,
     )
     return built
 
@@ -193,9 +195,12 @@ def exact(job, message):
         assert np.isfinite(server.shard.copy().arrays["parameters"]).all()
 
 
-@pytest.mark.parametrize(("shards", "steps_per_push"), [(1, 1), (1, 3), (2, 1)])
-def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push):
-    job = start(shards=shards, steps_per_push=steps_per_push)
+@pytest.mark.parametrize(
+    ("shards", "steps_per_push", "optimizer"),
+    [(1, 1, "adam"), (1, 3, "adam"), (2, 1, "adam"), (1, 1, "rmsprop")],
+)
+def test_one_bad_batch_rolls_back_all_workers_once(start, shards, steps_per_push, optimizer):
+    job = start(shards=shards, steps_per_push=steps_per_push, optimizer=optimizer)
     job.snapshot()
     job.bad_batches = 1
     message = job.finish()

@@ -94,8 +94,13 @@ def compose(
     credentials: Credentials,
     drain: threading.Event,
 ) -> Worker:
-    """Build a worker that is ready to run."""
-    placement = place(flat_model.model, flat_model.layout, config.reference_batch_size or config.batch_size)
+    """Build a worker that is ready to run. `flat_model` is traced."""
+    placement = place(
+        flat_model.model,
+        flat_model.layout,
+        config.reference_batch_size or config.batch_size,
+        flat_model.found.without_gradient,
+    )
     if placement.reason:
         log.warning(
             "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",

@@ -29,7 +29,7 @@ from shoal_trainer.ps import kernels
 from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.gradient_step import gradient_step
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
-from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
+from shoal_trainer.worker.layout import Findings, Layout, exchange, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
@@ -74,6 +74,7 @@ class FlatModel:
         keep_drawing()
         vary_seeds(model, worker)
         self.layout: Layout = layout_of(model)
+        self.found = Findings()
         self.on_server = not why_worker(model)
         self._own_step = has_own_step(model)
         self._may_overflow = self.on_server and isinstance(
@@ -90,9 +91,18 @@ class FlatModel:
         self._spare: list[npt.NDArray[Any]] = []
 
     def trace(self) -> None:
-        """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
-        step = gradient_step(self.model) if self.on_server else local_step(self.model)
-        structure = self._arguments(self.example)
+        """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails.
+
+        Frozen weights that the step assigns are added to the layout, so the layout is final after this.
+        """
+        self._trace()
+        if exchange(self.found.assigned):
+            self.layout = layout_of(self.model)
+            self._trace()
+
+    def _trace(self) -> None:
+        make = gradient_step if self.on_server else local_step
+        step, structure = make(self.model, self.found), self._arguments(self.example)
 
         def flat_body(flat: Any, *arguments: Any) -> Any:
             rest = iter(arguments)
@@ -109,8 +119,11 @@ class FlatModel:
             raise UserError(
                 f"The training step creates variables, which would not be trained. {BUILD_PARTS}"
             ) from failed
+        if isinstance(failed, UserError):
+            raise failed
         if failed is not None:
-            raise UserError(f"The model's training step cannot be traced: {where(failed)}") from failed
+            hint = " Shoal traces it, also with run_eagerly=True." if self.model.run_eagerly else ""
+            raise UserError(f"The model's training step cannot be traced: {where(failed)}{hint}") from failed
 
     def step(self, parameters: Any, batch: Batch, updates: int = 0) -> Step:
         """Run one step at `parameters`, a tensor that `alias` made of the receive buffer, after `updates` updates."""
@@ -164,14 +177,16 @@ class FlatModel:
         return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in pieces]
 
     def _encode(self, pieces: list[Any], loss: Any) -> tuple[list[Any], Any]:
+        # With `reduction=None`, a loss has one value per sample.
+        loss = tf.reduce_mean(tf.cast(loss, tf.float32))
         if self._on_host:
-            return [tf.cast(piece, tf.float32) for piece in pieces], tf.cast(loss, tf.float32)
+            return [tf.cast(piece, tf.float32) for piece in pieces], loss
         kind = tf.bfloat16 if self.wire == "bf16" else tf.float32
         flat = tf.concat([tf.cast(tf.reshape(piece, [-1]), kind) for piece in pieces], 0)
         if self.wire == "bf16":
             flat = tf.bitcast(flat, tf.uint16)
         with tf.device("/CPU:0"):
-            return [tf.identity(flat)], tf.identity(tf.cast(loss, tf.float32))
+            return [tf.identity(flat)], tf.identity(loss)
 
     def _update(self, pieces: list[Any]) -> tuple[npt.NDArray[Any], bool]:
         """The result of `_encode` in the wire's format, and whether it is finite."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
-from shoal_trainer.worker.layout import variables_of
+from shoal_trainer.errors import UserError
+from shoal_trainer.worker.layout import Findings, outside_layout, variables_of
 from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
 from shoal_trainer.worker.weighing import filled
 
 log = logging.getLogger(__name__)
 
 
-def gradient_step(model: Any) -> Callable[..., Any]:
+def gradient_step(model: Any, found: Findings) -> Callable[..., Any]:
     """(values, (x, y, weights, samples)) -> (gradients of the trainable part and new - old of the statistics, loss)."""
     optimizer = unwrap(model.optimizer)
     trainable, statistics = variables_of(model)
@@ -32,13 +35,22 @@ def gradient_step(model: Any) -> Callable[..., Any]:
             tape.watch(trained)
             loss, after = _forward(model, trained, others_before, x, y, weights)
             scaled = loss * tf.cast(scale, loss.dtype)
-        gradients = tape.gradient(scaled, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = tape.gradient(scaled, trained)
+        found.without_gradient = _missing(trainable, gradients)
         _warn_of_rows(model, gradients)
-        gradients = [tf.convert_to_tensor(g) / tf.cast(scale, g.dtype) for g in gradients]
+        gradients = [
+            tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) / tf.cast(scale, g.dtype)
+            for g, value in zip(gradients, trained, strict=True)
+        ]
         others_after = dict(zip((id(v) for v in others), after, strict=True))
-        for variable, old, new in zip(others, others_before, after, strict=True):
-            if id(variable) not in statistics_before and new is not None and new is not old:
-                variable.assign(new)
+        assigned = {
+            id(v): (v, new)
+            for v, old, new in zip(others, others_before, after, strict=True)
+            if id(v) not in statistics_before and new is not None and new is not old
+        }
+        for variable, new in assigned.values():
+            variable.assign(new)
+        found.assigned = [v for v in outside_layout(model) if id(v) in assigned]
         differences = [
             tf.zeros_like(old)
             if others_after.get(id(v)) is None
@@ -97,7 +109,16 @@ def _forward(
     The metrics of `compile()` are not computed in training, only in the evaluation.
     """
     kwargs = {"training": True} if model._call_has_training_arg else {}
-    predicted, after, losses = model.stateless_call(trainable, non_trainable, x, return_losses=True, **kwargs)
+    with _watched(model) as assigned:
+        predicted, after, losses = model.stateless_call(
+            trainable, non_trainable, x, return_losses=True, **kwargs
+        )
+    if assigned:
+        raise UserError(
+            f"A layer assigns the trainable variables {', '.join(assigned)} in its call(), which parameter servers "
+            "cannot do. Let the optimizer run on the workers: give the model a train_step that returns "
+            "super().train_step(data)."
+        )
     if losses:  # from regularizers and add_loss in this call; compute_loss must use these
         model._losses_override = losses
     try:
@@ -108,6 +129,45 @@ def _forward(
     finally:
         model._losses_override = []
     return loss, new
+
+
+@contextlib.contextmanager
+def _watched(model: Any) -> Iterator[list[str]]:
+    """Collect the paths of trainable variables that `call` assigns: `stateless_call` discards their values."""
+    call = model.call
+    assigned: list[str] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        scope, variables = get_stateless_scope(), model.trainable_variables
+        before = [scope.get_current_value(v) for v in variables]
+        outputs = call(*args, **kwargs)
+        after = [scope.get_current_value(v) for v in variables]
+        assigned.extend(
+            v.path for v, old, new in zip(variables, before, after, strict=True) if new is not old
+        )
+        return outputs
+
+    model.call = watched
+    try:
+        yield assigned
+    finally:
+        del model.call
+
+
+def _missing(variables: list[Any], gradients: list[Any]) -> tuple[int, ...]:
+    """The positions of variables without a gradient. As in Keras: a warning, or an error if none has one."""
+    missing = tuple(index for index, gradient in enumerate(gradients) if gradient is None)
+    if len(missing) == len(variables):
+        raise UserError(
+            "The loss has no gradient for any variable, so nothing would be trained. Compute it from the model's "
+            "outputs with differentiable operations (not argmax, rounding, comparisons or stop_gradient)."
+        )
+    if missing:
+        log.warning(
+            "%s: not trained, because the loss has no gradient for these variables.",
+            ", ".join(variables[index].path for index in missing),
+        )
+    return missing
 
 
 def _warn_of_rows(model: Any, gradients: list[Any]) -> None:

@@ -1,4 +1,8 @@
-"""The step of a model whose optimizer runs on the worker: Keras' own `train_step`."""
+"""The step of a model whose optimizer runs on the worker: Keras' own `train_step`.
+
+Keras applies a non-finite gradient to the optimizer's state. Such a step is not pushed, so all other variables that it
+assigned get their old values back; otherwise each later step would be non-finite too.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,57 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
 
 from shoal_trainer.errors import UserError
-from shoal_trainer.worker.layout import variables_of
+from shoal_trainer.worker.layout import Findings, outside_layout, variables_of
 from shoal_trainer.worker.optimizers import has_own_step
 from shoal_trainer.worker.weighing import filled
 
 
-def local_step(model: Any) -> Callable[..., Any]:
+def local_step(model: Any, found: Findings) -> Callable[..., Any]:
     """(values, data) -> (new - old of everything, loss)."""
     own_step = has_own_step(model)
     trainable, statistics = variables_of(model)
-    variables = trainable + statistics
+    exchanged = trainable + statistics
 
-    def step(values: list[Any], data: Any) -> Any:
-        for variable, value in zip(variables, values, strict=True):
+    def train(values: list[Any], data: Any) -> Any:
+        for variable, value in zip(exchanged, values, strict=True):
             variable.assign(value)
         model.reset_metrics()  # so that the logged loss is that of this step, not a mean
+        model._loss_tracker.reset_state()  # a model that overrides `metrics` may leave it out
         loss = _loss_of(model.train_step(data) if own_step else _step(model, *data))
-        after = [tf.convert_to_tensor(v.value) for v in variables]
+        after = [tf.convert_to_tensor(v.value) for v in exchanged]
         return [new - old for old, new in zip(values, after, strict=True)], loss
 
+    traced: Any = tf.function(train, autograph=False, jit_compile=model.jit_compile or None)
+
+    def step(values: list[Any], data: Any) -> Any:
+        graph = traced.get_concrete_function(values, data).graph
+        handles = _assigned(graph)
+        found.assigned = [v for v in outside_layout(model) if id(v.value.handle) in handles]
+        handles -= {id(v.value.handle) for v in exchanged}
+        known = [*graph.variables, *(v.value for v in model.optimizer.variables)]
+        others = list({id(v.handle): v for v in known if id(v.handle) in handles}.values())
+        before = [variable.read_value() for variable in others]
+        differences, loss = traced(values, data)
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in [*differences, loss]])
+
+        def restore() -> Any:
+            for variable, value in zip(others, before, strict=True):
+                variable.assign(value)
+            return tf.constant(0)
+
+        tf.cond(finite, lambda: tf.constant(0), restore)
+        return differences, loss
+
     return step
+
+
+def _assigned(graph: Any) -> set[int]:
+    """The ids of the variables' handles that a traced function assigns."""
+    read = {id(graph.inputs[index]) for index in get_read_only_resource_input_indices_graph(graph)}
+    return {id(outer) for outer, inner in graph.captures if id(inner) not in read}
 
 
 def _step(model: Any, x: Any, y: Any, weights: Any, samples: Any) -> Any:
@@ -47,4 +80,4 @@ def _loss_of(logs: Any) -> Any:
             f"The model's train_step must return a dict with its loss, not {reprlib.repr(logs)}. Return for example "
             '{"loss": loss}.'
         )
-    return tf.reduce_mean(logs["loss"] if "loss" in logs else next(iter(logs.values())))
+    return tf.convert_to_tensor(logs["loss"] if "loss" in logs else next(iter(logs.values())))

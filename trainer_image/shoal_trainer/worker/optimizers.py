@@ -49,10 +49,11 @@ class Placement:
         return not self.reason
 
 
-def place(model: Any, layout: Layout, batch_size: int) -> Placement:
+def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...] = ()) -> Placement:
     """Decide for a built and compiled Keras model; `batch_size` is that of one step of its learning-rate schedule.
 
-    With `gradient_accumulation_steps=k`, one push of weight 1 carries the gradients of k batches.
+    `untrained`: positions of trainable variables that Keras does not update, and therefore does not decay. With
+    `gradient_accumulation_steps=k`, one push of weight 1 carries the gradients of k batches.
     """
     reason, optimizer = why_worker(model), unwrap(model.optimizer)
     if accumulated(model) > 1 and (reason or _clips(optimizer)):
@@ -63,12 +64,7 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
         )
     if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
-    if int(optimizer.iterations) > 0:
-        log.warning(
-            "the model's %s has made %d steps already; the parameter servers start it with fresh state, and its "
-            "learning-rate schedule at step 0",
-            type(optimizer).__name__, int(optimizer.iterations),
-        )  # fmt: skip
+    _warn_of_state(optimizer)
     rate = optimizer._learning_rate
     worker_rate: Callable[[int], float] | None = None
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -101,9 +97,19 @@ def place(model: Any, layout: Layout, batch_size: int) -> Placement:
         initial_accumulator_value=float(getattr(optimizer, "initial_accumulator_value", 0.1)),
         batch_size=batch_size,
         gradient_accumulation_steps=accumulated(model),
-        no_decay=_no_decay(optimizer, model, layout),
+        no_decay=_no_decay(optimizer, model, layout, untrained),
     )
     return Placement(config, "", worker_rate)
+
+
+def _warn_of_state(optimizer: Any) -> None:
+    """Warn if a loaded optimizer has state, which the parameter servers do not take."""
+    if int(optimizer.iterations) > 0:
+        log.warning(
+            "the model's %s has made %d steps already; the parameter servers start it with fresh state, and its "
+            "learning-rate schedule at step 0",
+            type(optimizer).__name__, int(optimizer.iterations),
+        )  # fmt: skip
 
 
 def why_worker(model: Any) -> str:
@@ -128,6 +134,8 @@ def why_worker(model: Any) -> str:
     ):
         action = "clips" if NAMES[type(optimizer)] == "sgd" else "squares"
         return f"Keras {action} the gradients of repeated rows of an Embedding separately"
+    if any(isinstance(layer, keras.layers.SpectralNormalization) for layer in model._flatten_layers()):
+        return "SpectralNormalization assigns the kernel of its layer"
     return ""
 
 
@@ -176,12 +184,18 @@ def take_average(model: Any) -> None:
         optimizer.finalize_variable_values(model.trainable_variables)
 
 
-def _no_decay(optimizer: Any, model: Any, layout: Layout) -> tuple[tuple[int, int], ...]:
-    """The ranges of the flat vector that `exclude_from_weight_decay` excludes."""
+def _no_decay(
+    optimizer: Any, model: Any, layout: Layout, untrained: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """The ranges of the flat vector that `exclude_from_weight_decay` excludes, or that have no gradient."""
     if not optimizer.weight_decay:
         return ()
-    entries = zip(model.trainable_variables, layout.entries, strict=False)
-    return tuple((e.offset, e.offset + e.size) for v, e in entries if not optimizer._use_weight_decay(v))
+    entries = enumerate(zip(model.trainable_variables, layout.entries, strict=False))
+    return tuple(
+        (e.offset, e.offset + e.size)
+        for index, (v, e) in entries
+        if index in untrained or not optimizer._use_weight_decay(v)
+    )
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,25 @@ def test_stateful_recurrent_layer_is_refused():
         FlatModel(model, batch, "fp32")
 
 
+def test_step_that_needs_run_eagerly_is_refused_with_a_hint():
+    class Eager(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(4)
+
+        def call(self, x):
+            return self.out(keras.ops.reshape(x, (-1, 36)))
+
+        def train_step(self, data):
+            logs = super().train_step(data)
+            logs["loss"].numpy()
+            return logs
+
+    flat_model = FlatModel(compiled(Eager(), run_eagerly=True), BATCHES[0], "fp32")
+    with pytest.raises(UserError, match=r"cannot be traced: .*also with run_eagerly=True"):
+        flat_model.trace()
+
+
 def test_loaded_server_side_optimizer_is_warned_of(caplog):
     model = functional(SGD(0.1))
     flat_model = FlatModel(model, BATCHES[0], "fp32")

@@ -25,7 +25,9 @@ class Server:
 
     def __init__(self, model, wire="fp32", *, on_host=True, example=BATCHES[0]):
         self.flat_model = FlatModel(model, example, wire, on_host=on_host)
-        self.placement = place(model, self.flat_model.layout, 16)
+        self.flat_model.trace()
+        found = self.flat_model.found
+        self.placement = place(model, self.flat_model.layout, 16, found.without_gradient)
         layout = self.flat_model.layout
         self.store = ShardStore(0, 1, 0)
         self.store.hello(0, 0, ModelSpec(

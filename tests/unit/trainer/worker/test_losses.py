@@ -1,0 +1,121 @@
+"""Losses with one value per sample, and losses without a gradient for some variables."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed
+from shoal_trainer.errors import UserError
+from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.layout import flatten
+from tests.unit.trainer.worker.models import DATA, X, Y, begin, body, compiled, functional
+from tests.unit.trainer.worker.trained import BATCHES, SGD, Server
+
+crossentropy = keras.losses.sparse_categorical_crossentropy
+
+
+class Whole(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = body()
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class ComputesLoss(Whole):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return crossentropy(y, y_pred, from_logits=True)
+
+
+class Steps(Whole):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = crossentropy(y, self(x), from_logits=True)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def unreduced(optimizer):
+    model = functional(optimizer)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None))
+    return model
+
+
+def made(kind):
+    begin()
+    return compiled(kind(), SGD(0.01))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: unreduced(SGD(0.01)),
+        lambda: unreduced(keras.optimizers.RMSprop(0.001)),
+        lambda: made(ComputesLoss),
+    ],
+    ids=["reduction=None", "worker-side", "compute_loss"],
+)
+def test_loss_with_one_value_per_sample_equals_keras(make):
+    server, plain = Server(make()), make()
+    for batch in BATCHES:
+        plain.reset_metrics()
+        expected = plain.train_on_batch(batch.x, batch.y, return_dict=True)["loss"]
+        assert server.step(batch) == pytest.approx(float(expected), rel=1e-4)
+    assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 2e-5
+
+
+def test_vector_loss_of_a_train_step_is_reported_as_its_mean():
+    server, plain = Server(made(Steps)), made(Steps)
+    expected = crossentropy(BATCHES[0].y, plain(BATCHES[0].x), from_logits=True)
+    assert server.step(BATCHES[0]) == pytest.approx(float(np.mean(expected)), rel=1e-5)
+
+
+def test_loss_without_any_gradient_is_refused():
+    model = functional()
+    model.compile("sgd", lambda _, predicted: keras.ops.mean(keras.ops.stop_gradient(predicted), axis=-1))
+    with pytest.raises(UserError, match=r"^The loss has no gradient for any variable"):
+        FlatModel(model, BATCHES[0], "fp32").trace()
+
+
+def heads():
+    begin()
+    inputs = keras.Input((6, 6, 1))
+    x = keras.layers.Flatten()(inputs)
+    model = keras.Model(
+        inputs, [keras.layers.Dense(4, name="used")(x), keras.layers.Dense(4, name="unused")(x)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(SGD(0.1, weight_decay=0.1), [loss, None])
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+def test_variables_without_gradient_do_not_decay_and_are_named(caplog):
+    data = Indexed.from_arrays(X[:64], [Y[:64], Y[:64]])
+    batch = data.example(16)
+    server, plain = Server(heads(), example=batch), heads()
+    assert "unused/kernel, unused/bias: not trained" in caplog.text
+    for _ in range(5):
+        server.step(batch)
+        plain.train_on_batch(batch.x, batch.y)
+    assert np.abs(server.flat() - flatten(plain, server.flat_model.layout)).max() < 1e-6
+
+
+def test_layer_that_assigns_a_trainable_variable_is_refused():
+    class Halves(keras.layers.Dense):
+        def call(self, x):
+            self.bias.assign(self.bias * 0.5)
+            return super().call(x)
+
+    begin()
+    layers = [keras.Input((6, 6, 1)), keras.layers.Flatten(), Halves(4, name="halves")]
+    model = compiled(keras.Sequential(layers))
+    with pytest.raises(
+        UserError, match=r"A layer assigns the trainable variables \S*halves/bias in its call"
+    ):
+        FlatModel(model, DATA.example(16), "fp32").trace()
