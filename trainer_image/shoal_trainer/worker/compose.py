@@ -22,10 +22,10 @@ from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.layout import averages_of, rounded
+from shoal_trainer.worker.layout import Average, averages_of, rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
-from shoal_trainer.worker.optimizers import accumulated, place
+from shoal_trainer.worker.optimizers import Placement, accumulated, place
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Tasks, evaluated
@@ -101,17 +101,8 @@ def compose(
         config.reference_batch_size or config.batch_size,
         flat_model.found.without_gradient,
     )
-    if placement.reason:
-        log.warning(
-            "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",
-            placement.reason,
-        )
     averages = averages_of(flat_model.model, flat_model.layout)
-    if job.wire == "bf16" and (paths := rounded(flat_model.model, averages, flat_model.layout)):
-        log.warning(
-            "%s: not trained, and rounded to bf16 on the wire. Use Training(wire='fp32') to keep the exact values.",
-            ", ".join(paths),
-        )
+    _warn(job, flat_model, placement, averages)
     spec = ModelSpec(
         fingerprint=flat_model.layout.fingerprint,
         parameters=flat_model.layout.trainable,
@@ -151,3 +142,17 @@ def compose(
         tasks.close()
 
     return Worker(loop, flat_model, spec, leases, close)
+
+
+def _warn(job: Training, flat_model: FlatModel, placement: Placement, averages: tuple[Average, ...]) -> None:
+    """Log where this job differs from Keras in one process."""
+    if placement.reason:
+        log.warning(
+            "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",
+            placement.reason,
+        )
+    if job.wire == "bf16" and (paths := rounded(flat_model.model, averages, flat_model.layout)):
+        log.warning(
+            "%s: not trained, and rounded to bf16 on the wire. Use Training(wire='fp32') to keep the exact values.",
+            ", ".join(paths),
+        )

@@ -134,7 +134,7 @@ def _forward(
 @contextlib.contextmanager
 def _watched(model: Any) -> Iterator[list[str]]:
     """Collect the paths of trainable variables that `call` assigns: `stateless_call` discards their values."""
-    call = model.call
+    call, own = model.call, vars(model).get("call")
     assigned: list[str] = []
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -152,6 +152,8 @@ def _watched(model: Any) -> Iterator[list[str]]:
         yield assigned
     finally:
         del model.call
+        if own is not None:
+            model.call = own
 
 
 def _missing(variables: list[Any], gradients: list[Any]) -> tuple[int, ...]:
