@@ -53,6 +53,7 @@ class Policy:
     sequential: bool = False
     steps_per_push: int = 1
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    outage_merge: Literal["mean", "adasum"] = "mean"
     averages: tuple[Average, ...] = ()
 
 
@@ -73,7 +74,8 @@ class Loop(Upstream):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock)
+        adasum = policy.outage_merge == "adasum"
+        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock, adasum=adasum)
         self._feed = feed
         self._do_task = do_task
         self._policy = policy

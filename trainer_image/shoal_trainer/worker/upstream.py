@@ -47,12 +47,15 @@ class Upstream:
         leases: Leases,
         drain: threading.Event,
         clock: Callable[[], float],
+        *,
+        adasum: bool = False,
     ) -> None:
         self._flat_model, self._placement = flat_model, placement
         self._exchange, self._coordinator = exchange, coordinator
         self._leases = leases
         self._drain = drain
         self._clock = clock
+        self._adasum = adasum
         self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
         self._pulled: Pulled | None = None
         self._journals: tuple[PushJournal, ...] = ()
@@ -203,7 +206,7 @@ class Upstream:
     def _resend(self, send: Send, live: int) -> None:
         if send.local:
             self._exchange.push_delta(
-                send.update, self._buffers.spare, send.push, scale=1.0 / live, merge=False
+                send.update, self._buffers.spare, send.push, scale=1.0 / live, merge=self._adasum
             ).result()
         else:
             self._exchange.push_pull(send.update, self._buffers.spare, send.push).result()

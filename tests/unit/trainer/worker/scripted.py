@@ -25,7 +25,7 @@ class Server:
     """Its answers. `stopped`: the term that has ended training; `reachable`: False while it is lost."""
 
     def __init__(self):
-        self.stopped, self.reachable, self.pushes = 0, True, []
+        self.stopped, self.reachable, self.pushes, self.deltas = 0, True, [], []
 
     def pull(self, *_arguments, **_options):
         return self._answer(self.pulled)
@@ -33,6 +33,12 @@ class Server:
     def push_pull(self, _update, _out, push):
         if self.reachable:
             self.pushes.append(push)
+        return self._answer(self.pulled)
+
+    def push_delta(self, _delta, _out, push, *, scale, merge):
+        if self.reachable:
+            self.pushes.append(push)
+            self.deltas.append((scale, merge))
         return self._answer(self.pulled)
 
     def probe(self):
