@@ -276,6 +276,15 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
+class EpochReport(Message):
+    """A finished epoch, from 0. `complete`: its evaluation and callbacks are done, or another epoch's replace them."""
+
+    epoch: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """The training loss and the metrics of the evaluation, as in the logs of Keras."""
+    complete: bool = False
+
+
 class StatusReport(Message):
     """The coordinator's report. Counters only grow within a run, also across restarts of PS 0."""
 
@@ -289,6 +298,8 @@ class StatusReport(Message):
     samples: int = 0
     loss: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
+    epochs: tuple[EpochReport, ...] = ()
+    """The newest finished epochs, in order."""
     samples_per_second: float | None = None
     progress_percent: float | None = None
     remaining_seconds: float | None = None

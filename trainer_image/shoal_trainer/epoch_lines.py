@@ -2,86 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from shoal_trainer.contract import Phase, StatusReport, TerminationMessage
+from shoal_trainer.contract import EpochReport, Phase, StatusReport, TerminationMessage
 from shoal_trainer.table import duration
-
-PATIENCE = 10.0
-"""A line waits this many seconds for the evaluation of its epoch."""
 
 
 class EpochLines:
-    """The lines of a job; each is returned once, when it is complete.
-
-    A report does not say which epoch its metrics belong to. They are shown with an epoch if it is the only one that has
-    ended since the previous evaluation, else on a line of their own.
-    """
+    """The lines of a job; each is returned once, when its epoch is complete."""
 
     def __init__(self) -> None:
         self._begun: float | None = None
-        self._done = 0
         self._total: int | None = None
-        self._unevaluated = 0
-        self._metrics: set[tuple[tuple[str, float], ...]] = set()
-        self._waiting: list[str] = []
-        self._seconds = ""
-        self._ended = 0.0
+        self._finished = 0
+        """Epochs that have a duration."""
+        self._waiting: dict[int, EpochReport] = {}
+        self._seconds: dict[int, float] = {}
 
     @property
-    def pending(self) -> str:
-        """The line of the last epoch while its evaluation is awaited; else empty."""
-        return "  ".join([*self._waiting, self._seconds] if self._seconds else self._waiting)
+    def pending(self) -> list[str]:
+        """The lines of epochs whose evaluation is awaited."""
+        return [self._line(each) for _, each in sorted(self._waiting.items())]
 
     def update(self, report: StatusReport, now: float) -> list[str]:
         """The lines that are complete since the last report; `now` in seconds."""
         if self._begun is None and report.phase is not Phase.STARTING:
             self._begun = now
         self._total = report.epochs_total
-        return self._update(report.epoch, report.loss, report.metrics, now)
+        for each in report.epochs:
+            if each.epoch in self._waiting or each.epoch >= self._finished:
+                self._waiting[each.epoch] = each
+        self._measure(now)
+        return self._take([epoch for epoch, each in self._waiting.items() if each.complete])
 
     def finish(self, message: TerminationMessage, now: float) -> list[str]:
         """The remaining lines."""
-        return self._update(message.epoch, message.loss, message.metrics, now) + self._flush()
+        last = max(self._waiting, default=message.epoch - 1)
+        if last in self._waiting or last >= self._finished:
+            known = self._waiting.get(last, EpochReport(epoch=last))
+            loss = {} if message.loss is None else {"loss": message.loss}
+            self._waiting[last] = known.model_copy(update={"metrics": loss | known.metrics | message.metrics})
+        self._measure(now)
+        return self._take(list(self._waiting))
 
-    def _update(self, epoch: int, loss: float | None, metrics: Mapping[str, float], now: float) -> list[str]:
-        lines = []
-        if epoch > self._done:  # it is less while a restarted coordinator has no data
-            lines += self._flush()
-            self._epoch_ended(epoch, loss, now)
-        if metrics and (values := tuple(metrics.items())) not in self._metrics:
-            self._metrics.add(values)
-            lines += self._evaluated([f"{name} {value(each)}" for name, each in values])
-        if now - self._ended > PATIENCE:
-            lines += self._flush()
-        return lines
+    def _measure(self, now: float) -> None:
+        """Set the duration of an epoch that has just ended; several between two reports have none."""
+        new = [epoch for epoch in self._waiting if epoch >= self._finished]
+        if not new:
+            return
+        if len(new) == 1 and new[0] == self._finished and self._begun is not None:
+            self._seconds[new[0]] = now - self._begun
+        self._finished, self._begun = max(new) + 1, now
 
-    def _epoch_ended(self, epoch: int, loss: float | None, now: float) -> None:
-        self._unevaluated += epoch - self._done
-        self._waiting = [self._name(self._done + 1, epoch)]
-        if loss is not None:
-            self._waiting.append(f"loss {value(loss)}")
-        if self._begun is not None:
-            seconds = now - self._begun
-            self._seconds = f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
-        self._done, self._begun, self._ended = epoch, now, now
+    def _take(self, epochs: list[int]) -> list[str]:
+        return [self._line(self._waiting.pop(epoch)) for epoch in sorted(epochs)]
 
-    def _evaluated(self, metrics: list[str]) -> list[str]:
-        if self._unevaluated != 1:
-            self._unevaluated = min(self._unevaluated, 1)  # the newest one may still be evaluated
-            return [*self._flush(), "  ".join(["Evaluation", *metrics])]
-        self._unevaluated = 0
-        self._waiting = [*(self._waiting or [self._name(self._done, self._done)]), *metrics]
-        return self._flush()
-
-    def _name(self, first: int, last: int) -> str:
+    def _line(self, each: EpochReport) -> str:
         total = f"/{self._total}" if self._total else ""
-        return f"Epoch {last}{total}" if first == last else f"Epochs {first}-{last}{total}"
-
-    def _flush(self) -> list[str]:
-        lines = [self.pending] if self._waiting else []
-        self._waiting, self._seconds = [], ""
-        return lines
+        parts = [
+            f"Epoch {each.epoch + 1}{total}",
+            *(f"{name} {value(v)}" for name, v in each.metrics.items()),
+        ]
+        seconds = self._seconds.get(each.epoch)
+        if seconds is not None:
+            parts.append(f"{seconds:.1f} s" if seconds < 60 else duration(seconds))
+        return "  ".join(parts)
 
 
 def value(number: float) -> str:

@@ -14,8 +14,7 @@ from shoal_trainer.epoch_lines import EpochLines
 from shoal_trainer.local import LocalJob, LocalRun
 from shoal_trainer.table import line, render
 
-POLL_SECONDS = 0.1
-"""Short, so that short epochs get a line each."""
+POLL_SECONDS = 0.25
 LINE_SECONDS = 5.0
 """Between two lines of output that is not a terminal."""
 UNREACHABLE_SECONDS = 3.0
@@ -63,7 +62,7 @@ def _follow(processes: LocalRun, title: str, console: Console, started: float) -
                 note += f", coordinator unreachable for {now - reported_at:.0f} s"
             if console.is_terminal:
                 table = render(report, title=title, note=note)
-                live.update(Group(epochs.pending, table) if epochs.pending else table, refresh=True)
+                live.update(Group(*epochs.pending, table), refresh=True)
             elif now - printed_at >= LINE_SECONDS:
                 printed_at = now
                 console.print(f"{line(report)}; {note}", highlight=False, soft_wrap=True)

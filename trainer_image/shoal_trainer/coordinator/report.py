@@ -9,7 +9,15 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shoal_trainer.contract import DataReport, Outcome, Phase, Ranges, StatusReport, TerminationMessage
+from shoal_trainer.contract import (
+    DataReport,
+    EpochReport,
+    Outcome,
+    Phase,
+    Ranges,
+    StatusReport,
+    TerminationMessage,
+)
 from shoal_trainer.coordinator.members import Member
 
 if TYPE_CHECKING:
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 1024
 """At least the largest number of slots of a job."""
+RECENT_EPOCHS = 16
 
 
 def status(coordinator: Coordinator, now: float) -> StatusReport:
@@ -37,6 +46,7 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
         samples=samples,
         loss=coordinator.pace.loss,
         metrics=metrics(coordinator),
+        epochs=epochs(coordinator),
         samples_per_second=rate,
         progress_percent=None if share is None else round(100 * share, 2),
         remaining_seconds=remaining,
@@ -56,6 +66,17 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
             member.report(now) for member in newest_first(coordinator.members.known.values())[:MAX_WORKERS]
         ),
         message=coordinator.stopping,
+    )
+
+
+def epochs(coordinator: Coordinator) -> tuple[EpochReport, ...]:
+    """The newest finished epochs, at most `RECENT_EPOCHS`."""
+    tasks = coordinator.tasks
+    queued = {task.epoch for task in tasks.queue if task.kind != "export"}
+    first = max(0, len(tasks.history) - RECENT_EPOCHS)
+    return tuple(
+        EpochReport(epoch=epoch, metrics=logs, complete=epoch not in queued)
+        for epoch, logs in enumerate(tasks.history[first:], start=first)
     )
 
 

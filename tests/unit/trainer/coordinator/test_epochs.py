@@ -42,6 +42,23 @@ def test_tasks_of_an_epoch_run_in_order_and_see_its_logs():
     assert report.metrics(bench.coordinator) == {"val_accuracy": 0.75}
 
 
+def test_reported_epoch_is_complete_after_its_tasks():
+    bench = Bench(validation=True, callbacks=True)
+    bench.join(0)
+    work, reports = bench.train(0), []
+    while work.kind == "task":
+        reports += bench.coordinator.status().epochs
+        metrics = {"val_accuracy": 0.75} if work.task == "evaluate" else {}
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=work.token, metrics=metrics))
+        work = bench.ask(0)
+    after = {"loss": 0.5, "val_accuracy": 0.75}
+    assert [(each.epoch, each.metrics, each.complete) for each in reports] == [
+        (0, {"loss": 0.5}, False),
+        (0, after, False),
+        (0, after, True),
+    ]
+
+
 def test_training_stops_at_the_target_metric():
     bench = Bench(stop=StopAfter(epochs=50, metric="accuracy", value=0.9), validation=True)
     bench.join(0)

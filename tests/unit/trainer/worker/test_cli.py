@@ -12,6 +12,7 @@ from shoal_trainer import watch
 from shoal_trainer.cli import main
 from shoal_trainer.contract import (
     DataReport,
+    EpochReport,
     Outcome,
     Phase,
     Ranges,
@@ -138,7 +139,7 @@ def test_final_lines_are_not_truncated_without_a_terminal(monkeypatch, capsys):
     assert watched(monkeypatch, [], end) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line] == [
-        "logs", "Epochs", "Evaluation", "Succeeded", "data:", "warning", "end:", "model:",
+        "logs", "Epoch", "Succeeded", "data:", "warning", "end:", "model:",
     ]  # fmt: skip
 
 
@@ -150,9 +151,10 @@ def test_failure_message_is_not_read_as_markup(monkeypatch, capsys):
 
 
 def test_each_epoch_is_printed_once_above_the_table(monkeypatch, capsys):
-    first = STATUS.model_copy(update={"epoch": 0, "metrics": {}})
-    second = first.model_copy(update={"epoch": 1})
-    third = second.model_copy(update={"metrics": {"val_loss": 0.25}})
+    first = STATUS.model_copy(update={"metrics": {}})
+    second = first.model_copy(update={"epochs": (EpochReport(epoch=0, metrics={"loss": 0.5}),)})
+    evaluated = EpochReport(epoch=0, metrics={"loss": 0.5, "val_loss": 0.25}, complete=True)
+    third = second.model_copy(update={"epochs": (evaluated,)})
     assert watched(monkeypatch, [None, first, second, second, third, third, None]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
     assert [line.rpartition("  ")[0] for line in lines] == [
