@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import takewhile
+
 from shoal_trainer.contract import EpochReport, Phase, StatusReport, TerminationMessage
 from shoal_trainer.table import duration
 
 
 class EpochLines:
-    """The lines of a job; each is returned once, when its epoch is complete."""
+    """The lines of a job; each is returned once, in order, when its epoch is complete."""
 
     def __init__(self) -> None:
         self._begun: float | None = None
@@ -31,7 +34,7 @@ class EpochLines:
             if each.epoch in self._waiting or each.epoch >= self._finished:
                 self._waiting[each.epoch] = each
         self._measure(now)
-        return self._take([epoch for epoch, each in self._waiting.items() if each.complete])
+        return self._take(takewhile(lambda epoch: self._waiting[epoch].complete, sorted(self._waiting)))
 
     def finish(self, message: TerminationMessage, now: float) -> list[str]:
         """The remaining lines."""
@@ -41,7 +44,7 @@ class EpochLines:
             loss = {} if message.loss is None else {"loss": message.loss}
             self._waiting[last] = known.model_copy(update={"metrics": loss | known.metrics | message.metrics})
         self._measure(now)
-        return self._take(list(self._waiting))
+        return self._take(sorted(self._waiting))
 
     def _measure(self, now: float) -> None:
         """Set the duration of an epoch that has just ended; several between two reports have none."""
@@ -52,8 +55,8 @@ class EpochLines:
             self._seconds[new[0]] = now - self._begun
         self._finished, self._begun = max(new) + 1, now
 
-    def _take(self, epochs: list[int]) -> list[str]:
-        return [self._line(self._waiting.pop(epoch)) for epoch in sorted(epochs)]
+    def _take(self, epochs: Iterable[int]) -> list[str]:
+        return [self._line(self._waiting.pop(epoch)) for epoch in list(epochs)]
 
     def _line(self, each: EpochReport) -> str:
         total = f"/{self._total}" if self._total else ""
