@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import click
 
-from shoal_trainer.contract import Staleness, StopAfter
+from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
 from shoal_trainer.errors import UserError
 from shoal_trainer.orphans import follow_parent
 
@@ -92,6 +92,16 @@ def work() -> None:
     help="Where snapshots and the model are saved.",
 )
 @click.option(
+    "--initial-from",
+    metavar="FOLDER|URI",
+    help="Continue an earlier run: the folder of its snapshots, STORAGE/local/MODULE/ID.",
+)
+@click.option(
+    "--weights-only",
+    is_flag=True,
+    help="Take only the weights of --initial-from: the optimizer and the data start anew.",
+)
+@click.option(
     "--snapshot-every",
     default=10,
     show_default=True,
@@ -124,7 +134,8 @@ def work() -> None:
 def run(
     entrypoint: str, workers: int, parameter_servers: int, batch_size: int, epochs: int | None, steps: int | None,
     until: str | None, mode: Literal["min", "max"] | None, args: tuple[str, ...], storage: str,
-    snapshot_every: int, max_staleness: int | None, tls: bool, kill_every: float | None, kill: str,
+    initial_from: str | None, weights_only: bool, snapshot_every: int, max_staleness: int | None, tls: bool,
+    kill_every: float | None, kill: str,
 ) -> None:  # fmt: skip
     """Train MODULE:OBJECT with parameter servers and workers as local processes.
 
@@ -141,7 +152,8 @@ def run(
         batch_size=batch_size,
         stop_after=_stop_after(epochs if epochs or steps or until else 1, steps, until, mode),
         args=dict(_argument(text) for text in args),
-        storage_uri=storage if "://" in storage else Path(storage).resolve().as_uri(),
+        storage_uri=_uri(storage),
+        initial_from=_initial(initial_from, weights_only),
         snapshot_seconds=snapshot_every,
         staleness=Staleness(max=max_staleness),
         data_tls=tls,
@@ -153,6 +165,18 @@ def run(
     except UserError as error:
         raise click.BadParameter(str(error), param_hint="MODULE:OBJECT") from error
     sys.exit(watch(job))
+
+
+def _uri(folder: str) -> str:
+    return folder if "://" in folder else Path(folder).resolve().as_uri()
+
+
+def _initial(folder: str | None, weights_only: bool) -> InitialFrom | None:
+    if folder is None:
+        if weights_only:
+            raise click.UsageError("--weights-only requires --initial-from")
+        return None
+    return InitialFrom(uri=_uri(folder), weights_only=weights_only)
 
 
 def _argument(text: str) -> tuple[str, Any]:

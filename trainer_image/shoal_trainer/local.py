@@ -31,6 +31,7 @@ from shoal_trainer.contract import (
     EXIT_OK,
     EXIT_USER,
     STATUS_PATH,
+    InitialFrom,
     JobIdentity,
     Outcome,
     Role,
@@ -67,6 +68,7 @@ class LocalJob:
     stop_after: StopAfter = StopAfter(epochs=1)
     args: dict[str, Any] = field(default_factory=dict)
     storage_uri: str = "file:///tmp/shoal-runs"
+    initial_from: InitialFrom | None = None
     snapshot_seconds: int = 10
     staleness: Staleness = Staleness()
     data_tls: bool = False
@@ -104,7 +106,8 @@ class LocalRun:
         self.kills = 0
         self.failures = 0
         self.outcome: TerminationMessage | None = None
-        self.uid = uuid.uuid4().hex[:12]
+        name = job.entrypoint.partition(":")[0].replace(".", "-")
+        self.identity = JobIdentity(namespace="local", name=name, uid=uuid.uuid4().hex[:12])
         self._clock = clock
         self._random = random.Random(job.seed)
         self._folder = Path(tempfile.mkdtemp(prefix="shoal-run-"))
@@ -245,9 +248,7 @@ class LocalRun:
     def _config(self, role: Role, index: int, incarnation: int) -> RuntimeConfig:
         job = self.job
         return RuntimeConfig(
-            job=JobIdentity(
-                namespace="local", name=job.entrypoint.partition(":")[0].replace(".", "-"), uid=self.uid
-            ),
+            job=self.identity,
             role=role,
             index=index,
             incarnation=incarnation,
@@ -259,6 +260,7 @@ class LocalRun:
             staleness=job.staleness,
             snapshot=SnapshotPolicy(every_seconds=job.snapshot_seconds),
             storage_uri=job.storage_uri,
+            initial_from=job.initial_from,
             secret_dir=str(self._folder / "secret"),
             bind_host="127.0.0.1",
             data_tls=job.data_tls,

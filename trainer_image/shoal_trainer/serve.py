@@ -227,8 +227,8 @@ class ParameterServer:
         loaded = self._when_reachable(lambda: other.load_newest(index, shards))
         if loaded is None:
             raise UserError(
-                f"spec.training.initialFrom.uri {initial.uri} has no complete snapshot. Set it to the folder of a run, "
-                "<storage>/<namespace>/<job>/<uid>."
+                f"There is no complete snapshot to start from in {initial.uri}. Set initialFrom.uri (--initial-from) "
+                "to the folder of a run, <storage>/<namespace>/<job>/<uid>."
             )
         manifest, copy = loaded
         self.shard.restore(copy, other_run=True, weights_only=initial.weights_only)

@@ -32,10 +32,9 @@ def watch(job: LocalJob) -> int:
             outcome = _follow(processes, job.entrypoint, console, started)
             warnings = processes.warnings()
         except KeyboardInterrupt:
-            console.print(
-                f"Stopped. The next run starts from the beginning; snapshots are in {job.storage_uri}.",
-                style="yellow", soft_wrap=True,
-            )  # fmt: skip
+            run = f"{job.storage_uri}/{processes.identity.prefix}"
+            text = f"Stopped. To continue from the newest snapshot, add --initial-from {run}"
+            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
             return 130
     if outcome.outcome is Outcome.FAILED:
         text = escape(f"{outcome.reason}: {outcome.message}")

@@ -8,7 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from shoal_trainer.cli import main
+from shoal_trainer.contract import InitialFrom, Role
 from shoal_trainer.errors import UserError
+from shoal_trainer.local import LocalRun
 from shoal_trainer.worker.entrypoint import load
 
 
@@ -74,6 +76,20 @@ def test_mode_of_run_sets_the_direction(folder, monkeypatch, mode, direction):
     arguments = ["run", "flowers:job", "--until", "dice=0.9", "--mode", mode]
     assert CliRunner().invoke(main, arguments).exit_code == 0
     assert jobs[0].stop_after.mode == direction
+
+
+def test_initial_from_continues_another_run(folder, monkeypatch):
+    jobs = []
+    monkeypatch.setattr("shoal_trainer.watch.watch", lambda job: jobs.append(job) or 0)
+    for options in (["s3://bucket/run"], ["shoal-runs/local/flowers/1", "--weights-only"]):
+        assert CliRunner().invoke(main, ["run", "flowers:job", "--initial-from", *options]).exit_code == 0
+    configs = [LocalRun(job)._config(Role.PS, 0, 0).initial_from for job in jobs]
+    assert configs == [
+        InitialFrom(uri="s3://bucket/run"),
+        InitialFrom(uri=(folder / "shoal-runs/local/flowers/1").as_uri(), weights_only=True),
+    ]
+    result = CliRunner().invoke(main, ["run", "flowers:job", "--weights-only"])
+    assert "--weights-only requires --initial-from" in result.output
 
 
 def test_help_describes_every_option_of_run():
