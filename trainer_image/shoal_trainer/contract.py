@@ -194,7 +194,6 @@ class RuntimeConfig(Message):
     bind_host: str = "0.0.0.0"  # the operator sets the pod's own address through the downward API
     data_tls: bool = False
     node_name: str = ""
-    pool: str = ""
 
 
 # --- the coordinator's status report ------------------------------------------------------------------------------
@@ -238,7 +237,6 @@ class WorkerReport(Message):
     staleness: float | None = None
     batch_size: int = 0
     node: str = ""
-    pool: str = ""
     message: str = ""
 
 

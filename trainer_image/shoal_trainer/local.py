@@ -265,7 +265,6 @@ class LocalRun:
             bind_host="127.0.0.1",
             data_tls=job.data_tls,
             node_name="local",
-            pool="local",
         )
 
 

@@ -74,7 +74,7 @@ class Coordinator(Record):
             member = self._contact(request.slot, request.incarnation)
             if request.leases and request.generation != self.shard.generation:
                 raise Unreachable("the job has rolled back: connect to the parameter servers again")
-            member.node, member.pool, member.batch_size = request.node, request.pool, request.batch_size
+            member.node, member.batch_size = request.node, request.batch_size
             if member.left:
                 member.state = WorkerState.ACTIVE
             for older in self.members.older(request.slot, request.incarnation):

@@ -31,7 +31,6 @@ class Member:
     slot: int
     incarnation: int
     node: str = ""
-    pool: str = ""
     batch_size: int = 0
     state: WorkerState = WorkerState.ACTIVE
     last_seen: float = 0.0
@@ -96,7 +95,6 @@ class Member:
             staleness=self.staleness,
             batch_size=self.batch_size,
             node=self.node,
-            pool=self.pool,
             message=self.message,
         )
 

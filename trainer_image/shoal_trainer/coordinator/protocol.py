@@ -95,7 +95,6 @@ class Join(Caller):
     data: DataSpec
     batch_size: int = Field(ge=1)
     node: str = Field(default="", max_length=256)
-    pool: str = Field(default="", max_length=256)
     leases: tuple[Lease, ...] = Field(default=(), max_length=4096)
     generation: int = Field(default=0, ge=0)
     """Of the leases."""

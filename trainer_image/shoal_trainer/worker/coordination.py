@@ -55,7 +55,6 @@ class ControlPlane:
             self._data,
             self._config.batch_size,
             node=self._config.node_name,
-            pool=self._config.pool,
             leases=tuple(_lease(work, token) for token, work in leases.items()),
             generation=max((work.generation for work in leases.values()), default=0),
             wasted_steps=wasted.steps,
