@@ -17,7 +17,7 @@ from shoal_trainer.contract import (
     Shard,
     StopAfter,
 )
-from shoal_trainer.coordinator.protocol import DataSpec, Join, Pushes, TaskDone
+from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable
 from shoal_trainer.ps.buffers import aligned
@@ -123,7 +123,7 @@ def test_upload_of_a_replaced_worker_overwrites_nothing(server):
 
     def slow():
         yield b"half of "
-        server.service.coordinator.leave(0, 0)
+        server.service.coordinator.leave(Leave(slot=0, incarnation=0))
         server.service.coordinator.join(Join(slot=1, incarnation=0, data=DataSpec(size=2), batch_size=2))
         theirs = server.service.coordinator.next_work(1, 0).token
         server.service.upload(1, 0, theirs, "model.keras", iter([b"the model"]))

@@ -233,9 +233,10 @@ class CoordinatorClient:
         )
         self._client.call("task-done", request, Done)
 
-    def leave(self) -> None:
+    def leave(self, wasted_steps: int = 0, wasted_acknowledged: int = 0) -> None:
         """Leave the job."""
-        self._client.call("leave", Leave(**self._identity), Done)
+        request = Leave(**self._identity, wasted_steps=wasted_steps, wasted_acknowledged=wasted_acknowledged)
+        self._client.call("leave", request, Done)
 
     def failed(self, message: str) -> None:
         """Report an error in the user's code."""

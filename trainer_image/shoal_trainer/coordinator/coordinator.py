@@ -20,9 +20,10 @@ from shoal_trainer.contract import (
     WorkerState,
 )
 from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
 from shoal_trainer.coordinator.leases import Lease, Segment
 from shoal_trainer.coordinator.members import Member, Members
-from shoal_trainer.coordinator.protocol import Assignment, FileEnded, Join, Joined, TaskDone
+from shoal_trainer.coordinator.protocol import Assignment, FileEnded, Join, Joined, Leave, TaskDone
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.target import target_reached
@@ -83,11 +84,11 @@ class Coordinator(Record):
             self._set_data(request.data)
             if self._expected is not None:
                 self._expected.discard(request.slot)
-            # A request whose answer was lost is repeated: do not count its steps twice.
-            counted = max(member.wasted_steps, request.wasted_acknowledged)
-            member.wasted_steps = max(counted, request.wasted_steps)
-            self.counters.wasted_steps += member.wasted_steps - counted
-            return Joined(renamed=self._reclaim(request))
+            self.counters.wasted_steps += member.newly_wasted(request)
+            joined = Joined(renamed=self._reclaim(request))
+            if self.stopping and joined.renamed:  # it may send a push again
+                self._last_pushes.expect((member.slot, member.incarnation), self._clock() + RESEND_SECONDS)
+            return joined
 
     def next_work(
         self,
@@ -151,11 +152,12 @@ class Coordinator(Record):
             self._contact(slot, incarnation)
             return self.tasks.held(slot, incarnation, token)
 
-    def leave(self, slot: int, incarnation: int) -> None:
+    def leave(self, request: Leave) -> None:
         """A worker leaves: release the rest of its leases, and refuse later pushes."""
         with self._lock:
-            member = self._contact(slot, incarnation)
-            self.shard.leave(slot, incarnation)
+            member = self._contact(request.slot, request.incarnation)
+            self.counters.wasted_steps += member.newly_wasted(request)
+            self.shard.leave(request.slot, request.incarnation)
             self._remove(member, WorkerState.DRAINED if self.finished is None else WorkerState.LEFT, "")
 
     def failed(self, slot: int, incarnation: int, message: str) -> None:
@@ -332,8 +334,9 @@ class Coordinator(Record):
         self._remove(member, WorkerState.FENCED, "silent for too long")
 
     def _remove(self, member: Member, state: WorkerState, reason: str) -> None:
-        has_lease = bool(self.ledger and any(_holds(member, lease) for lease in self.ledger.leases.values()))
-        if state is WorkerState.FENCED and member.state is not WorkerState.FENCED and has_lease:
+        works = bool(self.ledger and any(_holds(member, lease) for lease in self.ledger.leases.values()))
+        works |= (member.slot, member.incarnation) in self._last_pushes.workers(self._clock())
+        if state is WorkerState.FENCED and member.state is not WorkerState.FENCED and works:
             self.counters.wasted_steps += 1  # at most the step in progress
         member.state = state
         member.message = reason or member.message

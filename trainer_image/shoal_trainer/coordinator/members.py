@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shoal_trainer.contract import SILENCE_SECONDS, SILENCE_STEPS, WorkerReport, WorkerState
-from shoal_trainer.coordinator.protocol import Assignment
+from shoal_trainer.coordinator.protocol import Assignment, WithWaste
 from shoal_trainer.wire.messages import Timings
 
 LOST_SECONDS = 60.0
@@ -66,11 +66,19 @@ class Member:
             return LOST_SECONDS
         return max(SILENCE_SECONDS, SILENCE_STEPS * self.push_seconds)
 
+    def newly_wasted(self, request: WithWaste) -> int:
+        """The wasted steps that no earlier request counted; one whose answer was lost is repeated."""
+        counted = max(self.wasted_steps, request.wasted_acknowledged)
+        self.wasted_steps = max(counted, request.wasted_steps)
+        return self.wasted_steps - counted
+
     def pushed(self, steps: int, samples: int, staleness: int, timings: Timings) -> None:
         """Record the statistics of a push; times are smoothed."""
         self.steps += steps
         self.samples += samples
         self.staleness = staleness if self.staleness is None else _mix(self.staleness, staleness)
+        if not timings.step:  # the local steps of an outage are not timed
+            return
         old = self.timings
         self.timings = timings if old is None else Timings(*map(_mix, old, timings))
         seconds = steps * timings.step

@@ -89,7 +89,16 @@ class Caller(Message):
     incarnation: int = Field(ge=0)
 
 
-class Join(Caller):
+class WithWaste(Caller):
+    """A request that also counts the worker's wasted steps."""
+
+    wasted_steps: int = Field(default=0, ge=0)
+    """All its steps so far that were discarded or lost."""
+    wasted_acknowledged: int = Field(default=0, ge=0)
+    """Those of them in an earlier request that was answered."""
+
+
+class Join(WithWaste):
     """A worker joins; again after the loss of parameter server 0, with the unfinished rest of its leases."""
 
     data: DataSpec
@@ -98,10 +107,6 @@ class Join(Caller):
     leases: tuple[Lease, ...] = Field(default=(), max_length=4096)
     generation: int = Field(default=0, ge=0)
     """Of the leases."""
-    wasted_steps: int = Field(default=0, ge=0)
-    """All its steps so far that were discarded or lost."""
-    wasted_acknowledged: int = Field(default=0, ge=0)
-    """Those of them in an earlier request that was answered."""
 
 
 class Renamed(Message):
@@ -174,7 +179,7 @@ class TaskDone(Caller):
     message: str = Field(default="", max_length=MAX_TEXT)
 
 
-class Leave(Caller):
+class Leave(WithWaste):
     """A worker leaves the job."""
 
 

@@ -136,7 +136,8 @@ class Reconciler:
             self._scheduled.wait()
             self._scheduled.clear()
             try:
-                self.compare()
+                if not self.compare():  # requests may schedule the next comparison at once
+                    self._stop.wait(RETRY_SECONDS / 4)
                 continue
             except TrainerError as error:
                 log.debug("cannot compare the shards yet: %s", error)

@@ -203,7 +203,7 @@ class CoordinatorService:
         return Done()
 
     def _leave(self, request: Leave) -> Message:
-        self.coordinator.leave(request.slot, request.incarnation)
+        self.coordinator.leave(request)
         return Done()
 
     def _failed(self, request: Failed) -> Message:

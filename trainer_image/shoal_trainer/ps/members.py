@@ -112,10 +112,18 @@ class Permits:
                 del self._pulled[other]
         self._oldest = None
 
-    def arrive(self, slot: int, base: int) -> None:
-        """A push arrived and may have to wait. The worker sends no gradient on an older version than `base`."""
-        self._drop_before(slot, base)
+    def arrive(self, slot: int, base: int) -> bool:
+        """A push arrived and may have to wait. The worker sends no gradient on an older version than `base`.
+
+        Returns whether other pushes may be admitted now.
+        """
+        dropped = self._drop_before(slot, base)
         self._waiting[slot] = base
+        return dropped
+
+    def waits(self, slot: int) -> bool:
+        """Whether a push that has arrived still has to be admitted; not after `clear`."""
+        return slot in self._waiting
 
     def leave(self, slot: int) -> None:
         """The push no longer waits."""
@@ -138,8 +146,10 @@ class Permits:
         self._waiting.clear()
         self._oldest = None
 
-    def _drop_before(self, slot: int, version: int) -> None:
-        versions = self._pulled.get(slot)
+    def _drop_before(self, slot: int, version: int) -> bool:
+        versions, dropped = self._pulled.get(slot), False
         while versions and versions[0] < version:
             versions.popleft()
+            dropped = True
         self._oldest = None
+        return dropped

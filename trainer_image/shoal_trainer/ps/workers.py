@@ -67,9 +67,12 @@ class WorkerRegistry:
             return
         with self.changed:
             deadline = self._clock() + timeout
-            self._permits.arrive(slot, base)
+            if self._permits.arrive(slot, base):
+                self.changed.notify_all()
             try:
-                while not self._permits.admits(base, self.version, self.staleness.max):
+                while self._permits.waits(slot) and not self._permits.admits(
+                    base, self.version, self.staleness.max
+                ):
                     if (remaining := deadline - self._clock()) <= 0:
                         # A worker that blocked this push until its timeout must not block the next ones as well.
                         self._permits.give_up(slot, self.version, self.staleness.max)

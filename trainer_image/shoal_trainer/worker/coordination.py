@@ -114,9 +114,9 @@ class ControlPlane:
                 self._uploaded[name] = state
         self._client.task_done(work.token, metrics, tuple(sent), stop=stop, message=message)
 
-    def leave(self) -> None:
+    def leave(self, wasted: Wasted) -> None:
         """Leave the job."""
-        self._client.leave()
+        self._client.leave(wasted.steps, wasted.acknowledged)
 
     def failed(self, error: Exception) -> None:
         """Report an error in the user's code."""

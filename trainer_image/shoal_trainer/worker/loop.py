@@ -31,7 +31,7 @@ from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, combined, full
 from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
-from shoal_trainer.worker.work import Coordinator, Finished, TaskWork
+from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, Wasted
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,8 @@ class Loop(Upstream):
             self._send(base)
         elif self._clock() - self._last_answer >= PROBE_SECONDS:
             self._probe()
-            self._report_wasted()
+            if self._outage is None:
+                self._report_wasted()
             self._input_seconds, self._last_push = 0.0, self._clock()
 
     def _flush(self) -> None:
@@ -387,8 +388,7 @@ class Loop(Upstream):
                 log.warning("the last push was not answered: %s", error)
         self._exchange.close()  # before the leases are released: a push must not arrive after that
         self._wasted += len(self._pending) + (0 if self._outage is None else self._outage.steps)
-        self._report_wasted()
         try:
-            self._coordinator.leave()
+            self._coordinator.leave(Wasted(self._wasted, self._acknowledged))
         except Unreachable as error:
             log.warning("cannot report that this worker leaves: %s", error)

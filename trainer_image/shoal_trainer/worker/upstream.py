@@ -198,18 +198,21 @@ class Upstream:
             self._unsent.append(outage.as_send(self._seq, self._pulled.versions))
         live = max(self._pulled.live_workers, welcome.shards[0].live_workers)
         while self._unsent:
-            self._resend(self._unsent[0], live)
+            answer = self._resend(self._unsent[0], live)
             self._leases.answered(self._unsent.pop(0).push)
+            if answer.stopped:  # no push may follow
+                self._wasted += sum(send.push.steps for send in self._unsent)
+                self._unsent.clear()
+                self._leases.void(answer.stopped)
         # A pull returns the complete journal; the worker's own may contain lost pushes.
         return self._exchange.pull(self._buffers.spare).result()
 
-    def _resend(self, send: Send, live: int) -> None:
+    def _resend(self, send: Send, live: int) -> Pulled:
+        out, push = self._buffers.spare, send.push
         if send.local:
-            self._exchange.push_delta(
-                send.update, self._buffers.spare, send.push, scale=1.0 / live, merge=self._adasum
-            ).result()
-        else:
-            self._exchange.push_pull(send.update, self._buffers.spare, send.push).result()
+            scale = 1.0 / live
+            return self._exchange.push_delta(send.update, out, push, scale=scale, merge=self._adasum).result()
+        return self._exchange.push_pull(send.update, out, push).result()
 
     def _rejoin(self, surviving: int) -> None:
         """Present the leases after the loss of shard 0 and its ledger; they may get new tokens."""

@@ -100,5 +100,5 @@ class Coordinator(Protocol):
     ) -> None:
         """Upload the new and changed files, and send the result of a task."""
 
-    def leave(self) -> None:
+    def leave(self, wasted: Wasted) -> None:
         """Leave the job; the coordinator releases the rest of the leases."""

@@ -5,7 +5,7 @@ import pytest
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS, LastPushes
-from shoal_trainer.coordinator.protocol import TaskDone
+from shoal_trainer.coordinator.protocol import Leave, TaskDone
 from shoal_trainer.coordinator.tasks import Tasks
 from shoal_trainer.errors import Fenced, Overtaken
 from shoal_trainer.snapshot.storage import LocalStorage
@@ -56,7 +56,7 @@ def test_final_evaluation_waits_for_the_last_push_of_each_worker():
 
 def test_final_tasks_do_not_wait_for_a_worker_that_left():
     bench, _ = stopped_by_an_evaluation(2)
-    bench.coordinator.leave(1, 0)
+    bench.coordinator.leave(Leave(slot=1, incarnation=0))
     assert bench.ask(0).task == "export"
 
 

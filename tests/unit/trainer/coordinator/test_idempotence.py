@@ -1,6 +1,6 @@
 """Requests that arrive again, and work that moved to another worker."""
 
-from shoal_trainer.coordinator.protocol import TaskDone
+from shoal_trainer.coordinator.protocol import Leave, TaskDone
 from tests.unit.trainer.coordinator.bench import Bench
 
 
@@ -10,7 +10,7 @@ def test_task_of_a_lost_worker_moves_to_another():
         bench.join(slot)
     first = bench.train(0)
     assert bench.ask(1).kind == "idle"
-    bench.coordinator.leave(0, 0)
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
     second = bench.ask(1)
     assert (second.task, second.token == first.token) == ("export", False)
     assert bench.coordinator.task_done(TaskDone(slot=1, incarnation=0, token=first.token)) is None
@@ -40,7 +40,7 @@ def test_repeated_request_does_not_return_reassigned_work():
     bench.join(0)
     bench.join(1)
     work = bench.ask(0, number=1)
-    bench.coordinator.leave(0, 0)
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
     assert bench.ask(1, number=1).lease.start == work.lease.start
     bench.join(0)
     assert bench.ask(0, number=1).lease.start != work.lease.start
@@ -49,7 +49,7 @@ def test_repeated_request_does_not_return_reassigned_work():
 def test_worker_that_left_gets_no_work():
     bench = Bench()
     bench.join(0)
-    bench.coordinator.leave(0, 0)
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
     assert bench.ask(0).kind == "idle"
     bench.join(0)
     assert bench.ask(0).kind == "data"

@@ -5,7 +5,9 @@ import pytest
 from shoal_trainer.contract import StopAfter, WorkerState
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.members import KEPT, Member
+from shoal_trainer.coordinator.protocol import Leave
 from shoal_trainer.errors import Fenced
+from shoal_trainer.wire.messages import Timings
 from tests.unit.trainer.coordinator.bench import Bench
 
 
@@ -79,7 +81,7 @@ def test_coordinator_pause_does_not_count_as_worker_silence(seconds):
 def test_forgotten_incarnation_still_fences_older_ones():
     bench = Bench()
     bench.join(0, 1)
-    bench.coordinator.leave(0, 1)
+    bench.coordinator.leave(Leave(slot=0, incarnation=1))
     for slot in range(1, KEPT + 1):
         bench.coordinator.heartbeat(slot, 0)
     assert (0, 1) not in bench.coordinator.members.known
@@ -93,7 +95,7 @@ def test_push_after_leaving_is_fenced(method):
     for slot in (0, 1):
         bench.join(slot)
     held = bench.ask(0).lease
-    arguments = {"leave": (0, 0), "failed": (0, 0, "why")}[method]
+    arguments = {"leave": (Leave(slot=0, incarnation=0),), "failed": (0, 0, "why")}[method]
     getattr(bench.coordinator, method)(*arguments)
     bench.train(1)
     with pytest.raises(Fenced):
@@ -134,7 +136,7 @@ def test_leaving_worker_returns_the_rest_of_its_lease():
     bench = Bench()
     bench.join(0)
     held = bench.ask(0).lease
-    bench.coordinator.leave(0, 0)
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
     bench.join(1)
     assert (bench.ask(1).lease.start, bench.coordinator.counters.wasted_steps) == (held.start, 0)
 
@@ -151,3 +153,20 @@ def test_newest_incarnations_are_reported_first():
     members = [Member(slot, incarnation) for slot in range(3) for incarnation in range(slot + 1)]
     order = [(m.slot, m.incarnation) for m in report.newest_first(members)]
     assert order == [(0, 0), (1, 1), (2, 2), (1, 0), (2, 1), (2, 0)]
+
+
+def test_untimed_push_of_an_outage_does_not_shorten_the_wait_for_the_next_push():
+    member = Member(0, 0)
+    before = member.push_limit
+    member.pushed(12, 24, 0, Timings())
+    assert member.push_limit == before
+    member.pushed(10, 20, 0, Timings(step=2.0))
+    assert member.push_limit == 60
+
+
+def test_worker_that_leaves_reports_its_wasted_steps_once():
+    bench = Bench()
+    bench.join(0)
+    for _ in range(2):  # the answer was lost
+        bench.coordinator.leave(Leave(slot=0, incarnation=0, wasted_steps=3, wasted_acknowledged=1))
+    assert bench.coordinator.counters.wasted_steps == 2

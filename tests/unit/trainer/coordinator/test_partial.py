@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.partial import Partial
-from shoal_trainer.coordinator.protocol import DataSpec, Join, Pushes
+from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes
 from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.buffers import aligned
@@ -148,7 +148,7 @@ def test_pushes_in_flight_count_as_partial_at_the_end_only():
 def test_pushes_of_a_worker_that_left_count_as_partial():
     bench = Bench()
     bench.push(1, 1)
-    bench.coordinator.leave(0, 0)
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
     assert bench.reconciler.compare()
     assert bench.counted == (2, {(0, 1)})
 
@@ -193,7 +193,7 @@ def test_unreachable_shard_leaves_the_count_unchanged():
 def test_partial_count_is_kept_when_the_shard_count_changes():
     first = Bench()
     first.push(1, 0)
-    first.coordinator.leave(0, 0)
+    first.coordinator.leave(Leave(slot=0, incarnation=0))
     assert first.reconciler.compare()
     assert first.counted == (2, {(0, 1)})
     saved = first.save()

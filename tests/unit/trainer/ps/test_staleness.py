@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -96,8 +97,9 @@ def test_idle_worker_blocks_no_push() -> None:
         lambda shard: shard.disconnect(1),
         lambda shard: shard.fence(1, 1),
         lambda shard: shard.leave(1, 0),
+        lambda shard: shard.roll_back(replace(shard.copy(), version=0)),  # refuses the push afterwards
     ],
-    ids=["hello", "idle pull", "disconnect", "fence", "leave"],
+    ids=["hello", "idle pull", "disconnect", "fence", "leave", "rollback"],
 )
 def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(stop_expecting) -> None:
     """Shards other than 0 have no timer that would wake the waiting push."""
@@ -118,3 +120,31 @@ def test_waiting_push_continues_when_the_other_worker_computes_no_gradient(stop_
     stop_expecting(shard)
     assert passed.wait(10)
     thread.join()
+
+
+def test_push_that_skips_an_older_version_wakes_the_pushes_that_wait_for_it() -> None:
+    shard = ready(staleness=Staleness(max=1))
+    for slot in (0, 1):
+        shard.connect(slot, 0)
+    shard.version = 1
+    shard.pull(1, grad(0.0))  # worker 1 computes no gradient on this version
+    shard.version = 2
+    shard.pull(0, grad(0.0))
+    shard.version = 3
+    shard.pull(1, grad(0.0))
+    passed = threading.Event()
+
+    def first() -> None:
+        shard.wait_admitted(0, 2, 30)
+        passed.set()
+
+    threads = [threading.Thread(target=first, daemon=True)]
+    threads[0].start()
+    assert not passed.wait(0.05)
+    threads.append(threading.Thread(target=lambda: shard.wait_admitted(1, 3, 30), daemon=True))
+    threads[1].start()  # waits for worker 0
+    assert passed.wait(10)
+    shard.push(0, 0, 1, 2, ONE, grad(0.0))
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()

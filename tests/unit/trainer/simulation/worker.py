@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, Lease, TaskDone
+from shoal_trainer.coordinator.protocol import DataSpec, Diverged, Join, Lease, Leave, TaskDone
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
@@ -267,6 +267,10 @@ class Worker:
         server.coordinator.end(server.coordinator.succeeded())
         self.world.final = server
 
-    def leave(self):
-        self.exchange.call(lambda server: server.coordinator.leave(self.slot, self.incarnation))
+    def leave(self, wasted):
+        request = Leave(
+            slot=self.slot, incarnation=self.incarnation,
+            wasted_steps=wasted.steps, wasted_acknowledged=wasted.acknowledged,
+        )  # fmt: skip
+        self.exchange.call(lambda server: server.coordinator.leave(request))
         self.read_ahead()

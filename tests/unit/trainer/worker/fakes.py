@@ -91,7 +91,7 @@ class FakeCoordinator:
             (work.kind, dict(metrics), {name: path.read_bytes() for name, path in files.items()}, stop)
         )
 
-    def leave(self):
+    def leave(self, _wasted):
         self.left += 1
 
 

@@ -83,8 +83,8 @@ class Coordinator:
     def set_outage(self, message):
         self.outage = message
 
-    def leave(self):
-        pass
+    def leave(self, wasted):
+        self.reports.append(wasted.steps)
 
 
 class Bench:

@@ -36,8 +36,22 @@ def test_local_step_of_a_lost_lease_is_wasted():
     assert bench.loop._wasted == 1
 
 
-def test_worker_without_wasted_steps_leaves_without_a_report():
+def test_worker_without_wasted_steps_reports_none():
     bench = Bench()
     bench.loop._train(bench.batch())
+    bench.now += PROBE_SECONDS
+    bench.loop._idle()
+    assert bench.coordinator.reports == []
     bench.loop._leave()
+    assert bench.coordinator.reports == [0]
+
+
+def test_probe_that_finds_a_lost_server_reports_nothing():
+    """A join without leases would count as the arrival of this worker at a successor, which would reassign them."""
+    bench = Bench()
+    bench.loop._wasted = 1
+    bench.server.reachable = False
+    bench.now += PROBE_SECONDS
+    bench.loop._idle()
+    assert bench.loop._outage is not None
     assert bench.coordinator.reports == []
