@@ -197,7 +197,7 @@ def _stop_after(
         if mode is not None:
             raise click.UsageError("--mode requires --until")
         return StopAfter(epochs=epochs, steps=steps)
-    metric, _, text = until.partition("=")
+    metric, _, text = (part.strip() for part in until.partition("="))
     direction: Literal["Min", "Max"] | None = MODES[mode] if mode else None
     try:
         if not metric or metric[-1] in "<>":

@@ -32,18 +32,18 @@ def build(model: Any, example: Batch) -> None:
         )
     _check_compiled(model)
     weigh_samples(model)
-    for layer in model._flatten_layers():
-        if getattr(layer, "stateful", False):
-            raise UserError(
-                f"The layer {layer.name!r} is stateful, but consecutive batches of a worker do not continue the "
-                "same sequences. Use stateful=False."
-            )
     try:
         if has_own_step(model) and not has_call(model):
             _build_without_call(model)
         else:
             model._symbolic_build(data_batch=_data(example))
         model.reset_metrics()
+        for layer in model._flatten_layers():
+            if isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and layer.stateful:
+                raise UserError(
+                    f"The layer {layer.name!r} is stateful, but consecutive batches of a worker do not continue the "
+                    "same sequences. Use stateful=False."
+                )
     except UserError:
         raise
     except Exception as error:

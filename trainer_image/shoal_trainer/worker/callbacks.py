@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import string
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -37,6 +38,12 @@ REFUSED = {
     ),
 }
 """Keras' callbacks that cannot work here, and why."""
+PATHS = {
+    keras.callbacks.ModelCheckpoint: "filepath",
+    keras.callbacks.CSVLogger: "filename",
+    keras.callbacks.TensorBoard: "log_dir",
+}
+"""The output paths of Keras' callbacks."""
 LOGS = "The logs contain loss and, with Training(validation=…), val_loss and val_… for each metric"
 
 
@@ -78,6 +85,11 @@ def unchanged(model: Any) -> Iterator[None]:
         )
 
 
+def path_attribute(callback: Any) -> str | None:
+    """The attribute with the output path of a callback of Keras; None for other callbacks."""
+    return next((name for kind, name in PATHS.items() if isinstance(callback, kind)), None)
+
+
 def remember(callback: Any, logs: dict[str, float]) -> None:
     """Update the best value of a ModelCheckpoint from an epoch that another worker ran."""
     value = logs.get(callback.monitor)
@@ -106,6 +118,9 @@ def _check(callback: Any) -> None:
     for refused, reason in REFUSED.items():
         if isinstance(callback, refused):
             raise UserError(f"{kind} {reason}")
+    path = getattr(callback, path_attribute(callback) or "", None)
+    if isinstance(path, str) and os.path.normpath(path).startswith(".."):
+        raise UserError(f"{kind}({path!r}) writes outside of logs/. Use a path without '..'.")
     if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
         raise UserError(
             "EarlyStopping(restore_best_weights=True) cannot restore the parameters of an earlier epoch: the exported "

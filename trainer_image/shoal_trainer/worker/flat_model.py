@@ -27,9 +27,10 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.worker.build import BUILD_PARTS, build
+from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import gradient_step
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
-from shoal_trainer.worker.layout import Findings, Layout, exchange, flatten, layout_of, unflatten
+from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
@@ -91,16 +92,7 @@ class FlatModel:
         self._spare: list[npt.NDArray[Any]] = []
 
     def trace(self) -> None:
-        """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails.
-
-        Frozen weights that the step assigns are added to the layout, so the layout is final after this.
-        """
-        self._trace()
-        if exchange(self.found.assigned):
-            self.layout = layout_of(self.model)
-            self._trace()
-
-    def _trace(self) -> None:
+        """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
         make = gradient_step if self.on_server else local_step
         step, structure = make(self.model, self.found), self._arguments(self.example)
 
@@ -111,19 +103,24 @@ class FlatModel:
         flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
         self._function = tf.function(flat_body, autograph=False, reduce_retracing=True)
         failed: Exception | None = None
+        weights = len(self.model.weights)
         try:
             self._traced = self._function.get_concrete_function(flat, *self._specs)
         except Exception as error:
             failed = error
         if layout_of(self.model) != self.layout:
-            raise UserError(
-                f"The training step creates variables, which would not be trained. {BUILD_PARTS}"
-            ) from failed
+            if len(self.model.weights) == weights:
+                text = "changes what is trainable. Set `trainable` before compile(), and apply the gradients of the "
+                text += "variables that each part of the step trains"
+            else:
+                text = f"creates variables, which would not be trained. {BUILD_PARTS}"
+            raise UserError(f"The training step {text}") from failed
         if isinstance(failed, UserError):
             raise failed
         if failed is not None:
             hint = " Shoal traces it, also with run_eagerly=True." if self.model.run_eagerly else ""
             raise UserError(f"The model's training step cannot be traced: {where(failed)}{hint}") from failed
+        self.found.warn(self.model)
 
     def step(self, parameters: Any, batch: Batch, updates: int = 0) -> Step:
         """Run one step at `parameters`, a tensor that `alias` made of the receive buffer, after `updates` updates."""

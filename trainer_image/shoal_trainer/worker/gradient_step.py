@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +11,10 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from shoal_trainer.errors import UserError
-from shoal_trainer.worker.layout import Findings, outside_layout, variables_of
+from shoal_trainer.worker.findings import Findings
+from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
 from shoal_trainer.worker.weighing import filled
-
-log = logging.getLogger(__name__)
 
 
 def gradient_step(model: Any, found: Findings) -> Callable[..., Any]:
@@ -37,7 +35,8 @@ def gradient_step(model: Any, found: Findings) -> Callable[..., Any]:
             scaled = loss * tf.cast(scale, loss.dtype)
         gradients = tape.gradient(scaled, trained)
         found.without_gradient = _missing(trainable, gradients)
-        _warn_of_rows(model, gradients)
+        if takes_rows_apart(model):
+            found.rows = [v for v, g in zip(trainable, gradients, strict=True) if _is_rows(g)]
         gradients = [
             tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) / tf.cast(scale, g.dtype)
             for g, value in zip(gradients, trained, strict=True)
@@ -157,31 +156,15 @@ def _watched(model: Any) -> Iterator[list[str]]:
 
 
 def _missing(variables: list[Any], gradients: list[Any]) -> tuple[int, ...]:
-    """The positions of variables without a gradient. As in Keras: a warning, or an error if none has one."""
+    """The positions of variables without a gradient. `UserError` if none has one, as in Keras."""
     missing = tuple(index for index, gradient in enumerate(gradients) if gradient is None)
     if len(missing) == len(variables):
         raise UserError(
             "The loss has no gradient for any variable, so nothing would be trained. Compute it from the model's "
-            "outputs with differentiable operations (not argmax, rounding, comparisons or stop_gradient)."
-        )
-    if missing:
-        log.warning(
-            "%s: not trained, because the loss has no gradient for these variables.",
-            ", ".join(variables[index].path for index in missing),
+            "outputs with differentiable operations (not argmax, rounding, comparisons or stop_gradient), and without "
+            "a @tf.function inside the model."
         )
     return missing
-
-
-def _warn_of_rows(model: Any, gradients: list[Any]) -> None:
-    """Warn about sparse gradients that `why_worker` cannot see in the model's layers."""
-    rows = [v.path for v, g in zip(model.trainable_variables, gradients, strict=True) if _is_rows(g)]
-    if rows and takes_rows_apart(model):
-        log.warning(
-            "%s will differ from plain Keras: Keras does not sum the gradients of repeated rows of a batch before it "
-            "squares or clips them; the parameter servers do. Use a keras.layers.Embedding, or an optimizer that the "
-            "parameter servers do not implement: both run on the workers as in Keras.",
-            ", ".join(rows),
-        )
 
 
 def _is_rows(gradient: Any) -> bool:

@@ -6,6 +6,7 @@ The state of callbacks (patience, best values) is not stored: new callbacks get 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,9 @@ import keras
 
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
-from shoal_trainer.worker.callbacks import remember, unchanged
+from shoal_trainer.worker.callbacks import path_attribute, remember, unchanged
 
 log = logging.getLogger(__name__)
-
-PATHS = ("filepath", "filename", "log_dir")
-"""Attributes of Keras' callbacks that are output paths."""
 
 
 class Hooks:
@@ -102,14 +100,13 @@ class Hooks:
         return self._seen
 
     def _redirect(self, callback: Any) -> None:
-        for name in PATHS:
-            value = getattr(callback, name, None)
-            if not isinstance(value, str) or not value:
-                continue
-            target = self._folder / value  # `value` itself if it is absolute
-            if target.is_relative_to(self._folder):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                setattr(callback, name, str(target))
+        name = path_attribute(callback)
+        if name is None or not isinstance(value := getattr(callback, name), str):
+            return
+        target = Path(os.path.normpath(self._folder / value))  # `value` itself if it is absolute
+        if target.is_relative_to(self._folder):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            setattr(callback, name, str(target))
 
     def _epoch(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
         for callback in self._callbacks:

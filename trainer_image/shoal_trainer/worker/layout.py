@@ -2,19 +2,20 @@
 
     [ trainable variables, in Keras' order | statistics ]
 
-Statistics are the float state that layers update in training (BatchNormalization's moving mean and variance), and
-frozen weights that a step assigns (a teacher that averages its student). They travel in the same vector, but their
-"gradient" is (new - old), which no optimizer changes. So one round trip exchanges all state, each snapshot contains it,
-and the batches of all workers update it as in one process. The state of seeds and metrics stays on the worker.
+Statistics are the float state that layers update in training (BatchNormalization's moving mean and variance). They
+travel in the same vector, but their "gradient" is (new - old), which no optimizer changes. So one round trip exchanges
+all state, each snapshot contains it, and the batches of all workers update it as in one process.
+
+The state of seeds and metrics stays on the worker, and so do frozen weights that a step assigns (a teacher that follows
+its student): a difference is computed one push late, so the sum of differences of copies would oscillate.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,10 +25,7 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import UserError
 
-log = logging.getLogger(__name__)
-
-_EXCHANGED = "shoal_exchanged"
-"""Marks a frozen weight that travels with the statistics."""
+FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
 @dataclass(frozen=True)
@@ -68,61 +66,28 @@ class Layout:
 def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
     """The trainable variables of a built Keras model, and its statistics.
 
-    Statistics are the non-trainable float variables of trainable layers; frozen weights only after `exchange`.
+    Statistics are the non-trainable float variables of trainable layers; frozen weights are not statistics.
     """
     seen = {id(v) for v in model.trainable_variables}
     statistics = []
     for layer in model._flatten_layers():
-        for variable in _own(layer):
-            state = layer.trainable and any(variable is v for v in layer._non_trainable_variables)
-            if id(variable) in seen or not _is_float(variable):
-                continue
-            if state or getattr(variable, _EXCHANGED, False):
+        for variable in layer._non_trainable_variables if layer.trainable else ():
+            if id(variable) not in seen and str(variable.dtype) in FLOATS:
                 seen.add(id(variable))
                 statistics.append(variable)
     return list(model.trainable_variables), statistics
-
-
-@dataclass
-class Findings:
-    """What tracing a step shows.
-
-    `assigned`: variables of layers that the step assigns and the layout lacks. `without_gradient`: positions of
-    trainable variables.
-    """
-
-    assigned: list[Any] = field(default_factory=list)
-    without_gradient: tuple[int, ...] = ()
-
-
-def exchange(assigned: list[Any]) -> bool:
-    """Make frozen weights that the step assigns statistics of their model. Returns whether there are any."""
-    floats = [variable for variable in assigned if _is_float(variable)]
-    for variable in floats:
-        setattr(variable, _EXCHANGED, True)
-    if kept := [variable.path for variable in assigned if not _is_float(variable)]:
-        log.warning(
-            "%s: not exchanged, because only floating-point state is. Each worker has its own values, a replacement "
-            "starts with the initial ones, and the exported model contains those of one worker.",
-            ", ".join(kept),
-        )
-    return bool(floats)
 
 
 def outside_layout(model: Any) -> list[Any]:
     """The variables of the model's layers that are not in its layout; seeds and metrics are not among them."""
     trainable, statistics = variables_of(model)
     inside = {id(v) for v in trainable + statistics}
-    found = {id(v): v for layer in model._flatten_layers() for v in _own(layer) if id(v) not in inside}
-    return list(found.values())
-
-
-def _own(layer: Any) -> list[Any]:
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
-
-
-def _is_float(variable: Any) -> bool:
-    return str(variable.dtype) in {"float32", "float16", "bfloat16", "float64"}
+    own = [
+        v
+        for layer in model._flatten_layers()
+        for v in layer._trainable_variables + layer._non_trainable_variables
+    ]
+    return list({id(v): v for v in own if id(v) not in inside}.values())
 
 
 @dataclass(frozen=True)

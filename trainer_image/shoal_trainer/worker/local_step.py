@@ -14,7 +14,8 @@ import tensorflow as tf
 from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
 
 from shoal_trainer.errors import UserError
-from shoal_trainer.worker.layout import Findings, outside_layout, variables_of
+from shoal_trainer.worker.findings import Findings
+from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import has_own_step
 from shoal_trainer.worker.weighing import filled
 
@@ -74,10 +75,11 @@ def _step(model: Any, x: Any, y: Any, weights: Any, samples: Any) -> Any:
 
 
 def _loss_of(logs: Any) -> Any:
-    """The loss that a custom `train_step` returns, or its first value if it has none (a GAN)."""
+    """The loss that a custom `train_step` returns, or a GAN's first one: the first name with "loss", else the first."""
     if not isinstance(logs, dict) or not logs:
         raise UserError(
             f"The model's train_step must return a dict with its loss, not {reprlib.repr(logs)}. Return for example "
             '{"loss": loss}.'
         )
-    return tf.convert_to_tensor(logs["loss"] if "loss" in logs else next(iter(logs.values())))
+    name = "loss" if "loss" in logs else next((key for key in logs if "loss" in key), next(iter(logs)))
+    return tf.cast(logs[name], tf.float32)

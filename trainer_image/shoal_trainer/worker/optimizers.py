@@ -134,8 +134,13 @@ def why_worker(model: Any) -> str:
     ):
         action = "clips" if NAMES[type(optimizer)] == "sgd" else "squares"
         return f"Keras {action} the gradients of repeated rows of an Embedding separately"
-    if any(isinstance(layer, keras.layers.SpectralNormalization) for layer in model._flatten_layers()):
-        return "SpectralNormalization assigns the kernel of its layer"
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            return "SpectralNormalization assigns the kernel of its layer"
+        if hasattr(layer.call, "get_concrete_function"):
+            return (
+                f"call() of the layer {layer.name!r} is a tf.function, which has traced the layer's variables"
+            )
     return ""
 
 

@@ -114,6 +114,13 @@ def test_callback_objects_that_are_reused_keep_their_paths(model):
     hooks.close()
 
 
+def test_paths_of_other_callbacks_are_left_alone(running):
+    class Reads(callbacks.Callback):
+        filename = property(lambda _: "labels.txt")
+
+    assert running(Reads).run(LOGS[:1]) is False
+
+
 class Calls(callbacks.Callback):
     """Records the logs that each hook gets."""
 
@@ -168,18 +175,21 @@ def test_callbacks_of_a_worker_know_the_epochs_of_the_job(start_servers):
     assert calls[-1][0] == "train end"
 
 
-class Final(callbacks.Callback):
-    """Writes a file when training ends."""
+class Final(callbacks.CSVLogger):
+    """Writes its file only when training ends."""
 
     def __init__(self, last=None):
-        super().__init__()
-        self.filepath, self.last = "final.txt", last
+        super().__init__("final.txt")
+        self.last = last
+
+    def on_train_begin(self, logs=None):
+        pass
 
     def on_epoch_end(self, epoch, logs=None):
         self.model.stop_training = epoch == self.last
 
     def on_train_end(self, logs=None):
-        with Path(self.filepath).open("a") as file:
+        with Path(self.filename).open("a") as file:
             file.write(f"{logs['loss']}\n")
 
 

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shoal_trainer import Indexed
+from shoal_trainer import Indexed, Training
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
+from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, X, Y, begin, body, compiled, functional
+from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server
 
 crossentropy = keras.losses.sparse_categorical_crossentropy
@@ -119,3 +121,13 @@ def test_layer_that_assigns_a_trainable_variable_is_refused():
         UserError, match=r"A layer assigns the trainable variables \S*halves/bias in its call"
     ):
         FlatModel(model, DATA.example(16), "fp32").trace()
+
+
+def test_placement_of_a_worker_excludes_variables_without_gradient_from_decay(start_servers):
+    data = Indexed.from_arrays(X[:64], [Y[:64], Y[:64]])
+    servers = start_servers(FakeCoordinator(64, epochs=1, tasks=()))
+    running = Running(Training(model=heads, data=data), servers, FakeCoordinator(64, epochs=1, tasks=()))
+    layout = running.flat_model.layout
+    unused = [(e.offset, e.offset + e.size) for e in layout.entries if "unused" in e.path]
+    assert list(running.worker.spec.optimizer.no_decay) == unused
+    running.worker.close()

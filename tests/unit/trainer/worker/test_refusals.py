@@ -108,6 +108,36 @@ def test_stateful_recurrent_layer_is_refused():
         FlatModel(model, batch, "fp32")
 
 
+def test_other_layer_with_a_stateful_attribute_is_accepted():
+    class Counts(keras.layers.Layer):
+        stateful = True
+
+        def call(self, x):
+            return x
+
+    layers = [keras.Input((6, 6, 1)), Counts(), keras.layers.Flatten(), keras.layers.Dense(4)]
+    FlatModel(compiled(keras.Sequential(layers)), BATCHES[0], "fp32").trace()
+
+
+def test_step_that_changes_what_is_trainable_is_refused():
+    class Toggles(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.body = keras.Sequential([keras.Input((36,)), keras.layers.Dense(8)])
+            self.head = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+
+        def call(self, x):
+            return self.head(self.body(keras.ops.reshape(x, (-1, 36))))
+
+        def train_step(self, data):
+            self.head.trainable = False
+            return super().train_step(data)
+
+    flat_model = FlatModel(compiled(Toggles()), BATCHES[0], "fp32")
+    with pytest.raises(UserError, match=r"The training step changes what is trainable"):
+        flat_model.trace()
+
+
 def test_step_that_needs_run_eagerly_is_refused_with_a_hint():
     class Eager(keras.Model):
         def __init__(self):

@@ -1,0 +1,49 @@
+"""What tracing a training step shows about a model, and the warnings about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Findings:
+    """Filled while a step is traced.
+
+    `assigned`: variables of layers that the step assigns and the layout lacks. `without_gradient`: positions of
+    trainable variables. `rows`: variables whose gradients are rows, which Keras would not sum.
+    """
+
+    assigned: Sequence[Any] = ()
+    without_gradient: tuple[int, ...] = ()
+    rows: Sequence[Any] = ()
+
+    def warn(self, model: Any) -> None:
+        """Log where training differs from plain Keras."""
+        if self.assigned:
+            log.warning(
+                "%s: not exchanged, although training assigns it. Each worker has its own values, a replacement starts "
+                "with the initial ones, and the exported model contains those of one worker.",
+                _paths(self.assigned),
+            )
+        if self.without_gradient:
+            log.warning(
+                "%s: not trained, because the loss has no gradient for these variables (unused, or hidden from Keras, "
+                "for example in a @tf.function).",
+                _paths([model.trainable_variables[index] for index in self.without_gradient]),
+            )
+        if self.rows:
+            log.warning(
+                "%s will differ from plain Keras: Keras does not sum the gradients of repeated rows of a batch before "
+                "it squares or clips them; the parameter servers do. Use a keras.layers.Embedding, or an optimizer "
+                "that the parameter servers do not implement: both run on the workers as in Keras.",
+                _paths(self.rows),
+            )
+
+
+def _paths(variables: Sequence[Any]) -> str:
+    return ", ".join(variable.path for variable in variables)
