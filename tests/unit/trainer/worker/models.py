@@ -50,6 +50,19 @@ def functional(optimizer="sgd", *, options=None, **features):
     return compiled(keras.Model(inputs, x), optimizer, **(options or {}))
 
 
+class Plain(keras.Model):
+    """A subclassed model of the default body, to derive models with methods of their own from."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = body()
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()

@@ -12,7 +12,7 @@ from shoal_trainer.worker.compose import steps_per_push
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.optimizers import why_worker
-from tests.unit.trainer.worker.models import OwnStep, X, Y, body, functional, subclassed
+from tests.unit.trainer.worker.models import OwnStep, Plain, X, Y, functional, subclassed
 from tests.unit.trainer.worker.trained import ADAM, BATCHES, SGD, Server, pushed, schedules
 
 
@@ -114,17 +114,8 @@ def test_unsupported_optimizers_run_on_the_worker():
     assert why_worker(functional(SGD(0.1, use_ema=True))) == "SGD(use_ema=True)"
 
 
-class Unpacks(keras.Model):
+class Unpacks(Plain):
     """A train_step as in the Keras guides."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = body()
-
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
 
     def train_step(self, data):
         x, y = data

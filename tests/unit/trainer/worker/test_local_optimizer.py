@@ -12,25 +12,19 @@ from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.worker.fakes import FakeCoordinator
-from tests.unit.trainer.worker.models import DATA, X, Y, begin, body, compiled, functional, job
+from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, compiled, functional, job
 from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server
 
 NON_FINITE = replace(BATCHES[0], x=BATCHES[0].x * np.nan)
 
 
-class TwoOptimizers(keras.Model):
+class TwoOptimizers(Plain):
     """A train_step with an optimizer of its own next to that of `compile()`."""
 
     def __init__(self):
         super().__init__()
-        self.parts = body()
         self.other = keras.optimizers.RMSprop(0.001)
-
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
 
     def train_step(self, data):
         x, y = data
@@ -172,17 +166,12 @@ def test_state_that_a_frozen_layer_assigns_stays_on_the_worker_and_is_named(capl
     assert server.flat_model.layout.size == 36 * 4 + 4
 
 
-class OwnMetrics(keras.Model):
+class OwnMetrics(Plain):
     """`metrics` as in the Keras guide on `compute_loss`, without the loss tracker."""
 
     def __init__(self):
         super().__init__()
-        self.parts, self.tracker = body(), keras.metrics.Mean(name="mine")
-
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
+        self.tracker = keras.metrics.Mean(name="mine")
 
     @property
     def metrics(self):
@@ -251,16 +240,7 @@ def test_layer_whose_call_is_a_tf_function_trains_on_the_worker():
 
 
 def test_loss_of_a_step_that_returns_other_values_first_is_found():
-    class Counts(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.parts = body()
-
-        def call(self, x):
-            for part in self.parts:
-                x = part(x)
-            return x
-
+    class Counts(Plain):
         def train_step(self, data):
             return {"step": tf.constant(7), "a_loss": super().train_step(data)["loss"]}
 

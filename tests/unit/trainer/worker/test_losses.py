@@ -10,30 +10,19 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.layout import flatten
 from tests.unit.trainer.worker.fakes import FakeCoordinator
-from tests.unit.trainer.worker.models import DATA, X, Y, begin, body, compiled, functional
+from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, compiled, functional
 from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.trained import BATCHES, SGD, Server
 
 crossentropy = keras.losses.sparse_categorical_crossentropy
 
 
-class Whole(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.parts = body()
-
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
-
-
-class ComputesLoss(Whole):
+class ComputesLoss(Plain):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return crossentropy(y, y_pred, from_logits=True)
 
 
-class Steps(Whole):
+class Steps(Plain):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
