@@ -6,6 +6,7 @@ import keras
 import pytest
 
 from shoal_trainer import UserError
+from shoal_trainer.worker.callbacks import callbacks_of
 from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import TaskWork
@@ -273,3 +274,9 @@ def test_unchanged_optimizer_is_accepted(rate):
     hooks = Hooks(lambda: [callbacks.LambdaCallback(on_epoch_end=lambda *_: model.get_weights())], model)
     assert not hooks.run(LOGS[:1])
     hooks.close()
+
+
+def test_path_outside_of_the_stored_folder_is_refused():
+    training = job(functional, callbacks=lambda: [callbacks.CSVLogger("logs/../../epochs.csv")])
+    with pytest.raises(UserError, match=r"CSVLogger.* writes outside of logs/"):
+        callbacks_of(training)

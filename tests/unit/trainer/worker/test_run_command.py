@@ -112,3 +112,10 @@ def test_help_and_documentation_of_run_have_the_same_options():
         parameter for parameter in main.commands["run"].params if parameter.param_type_name == "option"
     ]
     assert described == {option.opts[0] for option in options}
+
+
+def test_spaces_around_the_target_are_ignored(folder, monkeypatch):
+    jobs = []
+    monkeypatch.setattr("shoal_trainer.watch.watch", lambda job: jobs.append(job) or 0)
+    assert CliRunner().invoke(main, ["run", "flowers:job", "--until", "val_accuracy = 0.9"]).exit_code == 0
+    assert (jobs[0].stop_after.metric, jobs[0].stop_after.value) == ("val_accuracy", 0.9)
