@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness import Measurement, summary
 from benchmarks.wire_peers import hot_rate
@@ -23,6 +24,19 @@ from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
 
 SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000, "500 M": 500_000_000}
+
+
+class _Rule(NamedTuple):
+    """`state`: bytes per parameter."""
+
+    config: OptimizerConfig
+    state: int
+
+
+OPTIMIZERS = {
+    "momentum": _Rule(OptimizerConfig(momentum=0.9, batch_size=1), 4),
+    "adam": _Rule(OptimizerConfig(name="adam", batch_size=1), 8),
+}
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 SMALL = 1_730_000
 BF16 = 2
@@ -44,16 +58,19 @@ sys.stdin.readline()
 def measure(quick: bool) -> Iterator[Measurement]:
     """Memory relative to parameters x (4 + state) bytes, then push-pulls/s by parameters and by clients."""
     limit = statistics.median(hot_rate(1.0)[0] for _ in range(1 if quick else 3))
-    memory: dict[int, float] = {}
+    memory: dict[str, dict[int, float]] = {name: {} for name in OPTIMIZERS}
     by_size: dict[int, float] = {}
     by_clients: dict[int, float] = {}
     for name, size in list(SIZES.items())[: 2 if quick else 4]:
-        with _Server() as server:
-            by_size[size] = server.push(size, clients=2, pushes=max(3, 100_000_000 // size))
-            memory[size] = server.anonymous_bytes()
-        ratio = memory[size] / allowed(size)
-        against = "1.2 x (parameters + state) + 80 MB"
-        yield Measurement(f"anonymous memory, {name}, momentum, bf16", ratio, "x", against, 1.0, at_most=True)
+        for optimizer in OPTIMIZERS:
+            with _Server() as server:
+                rate = server.push(size, clients=2, pushes=max(3, 100_000_000 // size), optimizer=optimizer)
+                memory[optimizer][size] = server.anonymous_bytes()
+            by_size.setdefault(size, rate)
+            ratio = memory[optimizer][size] / allowed(size, optimizer)
+            against = "1.2 x (parameters + state) + 80 MB"
+            what = f"anonymous memory, {name}, {optimizer}, bf16"
+            yield Measurement(what, ratio, "x", against, 1.0, at_most=True)
         share = by_size[size] * size * 2 * BF16 / limit
         yield Measurement(f"push+pull, {name} bf16, 2 clients", share, "x", "bare socket both ways")
     for clients in CLIENTS[:2] if quick else CLIENTS:
@@ -67,22 +84,26 @@ def measure(quick: bool) -> Iterator[Measurement]:
         plot(memory, by_size, by_clients, limit)
 
 
-def allowed(size: int) -> float:
-    """The bound on a parameter server's anonymous memory, in bytes, for SGD with momentum."""
-    return size * (4 + 4) * 1.2 + 80e6
+def allowed(size: int, optimizer: str) -> float:
+    """The bound on a parameter server's anonymous memory, in bytes."""
+    return size * (4 + OPTIMIZERS[optimizer].state) * 1.2 + 80e6
 
 
 def plot(
-    memory: dict[int, float], by_size: dict[int, float], by_clients: dict[int, float], limit: float
+    memory: dict[str, dict[int, float]],
+    by_size: dict[int, float],
+    by_clients: dict[int, float],
+    limit: float,
 ) -> None:
     """Three panels: memory and its bound; rate by parameters, and by clients, below the socket's limit."""
     from matplotlib.figure import Figure
 
     figure = Figure((12, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    sizes = sorted(memory)
-    left.loglog(sizes, [memory[n] / 1e6 for n in sizes], "o-", label="measured")
-    left.loglog(sizes, [allowed(n) / 1e6 for n in sizes], "k--", label="bound")
+    sizes = sorted(by_size)
+    for style, (optimizer, measured) in zip(("k--", "k:"), memory.items(), strict=True):
+        left.loglog(sizes, [measured[n] / 1e6 for n in sizes], "o-", label=optimizer)
+        left.loglog(sizes, [allowed(n, optimizer) / 1e6 for n in sizes], style, label=f"bound, {optimizer}")
     left.set(title="anonymous memory of a PS", xlabel="parameters", ylabel="MB")
     middle.loglog(sizes, [by_size[n] for n in sizes], "o-", label="2 clients, bf16")
     middle.loglog(sizes, [limit / (n * 2 * BF16) for n in sizes], "k--", label="bare socket, both ways")
@@ -119,11 +140,10 @@ class _Server:
         text = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
         return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Anonymous"))
 
-    def push(self, size: int, *, clients: int, pushes: int) -> float:
+    def push(self, size: int, *, clients: int, pushes: int, optimizer: str = "momentum") -> float:
         """Push-pulls/s of `clients` threads with one connection each."""
-        spec = ModelSpec(
-            fingerprint="0" * 64, parameters=size, optimizer=OptimizerConfig(momentum=0.9, batch_size=1)
-        )
+        config = OPTIMIZERS[optimizer].config
+        spec = ModelSpec(fingerprint="0" * 64, parameters=size, optimizer=config)
         first, self._next_slot = self._next_slot, self._next_slot + clients
         gradient, out = aligned(size, "uint16"), [aligned(size, "uint16") for _ in range(clients)]
         ready, times = threading.Barrier(clients), []

@@ -12,7 +12,8 @@ import numpy as np
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.kernels import Buffer, Vector
+from shoal_trainer.ps.kernels import Vector
+from shoal_trainer.ps.pieces import Payload, parts
 
 SAME_OUTAGE_SECONDS = 30.0
 """Updates that arrive within this time of each other belong to the same outage."""
@@ -25,7 +26,7 @@ class Merger:
         self._combined: Vector = aligned(0)
         self._merged_at = -math.inf
 
-    def merge(self, w: Vector, io: Buffer, now: float) -> bool:
+    def merge(self, w: Vector, io: Payload, now: float) -> bool:
         """Merge the update in `io` into `w`, and write the new parameters to `io`.
 
         `now`: seconds. Returns whether `io` had non-finite values (replaced by 0).
@@ -33,7 +34,13 @@ class Merger:
         if self._combined.size != w.size or now - self._merged_at > SAME_OUTAGE_SECONDS:
             self._combined = aligned(w.size)
         self._merged_at = now
-        aa, ad, dd = kernels.products(self._combined, io)
+        combined = self._combined
+        products = [kernels.products(combined[part], values) for part, values in parts(io)]
+        aa, ad, dd = map(sum, zip(*products, strict=True))
         weight_a = 1 - ad / (2 * aa) if aa > 0 else 1.0
         weight_d = 1 - ad / (2 * dd) if dd > 0 else 1.0
-        return kernels.merge(w, self._combined, io, np.float32(weight_a), np.float32(weight_d))
+        weights = np.float32(weight_a), np.float32(weight_d)
+        non_finite = False
+        for part, values in parts(io):
+            non_finite |= kernels.merge(w[part], combined[part], values, *weights)
+        return non_finite

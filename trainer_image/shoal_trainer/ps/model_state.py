@@ -9,10 +9,11 @@ import numpy as np
 
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.kernels import Buffer, Vector
+from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.merging import Merger
 from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
+from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
 
@@ -20,7 +21,7 @@ class ModelState:
     """Shard `index` of `shards` of the model `spec`, with parameters 0 and a new optimizer.
 
     `parameters`: fp32 of shape (high - low,); the trainable values of the range first, then the others. Every update
-    takes a buffer `io` of the same shape in fp32 or bf16, writes the new parameters to it, and returns whether it had
+    takes a payload `io` of the same shape in fp32 or bf16, writes the new parameters to it, and returns whether it had
     non-finite values (replaced by 0).
     """
 
@@ -31,6 +32,13 @@ class ModelState:
         """The number of gradients in the optimizer's state: the step of Adam."""
         self._merger = Merger()
         self._configure(spec, {})
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the parameters and of the optimizer's state."""
+        return int(self.parameters.nbytes) + sum(
+            int(values.nbytes) for values in self.optimizer.state.values()
+        )
 
     def reconfigure(self, spec: ModelSpec) -> None:
         """Change to the optimizer of `spec`, a model of the same shapes.
@@ -55,8 +63,23 @@ class ModelState:
             values[:] = arrays[name]
         self.updates = updates
 
+    def encode(self, io: Payload) -> None:
+        """Write the parameters to `io`."""
+        for part, values in parts(io):
+            kernels.encode(self.parameters[part], values)
+
+    def set(self, io: Payload) -> None:
+        """Set the parameters to `io` (fp32)."""
+        for part, values in parts(io):
+            self.parameters[part] = values
+
+    def adopt(self, io: Payload) -> None:
+        """Set the parameters to `io`, but keep each more precise value that is rounded to the one in `io`."""
+        for part, values in parts(io):
+            kernels.adopt(self.parameters[part], values)
+
     def apply_gradient(
-        self, io: Buffer, meta: PushMeta, weight: float, tau: int, samples: int, live_workers: int
+        self, io: Payload, meta: PushMeta, weight: float, tau: int, samples: int, live_workers: int
     ) -> bool:
         """Apply a mean gradient of staleness `tau`; its learning rate is multiplied by `weight`.
 
@@ -68,20 +91,25 @@ class ModelState:
             config = optimizer.config
             rate = schedules.learning_rate(config.learning_rate, config.step_after(samples))
         update = Update(rate * weight, self.updates + 1, live_workers)
-        non_finite = optimizer.apply(w[:trainable], io[:trainable], update)
+        non_finite = optimizer.apply(w, io, update)
         # Each worker pushes the change of its moving statistics; a stale change is added in part.
-        if trainable < w.size:
-            non_finite |= kernels.add(w[trainable:], io[trainable:], np.float32(1 / max(1, tau)))
+        non_finite |= self._add(io, trainable, 1 / max(1, tau))
         self.updates += 1
         return non_finite
 
-    def add(self, io: Buffer, scale: float) -> bool:
+    def add(self, io: Payload, scale: float) -> bool:
         """Parameters += `scale` * `io`."""
-        return kernels.add(self.parameters, io, np.float32(scale))
+        return self._add(io, 0, scale)
 
-    def merge(self, io: Buffer, now: float) -> bool:
+    def merge(self, io: Payload, now: float) -> bool:
         """Combine `io` with earlier updates of the same outage by Adasum; see `Merger`."""
         return self._merger.merge(self.parameters, io, now)
+
+    def _add(self, io: Payload, low: int, scale: float) -> bool:
+        non_finite = False
+        for part, values in parts(io, low):
+            non_finite |= kernels.add(self.parameters[part], values, np.float32(scale))
+        return non_finite
 
     def _configure(self, spec: ModelSpec, kept: Mapping[str, Vector]) -> None:
         compile_for(spec.optimizer)

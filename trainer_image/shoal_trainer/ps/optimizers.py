@@ -14,6 +14,7 @@ import numpy as np
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.kernels import Buffer, Vector
+from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.wire.messages import OptimizerConfig
 
 STATE = {
@@ -54,14 +55,15 @@ class Optimizer:
                 self.state[name][:] = values
         self._segments = tuple(_segments(config, offset, size))
 
-    def apply(self, w: Vector, io: Buffer, update: Update) -> bool:
-        """Apply the gradient in `io` to `w`, and write the new parameters to `io`.
+    def apply(self, w: Vector, io: Payload, update: Update) -> bool:
+        """Apply the gradient in the first `size` values of `io` to `w`, and write the new parameters to `io`.
 
         Returns whether the gradient had non-finite values (replaced by 0).
         """
         non_finite = False
         for low, high, decays in self._segments:
-            non_finite |= self._apply(slice(low, high), w[low:high], io[low:high], update, decays)
+            for part, values in parts(io, low, high):
+                non_finite |= self._apply(part, w[part], values, update, decays)
         return non_finite
 
     def _apply(self, part: slice, w: Vector, io: Buffer, update: Update, decays: bool) -> bool:

@@ -1,8 +1,8 @@
-"""The server of the data port: one thread per connection, one buffer per request in flight.
+"""The server of the data port: one thread per connection.
 
 Clients authenticate first; the handshake has one deadline, and the number of unauthenticated connections is bounded.
-The length in a header is checked against the size of the shard before a buffer is taken from the pool. Blocking calls
-and kernels release the GIL, so threads suffice for tens of workers.
+The length in a header is checked against the size of the shard before memory is taken from the pool. Blocking calls and
+kernels release the GIL, so threads suffice for tens of workers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from numpy.typing import NDArray
-
 from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.buffers import octets
-from shoal_trainer.ps.pool import BufferPool
+from shoal_trainer.ps.pieces import Pieces
+from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
@@ -36,7 +35,7 @@ HANDSHAKE_SECONDS = 5.0
 MAX_UNAUTHENTICATED = 64
 MAX_CONNECTIONS = 4096
 WAIT_SECONDS = 20.0
-"""The longest total wait of a request: for a recovering shard, bounded staleness, and a buffer. The client's timeout is
+"""The longest total wait of a request: for a recovering shard, bounded staleness, and memory. The client's timeout is
 longer, so that it receives the reason."""
 PAUSE_SECONDS = 0.05
 """Before the next accept if the process has reached its limit of file descriptors or threads."""
@@ -93,7 +92,7 @@ class DataServer:
         self._on_superseded = on_superseded
         self._clock = clock
         self._handshake_seconds = handshake_seconds
-        self._pool = BufferPool(clock=clock)
+        self._pool = PiecePool(clock=clock)
         self._refusals = RefusalLog(clock)
         self._unauthenticated = threading.Semaphore(MAX_UNAUTHENTICATED)
         self._open: set[Channel | socket.socket] = set()
@@ -258,22 +257,25 @@ class DataServer:
                 raise  # close the connection: an unread payload would be parsed as the next header
 
     def _exchange(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> None:
-        """Handle a request with a payload in either direction, which is received into and answered from one buffer."""
+        """Handle a request with a payload in either direction, which is received into and answered from one loan."""
         shard, size, codec = self._shard, self._shard.size, request.codec
         if shard.model is None:
             raise ProtocolError(f"{request.op.name} before HELLO")
-        expected = 0 if request.op is Op.PULL else size * codec.itemsize
+        nbytes = size * codec.itemsize
+        expected = 0 if request.op is Op.PULL else nbytes
         if codec is Codec.NONE or request.length != expected:
             raise ProtocolError(
                 f"{request.op.name} has {request.length} bytes, shard {shard.index} expects {expected}"
             )
         deadline = self._clock() + WAIT_SECONDS
         self._wait(peer, request, deadline)
-        largest = size * (4 if codec is Codec.FP32 else 2)
-        with self._pool.lend(size, codec, largest, deadline=deadline) as io:
-            if request.length:
-                channel.receive(octets(io), deadline=self._clock() + 10 + request.length / MIN_RATE)
-            self._apply(channel, peer, request, meta, io)
+        patience = deadline - self._clock()
+        with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
+            receive_by = self._clock() + 10 + request.length / MIN_RATE
+            for piece in loan.take():
+                if request.length:
+                    channel.receive(octets(piece), deadline=receive_by + loan.waited)
+            self._apply(channel, peer, request, meta, loan)
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
@@ -286,10 +288,8 @@ class DataServer:
             if request.op in PUSHES:
                 shard.wait_admitted(peer.slot, request.version, deadline - self._clock())
 
-    def _apply(
-        self, channel: Channel, peer: Peer, request: Header, meta: bytearray, io: NDArray[Any]
-    ) -> None:
-        shard = self._shard
+    def _apply(self, channel: Channel, peer: Peer, request: Header, meta: bytearray, loan: Loan) -> None:
+        shard, io = self._shard, loan.payload(request.codec)
         match request.op:
             case Op.INITIALIZE if request.codec is Codec.FP32:
                 shard.initialize(io)
@@ -300,24 +300,28 @@ class DataServer:
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             case Op.PULL:
                 reply = shard.pull(peer.slot, io, boot=request.boot, idle=bool(request.flags & IDLE))
-                self._reply(channel, request.codec, reply, io)
+                self._reply(channel, request.codec, reply, loan)
             case op if op in PUSHES:
-                self._reply(channel, request.codec, self._push(peer, request, meta, io), io)
+                self._reply(channel, request.codec, self._push(peer, request, meta, io), loan)
             case _:
                 raise ProtocolError(f"{request.op.name} is not a request")
 
-    def _push(self, peer: Peer, request: Header, meta: bytearray, io: NDArray[Any]) -> Answer:
+    def _push(self, peer: Peer, request: Header, meta: bytearray, io: Pieces) -> Answer:
         push, arguments = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
         if request.op is Op.PUSH_PULL:
             return self._shard.push(*arguments, push, io, boot=request.boot)
         merge = request.op is Op.MERGE_PULL
         return self._shard.delta(*arguments, push, io, merge=merge, boot=request.boot)
 
-    def _reply(self, channel: Channel, codec: Codec, reply: Answer, io: NDArray[Any]) -> None:
+    def _reply(self, channel: Channel, codec: Codec, reply: Answer, loan: Loan) -> None:
         meta = encode_answer(reply.meta)
-        head = self._header(Op.PARAMETERS, len(meta), codec=codec, version=reply.version, length=io.nbytes)
-        body = (octets(io),) if io.nbytes else ()
-        channel.send(header.encode(head) + meta, *body)
+        head = self._header(Op.PARAMETERS, len(meta), codec=codec, version=reply.version, length=loan.nbytes)
+        first = header.encode(head) + meta
+        for piece in loan.return_after_use():
+            channel.send(*((first,) if first else ()), octets(piece))
+            first = b""
+        if first:
+            channel.send(first)
 
     def _send(self, channel: Channel, op: Op, meta: bytes = b"", *, seq: int = 0) -> None:
         channel.send(header.encode(self._header(op, len(meta), seq=seq)) + meta)

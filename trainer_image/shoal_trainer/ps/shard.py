@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
-from shoal_trainer.ps import kernels
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.journal import PushJournal
-from shoal_trainer.ps.kernels import Buffer, Vector
 from shoal_trainer.ps.model_state import ModelState
 from shoal_trainer.ps.optimizers import compile_for
+from shoal_trainer.ps.pieces import Payload
 from shoal_trainer.ps.recovery import Recovery
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, record_push, same_shapes
 from shoal_trainer.ps.workers import WorkerRegistry
@@ -120,17 +119,17 @@ class ShardStore(WorkerRegistry):
             self._settle()
             return self._welcome(slot, incarnation, wants_copy)
 
-    def initialize(self, values: Vector) -> None:
+    def initialize(self, values: Payload) -> None:
         """Set the first parameters (fp32); ignored if the shard already has some."""
         with self.lock:
             model = self._check_size(values)
             self._settle()
             if self._state is State.EMPTY:
-                model.parameters[:] = values
+                model.set(values)
                 self._become_ready()
 
     def offer(
-        self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Buffer, *, generation: int = 0
+        self, slot: int, incarnation: int, version: int, meta: AnswerMeta, io: Payload, *, generation: int = 0
     ) -> ShardWelcome:
         """Adopt a worker's copy of the parameters (fp32 or bf16) if it is newer than this recovering shard."""
         with self.lock:
@@ -138,7 +137,7 @@ class ShardStore(WorkerRegistry):
             model = self._check_size(io)
             accepted = self.journal.accepts(meta.journal, self._restored)
             if accepted and self._is_newer(version, generation):
-                kernels.adopt(model.parameters, io)
+                model.adopt(io)
                 self.version, self.samples, self.generation = version, meta.samples, generation
                 self._set_applied(meta.applied)
                 self.journal.adopt(meta.journal)
@@ -154,14 +153,13 @@ class ShardStore(WorkerRegistry):
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
-    def pull(self, slot: int, io: Buffer, *, boot: int | None = None, idle: bool = False) -> Answer:
+    def pull(self, slot: int, io: Payload, *, boot: int | None = None, idle: bool = False) -> Answer:
         """Write the parameters to `io` (fp32 or bf16). `idle`: the worker computes no gradient on them.
 
         `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet.
         """
         with self.lock:
-            model = self._check_ready(io, boot)
-            kernels.encode(model.parameters, io)
+            self._check_ready(io, boot).encode(io)
             answer = self._answer(slot, -1)
             if idle:
                 self._expect_no_push(slot)
@@ -174,7 +172,7 @@ class ShardStore(WorkerRegistry):
         seq: int,
         base: int,
         meta: PushMeta,
-        io: Buffer,
+        io: Payload,
         *,
         boot: int | None = None,
     ) -> Answer:
@@ -200,7 +198,7 @@ class ShardStore(WorkerRegistry):
         seq: int,
         base: int,
         meta: PushMeta,
-        io: Buffer,
+        io: Payload,
         *,
         merge: bool = False,
         boot: int | None = None,
@@ -341,7 +339,7 @@ class ShardStore(WorkerRegistry):
         )
 
     def _begin_push(
-        self, slot: int, incarnation: int, seq: int, io: Buffer, boot: int | None
+        self, slot: int, incarnation: int, seq: int, io: Payload, boot: int | None
     ) -> ModelState | None:
         """The model to update; None if this push was applied before: then the parameters are written to `io`."""
         self._members.check(slot, incarnation)
@@ -350,7 +348,7 @@ class ShardStore(WorkerRegistry):
             raise ProtocolError(f"sequence number {seq}: sequence numbers begin at 1")
         if seq > self.applied.get((slot, incarnation), 0):
             return model
-        kernels.encode(model.parameters, io)
+        model.encode(io)
         return None
 
     def _applied(
@@ -383,12 +381,12 @@ class ShardStore(WorkerRegistry):
         meta = AnswerMeta(self.samples, self._members.live, dict(self.applied), journal, self.stopped)
         return Answer(self.version, meta)
 
-    def _check_size(self, values: Buffer) -> ModelState:
+    def _check_size(self, values: Payload) -> ModelState:
         if self.model is None or values.shape != self.model.parameters.shape:
             raise ProtocolError(f"shard {self.index} holds {self.size} values, the message {values.size}")
         return self.model
 
-    def _check_ready(self, io: Buffer, boot: int | None) -> ModelState:
+    def _check_ready(self, io: Payload, boot: int | None) -> ModelState:
         self._settle()
         if boot is not None and boot != self.boot:
             raise Unreachable("the request is for the shard before its restart")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from shoal_trainer.errors import ProtocolError, Unreachable
 
 CHUNK = 4 << 20
-"""Bytes per receive call; the deadline is checked after each."""
+"""Bytes per receive call; the deadline is checked before each."""
 DEAD_SECONDS = 25.0
 """A connection is closed after this long without an acknowledgment. The same timeout closes it if the peer stops
 reading, so it is longer than a server lets a request wait (20 s)."""
@@ -86,13 +86,13 @@ class Channel:
             deadline = self._clock() + self._timeout + total / MIN_RATE
         try:
             while done < total:
+                if self._clock() > deadline:
+                    raise Unreachable("the peer sent too slowly")
                 size = min(total - done, CHUNK)
                 count = self._sock.recv_into(view[done : done + size], size, self._flags)
                 if count == 0:
                     raise Unreachable("the peer closed the connection")
                 done += count
-                if done < total and self._clock() > deadline:
-                    raise Unreachable("the peer sent too slowly")
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             raise Unreachable(f"the peer sent nothing for {self._timeout:g} s") from None
         except (OSError, ValueError) as error:

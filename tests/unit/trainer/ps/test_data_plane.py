@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, Unreachable, UserError
+from shoal_trainer.ps import pool as pool_module
+from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.pool import PiecePool
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
@@ -42,6 +47,37 @@ def test_worker_trains_with_every_encoding(
     assert pulled.versions == (3,) * shards
     assert pulled.applied == ({(0, 0): 3},) * shards
     assert pulled.samples == 3
+    cluster.close()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_workers_share_the_memory_of_one_message(
+    credentials: Credentials, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(server_module, "PiecePool", lambda clock: PiecePool(0, clock=clock))
+    monkeypatch.setattr(pool_module, "MODEL_SHARE", 0.0)
+    cluster = Cluster(credentials).serve()
+    clients = [cluster.client(slot=slot, dtype=dtype) for slot in range(4)]
+    for client in clients:
+        client.hello(MODEL)
+    clients[0].initialize(flat(0.0))
+
+    def train(client: PSClient) -> None:
+        out = aligned(N)
+        pulled = client.pull(out)
+        for seq in range(1, 11):
+            pulled = client.push_pull(flat(-0.25), out, Push(seq, 1, pulled.versions))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(train, clients))
+    store = cluster.stores[0]
+    assert (store.version, store.contents.last((3, 0))) == (40, 10)
+    message = N * (2 if dtype == "bf16" else 4)
+    assert cluster.servers[0]._pool.made == message
+    out = aligned(N)
+    clients[0].pull(out)
+    assert len(set(out[: MODEL.parameters])) == 1
     cluster.close()
 
 
