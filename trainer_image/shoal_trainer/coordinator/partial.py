@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, Push, Worker, arriving, uneven
+from shoal_trainer.ps.contents import Contents, Push, Worker, arriving, forgotten, uneven
 from shoal_trainer.wire.messages import Entry, Progress
 
 
@@ -46,7 +46,7 @@ class Partial:
 
         Pushes in flight count as partial only `at_end`.
         """
-        marks, any_in_flight = list(self._permanent), False
+        marks, any_in_flight = self._for_good(shards), False
         for push in uneven(shards):
             in_flight = push[:2] in present and arriving(shards, push)
             any_in_flight |= in_flight
@@ -57,17 +57,8 @@ class Partial:
     def published(self, shards: Sequence[Contents]) -> None:
         """A snapshot with these contents was published: drop the pushes that all shards hold."""
         differs = uneven(shards)
-        newest: dict[int, int] = {}
-        for contents in shards:
-            for slot, incarnation in contents.newest().items():
-                newest[slot] = max(incarnation, newest.get(slot, 0))
-        partial: dict[Push, list[Progress]] = {}
-        for push, marks in self._covers.items():
-            if push in differs:
-                partial[push] = marks
-            elif push[1] <= newest.get(push[0], 0) - KEPT_INCARNATIONS:
-                self._permanent += marks
-        self._covers = partial
+        self._permanent = self._for_good(shards)
+        self._covers = {push: marks for push, marks in self._covers.items() if push in differs}
 
     def dump(self, shards: Sequence[Contents]) -> dict[str, Any]:
         """The state for a snapshot with these contents, as JSON."""
@@ -75,7 +66,7 @@ class Partial:
         return {
             "shards": len(shards),
             "pushes": [[*push, marks] for push, marks in self._covers.items() if push in differs],
-            "forGood": self._permanent,
+            "forGood": self._for_good(shards),
         }
 
     def load(self, saved: dict[str, Any], shards: int, *, other_run: bool = False) -> None:
@@ -92,3 +83,10 @@ class Partial:
         if other_run or saved.get("shards", shards) != shards:
             self._permanent += [mark for marks in self._covers.values() for mark in marks]
             self._covers = {}
+
+    def _for_good(self, shards: Sequence[Contents]) -> list[Progress]:
+        """The permanent positions, with those of incarnations that the contents have forgotten since."""
+        return [
+            *self._permanent,
+            *(mark for push in forgotten(shards, self._covers) for mark in self._covers[push]),
+        ]

@@ -6,7 +6,7 @@ worker's numbers are consecutive and stored as intervals, so the set stays small
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shoal_trainer.ps.positions import Positions
 
@@ -89,16 +89,8 @@ class Contents:
 
 def uneven(shards: Sequence[Contents]) -> Contents:
     """The pushes that some but not all shards contain, without incarnations beyond `KEPT_INCARNATIONS`."""
-    newest: dict[int, int] = {}
-    for contents in shards:
-        for slot, incarnation in contents.newest().items():
-            newest[slot] = max(incarnation, newest.get(slot, 0))
-    union = Contents(
-        span
-        for contents in shards
-        for span in contents.spans()
-        if span[1] > newest[span[0]] - KEPT_INCARNATIONS
-    )
+    kept = _kept(shards)
+    union = Contents(span for contents in shards for span in contents.spans() if kept(*span[:2]))
     return Contents(
         (slot, incarnation, gap_start, gap_stop)
         for slot, incarnation, start, stop in union.spans()
@@ -107,6 +99,21 @@ def uneven(shards: Sequence[Contents]) -> Contents:
     )
 
 
+def forgotten(shards: Sequence[Contents], pushes: Iterable[Push]) -> set[Push]:
+    """Those of the pushes that are of incarnations beyond `KEPT_INCARNATIONS`."""
+    kept = _kept(shards)
+    return {push for push in pushes if not kept(*push[:2])}
+
+
 def arriving(shards: Sequence[Contents], push: Push) -> bool:
     """Whether a push may still arrive at the shards that lack it: they have no later push of its worker."""
     return all(push[2] > contents.last(push[:2]) for contents in shards if push not in contents)
+
+
+def _kept(shards: Sequence[Contents]) -> Callable[[int, int], bool]:
+    """Whether the contents of all shards still hold this incarnation of this slot."""
+    newest: dict[int, int] = {}
+    for contents in shards:
+        for slot, incarnation in contents.newest().items():
+            newest[slot] = max(incarnation, newest.get(slot, 0))
+    return lambda slot, incarnation: incarnation > newest.get(slot, 0) - KEPT_INCARNATIONS
