@@ -1,8 +1,11 @@
 """The worker's client of the data plane: blocking calls to all shards of the job.
 
-Use it from one thread. Requests are sent to all shards before any answer is read, and answers are received into slices
-of the caller's buffer. Nothing is retried: `Unreachable` closes every connection; the caller then calls `hello` again
-and compares `Welcome.boots`. To resend a push, keep its sequence number: no shard applies it twice.
+Use it from one thread. Answers are received into slices of the caller's buffer. Small requests are sent to all shards
+before any answer is read. The answer to a large one is read while the next one is sent: a server may have memory for
+one large message only, and would wait for this worker.
+
+Nothing is retried: `Unreachable` closes every connection; the caller then calls `hello` again and compares
+`Welcome.boots`. To resend a push, keep its sequence number: no shard applies it twice.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -41,6 +45,9 @@ from shoal_trainer.wire.messages import (
 )
 
 T = TypeVar("T")
+
+LARGE = 4 << 20
+"""Bytes per shard from which answers are read while requests are sent."""
 
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
 
@@ -82,6 +89,7 @@ class PSClient:
         ]
         self._bounds: tuple[Bounds, ...] = ()
         self._outgoing = aligned(0, np.uint16)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
     @property
     def bounds(self) -> tuple[Bounds, ...]:
@@ -219,18 +227,32 @@ class PSClient:
         payload_codec = coding if payload is not None or out is not None else Codec.NONE
         seq = 0 if push is None else push.seq
         meta = b"" if push is None else encode_push(_push_meta(push, scale))
+
+        def send(index: int) -> None:
+            low, high = self._bounds[index]
+            base = 0 if push is None else push.base_versions[index]
+            request = Header(op, payload_codec, seq=seq, version=base, flags=flags)
+            self._shards[index].send(request, meta, None if payload is None else payload[low:high])
+
+        def receive(index: int) -> tuple[Header, bytearray]:
+            low, high = self._bounds[index]
+            return self._shards[index].receive(expected, None if out is None else out[low:high], coding)
+
+        order = range(len(self._shards))
+        large = len(order) > 1 and self._bounds[-1][1] * coding.itemsize > LARGE * len(order)
+        pending: list[Future[tuple[Header, bytearray]]] = []
         try:
-            for shard, (low, high) in zip(self._shards, self._bounds, strict=True):
-                base = 0 if push is None else push.base_versions[shard.index]
-                request = Header(op, payload_codec, seq=seq, version=base, flags=flags)
-                shard.send(request, meta, None if payload is None else payload[low:high])
+            for index in order:
+                send(index)
+                if large:
+                    pending.append(self._reader.submit(receive, index))
+                if large and payload is None:
+                    wait(pending)  # otherwise the next server's answer would wait for this one's
             sent = self._clock()
-            answers = [
-                shard.receive(expected, None if out is None else out[low:high], coding)
-                for shard, (low, high) in zip(self._shards, self._bounds, strict=True)
-            ]
+            answers = [answer.result() for answer in pending] or [receive(index) for index in order]
         except BaseException:
             self.close()
+            wait(pending)  # they write to `out`
             raise
         metas = [decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers]
         return Pulled(

@@ -289,20 +289,22 @@ class DataServer:
                 shard.wait_admitted(peer.slot, request.version, deadline - self._clock())
 
     def _apply(self, channel: Channel, peer: Peer, request: Header, meta: bytearray, loan: Loan) -> None:
-        shard, io = self._shard, loan.payload(request.codec)
+        # Nothing here may keep the payload: its pieces are given back while the reply is sent.
+        shard, codec = self._shard, request.codec
         match request.op:
-            case Op.INITIALIZE if request.codec is Codec.FP32:
-                shard.initialize(io)
+            case Op.INITIALIZE if codec is Codec.FP32:
+                shard.initialize(loan.payload(codec))
                 self._send(channel, Op.OK)
             case Op.OFFER:
-                worker, answer = (peer.slot, peer.incarnation), decode_answer(meta)
-                welcome = shard.offer(*worker, request.version, answer, io, generation=request.seq)
+                copy = request.version, decode_answer(meta), loan.payload(codec)
+                welcome = shard.offer(peer.slot, peer.incarnation, *copy, generation=request.seq)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             case Op.PULL:
-                reply = shard.pull(peer.slot, io, boot=request.boot, idle=bool(request.flags & IDLE))
-                self._reply(channel, request.codec, reply, loan)
+                idle = bool(request.flags & IDLE)
+                reply = shard.pull(peer.slot, loan.payload(codec), boot=request.boot, idle=idle)
+                self._reply(channel, codec, reply, loan)
             case op if op in PUSHES:
-                self._reply(channel, request.codec, self._push(peer, request, meta, io), loan)
+                self._reply(channel, codec, self._push(peer, request, meta, loan.payload(codec)), loan)
             case _:
                 raise ProtocolError(f"{request.op.name} is not a request")
 
@@ -316,12 +318,12 @@ class DataServer:
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, loan: Loan) -> None:
         meta = encode_answer(reply.meta)
         head = self._header(Op.PARAMETERS, len(meta), codec=codec, version=reply.version, length=loan.nbytes)
-        first = header.encode(head) + meta
+        first = [header.encode(head) + meta]
         for piece in loan.return_after_use():
-            channel.send(*((first,) if first else ()), octets(piece))
-            first = b""
+            channel.send(*first, octets(piece))
+            first = []
         if first:
-            channel.send(first)
+            channel.send(*first)
 
     def _send(self, channel: Channel, op: Op, meta: bytes = b"", *, seq: int = 0) -> None:
         channel.send(header.encode(self._header(op, len(meta), seq=seq)) + meta)

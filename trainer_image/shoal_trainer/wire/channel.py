@@ -77,6 +77,7 @@ class Channel:
                     else:
                         sent -= len(part)
         except (OSError, ValueError) as error:
+            self.close()  # what follows would be read as the rest of this message
             raise Unreachable(f"cannot send to the peer: {error or type(error).__name__}") from None
 
     def receive(self, view: memoryview, *, deadline: float | None = None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,11 @@ from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.pool import Loan
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
+from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.messages import ModelSpec, Push, WorkerIdentity
 from tests.unit.trainer.ps.cluster import until
 
@@ -134,3 +138,35 @@ def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: 
 def test_waiting_time_is_shorter_than_the_clients_timeout() -> None:
     timeout = inspect.signature(PSClient).parameters["timeout"].default
     assert timeout >= server_module.WAIT_SECONDS + 5
+
+
+def test_waiting_for_memory_does_not_shorten_the_time_to_send(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines, receive, take = [], Channel.receive, Loan.take
+
+    def waits_for_seven_seconds(loan: Loan) -> Iterator[Any]:
+        loan.waited = 7.0
+        yield from take(loan)
+
+    def received(self: Channel, view: memoryview, *, deadline: float | None = None) -> None:
+        deadlines.append(deadline)
+        receive(self, view)
+
+    monkeypatch.setattr(served.server, "_clock", lambda: 0.0)
+    client = served.client()
+    client.hello(MODEL)
+    monkeypatch.setattr(Channel, "receive", received)
+    monkeypatch.setattr(Loan, "take", waits_for_seven_seconds)
+    client.initialize(aligned(8))
+    limit = 10 + 32 / MIN_RATE
+    assert [deadline for deadline in deadlines if deadline is not None] == [limit + 7.0]
+
+
+def test_connection_closes_after_a_message_sent_in_part() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        channel = Channel(ours, timeout=0.05)
+        with pytest.raises(Unreachable):
+            channel.send(bytes(64 << 20))
+        assert ours.fileno() == -1

@@ -56,6 +56,18 @@ def trained(config: OptimizerConfig, dtype: type, shape: Callable[[np.ndarray], 
     return [*answers, pulled, *shard.model.arrays().values()]
 
 
+def test_empty_shard_takes_every_push() -> None:
+    shard, empty = ShardStore(0, 2, 0, boot=1), Pieces([])
+    config = OptimizerConfig(momentum=0.9, batch_size=1)
+    shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=3, optimizer=config))
+    assert shard.size == 0
+    shard.initialize(empty)
+    shard.push(0, 0, 1, 0, PushMeta(samples=1), empty)
+    for seq, merge in ((2, False), (3, True)):
+        shard.delta(0, 0, seq, 0, PushMeta(samples=1), empty, merge=merge)
+    assert shard.pull(0, empty).version == 3
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
     "config",

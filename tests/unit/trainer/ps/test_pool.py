@@ -10,184 +10,224 @@ from hypothesis import strategies as st
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import pool as pool_module
-from shoal_trainer.ps.pool import KEEP_SECONDS, MAX_EXTRA, SLOW_SECONDS, Loan, PiecePool
+from shoal_trainer.ps.pool import MAX_SLOW, SLOW_SECONDS, Loan, PiecePool, _is_slow
 from shoal_trainer.wire.header import Codec
+from tests.unit.trainer.ps.cluster import until
 
 SLOW = SLOW_SECONDS[0]
 
 
 @pytest.fixture(autouse=True)
-def pieces_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "PIECE_BYTES", 16)
+def pieces_of_64_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "PIECE_BYTES", 64)
 
 
 def complete(loan: Loan) -> bool:
-    return sum(piece.nbytes for piece in loan.granted) == loan.nbytes
-
-
-def waiting(loan: Loan) -> None:
-    """Return once a thread waits for a piece of the loan."""
-    while not loan.changed._waiters:  # type: ignore[attr-defined]
-        pass
+    return loan.complete_at is not None
 
 
 def test_answer_hands_its_pieces_to_the_oldest_request() -> None:
     pool = PiecePool(limit=0)
     with ExitStack() as stack:
-        first, second, third = (stack.enter_context(pool.lend(40)) for _ in range(3))
+        first, second, third = (stack.enter_context(pool.lend(170)) for _ in range(3))
         assert complete(first)
         sent = []
         for piece in first.return_after_use():
+            assert len(second.pieces) == len(sent)
             sent.append(piece.nbytes)
-            assert sum(p.nbytes for p in second.granted) == 16 * (len(sent) - 1)
-        assert sent == [16, 16, 8]
+        assert sent == [64, 64, 42]
         assert complete(second)
-        assert not third.granted
-        assert pool.made == 40
+        assert not third.pieces
+        assert pool.made == 192
 
 
 def test_request_receives_while_it_waits_for_its_later_pieces() -> None:
     pool, received = PiecePool(limit=0), []
-    with pool.lend(48) as first:
-        sending = first.return_after_use()
+    with pool.lend(192) as first, pool.lend(192) as second:
+        sending, taking = first.return_after_use(), second.take()
         next(sending)
-        with pool.lend(48) as second:
-            taking = second.take()
-            next(sending)  # one piece is sent
-            received.append(next(taking))
-
-            def rest() -> None:
-                received.extend(taking)
-
-            thread = threading.Thread(target=rest)
-            thread.start()
-            waiting(second)
-            assert len(received) == 1
-            for _ in sending:
-                pass
-            thread.join(20)
-            assert len(received) == 3
-    assert pool.made == 48
+        next(sending)  # one piece is sent
+        received.append(next(taking))
+        thread = threading.Thread(target=lambda: received.extend(taking))
+        thread.start()
+        until(lambda: bool(second.changed._waiters))  # type: ignore[attr-defined]
+        assert len(received) == 1
+        for _ in sending:
+            pass
+        thread.join(20)
+        assert len(received) == 3
+        assert second.waited > 0
+        assert pool.made == 192
 
 
 def test_values_are_views_of_the_pieces() -> None:
-    with PiecePool().lend(40) as loan:
+    with PiecePool().lend(150) as loan:
         for number, piece in enumerate(loan.take()):
             piece[:] = number
         payload = loan.payload(Codec.BF16)
-    assert payload.shape == (20,)
-    assert [(part.start, part.stop, set(values)) for part, values in payload.parts(7, 17)] == [
-        (7, 8, {0}),
-        (8, 16, {0x101}),
-        (16, 17, {0x202}),
-    ]
-    assert payload.arrays[0].dtype == np.uint16
+        assert payload.shape == (75,)
+        assert [(part.start, part.stop, set(values)) for part, values in payload.parts(31, 75)] == [
+            (31, 32, {0}),
+            (32, 64, {0x101}),
+            (64, 75, {0x202}),
+        ]
+        assert payload.arrays[0].dtype == np.uint16
+
+
+def test_messages_of_one_size_reuse_their_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, made, allocate = PiecePool(limit=330), [], pool_module._allocate
+    monkeypatch.setattr(pool_module, "_allocate", lambda size: made.append(size) or allocate(size))
+    for _ in range(10):
+        with pool.lend(150) as first, pool.lend(150) as second, pool.lend(150) as third:
+            for loan in (first, second, third):
+                for _ in loan.take():
+                    pass
+                for _ in loan.return_after_use():
+                    pass
+    assert made == [64] * 5
 
 
 def test_a_fifth_of_the_model_is_added_to_the_limit() -> None:
-    pool = PiecePool(limit=10)
-    with pool.lend(40, 350) as first, pool.lend(40, 350) as second, pool.lend(40, 350) as third:
+    pool = PiecePool(limit=27)
+    with pool.lend(128, 1140) as first, pool.lend(128, 1140) as second, pool.lend(128, 1140) as third:
         assert complete(first)
-        assert complete(second)
-        assert not third.granted
+        assert not complete(second)
+        assert len(second.pieces) == 1  # 27 + 228 bytes are three pieces
+        assert not third.pieces
 
 
 def test_waiting_ends_with_patience() -> None:
     pool = PiecePool(limit=0)
-    with pool.lend(32), pool.lend(32, patience=0.02) as second, pytest.raises(Unreachable, match="no memory"):
+    with (
+        pool.lend(128),
+        pool.lend(128, patience=0.02) as second,
+        pytest.raises(Unreachable, match="no memory"),
+    ):
         list(second.take())
-    with pool.lend(32, patience=0) as third:  # what is free needs no wait
+    with pool.lend(128, patience=0) as third:  # what is free needs no wait
         assert len(list(third.take())) == 2
 
 
-def test_pool_grows_for_slow_links_and_shrinks_later() -> None:
+def test_empty_message_needs_no_memory() -> None:
+    pool = PiecePool(limit=0)
+    with pool.lend(128), pool.lend(128), pool.lend(0) as empty:
+        assert list(empty.take()) == []
+        assert empty.payload(Codec.FP32).size == 0
+        assert list(empty.return_after_use()) == []
+    with pool.lend(128) as loan:
+        assert complete(loan)
+
+
+def test_memory_of_slow_requests_does_not_count() -> None:
     now = 0.0
     pool = PiecePool(limit=0, clock=lambda: now)
-
-    def one() -> None:
-        nonlocal now
-        with pool.lend(40) as loan:
-            assert complete(loan)
-            now += 0.1
-
-    with pool.lend(40):
-        with pool.lend(40) as second:
+    with ExitStack() as slow:
+        for _ in range(1 + MAX_SLOW):
+            assert complete(slow.enter_context(pool.lend(128)))
+            with pool.lend(128) as fast:
+                assert not fast.pieces
             now += SLOW
-            assert len(list(second.take())) == 3
-            assert pool.extra == 1
-        for _ in range(20):  # fast links share the second message's memory
-            one()
-        assert pool.made == 80
-    now += KEEP_SECONDS + 1
-    one()
-    assert pool.extra == 0
-    assert pool.made <= 40
+        last = slow.enter_context(pool.lend(128))
+        assert not last.pieces
+        assert pool.made == 128 * (1 + MAX_SLOW)
+    for _ in range(3):
+        with pool.lend(128) as fast:
+            assert complete(fast)
+    assert pool.made == 128
+
+
+def test_waiting_request_notices_that_another_has_become_slow() -> None:
+    now = 0.0
+    pool = PiecePool(limit=0, clock=lambda: now)
+    with pool.lend(128), pool.lend(128) as second:
+        now += SLOW
+        assert len(list(second.take())) == 2
+        assert pool.made == 256
+    assert pool.made == 128
 
 
 def test_slow_answer_does_not_delay_others_by_its_trickle() -> None:
     now = 0.0
     pool = PiecePool(limit=0, clock=lambda: now)
-    with pool.lend(160) as slow, pool.lend(160) as second:
-        for index, _ in enumerate(slow.return_after_use()):
+    with pool.lend(640) as slow, pool.lend(640) as second:
+        sending = slow.return_after_use()
+        for _ in range(5):
+            next(sending)
             now += 0.3
-            if index == 4:
-                break
-        assert not complete(second)
-        assert len(list(second.take())) == 10
-        assert pool.extra == 1
+        assert complete(second)
+        assert pool.made == 640 + 6 * 64
+    assert pool.made == 640
 
 
-def test_pool_does_not_grow_beyond_its_maximum() -> None:
+def test_memory_returns_to_its_limit_while_fast_requests_overlap() -> None:
     now = 0.0
     pool = PiecePool(limit=0, clock=lambda: now)
-    with ExitStack() as slow:
-        for _ in range(1 + MAX_EXTRA):
-            loan = slow.enter_context(pool.lend(32))
-            now += SLOW
-            list(loan.take())
-        last = slow.enter_context(pool.lend(32, patience=SLOW))
+    with pool.lend(128):
         now += SLOW
-        waiter = threading.Thread(target=lambda: [*last.take()])
-        waiter.start()
-        waiting(last)
-        assert (pool.extra, pool.made) == (MAX_EXTRA, 32 * (1 + MAX_EXTRA))
-        for _ in loan.return_after_use():
-            pass
-        waiter.join(20)
-        assert complete(last)
+        with pool.lend(128) as second:
+            assert complete(second)
+    for _ in range(20):
+        with pool.lend(128) as one, pool.lend(128) as other:
+            assert complete(one)
+            assert not other.pieces
+            now += 0.1
+    assert pool.made == 128
+
+
+def test_failed_allocation_leaves_the_pool_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, allocate = PiecePool(limit=0), pool_module._allocate
+
+    def fail(size: int) -> object:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(pool_module, "_allocate", fail)
+    with pool.lend(128, patience=0) as loan, pytest.raises(Unreachable, match="no memory"):
+        next(loan.take())
+    monkeypatch.setattr(pool_module, "_allocate", allocate)
+    with pool.lend(128) as loan:
+        assert complete(loan)
+    assert pool.made == 128
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    limit=st.integers(0, 120),
-    steps=st.lists(st.tuples(st.sampled_from(["ask", "send", "close"]), st.integers(1, 60)), max_size=60),
+    limit=st.integers(0, 1000),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["ask", "send", "close", "later"]), st.integers(1, 500)), max_size=60
+    ),
 )
 def test_memory_is_bounded_and_nobody_waits_for_ever(limit: int, steps: list[tuple[str, int]]) -> None:
-    pool, loans = PiecePool(limit=limit), []
+    now, largest = 0.0, 0
+    pool, loans = PiecePool(limit=limit, clock=lambda: now), []
 
     def close(index: int) -> None:
         loans.pop(index)[0].close()
 
-    largest = 0
+    def check() -> None:
+        held = [piece for _, loan, _ in loans for piece in loan.pieces]
+        assert len({id(piece) for piece in held}) == len(held), "a piece is lent twice"
+        free = sum(len(piece) for pieces in pool._free.values() for piece in pieces)
+        assert pool.made == free + sum(map(len, held))
+        slow = [sum(map(len, loan.pieces)) for _, loan, _ in loans if complete(loan) and _is_slow(loan, now)]
+        assert pool.made - free <= max(limit, largest) + sum(slow[:MAX_SLOW])
+        incomplete = [loan for _, loan, _ in loans if not complete(loan)]
+        assert all(not loan.pieces for loan in incomplete[1:]), "only the oldest is given pieces"
+
     for what, number in steps:
         index = number % len(loans) if loans else 0
         if what == "ask":
             stack = ExitStack()
-            loans.append((stack, stack.enter_context(pool.lend(number)), None))
-            largest = max(largest, number)
+            loan = stack.enter_context(pool.lend(number))
+            loans.append((stack, loan, loan.return_after_use()))
+            largest = max(largest, loan.count * loan.piece_bytes)
+        elif what == "later":
+            now += number / 250
         elif what == "send" and loans and complete(loans[index][1]):
-            stack, loan, sending = loans[index]
-            sending = sending or loan.return_after_use()
-            next(sending, None)
-            loans[index] = stack, loan, sending
+            next(loans[index][2], None)
         elif what == "close" and loans:
             close(index)
-        assert pool.made <= max(limit, largest)
-        lent = [piece for _, loan, _ in loans for piece in loan.outstanding()]
-        assert len({id(piece) for piece in lent}) == len(lent), "a piece is lent twice"
-        missing = [loan for _, loan, _ in loans if loan.missing]
-        assert all(not loan.granted for loan in missing[1:]), "only the oldest is given pieces"
-    while loans:  # whoever has all its memory finishes; so does everyone in the end
-        index = next(index for index, (_, loan, _) in enumerate(loans) if complete(loan))
-        close(index)
+        check()
+    while loans:  # a request that has all its memory ends; so does everyone in the end
+        close(next(index for index, (_, loan, _) in enumerate(loans) if complete(loan)))
+        check()
     assert pool.made <= max(limit, largest)
