@@ -14,10 +14,12 @@ from shoal_trainer.wire.messages import Entry, Progress
 
 
 class Partial:
-    """The positions of pushes that were partial at a comparison."""
+    """The positions of pushes that some shards lacked at a comparison: partial ones, and some that were in flight."""
 
     def __init__(self) -> None:
         self._covers: dict[Push, list[Progress]] = {}
+        self._whole: set[Push] = set()
+        """Those of them that all shards held at the last comparison."""
         self._permanent: list[Progress] = []
         """Of forgotten incarnations, of the run that this one started from, and from before a change of shards."""
 
@@ -46,8 +48,11 @@ class Partial:
 
         Pushes in flight count as partial only `at_end`.
         """
+        differs = uneven(shards)
+        known = self._covers.keys() - forgotten(shards, self._covers)
+        self._whole = {push for push in known if push not in differs} | (self._whole - known)
         marks, any_in_flight = self._for_good(shards), False
-        for push in uneven(shards):
+        for push in differs:
             in_flight = push[:2] in present and arriving(shards, push)
             any_in_flight |= in_flight
             if at_end or not in_flight:
@@ -59,6 +64,7 @@ class Partial:
         differs = uneven(shards)
         self._permanent = self._for_good(shards)
         self._covers = {push: marks for push, marks in self._covers.items() if push in differs}
+        self._whole &= self._covers.keys()
 
     def dump(self, shards: Sequence[Contents]) -> dict[str, Any]:
         """The state for a snapshot with these contents, as JSON."""
@@ -86,7 +92,5 @@ class Partial:
 
     def _for_good(self, shards: Sequence[Contents]) -> list[Progress]:
         """The permanent positions, with those of incarnations that the contents have forgotten since."""
-        return [
-            *self._permanent,
-            *(mark for push in forgotten(shards, self._covers) for mark in self._covers[push]),
-        ]
+        partial = forgotten(shards, self._covers) - self._whole
+        return [*self._permanent, *(mark for push in partial for mark in self._covers[push])]

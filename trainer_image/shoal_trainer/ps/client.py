@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_trainer.contract import Shard
-from shoal_trainer.errors import Unreachable
+from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.layout import Bounds, bounds
@@ -47,7 +47,7 @@ from shoal_trainer.wire.messages import (
 T = TypeVar("T")
 
 LARGE = 4 << 20
-"""Bytes per shard from which answers are read while requests are sent."""
+"""Mean bytes per shard. Larger messages may be more than a server has memory for twice."""
 
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
 
@@ -228,31 +228,35 @@ class PSClient:
         seq = 0 if push is None else push.seq
         meta = b"" if push is None else encode_push(_push_meta(push, scale))
 
+        sending = 0.0
+
         def send(index: int) -> None:
-            low, high = self._bounds[index]
+            nonlocal sending
+            start, (low, high) = self._clock(), self._bounds[index]
             base = 0 if push is None else push.base_versions[index]
             request = Header(op, payload_codec, seq=seq, version=base, flags=flags)
             self._shards[index].send(request, meta, None if payload is None else payload[low:high])
+            sending += self._clock() - start
 
         def receive(index: int) -> tuple[Header, bytearray]:
             low, high = self._bounds[index]
             return self._shards[index].receive(expected, None if out is None else out[low:high], coding)
 
-        order = range(len(self._shards))
-        large = len(order) > 1 and self._bounds[-1][1] * coding.itemsize > LARGE * len(order)
-        pending: list[Future[tuple[Header, bytearray]]] = []
+        order, answers = range(len(self._shards)), []
+        large = self._bounds[-1][1] * coding.itemsize > LARGE * len(order)
         try:
-            for index in order:
-                send(index)
-                if large:
-                    pending.append(self._reader.submit(receive, index))
-                if large and payload is None:
-                    wait(pending)  # otherwise the next server's answer would wait for this one's
-            sent = self._clock()
-            answers = [answer.result() for answer in pending] or [receive(index) for index in order]
+            if large and payload is None:  # the second answer would wait for the first one
+                for index in order:
+                    send(index)
+                    answers.append(receive(index))
+            elif large and len(order) > 1:
+                answers = self._overlapped(send, receive)
+            else:
+                for index in order:
+                    send(index)
+                answers = [receive(index) for index in order]
         except BaseException:
             self.close()
-            wait(pending)  # they write to `out`
             raise
         metas = [decode_answer(meta) if expected is Op.PARAMETERS else AnswerMeta() for _, meta in answers]
         return Pulled(
@@ -261,11 +265,31 @@ class PSClient:
             samples=metas[0].samples,
             live_workers=metas[0].live_workers,
             shard_samples=tuple(meta.samples for meta in metas),
-            push_seconds=sent - begin,
-            pull_seconds=self._clock() - sent,
+            push_seconds=sending,
+            pull_seconds=self._clock() - begin - sending,
             journals=tuple(meta.journal for meta in metas),
             stopped=metas[0].stopped,
         )
+
+    def _overlapped(
+        self, send: Callable[[int], None], receive: Callable[[int], tuple[Header, bytearray]]
+    ) -> list[tuple[Header, bytearray]]:
+        """Read each shard's answer while the next request is sent; the server's memory is held until then."""
+        reading: list[Future[tuple[Header, bytearray]]] = []
+        try:
+            for index in range(len(self._shards)):
+                send(index)
+                if reading:
+                    reading[-1].result()  # no more than one answer is unread
+                reading.append(self._reader.submit(receive, index))
+            return [answer.result() for answer in reading]
+        except BaseException:
+            self.close()
+            wait(reading)  # they write to the caller's buffer
+            for answer in reading:
+                if isinstance(reason := answer.exception(), (Fenced, UserError)):
+                    raise reason from None  # why the server closed the connection during `send`
+            raise
 
     def _encode(self, flat: NDArray[Any]) -> NDArray[Any]:
         if self.codec is Codec.FP32 or flat.dtype == np.uint16:

@@ -41,7 +41,7 @@ SLOW_RATE = 30_000_000
 SLOW_SECONDS = 1.0, 10.0
 """A request is slow if it holds all its pieces for longer than a message takes at this many bytes per second, but at
 least and at most for these times. A link of 1 Gb/s is four times as fast, and a message goes both ways."""
-MAX_SLOW = 7
+MAX_SLOW = 3
 """The number of slow requests whose memory does not count."""
 
 
@@ -60,8 +60,6 @@ class Loan:
         self.piece_bytes = -(-nbytes // (max(1, self.count) * ALIGNMENT)) * ALIGNMENT
         self.missing = self.count
         """Pieces that are not granted yet."""
-        self.complete_at: float | None = None
-        """When it had all pieces."""
         self.changed = threading.Condition(pool.lock)
         self._pool = pool
 
@@ -102,8 +100,8 @@ class PiecePool:
         """By size; the piece that was used last is the next one to be used."""
         self._waiting: deque[Loan] = deque()
         """Loans that miss pieces, oldest first. Only the first one gets any, so two never wait for each other."""
-        self._complete: list[Loan] = []
-        """Loans that have had all their pieces, oldest first."""
+        self._complete: dict[Loan, float] = {}
+        """Loans that got all their pieces, oldest first, and when."""
         self._limit = self._usual = limit
         self._clock = clock
 
@@ -119,7 +117,8 @@ class PiecePool:
             yield loan
         finally:
             with self.lock:
-                (self._waiting if loan.complete_at is None else self._complete).remove(loan)
+                if self._complete.pop(loan, None) is None:
+                    self._waiting.remove(loan)
                 while loan.pieces:
                     self._give_back(loan)
                 self._grant()
@@ -155,8 +154,7 @@ class PiecePool:
                 loan.pieces.append(piece)
                 loan.missing -= 1
                 loan.changed.notify()
-            loan.complete_at = self._clock()
-            self._complete.append(self._waiting.popleft())
+            self._complete[self._waiting.popleft()] = self._clock()
 
     def _take(self, loan: Loan) -> Piece | None:
         free, size = self._free[loan.piece_bytes], loan.piece_bytes
@@ -169,6 +167,7 @@ class PiecePool:
             piece = _allocate(size)
         except OSError as error:
             log.warning("cannot allocate memory for a message: %s", error)
+            self._drop(0)
             return None
         self.made += size
         return piece
@@ -181,7 +180,11 @@ class PiecePool:
     def _most(self, loan: Loan) -> int:
         """The most bytes that all pieces may have, so that `loan` gets all its pieces in the end."""
         now = self._clock()
-        slow = [len(one.pieces) * one.piece_bytes for one in self._complete if _is_slow(one, now)]
+        slow = [
+            len(one.pieces) * one.piece_bytes
+            for one, since in self._complete.items()
+            if now - since >= _slow_seconds(one.nbytes)
+        ]
         return max(self._usual, loan.count * loan.piece_bytes) + sum(slow[:MAX_SLOW])
 
     def _drop(self, limit: int) -> None:
@@ -191,10 +194,9 @@ class PiecePool:
                 self.made -= len(pieces.pop())
 
 
-def _is_slow(loan: Loan, now: float) -> bool:
+def _slow_seconds(message: int) -> float:
     least, most = SLOW_SECONDS
-    since = now if loan.complete_at is None else loan.complete_at
-    return now - since >= min(most, max(least, loan.nbytes / SLOW_RATE))
+    return min(most, max(least, message / SLOW_RATE))
 
 
 def _allocate(size: int) -> Piece:

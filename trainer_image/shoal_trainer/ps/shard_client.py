@@ -136,9 +136,9 @@ class ShardClient:
 
     def close(self) -> None:
         """Close the connection, if it is open."""
-        if self._link is not None:
-            self._link.channel.close()
-            self._link = None
+        link, self._link = self._link, None  # another thread may close it, too
+        if link is not None:
+            link.channel.close()
 
     def _receive_decoded(self, channel: Channel, out: NDArray[np.float32]) -> None:
         if not self._piece.size:
@@ -151,9 +151,9 @@ class ShardClient:
             kernels.decode(piece, part)
 
     def _connected(self) -> _Link:
-        if self._link is None:
+        if (link := self._link) is None:
             raise Unreachable(f"shard {self.index} is not connected")
-        return self._link
+        return link
 
 
 def _error(code: int, text: str) -> Exception:

@@ -150,5 +150,6 @@ class Channel:
     def close(self) -> None:
         """Close the connection, and wake a thread that waits on it."""
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            # Not TLS's own, after which a thread that receives would read what is encrypted.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         self._sock.close()

@@ -194,9 +194,9 @@ class Pulled:
     live_workers: int
     shard_samples: tuple[int, ...] = ()
     push_seconds: float = 0.0
-    """From the first to the last byte sent."""
+    """The time in which the requests were sent."""
     pull_seconds: float = 0.0
-    """From then to the last byte received; includes the servers' work."""
+    """The rest, to the last byte received; includes the servers' work, unless more was sent meanwhile."""
     journals: tuple[Journal, ...] = ()
     """The pushes since each shard's last snapshot; in the answer to a push, only those after its base version."""
     stopped: int = 0

@@ -60,6 +60,21 @@ def test_partial_pushes_of_forgotten_incarnations_stay_counted():
         assert loaded.count([one, other], set()) == counted
 
 
+def test_push_that_arrived_everywhere_is_not_partial_when_its_incarnation_is_forgotten():
+    one, other, partial = contents([(0, 0, 1)]), contents([]), Partial()
+    partial.learn([Entry(1, 0, 0, 1, 1, 0, -1, 4, 6)])
+    assert partial.count([one, other], {(0, 0)}) == ([], True)
+    partial.published([one, other])  # it was in flight while the snapshot was taken
+    other.add((0, 0, 1))
+    assert partial.count([one, other], {(0, 0)}) == ([], False)
+    for shard in (one, other):
+        shard.add((0, KEPT_INCARNATIONS, 1))
+    assert partial.count([one, other], set()) == ([], False)
+    assert partial.dump([one, other])["forGood"] == []
+    partial.published([one, other])
+    assert partial.count([one, other], set()) == ([], False)
+
+
 @given(shards)
 def test_partial_samples_of_another_run_stay_partial(held):
     found = [contents(one) for one in held]

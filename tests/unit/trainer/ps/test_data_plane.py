@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.pool import PiecePool
+from shoal_trainer.ps.shard_client import ShardClient
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
@@ -92,26 +94,68 @@ def test_workers_share_the_memory_of_one_message(credentials: Credentials, shard
 
 
 @pytest.mark.usefixtures("one_message")
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_server_lost_during_a_large_push_leaves_the_buffer_alone_afterwards(
-    credentials: Credentials, lost: int, monkeypatch: pytest.MonkeyPatch
+def test_answers_of_large_pushes_are_read_while_the_next_request_is_sent(
+    credentials: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(credentials).serve(3)
-    client, out = cluster.client(), aligned(N)
+    client, out, events = cluster.client(), aligned(N), []
+    send, receive = ShardClient.send, ShardClient.receive
+    being_read = [threading.Event() for _ in range(3)]
+
+    def sends(shard: ShardClient, *arguments: Any) -> None:
+        if shard.index:
+            assert being_read[shard.index - 1].wait(20)
+        send(shard, *arguments)
+        events.append(("sent", shard.index))
+
+    def receives(shard: ShardClient, *arguments: Any) -> Any:
+        being_read[shard.index].set()
+        answer = receive(shard, *arguments)
+        events.append(("read", shard.index))
+        return answer
+
     client.hello(MODEL)
     client.initialize(flat(0.0))
     pulled = client.pull(out)
-    push = cluster.stores[lost].push
+    monkeypatch.setattr(ShardClient, "send", sends)
+    monkeypatch.setattr(ShardClient, "receive", receives)
+    client.push_pull(flat(1.0), out, Push(1, 1, pulled.versions))
+    order = [events.index((what, index)) for index in range(3) for what in ("sent", "read")]
+    sent, read = order[::2], order[1::2]
+    assert sent == sorted(sent)
+    assert read == sorted(read)
+    assert read[0] < sent[2], "more than one answer was unread"
+    cluster.close()
 
-    def die(*arguments: Any, **more: Any) -> Any:
-        cluster.servers[lost].close()
-        return push(*arguments, **more)
 
-    monkeypatch.setattr(cluster.stores[lost], "push", die)
-    with pytest.raises(Unreachable):
+@pytest.mark.usefixtures("one_message")
+@pytest.mark.parametrize("reason", [Unreachable, Fenced, UserError])
+def test_failed_push_leaves_the_buffer_alone_and_gives_the_reason(
+    credentials: Credentials, reason: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(credentials).serve(3)
+    client, out, read = cluster.client(), aligned(N), threading.Event()
+    client.hello(MODEL)
+    client.initialize(flat(0.0))
+    pulled = client.pull(out)
+    send = ShardClient.send
+
+    def fails(shard: ShardClient, *arguments: Any) -> None:
+        if shard.index:
+            raise Unreachable("the server closed the connection")
+        send(shard, *arguments)
+
+    def receives(shard: ShardClient, *arguments: Any) -> Any:
+        until(lambda: shard._link is None)  # the failed push has closed all connections
+        out[:] = 7
+        read.set()
+        raise reason("the first server's reason")
+
+    monkeypatch.setattr(ShardClient, "send", fails)
+    monkeypatch.setattr(ShardClient, "receive", receives)
+    with pytest.raises(reason, match="server"):
         client.push_pull(flat(1.0), out, Push(1, 1, pulled.versions))
-    assert client._reader._work_queue.empty()
-    client._reader.submit(lambda: None).result(10)  # the reader is idle
+    assert read.is_set()
     cluster.close()
 
 
