@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -285,8 +285,7 @@ class PSClient:
             return [answer.result() for answer in reading]
         except BaseException:
             self.close()
-            wait(reading)  # they write to the caller's buffer
-            for answer in reading:
+            for answer in reading:  # wait for them, because they write to the caller's buffer
                 if isinstance(reason := answer.exception(), (Fenced, UserError)):
                     raise reason from None  # why the server closed the connection during `send`
             raise
