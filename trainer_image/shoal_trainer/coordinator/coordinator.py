@@ -60,6 +60,8 @@ class Coordinator(Record):
         self._task_counter = 0
         self.compare_soon: Callable[[], None] = lambda: None
         """Makes another thread compare the shards (`count_partial`)."""
+        self.snapshot_soon: Callable[[], None] = lambda: None
+        """Makes another thread take a snapshot: a shard lost during the final tasks would change the model."""
         shard.on_applied = self.applied
         shard.on_ready = self.ready
 
@@ -393,7 +395,8 @@ class Coordinator(Record):
         last = max(0, self.ledger.completed - (0 if begun else 1))
         if begun and self.tasks.evaluated <= last and not self.tasks.exported:
             self._end_epoch(last)
-        self.tasks.export(last)
+        if self.tasks.export(last):
+            self.snapshot_soon()
 
 
 def _holds(member: Member, lease: Lease) -> bool:

@@ -81,6 +81,7 @@ class CoordinatorService:
             config.snapshot,
             fenced=fenced,
         )
+        self.coordinator.snapshot_soon = self.snapshotter.schedule
         self._rollback = Rollback(
             shard, others(ROLL_BACK_SECONDS), self.coordinator, store, self.snapshotter, fenced=fenced
         )

@@ -24,6 +24,9 @@ from shoal_trainer.snapshot.store import SnapshotStore
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS = 5.0
+"""After a scheduled snapshot that failed."""
+
 
 def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) -> ShardFile:
     """Another shard's part of a snapshot. `Unreachable` before it has parameters of the requested generation."""
@@ -43,7 +46,10 @@ def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) 
 
 
 class Snapshotter:
-    """Snapshots of all shards, every `policy.every_seconds`. Calls `fenced` when a newer epoch has published."""
+    """Takes snapshots of all shards, when scheduled and every `policy.every_seconds`.
+
+    Calls `fenced` when a newer epoch has published.
+    """
 
     def __init__(
         self,
@@ -62,7 +68,7 @@ class Snapshotter:
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
         self._fenced, self._wall, self._executor = fenced, wall, executor
-        self._stop = threading.Event()
+        self._stop, self._due = threading.Event(), threading.Event()
         self.taking = threading.Lock()
         """Held while a manifest is written."""
         self._version = -1
@@ -78,6 +84,11 @@ class Snapshotter:
     def stop(self) -> None:
         """Stop the thread; `take` still works."""
         self._stop.set()
+        self._due.set()
+
+    def schedule(self) -> None:
+        """Take a snapshot soon, ahead of the next interval."""
+        self._due.set()
 
     def take(self) -> Manifest | None:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
@@ -128,9 +139,15 @@ class Snapshotter:
             return (own, *(part.result() for part in parts))
 
     def _run(self) -> None:
-        while not self._stop.wait(self._policy.every_seconds):
+        pause: float = self._policy.every_seconds
+        while True:
+            scheduled = self._due.wait(pause)
+            self._due.clear()
+            if self._stop.is_set():
+                return
             try:
                 self.take()
+                pause = self._policy.every_seconds
             except Fenced as error:
                 self._fenced(error)
                 return
@@ -138,6 +155,8 @@ class Snapshotter:
                 if str(error) != self._logged:
                     log.warning("no snapshot could be taken, training goes on: %s", error)
                 self._logged = str(error)
+                if scheduled:
+                    pause = min(pause, RETRY_SECONDS)
             except Exception:
                 log.exception("no snapshot could be taken, training goes on")
             else:

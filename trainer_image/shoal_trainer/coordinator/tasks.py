@@ -48,10 +48,12 @@ class Tasks:
         if callbacks:
             self.queue.append(Task("callbacks", epoch))
 
-    def export(self, epoch: int) -> None:
-        """Queue the export, unless it is queued or done."""
-        if not self.exported and not any(task.kind == "export" for task in self.queue):
-            self.queue.append(Task("export", epoch))
+    def export(self, epoch: int) -> bool:
+        """Queue the export, unless it is queued or done; returns whether it was queued."""
+        if self.exported or any(task.kind == "export" for task in self.queue):
+            return False
+        self.queue.append(Task("export", epoch))
+        return True
 
     @property
     def lagging(self) -> bool:

@@ -38,9 +38,12 @@ class Recovery:
         self._requested: set[int] = set()
 
     def restored(self, slots: Iterable[int] | None) -> None:
-        """The shard has a snapshot, taken with the workers of `slots`; None: a snapshot of another run."""
+        """The shard has a snapshot. `slots`: the workers that had pushed; None: a snapshot of another run.
+
+        A snapshot from before the first push names no worker; all may have newer copies.
+        """
         self.has_parameters = True
-        self._expected = None if slots is None else set(slots)
+        self._expected = set(slots or ()) or None
         if self._expected and self._deadline is None:
             pause = longest_pause(len(self._expected)) * (1 + JITTER)
             self._seconds = max(self._seconds, pause + MARGIN)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy
+from shoal_trainer.coordinator import snapshotter as snapshotter_module
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
@@ -17,6 +18,7 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
+from tests.unit.trainer.ps.cluster import until
 
 SECONDS = 20
 SIZE = 8192
@@ -270,3 +272,18 @@ def test_snapshots_beyond_retain_are_removed(bench):
         bench.push()
         bench.snapshotter.take()
     assert [manifest.number for manifest in bench.store.manifests()] == [5, 4]
+
+
+def test_scheduled_snapshot_is_taken_at_once_and_again_until_it_succeeds(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshotter_module, "RETRY_SECONDS", 0.01)
+    bench = Bench(tmp_path / "run", policy=SnapshotPolicy(every_seconds=3600, retain=2)).begin()
+    bench.snapshotter.start()
+    bench.push()
+    bench.disk.error = OSError(errno.EIO, "the disk cannot")
+    bench.snapshotter.schedule()
+    bench.disk.wait_refused(2)
+    assert bench.store.latest() is None
+    bench.disk.error = None
+    until(lambda: bench.store.latest() is not None)
+    assert bench.store.latest().shards[0].version == 1
+    bench.snapshotter.stop()

@@ -98,3 +98,15 @@ def test_void_forgets_the_leases_of_that_term_only(term, left):
     leases.void(term)
     assert len(leases.held()) == left
     assert leases.token((term, term)) is None
+
+
+@pytest.mark.parametrize("stop", [StopAfter(epochs=1), StopAfter(steps=2)])
+def test_snapshot_is_taken_before_the_final_tasks(stop):
+    """A shard that is lost between the final evaluation and the export returns with what was evaluated."""
+    bench, versions = Bench(stop, 1, size=8, validation=True), []
+    bench.coordinator.snapshot_soon = lambda: versions.append(bench.shard.version)
+    while bench.ask(0) == "data":
+        assert not versions
+        bench.push(0)
+    bench.coordinator.tick()
+    assert versions == [4 if stop.epochs else 2]

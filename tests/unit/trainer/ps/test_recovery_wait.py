@@ -27,6 +27,21 @@ def test_connection_without_hello_leaves_the_worker_expected():
     assert new.state is State.RECOVERING
 
 
+def test_snapshot_from_before_the_first_push_yields_to_a_workers_copy():
+    old = ShardStore(0, 1, 0)
+    old.hello(0, 0, MODEL)
+    old.initialize(aligned(8))
+    new = ShardStore(0, 1, 1)
+    new.restore(old.copy())
+    io = aligned(8)
+    old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
+    answer = old.pull(0, io)
+    assert new.hello(1, 0, MODEL).recovering
+    assert new.hello(0, 0, MODEL, copy_version=1).wants_copy
+    new.offer(0, 0, answer.version, answer.meta, io)
+    assert new.version == 1
+
+
 def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
     recovery = Recovery(1.0)
     recovery.restored({0})

@@ -82,6 +82,7 @@ class Server:
             self.shard.restore(found[1])
         if begun is not None:
             self.shard.restore(begun[1], other_run=True)
+        self.snapshot_due = False
         self.reported = not self.shard.follows and found is None
         """Whether the coordinator has reconciled this incarnation."""
         if index == 0:
@@ -96,6 +97,7 @@ class Server:
         others = [RemoteShard(world, other) for other in range(1, world.shards)]
         self.reconciler = Reconciler(self.shard, others, self.coordinator, clock=world.clock)
         self.coordinator.compare_soon = self.compare_soon
+        self.coordinator.snapshot_soon = self.snapshot_soon
         self.snapshotter = Snapshotter(
             self.shard, others, self.coordinator, self.reconciler, self.store,
             SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,
@@ -114,6 +116,10 @@ class Server:
     def compare_soon(self):
         """Reconcile the shards in the next turn."""
         self.reported = False
+
+    def snapshot_soon(self):
+        """Take a snapshot in the next turn."""
+        self.snapshot_due = True
 
     def fenced(self, error):
         """A newer incarnation has claimed the shard."""

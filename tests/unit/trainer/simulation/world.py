@@ -177,6 +177,10 @@ class World:
             if server is not None and server.shard.generation < self.server.shard.generation:
                 with contextlib.suppress(Unreachable):
                     server.roll_back(self.server.shard.generation)
+        if self.server.snapshot_due and not self.server.snapshotter.taking.locked():
+            with contextlib.suppress(Unreachable):
+                self.server.snapshotter.take()
+                self.server.snapshot_due = False
         for server in self.servers:
             if server is not None and not server.reported and server.shard.state is State.READY:
                 with contextlib.suppress(Unreachable):
