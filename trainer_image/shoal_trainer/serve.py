@@ -179,6 +179,7 @@ class ParameterServer:
                 self._marker.touch()
 
     def _ended(self, message: TerminationMessage) -> int:
+        self._final_snapshot()  # another run may start from it
         write_termination(message)
         self._marker.unlink(missing_ok=True)
         log.info("the job has ended: %s: %s", message.outcome.value, message.message)

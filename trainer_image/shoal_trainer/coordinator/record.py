@@ -118,8 +118,8 @@ class Record:
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
         """Start from a manifest's `ledger`, before any worker joins, and gather the surviving workers.
 
-        `other_run`: the manifest is another run's, none of whose workers survive. Its leases and its reason to stop are
-        dropped.
+        `other_run`: the manifest is another run's, none of whose workers survive. Its leases, its reason to stop, and
+        its export are dropped.
         """
         with self._lock:
             if not other_run:
@@ -134,6 +134,7 @@ class Record:
             if other_run:
                 self.ledger.release(lambda _: True)
                 self.stopping = ""
+                self.tasks.queue = [task for task in self.tasks.queue if task.kind != "export"]
                 return
             self._expected = {slot for slot, _ in self.shard.applied}
             self._expected |= {lease.slot for lease in self.ledger.leases.values()}

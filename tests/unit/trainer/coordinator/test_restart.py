@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_trainer.contract import StopAfter
-from shoal_trainer.coordinator.protocol import Join
+from shoal_trainer.coordinator.protocol import Join, TaskDone
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import AnswerMeta
@@ -85,6 +85,26 @@ def test_new_run_drops_leases_and_stop_reason_of_the_old_run():
     second.join(0)
     assert second.train(0).task == "export"
     assert second.coordinator.ledger.completed == 2
+
+
+def test_run_that_continues_a_finished_one_trains_before_it_exports():
+    """The snapshot at the end of training contains the queue of final tasks."""
+    first, second = Bench(validation=True), Bench(boot=2, stop=StopAfter(epochs=2), validation=True)
+    first.join(0)
+    assert first.train(0).task == "evaluate"
+    assert [task.kind for task in first.coordinator.tasks.queue] == ["evaluate", "export"]
+    second.shard.restore(first.shard.copy(), other_run=True)
+    second.coordinator.load(first.coordinator.dump(), other_run=True)
+    second.join(0)
+    second.now += 10.0  # it waits for copies
+    work, tasks = second.train(0), []
+    while work.kind == "task":
+        tasks.append((work.task, work.epoch, second.coordinator.ledger.completed))
+        second.coordinator.task_done(
+            TaskDone(slot=0, incarnation=0, token=work.token, metrics={"val_loss": 0.5})
+        )
+        work = second.train(0)
+    assert tasks == [("evaluate", 0, 1), ("evaluate", 1, 2), ("export", 1, 2)]
 
 
 def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
