@@ -56,6 +56,8 @@ from shoal_trainer.termination import write_termination
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+SETTLE_SECONDS = 30.0
+"""How long the end of the job waits for the snapshot of the end of training, from which another run may start."""
 TICK_SECONDS = 0.25
 LINGER_SECONDS = 10.0
 """How long workers can still learn that the job has ended."""
@@ -179,7 +181,8 @@ class ParameterServer:
                 self._marker.touch()
 
     def _ended(self, message: TerminationMessage) -> int:
-        self._final_snapshot()  # another run may start from it
+        if self.service is not None and not self.service.snapshotter.settled(SETTLE_SECONDS):
+            log.warning("the last snapshot of this run is from before the end of training")
         write_termination(message)
         self._marker.unlink(missing_ok=True)
         log.info("the job has ended: %s: %s", message.outcome.value, message.message)

@@ -118,8 +118,8 @@ class Record:
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
         """Start from a manifest's `ledger`, before any worker joins, and gather the surviving workers.
 
-        `other_run`: the manifest is another run's, none of whose workers survive. Its leases, its reason to stop, and
-        its export are dropped.
+        `other_run`: the manifest is another run's, none of whose workers survive. Its leases, its reason to stop, its
+        export, and the tasks of an epoch that it did not complete are dropped.
         """
         with self._lock:
             if not other_run:
@@ -134,10 +134,11 @@ class Record:
             if other_run:
                 self.ledger.release(lambda _: True)
                 self.stopping = ""
-                self.tasks.queue = [task for task in self.tasks.queue if task.kind != "export"]
+                self.tasks.resume_after(self.ledger.completed)
                 return
             self._expected = {slot for slot, _ in self.shard.applied}
             self._expected |= {lease.slot for lease in self.ledger.leases.values()}
+            self._expected = self._expected or None  # a snapshot from before the first lease names no worker
 
     def rewind(self, saved: dict[str, Any]) -> None:
         """Roll back to a saved record. Call it inside the shard's lock, with the parameters.

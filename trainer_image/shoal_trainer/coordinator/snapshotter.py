@@ -25,7 +25,7 @@ from shoal_trainer.snapshot.store import SnapshotStore
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
-"""After a scheduled snapshot that failed."""
+"""After the first failure of a scheduled snapshot; doubled after each further one."""
 
 
 def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) -> ShardFile:
@@ -68,10 +68,12 @@ class Snapshotter:
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
         self._fenced, self._wall, self._executor = fenced, wall, executor
-        self._stop, self._due = threading.Event(), threading.Event()
+        self._stop, self._wake, self._settled = threading.Event(), threading.Event(), threading.Event()
+        self._settled.set()
         self.taking = threading.Lock()
         """Held while a manifest is written."""
-        self._version = -1
+        self._state = (-1, False)
+        """The version of the last snapshot, and whether training had ended."""
         self._published = 0
         self._logged = ""
         self.last: Manifest | None = None
@@ -84,18 +86,25 @@ class Snapshotter:
     def stop(self) -> None:
         """Stop the thread; `take` still works."""
         self._stop.set()
-        self._due.set()
+        self._wake.set()
 
     def schedule(self) -> None:
-        """Take a snapshot soon, ahead of the next interval."""
-        self._due.set()
+        """Take a snapshot soon, ahead of the next interval, and try again until it succeeds."""
+        self._settled.clear()
+        self._wake.set()
+
+    def settled(self, timeout: float) -> bool:
+        """Wait until scheduled snapshots are published; False if they are not after `timeout` seconds."""
+        return self._settled.wait(timeout)
 
     def take(self) -> Manifest | None:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
         with self.taking:
             with self._shard.lock:
                 copy = self._shard.copy()
-                if copy is None or copy.version == self._version or self._coordinator.data_unknown:
+                if copy is None or self._coordinator.data_unknown:
+                    return None
+                if (state := (copy.version, self._coordinator.tasks.ending)) == self._state:
                     return None
                 ledger = self._coordinator.dump()
             number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
@@ -119,13 +128,13 @@ class Snapshotter:
             with self._shard.lock:
                 self._shard.journal.published(copy.version)
             self._reconciler.published(pushes)
-            self._version, self._published = copy.version, number
+            self._state, self._published = state, number
             self._store.prune(self._policy.retain)
             return self.last
 
     def set_latest(self, manifest: Manifest, version: int) -> None:
         """The job was rolled back to this snapshot, and this version of shard 0. Call it while holding `taking`."""
-        self.last, self._version = manifest, version
+        self.last, self._state = manifest, (version, False)
 
     def _write(self, number: int, copy: ShardCopy) -> tuple[ShardFile, ...]:
         epoch = self._shard.epoch
@@ -139,27 +148,37 @@ class Snapshotter:
             return (own, *(part.result() for part in parts))
 
     def _run(self) -> None:
-        pause: float = self._policy.every_seconds
-        while True:
-            scheduled = self._due.wait(pause)
-            self._due.clear()
+        every = pause = float(self._policy.every_seconds)
+        while not self._stop.is_set():
+            self._wake.wait(pause)
+            self._wake.clear()
             if self._stop.is_set():
                 return
-            try:
-                self.take()
-                pause = self._policy.every_seconds
-            except Fenced as error:
-                self._fenced(error)
-                return
-            except (TrainerError, OSError) as error:
-                if str(error) != self._logged:
-                    log.warning("no snapshot could be taken, training goes on: %s", error)
-                self._logged = str(error)
-                if scheduled:
-                    pause = min(pause, RETRY_SECONDS)
-            except Exception:
-                log.exception("no snapshot could be taken, training goes on")
-            else:
-                if self._logged:
-                    log.warning("snapshots can be taken again")
-                self._logged = ""
+            urgent = not self._settled.is_set()
+            if self._try():
+                pause = every
+                if urgent:
+                    self._settled.set()
+            elif urgent:
+                pause = min(every, 2 * pause if pause < every else RETRY_SECONDS)
+
+    def _try(self) -> bool:
+        """Take a snapshot; returns whether the newest one is up to date. Stops the thread if another server follows."""
+        try:
+            self.take()
+        except Fenced as error:
+            self._fenced(error)
+            self._stop.set()
+            return False
+        except (TrainerError, OSError) as error:
+            if str(error) != self._logged:
+                log.warning("no snapshot could be taken, training goes on: %s", error)
+            self._logged = str(error)
+            return False
+        except Exception:
+            log.exception("no snapshot could be taken, training goes on")
+            return False
+        if self._logged:
+            log.warning("snapshots can be taken again")
+        self._logged = ""
+        return True

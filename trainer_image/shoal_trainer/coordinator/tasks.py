@@ -50,7 +50,7 @@ class Tasks:
 
     def export(self, epoch: int) -> bool:
         """Queue the export, unless it is queued or done; returns whether it was queued."""
-        if self.exported or any(task.kind == "export" for task in self.queue):
+        if self.ending:
             return False
         self.queue.append(Task("export", epoch))
         return True
@@ -84,6 +84,17 @@ class Tasks:
         self.history[task.epoch].update(metrics)
         self.exported = self.exported or task.kind == "export"
         return task
+
+    def resume_after(self, epochs: int) -> None:
+        """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
+        self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
+        self.evaluated = min(self.evaluated, epochs)
+        del self.history[epochs:]
+
+    @property
+    def ending(self) -> bool:
+        """Whether the export is queued or done."""
+        return self.exported or any(task.kind == "export" for task in self.queue)
 
     def release(self, slot: int, incarnation: int) -> None:
         """Release the tasks of this worker."""

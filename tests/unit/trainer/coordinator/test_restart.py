@@ -6,6 +6,7 @@ from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.protocol import Join, TaskDone
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.shard import State
 from shoal_trainer.wire.messages import AnswerMeta
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 
@@ -105,6 +106,33 @@ def test_run_that_continues_a_finished_one_trains_before_it_exports():
         )
         work = second.train(0)
     assert tasks == [("evaluate", 0, 1), ("evaluate", 1, 2), ("export", 1, 2)]
+
+
+def test_run_that_continues_within_an_epoch_evaluates_it_at_its_end():
+    first = Bench(stop=StopAfter(steps=2), validation=True)
+    second = Bench(boot=2, stop=StopAfter(steps=3), validation=True)
+    first.join(0)
+    assert first.train(0).task == "evaluate"
+    assert first.coordinator.ledger.completed == 0
+    second.shard.restore(first.shard.copy(), other_run=True)
+    second.coordinator.load(first.coordinator.dump(), other_run=True)
+    second.join(0)
+    second.now += 10.0
+    work = second.train(0)
+    assert (work.task, work.epoch, second.coordinator.counters.steps) == ("evaluate", 0, 3)
+
+
+def test_coordinator_restored_from_before_the_first_lease_waits_for_workers():
+    old, new = Bench(), Bench(boot=2, epoch=1)
+    old.join(0)
+    new.shard.restore(old.shard.copy())
+    new.coordinator.load(old.coordinator.dump())
+    new.join(1)
+    new.now += 1.0
+    assert new.shard.state is State.READY
+    assert new.ask(1).kind == "idle"  # another worker may hold leases
+    new.now += 10.0
+    assert new.ask(1).kind == "data"
 
 
 def test_replacement_of_new_run_before_first_snapshot_adopts_copies():

@@ -10,6 +10,7 @@ import pytest
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer.coordinator import snapshotter as snapshotter_module
 from shoal_trainer.coordinator.snapshotter import Snapshotter
+from shoal_trainer.coordinator.tasks import Tasks
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
@@ -18,7 +19,6 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
-from tests.unit.trainer.ps.cluster import until
 
 SECONDS = 20
 SIZE = 8192
@@ -34,7 +34,7 @@ class Ledger:
     data_unknown = False
 
     def __init__(self, shard):
-        self.shard = shard
+        self.shard, self.tasks = shard, Tasks()
 
     def dump(self):
         return {"version": self.shard.version}
@@ -282,8 +282,19 @@ def test_scheduled_snapshot_is_taken_at_once_and_again_until_it_succeeds(tmp_pat
     bench.disk.error = OSError(errno.EIO, "the disk cannot")
     bench.snapshotter.schedule()
     bench.disk.wait_refused(2)
+    assert not bench.snapshotter.settled(0)
     assert bench.store.latest() is None
     bench.disk.error = None
-    until(lambda: bench.store.latest() is not None)
+    assert bench.snapshotter.settled(20)
     assert bench.store.latest().shards[0].version == 1
     bench.snapshotter.stop()
+
+
+def test_snapshot_of_the_end_replaces_one_of_the_same_version(tmp_path):
+    """The earlier one has leases, but neither the reason to stop nor the final tasks."""
+    bench = Bench(tmp_path / "run").begin()
+    bench.push()
+    assert bench.snapshotter.take() is not None
+    bench.snapshotter._coordinator.tasks.export(0)
+    assert bench.snapshotter.take() is not None
+    assert bench.snapshotter.take() is None

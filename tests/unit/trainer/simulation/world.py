@@ -124,7 +124,7 @@ class World:
                 self.servers[index] = Server(self, index, self.epochs[index] + 1)
             shard = self.servers[index].shard
             if shard.state is not State.READY:  # no worker is left to initialize it
-                shard.hello(0, 99, self.model)
+                shard.hello(0, 1_000_000, self.model)
                 self.now += 10.0
                 if shard.state is State.EMPTY:
                     shard.initialize(aligned(shard.size))
