@@ -59,9 +59,8 @@ class Coordinator(Record):
         self._wall = wall
         self._task_counter = 0
         self.compare_soon: Callable[[], None] = lambda: None
-        """Makes another thread compare the shards (`count_partial`)."""
         self.snapshot_soon: Callable[[], None] = lambda: None
-        """Makes another thread take a snapshot: a shard lost during the final tasks would change the model."""
+        """Make another thread compare the shards (`count_partial`), or take a snapshot."""
         shard.on_applied = self.applied
         shard.on_ready = self.ready
 
@@ -206,8 +205,7 @@ class Coordinator(Record):
             present = {(member.slot, member.incarnation) for member in self.members.present()}
             marks, in_flight = self.partial.count(shards, present, at_end=at_end)
             self.counters.partial = sum(mark.stop - mark.start for mark in marks)
-            ranges = ((m.epoch, r) for m in marks for r in self.ledger.range_of(Segment(*m)))
-            self.counters.partial_ranges = set(ranges)
+            self.counters.partial_ranges = self.ledger.ranges_of(Segment(*mark) for mark in marks)
             if shards[0].spans() == self.shard.contents.spans():
                 self._last_pushes.compared(in_flight=in_flight)
             return in_flight
@@ -304,8 +302,7 @@ class Coordinator(Record):
 
     def _still_holds(self, member: Member) -> bool:
         """Whether this worker still holds its last assignment."""
-        assignment = member.assignment
-        if assignment is None or self.ledger is None:
+        if (assignment := member.assignment) is None or self.ledger is None:
             return False
         if assignment.lease is not None:
             lease = self.ledger.leases.get(assignment.lease.token)
@@ -396,7 +393,7 @@ class Coordinator(Record):
         if begun and self.tasks.evaluated <= last and not self.tasks.exported:
             self._end_epoch(last)
         if self.tasks.export(last):
-            self.snapshot_soon()
+            self.snapshot_soon()  # a shard that is lost during these tasks would change the model
 
 
 def _holds(member: Member, lease: Lease) -> bool:

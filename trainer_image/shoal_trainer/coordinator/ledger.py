@@ -218,13 +218,15 @@ class Ledger:
         """The number of ranges in an epoch."""
         return self.files if self.size is None else -(-self.size // self.range_size)
 
-    def range_of(self, segment: Segment) -> range:
-        """The numbers of the ranges that a segment overlaps."""
-        if segment.file >= 0 or segment.stop is None:
-            return range(max(0, segment.file), max(0, segment.file) + 1)
-        return range(
-            segment.start // self.range_size, max(segment.start, segment.stop - 1) // self.range_size + 1
-        )
+    def ranges_of(self, segments: Iterable[Segment]) -> set[tuple[int, int]]:
+        """(epoch, number) of each range that the segments overlap."""
+        found = set()
+        for epoch, file, start, stop in segments:
+            first, last = max(0, file), max(0, file)
+            if file < 0 and stop is not None:
+                first, last = start // self.range_size, max(start, stop - 1) // self.range_size
+            found |= {(epoch, number) for number in range(first, last + 1)}
+        return found
 
     def visiting(self, epoch: int) -> list[Segment]:
         """All segments of an epoch in the order in which they are granted."""

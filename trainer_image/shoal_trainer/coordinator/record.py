@@ -258,4 +258,4 @@ class Record:
         assert self.ledger is not None
         for repeated in self.ledger.apply(Segment(part.epoch, part.file, part.start, part.stop)):
             self.counters.repeated += (repeated.stop or repeated.start) - repeated.start
-            self.counters.repeated_ranges |= {(repeated.epoch, r) for r in self.ledger.range_of(repeated)}
+            self.counters.repeated_ranges |= self.ledger.ranges_of([repeated])
