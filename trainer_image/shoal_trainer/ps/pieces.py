@@ -16,7 +16,6 @@ class Pieces:
     def __init__(self, arrays: Sequence[Buffer]) -> None:
         self.arrays = arrays
         self.size = sum(array.size for array in arrays)
-        self.nbytes = sum(array.nbytes for array in arrays)
         self.shape = (self.size,)
         self._length = arrays[0].size if arrays else 1
 

@@ -160,8 +160,8 @@ class PiecePool:
         free, size = self._free[loan.piece_bytes], loan.piece_bytes
         if free:
             return free.pop()
-        self._drop(self._most(loan) - size)
-        if self.made > self._most(loan) - size:
+        self._drop(limit := self._most(loan) - size)
+        if self.made > limit:
             return None
         try:
             piece = _allocate(size)
