@@ -5,9 +5,8 @@ The plot is docs/benchmarks/scale.png. Its limit is a bare hot socket both ways,
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,10 +16,9 @@ from typing import NamedTuple
 
 from benchmarks.harness import Measurement, summary
 from benchmarks.wire_peers import hot_rate
-from shoal_trainer.contract import Shard
+from shoal_trainer.local import LocalJob, LocalRun
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
-from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
 
 SIZES = {"1 M": 1_000_000, "25.6 M": 25_600_000, "100 M": 100_000_000, "500 M": 500_000_000}
@@ -42,18 +40,8 @@ CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 SMALL = 1_730_000
 BF16 = 2
 PLOT = Path("docs/benchmarks/scale.png")
-SERVER = """
-import sys
-sys.modules["scipy"] = None  # numba loads scipy if installed; the image of the parameter server has none
-from shoal_trainer.contract import Role
-from shoal_trainer.ps.server import DataServer
-from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.security import Credentials
-server = DataServer(ShardStore(0, 1, 0), "bench", Credentials.load(sys.argv[1]), host="127.0.0.1")
-server.start()
-print(server.port, flush=True)
-sys.stdin.readline()
-"""
+NEVER = 1_000_000
+"""Seconds between snapshots: each holds a second copy of the shard while it is written."""
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
@@ -121,25 +109,26 @@ def plot(
 
 
 class _Server:
-    """The data plane of a parameter server in a separate process."""
+    """Parameter server 0 of a job without workers, as `shoal-trainer run` starts it."""
 
     def __enter__(self) -> _Server:
-        self._folder = tempfile.TemporaryDirectory()
-        self._credentials: Credentials = create_secret_dir(Path(self._folder.name) / "secret")
-        command = [sys.executable, "-c", SERVER, str(Path(self._folder.name) / "secret")]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self._shard = Shard(host="127.0.0.1", data_port=int(self._process.stdout.readline()))
+        with contextlib.ExitStack() as stack:
+            storage = stack.enter_context(tempfile.TemporaryDirectory())
+            job = LocalJob("none", workers=0, storage_uri=f"file://{storage}", snapshot_seconds=NEVER)
+            self._run = stack.enter_context(LocalRun(job))
+            while self._run.status() is None:
+                if self._run.poll() is not None or self._run.failures:
+                    raise RuntimeError(f"the parameter server has failed; its log is in {self._run.logs}")
+                time.sleep(0.05)
+            self._stack = stack.pop_all()
         self._next_slot = 0
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
+        self._stack.close()
 
     def anonymous_bytes(self) -> int:
-        text = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
+        text = Path(f"/proc/{self._run.processes[0].popen.pid}/smaps_rollup").read_text()
         return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Anonymous"))
 
     def push(self, size: int, *, clients: int, pushes: int, optimizer: str = "momentum") -> float:
@@ -151,8 +140,8 @@ class _Server:
         ready, times = threading.Barrier(clients), []
 
         def client(number: int) -> None:
-            identity = WorkerIdentity("bench", first + number, 0)
-            peer = PSClient((self._shard,), identity, self._credentials, dtype="bf16")
+            identity = WorkerIdentity(self._run.identity.uid, first + number, 0)
+            peer = PSClient(self._run.shards, identity, self._run.credentials, dtype="bf16")
             if not peer.hello(spec).initialized:
                 peer.initialize(aligned(size))
             pulled = peer.pull(out[number])

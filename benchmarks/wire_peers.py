@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from shoal_trainer.contract import Shard
-from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned, octets
 from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
@@ -100,8 +100,7 @@ def work(
     size: int, secret: str, port: int, slot: int, dtype: str, host: str = "127.0.0.1", tls: bool = False
 ) -> None:
     """A worker without a model: on {"seconds": s} it pushes and pulls that long and prints the count."""
-    for _ in kernels.compile_all():
-        pass
+    load_kernels()
     identity = WorkerIdentity(JOB, slot, 0)
     shards = [Shard(host=host, data_port=port)]
     client = PSClient(shards, identity, Credentials.load(secret), dtype=dtype, tls=tls)  # type: ignore[arg-type]

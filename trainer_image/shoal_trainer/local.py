@@ -111,16 +111,15 @@ class LocalRun:
         self._clock = clock
         self._random = random.Random(job.seed)
         self._folder = Path(tempfile.mkdtemp(prefix="shoal-run-"))
-        self._credentials: Credentials | None = None
-        self._shards: tuple[Shard, ...] = ()
+        self.credentials: Credentials = create_secret_dir(self._folder / "secret")
+        self.shards: tuple[Shard, ...] = ()
         self._next_kill = float("inf")
 
     def __enter__(self) -> LocalRun:
-        self._credentials = create_secret_dir(self._folder / "secret")
         (self._folder / "tmp").mkdir()
         with _free_ports(2 * self.job.parameter_servers) as ports:
             pairs = zip(ports[::2], ports[1::2], strict=True)
-            self._shards = tuple(Shard(host="127.0.0.1", data_port=a, control_port=b) for a, b in pairs)
+            self.shards = tuple(Shard(host="127.0.0.1", data_port=a, control_port=b) for a, b in pairs)
         for index in range(self.job.parameter_servers):
             self._start(Role.PS, index, 0)
         for index in range(self.job.workers):
@@ -184,13 +183,12 @@ class LocalRun:
 
     def status(self) -> StatusReport | None:
         """The coordinator's status report; None while it does not answer."""
-        assert self._credentials is not None
-        shard = self._shards[0]
+        shard = self.shards[0]
         connection = http.client.HTTPSConnection(
-            shard.host, shard.control_port, timeout=2, context=self._credentials.client_context()
+            shard.host, shard.control_port, timeout=2, context=self.credentials.client_context()
         )
         try:
-            token = status_token(self._credentials.key)
+            token = status_token(self.credentials.key)
             connection.request("GET", STATUS_PATH, headers={"Authorization": f"Bearer {token}"})
             answer = connection.getresponse()
             return StatusReport.model_validate_json(answer.read()) if answer.status == 200 else None
@@ -252,7 +250,7 @@ class LocalRun:
             role=role,
             index=index,
             incarnation=incarnation,
-            parameter_servers=self._shards,
+            parameter_servers=self.shards,
             entrypoint=job.entrypoint,
             args=job.args,
             batch_size=job.batch_size,

@@ -35,10 +35,10 @@ class Merger:
             self._combined = aligned(w.size)
         self._merged_at = now
         combined = self._combined
-        aa = ad = dd = 0.0
+        sums = np.zeros(3)
         for part, values in parts(io):
-            products = kernels.products(combined[part], values)
-            aa, ad, dd = aa + products[0], ad + products[1], dd + products[2]
+            kernels.products(combined[part], values, sums)
+        aa, ad, dd = sums.tolist()
         weight_a = 1 - ad / (2 * aa) if aa > 0 else 1.0
         weight_d = 1 - ad / (2 * dd) if dd > 0 else 1.0
         weights = np.float32(weight_a), np.float32(weight_d)

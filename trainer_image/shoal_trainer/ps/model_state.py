@@ -12,7 +12,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.merging import Merger
-from shoal_trainer.ps.optimizers import Optimizer, Update, compile_for
+from shoal_trainer.ps.optimizers import Optimizer, Update
 from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 
@@ -112,7 +112,6 @@ class ModelState:
         return non_finite
 
     def _configure(self, spec: ModelSpec, kept: Mapping[str, Vector]) -> None:
-        compile_for(spec.optimizer)
         trainable = max(0, min(self.high, spec.parameters) - self.low)
         self.optimizer = Optimizer(spec.optimizer, self.low, trainable, kept)
         if not self.optimizer.state.keys() <= kept.keys():

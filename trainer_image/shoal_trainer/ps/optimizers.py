@@ -107,16 +107,3 @@ def _segments(config: OptimizerConfig, offset: int, size: int) -> Iterator[tuple
                 position = high
     if position < size:
         yield position, size, True
-
-
-def compile_for(config: OptimizerConfig) -> None:
-    """Load or compile the kernels that `config` uses, so that the first push does not wait for it.
-
-    Only for bf16, the default encoding: loading more kernels would delay the shard's start.
-    """
-    w, io = aligned(1), aligned(1, np.uint16)
-    kernels.encode(w, io)
-    kernels.add(w, io, np.float32(0))
-    if config.name != "delta":
-        plain = config.model_copy(update={"no_decay": ()})
-        Optimizer(plain, 0, 1).apply(w, io, Update(0.0, 1, 1))

@@ -19,6 +19,7 @@ from typing import Any
 from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.buffers import octets
+from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
@@ -105,6 +106,7 @@ class DataServer:
 
     def start(self) -> None:
         """Start accepting connections."""
+        load_kernels()  # without a cache it takes seconds, too long for the first push
         self._acceptor.start()
 
     def close(self) -> None:

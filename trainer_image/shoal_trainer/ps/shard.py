@@ -16,7 +16,6 @@ from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.ps.model_state import ModelState
-from shoal_trainer.ps.optimizers import compile_for
 from shoal_trainer.ps.pieces import Payload
 from shoal_trainer.ps.recovery import Recovery
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, record_push, same_shapes
@@ -98,8 +97,6 @@ class ShardStore(WorkerRegistry):
         `copy_version`: None without a copy. A worker without a copy may repeat this call to read the shard's state; it
         computes no gradient meanwhile. `UserError` if the shard holds another model, `Fenced` for a replaced worker.
         """
-        if self.model is None:
-            compile_for(model.optimizer)  # outside the lock: without a cache it takes seconds
         with self.lock:
             self._members.check(slot, incarnation)
             if self.model is None:

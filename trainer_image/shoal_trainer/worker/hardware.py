@@ -33,7 +33,7 @@ def cores(limit: Path = CPU_MAX) -> int:
 
 def shared_by(processes: int) -> dict[str, str]:
     """The environment that divides the cores among N processes, unless TensorFlow's threads are already set."""
-    return {THREADS_ENV: os.environ.get(THREADS_ENV, str(max(1, cores() // processes)))}
+    return {THREADS_ENV: os.environ.get(THREADS_ENV, str(max(1, cores() // max(1, processes))))}
 
 
 def device_name() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_trainer.ps import kernels
+from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.security import Credentials, create_secret_dir
 from tests.unit.trainer.ps.cluster import Cluster
 
@@ -15,8 +15,7 @@ from tests.unit.trainer.ps.cluster import Cluster
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
     """Compile the kernels once, outside the timeout of any test."""
-    for _ in kernels.compile_all():
-        pass
+    load_kernels()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.kernel_loader import ENCODINGS, KERNELS
 
 F = np.float32
 
@@ -204,7 +206,9 @@ def test_adasum_keeps_equal_deltas_and_adds_orthogonal_ones() -> None:
         w, merged = np.zeros(2, np.float32), np.array([2.0, 0.0], np.float32)
         w += merged
         d = np.array(second, np.float32)
-        aa, ad, dd = kernels.products(merged, d)
+        sums = np.zeros(3)
+        kernels.products(merged, d, sums)
+        aa, ad, dd = sums
         kernels.merge(w, merged, d, F(1 - ad / (2 * aa)), F(1 - ad / (2 * dd)))
         np.testing.assert_allclose(w, expected)
 
@@ -218,27 +222,89 @@ def test_buffers_are_aligned(n: int) -> None:
         assert len(octets(buffer)) == buffer.nbytes
 
 
+@pytest.mark.parametrize("name", sorted(KERNELS))
+@given(data=st.data())
+def test_compiled_code_equals_its_python_source(name: str, data: st.DataObject) -> None:
+    """Bit for bit, for any values; only the sign and payload of NaN may differ."""
+    kernel, n = KERNELS[name], data.draw(st.integers(0, 40))
+    encoding = data.draw(st.sampled_from(ENCODINGS))
+    arguments: list[Any] = []
+    for parameter in kernel.parameters:
+        width = {"float32": np.uint32, "uint16": np.uint16, "float64": np.uint64}[parameter.dtype(encoding)]
+        if parameter.is_result:
+            arguments.append(np.zeros(3))
+        elif parameter.is_array:
+            bits = st.integers(0, int(np.iinfo(width).max))
+            drawn = data.draw(st.lists(bits, min_size=n, max_size=n))
+            arguments.append(np.array(drawn, width).view(parameter.dtype(encoding)))
+        else:
+            arguments.append(F(data.draw(st.floats(-2, 2, width=32))))
+    compiled, plain = ([a.copy() for a in arguments] for _ in range(2))
+    result = kernel(*compiled)
+    with np.errstate(all="ignore"):
+        expected = kernel.rule(n, *plain)
+    assert result == expected
+    for mine, theirs in zip(compiled, plain, strict=True):
+        if mine.dtype == np.uint16:
+            mine, theirs = wide(mine), wide(theirs)  # noqa: PLW2901
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_kernels_refuse_arrays_that_compiled_code_cannot_use() -> None:
+    w, read_only = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    read_only.flags.writeable = False
+    for bad in (np.zeros(7, np.float32), np.zeros(8), np.zeros(16, np.float32)[::2], read_only):
+        with pytest.raises(TypeError, match=r"w: .* of float32 are needed, contiguous and writeable"):
+            kernels.adopt(bad, w)
+    with pytest.raises(TypeError, match=r"buffers have values of float32 or uint16, not of float16"):
+        kernels.adopt(w, w.astype(np.float16))
+    assert kernels.encode(read_only, w)
+
+
+# --- object code --------------------------------------------------------------------------------------------------
+
+USE = """
+import sys, numpy as np
+from shoal_trainer.ps import kernels
+w = np.ones(3, np.float32)
+kernels.sgd(w, np.ones(3, np.float32), 0.25, 0.0)
+print(w.tolist(), "numba" in sys.modules)
+"""
+RESULT = "[0.75, 0.75, 0.75] False"
+
+
+def start(program: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *program],
+        env=os.environ | {"SHOAL_KERNELS": str(folder)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.timeout(300)
-def test_ahead_of_time_compilation_fills_the_cache(tmp_path: Path) -> None:
-    """As in the image build: after compiling for a fixed CPU name, a start with that cache compiles nothing."""
-    environment = os.environ | {
-        "NUMBA_CACHE_DIR": str(tmp_path),
-        "NUMBA_CPU_NAME": "x86-64-v3",
-        "NUMBA_CPU_FEATURES": "",
-    }
-    subprocess.run(
-        [sys.executable, "-m", "shoal_trainer.ps.kernels"], env=environment, check=True, capture_output=True
-    )
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb[ci]")}
-    assert written
-    check = (
-        "from shoal_trainer.ps import kernels as k, optimizers as o\n"
-        "from shoal_trainer.wire.messages import OptimizerConfig as C\n"
-        "o.compile_for(C(momentum=0.9)); o.compile_for(C(name='adam'))\n"
-        "print(sum(sum(f.stats.cache_misses.values()) for f in (k.momentum, k.adam, k.encode, k.add)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "0"
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb[ci]")} == written
+def test_kernels_are_compiled_once_and_read_without_numba(tmp_path: Path) -> None:
+    """As in the image build, for a fixed CPU name; then the folder is read-only."""
+    cpu = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": ""} if platform.machine() == "x86_64" else {}
+    built = start(["-m", "shoal_trainer.ps.kernel_loader"], tmp_path, **cpu)
+    assert built.returncode == 0, built.stderr
+    [code] = tmp_path.glob("*.o")
+    written = code.stat().st_mtime_ns
+    used = start(["-c", USE], tmp_path, **cpu)
+    assert (used.stdout.strip(), used.stderr) == (RESULT, "")
+    assert code.stat().st_mtime_ns == written
+
+    code.write_bytes(code.read_bytes()[:-1])  # a damaged file is replaced
+    assert start(["-c", USE], tmp_path, **cpu).stdout.strip() == RESULT
+    assert code.stat().st_mtime_ns != written
+
+
+@pytest.mark.timeout(300)
+def test_kernels_run_where_nothing_can_be_written_or_compiled(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert start(["-c", USE], file / "folder").stdout.strip() == RESULT
+    failed = start(["-c", USE], tmp_path, NUMBA_CPU_NAME="pentium0", NUMBA_CPU_FEATURES="")
+    assert failed.returncode != 0
+    assert "UserError: the update kernels cannot be compiled for pentium0: " in failed.stderr

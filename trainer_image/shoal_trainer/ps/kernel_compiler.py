@@ -1,0 +1,87 @@
+"""Compiles all kernels with Numba to object code, which it writes to stdout. `kernel_loader` runs it as a process."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+from llvmlite import ir
+from numba.core import types as t
+from numba.extending import lower_builtin, type_callable
+
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.kernel_loader import ENCODINGS, KERNELS, Kernel, target_machine
+
+WORD, SINGLE = ir.IntType(32), ir.FloatType()
+
+
+def compile_kernels() -> bytes:
+    """Object code with a function for each kernel and encoding; its arguments are `n`, pointers and numbers."""
+    _declare()
+    modules = [_module(kernel, encoding) for kernel in KERNELS.values() for encoding in ENCODINGS]
+    for module in modules[1:]:
+        modules[0].link_in(module)
+    code: bytes = target_machine().emit_object(modules[0])
+    return code
+
+
+def _module(kernel: Kernel[Any, Any], encoding: str) -> Any:
+    types: Any = t
+    parameters = [
+        types.CPointer(getattr(types, p.dtype(encoding))) if p.is_array else types.float32
+        for p in kernel.parameters
+    ]
+    signature = (types.boolean if kernel.returns_bool else types.void)(types.int64, *parameters)
+    compiled = numba.cfunc(signature, error_model="numpy")(kernel.rule)
+    module = llvm.parse_assembly(compiled.inspect_llvm())
+    module.get_function(compiled.native_name).name = kernel.symbol(encoding)
+    return module
+
+
+# --- the functions for single numbers, as LLVM code -----------------------------------------------------------------
+
+
+def _declare() -> None:
+    """Tell Numba the types and the code of the functions that rules call."""
+    type_callable(kernels.widen)(lambda _context: lambda _value: t.float32)
+    lower_builtin(kernels.widen, t.float32)(_same)
+    lower_builtin(kernels.widen, t.uint16)(_widen)
+    type_callable(kernels.narrow)(lambda _context: lambda _value, like: like)
+    lower_builtin(kernels.narrow, t.float32, t.float32)(_same)
+    lower_builtin(kernels.narrow, t.float32, t.uint16)(_narrow)
+    type_callable(kernels.finite_or_zero)(lambda _context: lambda _value: t.float32)
+    lower_builtin(kernels.finite_or_zero, t.float32)(_finite_or_zero)
+    type_callable(kernels.mark_change)(lambda _context: lambda _seen, _value, _used: t.uint32)
+    lower_builtin(kernels.mark_change, t.uint32, t.float32, t.float32)(_mark_change)
+
+
+def _same(_context: Any, _builder: Any, _signature: Any, args: Any) -> Any:
+    return args[0]
+
+
+def _widen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.zext(args[0], WORD), WORD(16)), SINGLE)
+
+
+def _narrow(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    bits = builder.bitcast(args[0], WORD)
+    odd = builder.and_(builder.lshr(bits, WORD(16)), WORD(1))
+    rounded = builder.add(bits, builder.add(odd, WORD(0x7FFF)))
+    quiet = builder.or_(bits, WORD(0x400000))
+    chosen = builder.select(builder.fcmp_unordered("uno", args[0], args[0]), quiet, rounded)
+    return builder.trunc(builder.lshr(chosen, WORD(16)), ir.IntType(16))
+
+
+def _finite_or_zero(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    size = builder.bitcast(builder.and_(builder.bitcast(args[0], WORD), WORD(0x7FFFFFFF)), SINGLE)
+    return builder.select(builder.fcmp_ordered("<", size, SINGLE(float("inf"))), args[0], SINGLE(0.0))
+
+
+def _mark_change(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    return builder.or_(args[0], builder.xor(builder.bitcast(args[1], WORD), builder.bitcast(args[2], WORD)))
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(compile_kernels())
