@@ -3,19 +3,24 @@
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from shoal_trainer import serve
 from shoal_trainer.contract import (
     EXIT_FENCED,
+    EXIT_OK,
     InitialFrom,
     JobIdentity,
+    Outcome,
     Role,
     RuntimeConfig,
     Shard,
     StopAfter,
+    TerminationMessage,
 )
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
@@ -25,6 +30,8 @@ from shoal_trainer.ps.shard import State
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import LocalStorage
+from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.termination import TERMINATION_LOG_ENV
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(name="delta", batch_size=2))
@@ -132,6 +139,47 @@ def test_upload_of_a_replaced_worker_overwrites_nothing(server):
     with pytest.raises(Overtaken):
         server.service.upload(0, 0, token, "model.keras", slow())
     assert server.service.artefacts._storage.read("model/model.keras") == b"the model"
+
+
+@pytest.fixture
+def termination(tmp_path, monkeypatch):
+    """The file of the termination message."""
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "termination"))
+    return tmp_path / "termination"
+
+
+END = TerminationMessage(outcome=Outcome.SUCCEEDED, reason="Completed", message="2 epochs")
+
+
+def test_job_ends_after_the_snapshot_of_the_end_of_training(server, termination, monkeypatch):
+    writing, go = threading.Event(), threading.Event()
+    write = LocalStorage.write
+
+    def slow(storage, name, chunks):
+        writing.set()
+        assert go.wait(20)
+        write(storage, name, chunks)
+
+    monkeypatch.setattr(LocalStorage, "write", slow)
+    server.service.snapshotter.start()
+    server.service.snapshotter.schedule()
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(server._ended, END)
+        assert writing.wait(20)
+        assert not termination.exists()
+        go.set()
+        assert ending.result(timeout=20) == EXIT_OK
+    assert SnapshotStore(LocalStorage(server._store._storage.root)).latest().shards[0].version == 1
+    assert TerminationMessage.model_validate_json(termination.read_text()) == END
+    server.service.snapshotter.stop()
+
+
+def test_job_ends_without_that_snapshot_if_the_storage_is_away(server, termination, monkeypatch, caplog):
+    monkeypatch.setattr(serve, "SETTLE_SECONDS", 0.05)
+    server.service.snapshotter.schedule()
+    assert server._ended(END) == EXIT_OK
+    assert "the last snapshot of this run is from before the end of training" in caplog.text
+    assert TerminationMessage.model_validate_json(termination.read_text()) == END
 
 
 @pytest.mark.parametrize("incarnation", [0, 1])

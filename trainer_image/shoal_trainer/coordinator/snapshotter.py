@@ -149,18 +149,20 @@ class Snapshotter:
 
     def _run(self) -> None:
         every = pause = float(self._policy.every_seconds)
+        retry = RETRY_SECONDS
         while not self._stop.is_set():
             self._wake.wait(pause)
             self._wake.clear()
             if self._stop.is_set():
                 return
             urgent = not self._settled.is_set()
+            pause = every
             if self._try():
-                pause = every
+                retry = RETRY_SECONDS
                 if urgent:
                     self._settled.set()
             elif urgent:
-                pause = min(every, 2 * pause if pause < every else RETRY_SECONDS)
+                pause, retry = min(every, retry), 2 * retry
 
     def _try(self) -> bool:
         """Take a snapshot; returns whether the newest one is up to date. Stops the thread if another server follows."""

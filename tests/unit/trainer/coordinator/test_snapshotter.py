@@ -290,6 +290,27 @@ def test_scheduled_snapshot_is_taken_at_once_and_again_until_it_succeeds(tmp_pat
     bench.snapshotter.stop()
 
 
+def test_pauses_between_attempts_at_a_scheduled_snapshot_double(bench, monkeypatch):
+    """Up to the usual interval, which follows a success."""
+    bench.snapshotter._policy = SnapshotPolicy(every_seconds=30, retain=2)
+    bench.push()
+    pauses = []
+
+    def wait(pause):
+        pauses.append(pause)
+        if len(pauses) == 6:
+            bench.disk.error = None
+        if len(pauses) == 8:
+            bench.snapshotter.stop()
+
+    bench.disk.error = OSError(errno.EIO, "the disk cannot")
+    bench.snapshotter.schedule()
+    monkeypatch.setattr(bench.snapshotter._wake, "wait", wait)
+    bench.snapshotter._run()
+    assert pauses == [30, 5, 10, 20, 30, 30, 30, 30]
+    assert bench.snapshotter.settled(0)
+
+
 def test_snapshot_of_the_end_replaces_one_of_the_same_version(tmp_path):
     """The earlier one has leases, but neither the reason to stop nor the final tasks."""
     bench = Bench(tmp_path / "run").begin()

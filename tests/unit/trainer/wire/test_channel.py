@@ -1,16 +1,19 @@
-"""A peer whose machine disappears without closing its connections; in a network namespace."""
+"""Connections that end while a thread waits: a machine that disappears, in a network namespace, and `close`."""
 
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 
 from shoal_trainer.errors import Unreachable
+from shoal_trainer.security import create_secret_dir
 from shoal_trainer.wire import channel
 from shoal_trainer.wire.channel import Channel
 
@@ -72,3 +75,44 @@ def test_slow_peer_is_waited_for_until_the_timeout(peer, monkeypatch):
     with pytest.raises(Unreachable, match="sent nothing for 4 s"):
         client.receive_bytes(1, limit=1)
     client.close()
+
+
+def connected(folder, *, tls):
+    """A client's and a server's channel, connected to each other."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near, far = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    if not tls:
+        return Channel(near, timeout=60), Channel(far, timeout=60)
+    credentials = create_secret_dir(folder / "secret")
+    with ThreadPoolExecutor() as pool:
+        server = pool.submit(credentials.server_context().wrap_socket, far, server_side=True)
+        client = credentials.client_context().wrap_socket(near)
+        return Channel(client, timeout=60), Channel(server.result(), timeout=60)
+
+
+@pytest.mark.parametrize("waits", ["receive", "receive_first"])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_close_wakes_the_thread_that_receives(tmp_path, tls, waits):
+    client, server = connected(tmp_path, tls=tls)
+    server.send(b"some")
+    received, begun = bytearray(8), threading.Event()
+
+    def receive():
+        if waits == "receive_first":
+            client.receive_first(4)
+            begun.set()
+            return client.receive_first(4)
+        client.receive(memoryview(received)[:4])
+        begun.set()
+        return client.receive(memoryview(received)[4:])
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(receive)
+        assert begun.wait(10)
+        time.sleep(0.05)  # most often it waits by now; the result is the same if it does not
+        client.close()
+        assert isinstance(waiting.exception(timeout=10), Unreachable)
+    assert received[4:] == bytes(4)
+    with pytest.raises(Unreachable):
+        server.receive_first(1)
+    server.close()
