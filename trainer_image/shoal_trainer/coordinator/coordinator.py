@@ -83,8 +83,7 @@ class Coordinator(Record):
                 self._remove(older, WorkerState.FENCED, "its successor has joined")
             self.shard.fence(request.slot, request.incarnation)
             self._set_data(request.data)
-            if self._expected is not None:
-                self._expected.discard(request.slot)
+            self._joined.add(request.slot)
             self.counters.wasted_steps += member.newly_wasted(request)
             joined = Joined(renamed=self._reclaim(request))
             if self.stopping and joined.renamed:  # it may send a push again

@@ -66,6 +66,7 @@ class Record:
         self._gather_until: float | None = math.inf if self._restarted else None
         self._ready = False
         self._expected: set[int] | None = None
+        self._joined: set[int] = set()
 
     @property
     def begun(self) -> bool:
@@ -86,6 +87,8 @@ class Record:
         """Replay the journal once the shard has its parameters. Called inside its lock."""
         del version
         self._ready = True
+        if self._expected is not None:  # some may have joined after the snapshot
+            self._expected |= {slot for slot, _ in applied}
         if self._gather_until not in {None, math.inf}:
             # Surviving workers join when they next connect and find the shard ready.
             pause = longest_pause(len(applied)) * (1 + JITTER)
@@ -185,7 +188,8 @@ class Record:
         """Whether all expected workers have joined, or the time is over."""
         if self._gather_until is None or self.shard.state is not State.READY:
             return False
-        return self._expected == set() or self._clock() >= self._gather_until
+        complete = self._expected is not None and self._expected <= self._joined
+        return complete or self._clock() >= self._gather_until
 
     def _end_gathering(self) -> None:
         """Release the leases of earlier terms that no worker presented."""

@@ -26,7 +26,7 @@ class Recovery:
     """Ends when every expected worker has answered, or `seconds` after the first worker connected.
 
     The wait is extended, up to `LONGEST_WAIT`, for copies that were requested by then. If the expected workers are not
-    known, it ends after `seconds` or with the first adopted copy.
+    known, it ends after `seconds`, or when all workers that a newer copy names have answered.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -35,6 +35,7 @@ class Recovery:
         self._seconds = seconds
         self._deadline: float | None = None
         self._expected: set[int] | None = None
+        self._answered: set[int] = set()
         self._requested: set[int] = set()
 
     def restored(self, slots: Iterable[int] | None) -> None:
@@ -48,10 +49,13 @@ class Recovery:
             pause = longest_pause(len(self._expected)) * (1 + JITTER)
             self._seconds = max(self._seconds, pause + MARGIN)
 
-    def adopted(self) -> None:
-        """The shard has adopted a worker's copy."""
+    def adopted(self, slots: Iterable[int]) -> None:
+        """The shard has adopted a worker's copy. `slots`: the workers whose pushes are in it.
+
+        Some may have joined after the snapshot, and have pushed after the copy was made.
+        """
         self.has_parameters = True
-        self._expected = self._expected or set()
+        self._expected = (self._expected or set()).union(slots)
 
     def begin(self, now: float) -> None:
         """Start the wait when the first worker connects."""
@@ -65,8 +69,7 @@ class Recovery:
     def answered(self, slot: int) -> None:
         """A worker has sent its copy, or has none that is newer."""
         self._requested.discard(slot)
-        if self._expected is not None:
-            self._expected.discard(slot)
+        self._answered.add(slot)
 
     def disconnected(self, slot: int) -> None:
         """Stop waiting for a requested copy whose worker has disconnected."""
@@ -77,7 +80,8 @@ class Recovery:
         """Whether the shard may start."""
         if self._deadline is None:
             return False
-        return self._expected == set() or now >= self._end(self._deadline)
+        complete = self._expected is not None and self._expected <= self._answered
+        return complete or now >= self._end(self._deadline)
 
     def remaining(self, now: float) -> float:
         """An upper bound of the seconds until `over`; infinite before the first worker connects."""

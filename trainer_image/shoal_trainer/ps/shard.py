@@ -141,7 +141,7 @@ class ShardStore(WorkerRegistry):
                 self.contents = Contents(self._restored.spans())
                 for entry in self.journal.since(-1).entries:
                     self.contents.add((entry.slot, entry.incarnation, entry.seq))
-                self._recovery.adopted()
+                self._recovery.adopted(worker for worker, _ in self.applied)
                 if self._state is State.EMPTY:
                     self._become_ready()
             self._recovery.answered(slot)

@@ -135,6 +135,29 @@ def test_coordinator_restored_from_before_the_first_lease_waits_for_workers():
     assert new.ask(1).kind == "data"
 
 
+def test_coordinator_waits_for_a_worker_that_joined_after_the_snapshot():
+    """A copy of the parameters names it; its leases must not be granted to another."""
+    old, new = Bench(), Bench(boot=2, epoch=1)
+    old.join(0)
+    old.push(0, lease := old.ask(0).lease, lease.stop)
+    saved, copy = old.coordinator.dump(), old.shard.copy()
+    old.join(1)
+    lease, held = old.ask(1).lease, old.ask(1).lease
+    old.push(1, lease, lease.stop)
+    newest = old.shard.pull(0, aligned(4))
+
+    new.shard.restore(copy)
+    new.coordinator.load(saved)
+    new.shard.hello(0, 0, MODEL, newest.version)
+    new.shard.offer(0, 0, newest.version, newest.meta, aligned(4))
+    new.shard.hello(1, 0, MODEL)
+    assert new.shard.state is State.READY
+    new.join(0)
+    assert new.ask(0).kind == "idle"
+    assert [one.old for one in new.join(1, leases=(held,)).renamed] == [held.token]
+    assert new.ask(0).lease.start not in {lease.start, held.start}
+
+
 def test_replacement_of_new_run_before_first_snapshot_adopts_copies():
     """Pushes in the workers' copies are counted, and their leases are renewed before any lease is granted."""
     first, lost, new = Bench(), Bench(boot=2), Bench(boot=3, epoch=1)

@@ -42,6 +42,29 @@ def test_snapshot_from_before_the_first_push_yields_to_a_workers_copy():
     assert new.version == 1
 
 
+def test_worker_that_joined_after_the_snapshot_is_awaited():
+    """Worker 0's copy contains its push, so it may have pushed again after that copy was made."""
+    old = ShardStore(0, 1, 0)
+    old.hello(0, 0, MODEL)
+    old.initialize(aligned(8))
+    io, later = aligned(8), aligned(8)
+    old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
+    snapshot = old.copy()
+    old.hello(1, 0, MODEL)
+    old.delta(1, 0, 1, 1, PushMeta(samples=1), io)
+    first = old.delta(0, 0, 2, 2, PushMeta(samples=1), io)
+    second = old.delta(1, 0, 2, 2, PushMeta(samples=1), later)
+
+    new = ShardStore(0, 1, 1)
+    new.restore(snapshot)
+    assert new.hello(0, 0, MODEL, copy_version=first.version).wants_copy
+    new.offer(0, 0, first.version, first.meta, io)
+    assert new.state is State.RECOVERING
+    assert new.hello(1, 0, MODEL, copy_version=second.version).wants_copy
+    new.offer(1, 0, second.version, second.meta, later)
+    assert (new.state, new.version) == (State.READY, second.version)
+
+
 def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
     recovery = Recovery(1.0)
     recovery.restored({0})
