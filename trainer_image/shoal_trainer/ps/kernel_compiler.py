@@ -1,7 +1,8 @@
-"""Compiles all kernels with Numba to object code, which it writes to stdout. `kernel_loader` runs it as a process."""
+"""Compiles all kernels with Numba to object code. `kernel_loader` starts it, and passes a file descriptor for it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -33,7 +34,7 @@ def _module(kernel: Kernel[Any, Any], encoding: str) -> Any:
         types.CPointer(getattr(types, p.dtype(encoding))) if p.is_array else types.float32
         for p in kernel.parameters
     ]
-    signature = (types.boolean if kernel.returns_bool else types.void)(types.int64, *parameters)
+    signature = (types.uint8 if kernel.returns_bool else types.void)(types.int64, *parameters)
     compiled = numba.cfunc(signature, error_model="numpy")(kernel.rule)
     module = llvm.parse_assembly(compiled.inspect_llvm())
     module.get_function(compiled.native_name).name = kernel.symbol(encoding)
@@ -84,4 +85,5 @@ def _mark_change(_context: Any, builder: Any, _signature: Any, args: Any) -> Any
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(compile_kernels())
+    with os.fdopen(int(sys.argv[1]), "wb") as file:
+        file.write(compile_kernels())

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import llvmlite.binding as llvm
+import numpy as np
 
 from shoal_trainer.errors import UserError
 
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 FOLDER_ENV = "SHOAL_KERNELS"
 ENCODINGS = "float32", "uint16"
 KERNELS: dict[str, Kernel[Any, Any]] = {}
+SUMS = 3
+"""The length of an array of results."""
 
 
 class Parameter(NamedTuple):
@@ -52,33 +55,50 @@ class Parameter(NamedTuple):
         return self.kind != "np.float32"
 
     @property
-    def is_result(self) -> bool:
-        """Whether its length does not depend on `n`."""
-        return self.kind == "Sums"
+    def is_written(self) -> bool:
+        """Whether the kernel changes it."""
+        return not self.kind.startswith("Const")
 
     def dtype(self, encoding: str) -> str:
         """The type of its values, if those in buffers have the type `encoding`."""
-        if self.is_result:
+        if self.kind == "Sums":
             return "float64"
         return encoding if self.kind.endswith("Buffer") else "float32"
 
-    def refuse(self, value: Any, n: int, encoding: str) -> None:
-        """`TypeError` unless `value` is an array that compiled code can use."""
-        flags = value.flags
-        if (
-            value.dtype != self.dtype(encoding)
-            or not flags.c_contiguous
-            or not (flags.writeable or self.kind.startswith("Const"))
-            or not (self.is_result or value.size == n)
-        ):
+
+class _Array(NamedTuple):
+    """What compiled code needs of an array. `size`: None for that of the buffer."""
+
+    name: str
+    dtype: np.dtype[Any]
+    size: int | None
+    is_written: bool
+
+    def address(self, value: Any, n: int) -> int:
+        """The address of an array. `TypeError` if compiled code cannot use it."""
+        size, flags = n if self.size is None else self.size, value.flags
+        usable = flags.carray if self.is_written else flags.c_contiguous and flags.aligned
+        if value.dtype != self.dtype or value.size != size or not usable:
+            need = "contiguous, aligned and writeable" if self.is_written else "contiguous and aligned"
             raise TypeError(
-                f"{self.name}: {value.size} values of {value.dtype} where {n} of {self.dtype(encoding)} are "
-                f"needed, contiguous{'' if self.kind.startswith('Const') else ' and writeable'}"
+                f"{self.name}: {value.size} values of {value.dtype} where {size} of {self.dtype} are needed, {need}"
             )
+        if self.is_written and size:
+            return ctypes.addressof(ctypes.c_char.from_buffer(value))  # several times as fast as what follows
+        address: int = value.ctypes.data
+        return address
+
+
+class _Code(NamedTuple):
+    """A kernel's code for one encoding."""
+
+    function: Callable[..., Any]
+    arrays: tuple[_Array | None, ...]
+    """None for numbers."""
 
 
 class Kernel(Generic[P, R]):
-    """A rule, and its compiled code for both encodings."""
+    """A rule, and its compiled code for both encodings, which runs without the GIL."""
 
     def __init__(self, rule: Callable[Concatenate[int, P], R]) -> None:
         self.rule = rule
@@ -88,35 +108,44 @@ class Kernel(Generic[P, R]):
         self.returns_bool = hints.pop("return") == "bool"
         self.parameters = [Parameter(name, kind) for name, kind in hints.items()][1:]
         self._buffer = next(i for i, p in enumerate(self.parameters) if p.kind.endswith("Buffer"))
-        self._compiled: dict[str, Callable[..., Any]] = {}
+        self._code: dict[np.dtype[Any], _Code] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the compiled rule; loads it on first use. `TypeError` for arrays that it cannot use."""
-        assert not kwargs, "kernels take their arguments by position"
+        if kwargs:
+            raise TypeError("kernels take their arguments by position")
         values: tuple[Any, ...] = args
         buffer = values[self._buffer]
-        n, encoding = buffer.size, buffer.dtype.name
-        passed = [n]
-        for parameter, value in zip(self.parameters, values, strict=True):
-            if parameter.is_array:
-                parameter.refuse(value, n, encoding)
-                value = value.ctypes.data  # noqa: PLW2901
-            passed.append(value)
-        result: R = (self._compiled.get(encoding) or self.load(encoding))(*passed)
-        return result
+        code = self._code.get(buffer.dtype) or self._load(buffer.dtype)
+        n = buffer.size
+        result = code.function(
+            n,
+            *[
+                value if array is None else array.address(value, n)
+                for value, array in zip(values, code.arrays, strict=True)
+            ],
+        )
+        return bool(result) if self.returns_bool else result  # type: ignore[return-value]
 
     def symbol(self, encoding: str) -> str:
         """The name of its function in the object code."""
         return f"{self.name}_{encoding}"
 
-    def load(self, encoding: str) -> Callable[..., Any]:
-        """The compiled code for buffers of this type, as a function that releases the GIL."""
+    def _load(self, dtype: np.dtype[Any]) -> _Code:
+        encoding = dtype.name
         if encoding not in ENCODINGS:
             raise TypeError(f"buffers have values of {' or '.join(ENCODINGS)}, not of {encoding}")
+        arrays = tuple(
+            _Array(p.name, np.dtype(p.dtype(encoding)), SUMS if p.kind == "Sums" else None, p.is_written)
+            if p.is_array
+            else None
+            for p in self.parameters
+        )
         kinds = [ctypes.c_void_p if p.is_array else ctypes.c_float for p in self.parameters]
-        prototype = ctypes.CFUNCTYPE(ctypes.c_bool if self.returns_bool else None, ctypes.c_int64, *kinds)
-        self._compiled[encoding] = prototype(_engine().get_function_address(self.symbol(encoding)))
-        return self._compiled[encoding]
+        prototype = ctypes.CFUNCTYPE(ctypes.c_uint8 if self.returns_bool else None, ctypes.c_int64, *kinds)
+        code = _Code(prototype(_engine().get_function_address(self.symbol(encoding))), arrays)
+        self._code[dtype] = code
+        return code
 
 
 def kernel(rule: Callable[Concatenate[int, P], R]) -> Kernel[P, R]:
@@ -133,6 +162,8 @@ _lock = threading.Lock()
 
 def load_kernels() -> None:
     """Load the compiled kernels, so that the first push does not wait for it."""
+    from shoal_trainer.ps import kernels  # noqa: F401  declares them
+
     _engine()
 
 
@@ -144,9 +175,19 @@ def _engine() -> Any:
 @functools.cache  # it owns the memory of the code
 def _load() -> Any:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
-    engine.add_object_file(llvm.ObjectFileRef.from_data(object_code()))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(_object_code()))
     engine.finalize_object()
     return engine
+
+
+def _object_code() -> bytes:
+    path = cached_file()
+    if (code := _read(path)) is None:
+        with _exclusive(path):
+            if (code := _read(path)) is None:
+                code = _compile()
+                _save(path, code)
+    return code
 
 
 def target_machine() -> Any:
@@ -165,21 +206,15 @@ def target() -> tuple[str, str]:
     return cpu, llvm.get_host_cpu_features().flatten() if features is None else features
 
 
-def object_code() -> bytes:
-    """All kernels, from the cache or compiled now."""
-    path = folder() / f"{_key()}.o"
-    with _exclusive(path.with_suffix(".lock")):
-        code = _read(path)
-        if code is None:
-            code = _compile()
-            _save(path, code)
-    return code
-
-
-def folder() -> Path:
-    """The cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(FOLDER_ENV) or Path(cache) / "shoal" / "kernels")
+def cached_file() -> Path | None:
+    """Where the code is kept; None if this user has no folder for it."""
+    if folder := os.environ.get(FOLDER_ENV):
+        return Path(folder) / _key()
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(cache) / "shoal" / "kernels" / _key()
 
 
 def _key() -> str:
@@ -187,26 +222,28 @@ def _key() -> str:
     sources = [
         (here / name).read_bytes() for name in ("kernels.py", "kernel_compiler.py", "kernel_loader.py")
     ]
-    versions = [version("numba"), version("llvmlite"), *target()]
-    return hashlib.sha256(b"\0".join([*sources, *(text.encode() for text in versions)])).hexdigest()[:20]
+    facts = [version("numba"), version("llvmlite"), llvm.get_process_triple(), *target()]
+    return hashlib.sha256(b"\0".join([*sources, *(text.encode() for text in facts)])).hexdigest()[:20] + ".o"
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """Let one process compile while others wait for it; where nothing can be written, each is on its own."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-    except OSError:
-        yield
-        return
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def _exclusive(path: Path | None) -> Iterator[None]:
+    """Let one process compile while others wait for it; where no file can be locked, each is on its own."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(path.with_suffix(".lock").open("ab"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            log.debug("compiling without a lock: %s", error)
         yield
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path | None) -> bytes | None:
     """The code in a file, if it is complete."""
+    if path is None:
+        return None
     try:
         stored = path.read_bytes()
     except OSError:
@@ -215,34 +252,61 @@ def _read(path: Path) -> bytes | None:
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _save(path: Path, code: bytes) -> None:
+def _save(path: Path | None, code: bytes) -> None:
+    if path is None:
+        return
+    part = path.with_suffix(f".{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
+        part.write_bytes(hashlib.sha256(code).digest() + code)
+        part.replace(path)
     except OSError as error:
         log.warning("compiled kernels are not kept: %s", error)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _compile() -> bytes:
     begin = time.monotonic()
-    log.info("compiling the update kernels for %s", target()[0])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "shoal_trainer.ps.kernel_compiler"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-        raise UserError(f"the update kernels cannot be compiled for {target()[0]}: {last[0]}")
-    log.info("compiled the update kernels in %.1f s", time.monotonic() - begin)
-    return done.stdout
+    cpu, features = target()
+    log.info("compiling the update kernels for %s", cpu)
+    # Other variables of Numba change the code, and modules in the current folder could hide its own.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {
+        "NUMBA_CPU_NAME": cpu,
+        "NUMBA_CPU_FEATURES": features,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+    with tempfile.TemporaryFile() as out:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "shoal_trainer.ps.kernel_compiler", str(out.fileno())],
+            env=environment,
+            pass_fds=[out.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        if done.returncode:
+            text = done.stderr.decode(errors="replace").strip()
+            log.debug("%s", text)
+            last = text.splitlines()[-1] if text else f"exit code {done.returncode}"
+            raise UserError(f"the update kernels cannot be compiled for {cpu}: {last}")
+        out.seek(0)
+        log.info("compiled the update kernels in %.1f s", time.monotonic() - begin)
+        return out.read()
+
+
+def main() -> int:
+    """Compile ahead of time; fails if the code is not kept."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    load_kernels()
+    path = cached_file()
+    return 0 if path is not None and path.exists() else 1
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    object_code()
+    # As a script this file is `__main__`; kernels are registered in the imported module.
+    from shoal_trainer.ps import kernel_loader  # noqa: PLW0406
+
+    sys.exit(kernel_loader.main())
