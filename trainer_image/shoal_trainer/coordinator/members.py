@@ -44,7 +44,7 @@ class Member:
     message: str = ""
     wasted_steps: int = 0
     """In total, as reported to this coordinator process."""
-    request_number: int | None = None
+    request_number: int = 0
     assignment: Assignment | None = None
     """The answer to that request for work."""
 

@@ -43,7 +43,21 @@ def test_repeated_request_does_not_return_reassigned_work():
     bench.coordinator.leave(Leave(slot=0, incarnation=0))
     assert bench.ask(1, number=1).lease.start == work.lease.start
     bench.join(0)
-    assert bench.ask(0, number=1).lease.start != work.lease.start
+    assert bench.ask(0, number=1).kind == "idle"
+    assert bench.ask(0, number=2).lease.start != work.lease.start
+
+
+def test_overtaken_request_is_not_assigned_work():
+    """The worker has read the answer to its next request, so it would never learn of the lease."""
+    bench = Bench()
+    bench.join(0)
+    first = bench.ask(0, number=1)
+    bench.finish(0, first.lease)
+    assert bench.ask(0, number=1).kind == "idle"
+    second = bench.ask(0, number=2)
+    assert bench.ask(0, number=1).kind == "idle"
+    assert bench.ask(0, number=2) == second
+    assert len(bench.coordinator.ledger.leases) == 1
 
 
 def test_worker_that_left_gets_no_work():

@@ -36,6 +36,7 @@ class Faults:
             (0.001, self.kill_worker),
             (0.001, self.drain_worker),
             (0.002, self.cut_off_worker),
+            (0.001, self.cut_off_shard),
             (0.001, self.replace_worker),
             (0.001, self.toggle_storage),
             (0.001 * ps_rate, self.lose_servers),
@@ -98,8 +99,18 @@ class Faults:
     def cut_off_worker(self):
         if workers := self.faulty_workers():
             until = self.world.now + self.random.expovariate(1 / 4)
-            self.random.choice(workers).exchange.cut_until = until
+            cut = self.random.choice(workers).exchange.cut_until
+            whole = self.random.random() < 0.5
+            for link in range(len(cut)) if whole else [self.random.randrange(len(cut))]:
+                cut[link] = until
         return bool(workers)
+
+    def cut_off_shard(self):
+        """Cut the link between server 0 and another shard."""
+        if (shards := self.world.shards) > 1:
+            until = self.world.now + self.random.expovariate(1 / 4)
+            self.world.cut_until[self.random.randrange(1, shards)] = until
+        return shards > 1
 
     def replace_worker(self):
         """Start a successor while the worker keeps running behind a half-open connection."""

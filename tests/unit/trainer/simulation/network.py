@@ -1,4 +1,8 @@
-"""A worker's calls over a simulated network, which loses requests and answers, and duplicates requests."""
+"""A worker's calls over a simulated network.
+
+It loses requests and answers, duplicates requests, cuts single links, and delivers late: a server may read a request,
+or learn that the worker has closed the connection, after the worker has connected again and has sent more.
+"""
 
 from __future__ import annotations
 
@@ -53,18 +57,27 @@ class Exchange:
         self.servers = [None] * shards
         self.connected = [False] * shards
         self.boots = [0] * shards
-        self.cut_until = 0.0
+        self.cut_until = [0.0] * (shards + 1)
+        """When each link works again: those to the shards, and at last that to the coordinator."""
 
-    def call(self, request, *, index=0, expected=None, anew=False):
+    def ask(self, request, *, late=True):
+        """Send a request to the coordinator; `late`: whether it may be delivered late."""
+        return self.call(request, link=-1, late=request if late else None)
+
+    def call(self, request, *, index=0, link=None, expected=None, anew=False, late=None):
         """Send a request to server `index`.
 
-        `expected`: the server that the connection was opened to. `anew`: over a new connection.
+        `expected`: the server that the connection was opened to. `anew`: over a new connection. `late`: what the server
+        does if it reads the request later; None if it never does.
         """
         world = self.world
         self.worker.pause()
         connected = self.connected[index] and self.servers[index] in world.cut_off and not anew
         server = self.servers[index] if connected else world.servers[index]
-        if server is None or world.clock() < self.cut_until or world.random.random() < world.loss:
+        if server is None or world.clock() < self.cut_until[index if link is None else link]:
+            raise Unreachable("the link is down")
+        if world.random.random() < world.loss:
+            self._deliver_later(server, late)
             raise Unreachable("the request is lost")
         if expected is not None and expected is not server:
             raise Unreachable("the connection was closed by its server")
@@ -72,15 +85,28 @@ class Exchange:
         if world.random.random() < world.loss:
             with contextlib.suppress(Unreachable):
                 request(server)  # a duplicate
+        elif world.random.random() < world.loss:
+            self._deliver_later(server, late)
         if world.random.random() < world.loss:
             raise Unreachable("the answer is lost")
         return answer
 
+    def _deliver_later(self, server, request):
+        """Maybe have the server read a request after what the worker sends next."""
+        if request is not None and self.world.random.random() < 0.5:
+            self.world.later(server, request)
+
     def disconnect(self, index=None):
         for i in range(self.world.shards) if index is None else (index,):
             if self.connected[i] and self.servers[i] is not None:
-                self.servers[i].shard.disconnect(self.worker.slot)
+                if self.world.random.random() < 20 * self.world.loss:
+                    self.world.later(self.servers[i], self._closed)
+                else:
+                    self._closed(self.servers[i])
             self.connected[i] = False
+
+    def _closed(self, server):
+        server.shard.disconnect(self.worker.slot)
 
     def connect(self, copy):
         def connect_all():
@@ -88,7 +114,12 @@ class Exchange:
             for index in range(self.world.shards):  # reachable shards get the copy even if others are not
                 with contextlib.suppress(Unreachable):
                     welcomes.append(
-                        self.call(lambda server: self._hello(server, copy), index=index, anew=True)
+                        self.call(
+                            lambda server: self._hello(server, copy),
+                            index=index,
+                            anew=True,
+                            late=self._late_hello(index, copy()),
+                        )
                     )
             if len(welcomes) < self.world.shards:
                 self.disconnect()
@@ -114,6 +145,18 @@ class Exchange:
             meta, part = decode_answer(encode_answer(meta)), offered.flat[low:high].copy()
             welcome = shard.offer(*self.identity, version, meta, part, generation=generation)
         return welcome
+
+    def _late_hello(self, index, offered):
+        """The HELLO of a connection that the worker has closed when the server reads it."""
+        version = None if offered is None else offered.pulled.versions[index]
+        generation = 0 if offered is None else offered.generation
+
+        def hello(server):
+            server.shard.connect(*self.identity)
+            self.world.later(server, self._closed)
+            server.shard.hello(*self.identity, self.world.model, version, generation)
+
+        return hello
 
     def close(self):
         self.disconnect()
@@ -167,16 +210,25 @@ class Exchange:
             base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
             return server.shard.delta(*self.identity, push.seq, base, meta, out[part], boot=boot)
 
-        return self._pulled(self._on_all(apply))
+        def late(index, part):
+            sent, base, boot = update[part].copy(), push.base_versions[index], self.boots[index]
+            return lambda server: server.shard.delta(*self.identity, push.seq, base, meta, sent, boot=boot)
 
-    def _on_all(self, request):
+        return self._pulled(self._on_all(apply, late))
+
+    def _on_all(self, request, late=lambda _index, _part: None):
         """Send a request to every shard. After a failure it may or may not reach the following shards."""
         world, answers, failed = self.world, [], None
         for index, (low, high) in enumerate(world.bounds):
             part = slice(low, high)
             try:
                 answers.append(
-                    self.call(lambda s: request(s, part), index=index, expected=self.servers[index])  # noqa: B023
+                    self.call(
+                        lambda s: request(s, part),  # noqa: B023
+                        index=index,
+                        expected=self.servers[index],
+                        late=late(index, part),
+                    )
                 )
             except (Unreachable, Fenced) as error:
                 failed = failed or error

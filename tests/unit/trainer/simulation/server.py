@@ -40,6 +40,8 @@ class RemoteShard:
 
     def _server(self):
         """A connection stays open while its server runs, even after the server was replaced."""
+        if self.world.clock() < self.world.cut_until[self.index]:
+            raise Unreachable("the link is down")
         if self.connected not in self.world.cut_off:
             self.connected = self.world.servers[self.index]
         if self.connected is None:
@@ -149,7 +151,7 @@ def another_run(shards):
     """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
         boots=0, shards=shards, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None, servers=[],
-        cut_off=(), interleave=lambda: None, stop_after=StopAfter(epochs=EPOCHS),
+        cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None, stop_after=StopAfter(epochs=EPOCHS),
     )  # fmt: skip
     world.servers += [Server(world, index, 0) for index in range(shards)]
     for server in world.servers:

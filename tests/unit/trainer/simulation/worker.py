@@ -145,7 +145,7 @@ class Worker:
         if self.in_task:
             return []
         number, generation = self.requests + 1, self.leases.generation
-        given = self.exchange.call(
+        given = self.exchange.ask(
             lambda server: server.coordinator.next_work(
                 self.slot, self.incarnation, generation, number, self.leases.stopped
             )
@@ -204,7 +204,7 @@ class Worker:
             wasted_steps=wasted.steps,
             wasted_acknowledged=wasted.acknowledged,
         )
-        joined = self.exchange.call(lambda server: server.coordinator.join(request))
+        joined = self.exchange.ask(lambda server: server.coordinator.join(request))
         self.read_ahead()
         return {renamed.old: renamed.new for renamed in joined.renamed}
 
@@ -222,7 +222,7 @@ class Worker:
             server.rollback.diverged(report)
             return True
 
-        self.exchange.call(send)
+        self.exchange.ask(send, late=False)
 
     def finished(self):
         """Whether a heartbeat has learned that the job has finished."""
@@ -253,7 +253,7 @@ class Worker:
             server.coordinator.task_done(request)
             return True
 
-        self.exchange.call(send)
+        self.exchange.ask(send)
 
     def _publish(self, server):
         with contextlib.suppress(Unreachable):
@@ -272,5 +272,5 @@ class Worker:
             slot=self.slot, incarnation=self.incarnation,
             wasted_steps=wasted.steps, wasted_acknowledged=wasted.acknowledged,
         )  # fmt: skip
-        self.exchange.call(lambda server: server.coordinator.leave(request))
+        self.exchange.ask(lambda server: server.coordinator.leave(request))
         self.read_ahead()

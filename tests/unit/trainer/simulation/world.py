@@ -12,7 +12,7 @@ import random
 import threading
 
 from shoal_trainer.contract import StopAfter
-from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.errors import Fenced, TrainerError, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.layout import bounds
 from shoal_trainer.ps.shard import State
@@ -69,6 +69,10 @@ class World:
         self.boots, self.epochs = 0, [0] * shards
         self.cut_off = []
         """Replaced servers that keep running."""
+        self.in_flight = []
+        """What servers read late, as (time, server, request)."""
+        self.cut_until = [0.0] * shards
+        """When the link from server 0 to each shard works again."""
         self.servers = [None] * shards
         self.servers = [Server(self, index, 0) for index in range(shards)]
         self.slots = {}
@@ -118,6 +122,7 @@ class World:
     def end(self):
         """Restart every shard, and count the samples in some shards only, as at the end of a job."""
         self.storage.down = False
+        self.cut_until = [0.0] * self.shards
         self.cut_off = [server for server in self.cut_off if server is self.final]
         for index in range(1, self.shards):
             if self.servers[index] is None:
@@ -134,6 +139,7 @@ class World:
     def turn(self):
         self.now += self.random.expovariate(50)
         self.faults.turn()
+        self.deliver()
         if self.server is not None:
             self.server.coordinator.tick()
             self.reconcile_shards()
@@ -148,6 +154,19 @@ class World:
                     raise AssertionError(f"worker {slot} ended with {worker.end!r}") from worker.end
                 self.start(slot, worker.incarnation + 1)
         self.run_one_worker()
+
+    def later(self, server, request):
+        """Have a server read a request some seconds later, if it runs by then."""
+        self.in_flight.append((self.now + self.random.expovariate(1), server, request))
+
+    def deliver(self):
+        """Deliver the late requests that are due."""
+        due = [one for one in self.in_flight if one[0] <= self.now]
+        self.in_flight = [one for one in self.in_flight if one[0] > self.now]
+        for _, server, request in due:
+            if server in self.servers or server in self.cut_off:
+                with contextlib.suppress(TrainerError):
+                    request(server)
 
     def run_one_worker(self):
         ready = [w for w in self.workers if w.end is None and self.wakes_at.get(w, 0.0) <= self.now]
