@@ -100,8 +100,7 @@ class Coordinator(Record):
     ) -> Assignment:
         """Assign work; none while the worker's parameters are of another generation.
 
-        A request with the same `number` gets the same assignment, if the worker still holds it; one with a lower number
-        was overtaken on its way. `stopped`: see `Next`.
+        A request with the same `number` gets the same assignment, if the worker still holds it. `stopped`: see `Next`.
         """
         with self._lock:
             member = self._contact(slot, incarnation)
@@ -115,9 +114,8 @@ class Coordinator(Record):
             if self.ledger is None or self.gathering or outdated or overtaken:
                 return self._idle()
             if number is not None and number <= member.request_number:
-                # A new assignment might never reach the worker, which may have read the answer to its next request.
-                repeat = number == member.request_number and self._still_holds(member)
-                return member.assignment if repeat and member.assignment else self._idle()
+                current = number == member.request_number and self._still_holds(member)
+                return (current and member.assignment) or self._idle()  # it might never read a new assignment
             member.request_number, member.assignment = number or 0, self._assign(slot, incarnation)
             return member.assignment
 
