@@ -74,6 +74,8 @@ class LocalJob:
     data_tls: bool = False
     kill_every: float | None = None
     kill: str = "any"
+    never_killed: frozenset[tuple[Role, int]] = frozenset()
+    """The (role, index) that `kill_every` leaves out."""
     seed: int | None = None
 
 
@@ -170,9 +172,15 @@ class LocalRun:
         return self.outcome
 
     def kill(self, role: Role | None = None, how: int = signal.SIGKILL) -> Process | None:
-        """Kill a random running process (of this role)."""
+        """Kill a random running process (of this role), except those in `never_killed`."""
         wanted = role or {"worker": Role.WORKER, "ps": Role.PS}.get(self.job.kill)
-        running = [p for p in self.processes if p.popen.poll() is None and wanted in {None, p.role}]
+        running = [
+            p
+            for p in self.processes
+            if p.popen.poll() is None
+            and wanted in {None, p.role}
+            and (p.role, p.index) not in self.job.never_killed
+        ]
         if not running:
             return None
         victim = self._random.choice(running)

@@ -1,0 +1,40 @@
+"""Which processes of a local run are killed. (`--kill-every` with real processes: the soak test.)"""
+
+import types
+from pathlib import Path
+
+import pytest
+
+from shoal_trainer.contract import Role
+from shoal_trainer.local import LocalJob, LocalRun, Process
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def process(role, index):
+    popen = types.SimpleNamespace(poll=lambda: None, send_signal=lambda _how: None)
+    return Process(role, index, 0, popen, Path("log"), Path("termination"))
+
+
+def killed_by(job, count=200):
+    run = LocalRun(job)
+    run.processes = [process(role, index) for role in (Role.PS, Role.WORKER) for index in range(3)]
+    victims = [run.kill() for _ in range(count)]
+    return {(victim.role, victim.index) for victim in victims}
+
+
+def test_kill_leaves_out_never_killed_processes():
+    spared = frozenset({(Role.PS, 1), (Role.WORKER, 2)})
+    everyone = {(role, index) for role in (Role.PS, Role.WORKER) for index in range(3)}
+    assert killed_by(LocalJob("m:job", seed=1)) == everyone
+    assert killed_by(LocalJob("m:job", seed=1, never_killed=spared)) == everyone - spared
+
+
+def test_kill_of_never_killed_processes_only_kills_none():
+    run = LocalRun(LocalJob("m:job", never_killed=frozenset({(Role.PS, 0)})))
+    run.processes = [process(Role.PS, 0)]
+    assert run.kill() is None
+    assert run.kills == 0
