@@ -1,5 +1,6 @@
 """Building a worker: outages at the start, and errors of user code."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +11,10 @@ from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.worker.compose import Worker, build_flat_model
+from shoal_trainer.worker.compose import Worker, build_flat_model, compose
 from shoal_trainer.worker.flat_model import FlatModel
-from tests.unit.trainer.worker.models import DATA, functional
+from tests.unit.trainer.worker.fakes import FakeCoordinator
+from tests.unit.trainer.worker.models import DATA, functional, job
 
 CONFIG = RuntimeConfig(
     job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
@@ -69,3 +71,26 @@ def test_values_the_model_cannot_compute_with_are_a_user_error(life, words):
         worker.run()
     assert "node" not in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "messages"),
+    [
+        ("sgd", []),
+        (
+            "rmsprop",
+            [
+                "the optimizer runs on the workers: the parameter servers do not implement RMSprop. "
+                "Each worker has its own optimizer state."
+            ],
+        ),
+    ],
+)
+def test_only_an_optimizer_on_the_workers_is_logged(start_servers, caplog, optimizer, messages):
+    coordinator = FakeCoordinator(DATA.size)
+    servers = start_servers(coordinator)
+    training, config = job(lambda: functional(optimizer)), servers.config()
+    flat_model = build_flat_model(training, config)
+    flat_model.trace()
+    compose(training, config, flat_model, coordinator, servers.credentials, threading.Event()).close()
+    assert [r.getMessage() for r in caplog.records if "optimizer" in r.getMessage()] == messages

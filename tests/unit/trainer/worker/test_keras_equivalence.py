@@ -28,6 +28,14 @@ def compare(make, **how):
     return np.abs(flatten(plain, server.flat_model.layout) - server.flat()).max(), losses, expected
 
 
+def mixed_float16(optimizer):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return functional(optimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 class Falling(schedules.LearningRateSchedule):
     def __call__(self, step):
         return 0.1 / (1 + keras.ops.cast(step, "float32"))
@@ -61,7 +69,20 @@ CLOSE = {
     "batch_normalization": lambda: functional(SGD(0.1, momentum=0.9), norm=True),
     "subclassed": lambda: subclassed(optimizer=SGD(0.1)),
     "xla": lambda: functional(SGD(0.1), options={"jit_compile": True}),
+    "mixed_float16": lambda: mixed_float16(SGD(0.1)),
+    "mixed_float16 with overflows": lambda: mixed_float16(
+        keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=2.0**20, dynamic_growth_steps=2)
+    ),
+    "mixed_float16 (worker)": lambda: mixed_float16(keras.optimizers.RMSprop(0.001)),
     "rmsprop (worker)": lambda: functional(keras.optimizers.RMSprop(0.001)),
+    "nadam (worker)": lambda: functional(keras.optimizers.Nadam(0.01)),
+    "lion (worker)": lambda: functional(keras.optimizers.Lion(0.001)),
+    "lamb (worker)": lambda: functional(keras.optimizers.Lamb(0.01)),
+    "adafactor (worker)": lambda: functional(keras.optimizers.Adafactor(0.01)),
+    "muon (worker)": lambda: functional(keras.optimizers.Muon(0.01)),
+    "adadelta (worker)": lambda: functional(keras.optimizers.Adadelta(1.0)),
+    "adamax (worker)": lambda: functional(keras.optimizers.Adamax(0.01)),
+    "ftrl (worker)": lambda: functional(keras.optimizers.Ftrl(0.05)),
     "amsgrad (worker)": lambda: functional(ADAM(0.01, amsgrad=True)),
     "use_ema (worker)": lambda: functional(SGD(0.1, use_ema=True)),
     "constraint (worker)": lambda: functional(SGD(0.1), constraint=keras.constraints.MaxNorm(0.5)),
@@ -82,6 +103,14 @@ def test_training_equals_keras_within_rounding(name):
     difference, losses, expected = compare(CLOSE[name])
     assert losses == pytest.approx(expected, rel=1e-4)
     assert difference < 2e-5
+
+
+@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("optimizer", [SGD, keras.optimizers.RMSprop])
+def test_step_is_compiled_by_xla_only_with_jit_compile(optimizer, jit):
+    flat_model = Server(functional(optimizer(0.001), options={"jit_compile": jit})).flat_model
+    functions = flat_model._traced.graph.as_graph_def().library.function
+    assert any(function.attr["_XlaMustCompile"].b for function in functions) == jit
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "batch_normalization"])
