@@ -8,6 +8,7 @@ TrainerError
 ├── Fenced          a newer incarnation has replaced this process: stop, write nothing
 ├── Overtaken       another worker has the task now: drop it
 ├── Unreachable     a peer or the storage does not answer; callers retry
+│   └── TooSlow       a peer keeps the connection open but misses the deadline
 └── SnapshotError   a snapshot is absent, incomplete or corrupt
 ```
 """
@@ -39,6 +40,10 @@ class Overtaken(TrainerError):
 
 class Unreachable(TrainerError):
     """A peer or the storage does not answer."""
+
+
+class TooSlow(Unreachable):
+    """A peer keeps the connection open but misses the deadline."""
 
 
 class SnapshotError(TrainerError):

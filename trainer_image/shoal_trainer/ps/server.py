@@ -154,7 +154,9 @@ class DataServer:
         channel: Channel | None = None
         try:
             try:
-                channel, peer = self._authenticate(sock)
+                deadline = self._clock() + self._handshake_seconds
+                channel = self._secure(sock)
+                peer = self._authenticate(channel, deadline)
             finally:
                 self._unauthenticated.release()
             if peer is not None:
@@ -172,25 +174,34 @@ class DataServer:
                     self._open.discard(channel)
             (channel or sock).close()
 
-    def _authenticate(self, sock: socket.socket) -> tuple[Channel, Peer | None]:
+    def _secure(self, sock: socket.socket) -> Channel:
+        """The channel over an accepted connection, after the TLS handshake if there is one."""
         accepted = sock
         with self._open_lock:
             self._open.add(accepted)
-        deadline = self._clock() + self._handshake_seconds
         try:
             if self._context is not None:
                 sock.settimeout(self._handshake_seconds)
                 sock = self._context.wrap_socket(sock, server_side=True)
             channel = Channel(sock, timeout=self._handshake_seconds, clock=self._clock)
+        except TimeoutError:
+            raise Unauthorized(f"no TLS handshake within {self._handshake_seconds:g} s") from None
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # closed by the peer, as by a health probe
+            raise Unreachable(str(error)) from None
         except ssl.SSLError as error:
             raise Unauthorized(f"TLS handshake failed: {error.reason}") from None
         except OSError as error:
             raise Unreachable(str(error)) from None
         with self._open_lock:
             self._open.discard(accepted)
-            self._open.add(channel)
-            if self._closed:
-                raise Unreachable("the server is closing")
+            if not self._closed:
+                self._open.add(channel)
+                return channel
+        channel.close()
+        raise Unreachable("the server is closing")
+
+    def _authenticate(self, channel: Channel, deadline: float) -> Peer | None:
+        """The authenticated client, or None if it was refused."""
         server = handshake.Server(self._shard.epoch, self._shard.boot)
         peer = handshake.accept(
             channel,
@@ -209,7 +220,7 @@ class DataServer:
                 self._shard.disconnect(peer.slot)
             raise
         channel.set_timeout(10.0)
-        return channel, peer if verdict is Verdict.WELCOME else None
+        return peer if verdict is Verdict.WELCOME else None
 
     def _verdict(self, peer: Peer) -> Verdict:
         """The verdict on an authenticated client; if it is WELCOME, the worker is registered as connected."""

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from shoal_trainer.errors import ProtocolError, Unreachable
+from shoal_trainer.errors import ProtocolError, TooSlow, Unreachable
 
 CHUNK = 4 << 20
 """Bytes per receive call; the deadline is checked before each."""
@@ -81,21 +81,24 @@ class Channel:
             raise Unreachable(f"cannot send to the peer: {error or type(error).__name__}") from None
 
     def receive(self, view: memoryview, *, deadline: float | None = None) -> None:
-        """Fill `view`. `Unreachable` if the peer closes, stops sending, or misses `deadline` (seconds on the clock)."""
+        """Fill `view` by `deadline`, in seconds on the clock.
+
+        `Unreachable` if the peer closes the connection, `TooSlow` if it stops sending or misses the deadline.
+        """
         done, total = 0, len(view)
         if deadline is None:
             deadline = self._clock() + self._timeout + total / MIN_RATE
         try:
             while done < total:
                 if self._clock() > deadline:
-                    raise Unreachable("the peer sent too slowly")
+                    raise TooSlow("the peer sent too slowly")
                 size = min(total - done, CHUNK)
                 count = self._sock.recv_into(view[done : done + size], size, self._flags)
                 if count == 0:
                     raise Unreachable("the peer closed the connection")
                 done += count
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
-            raise Unreachable(f"the peer sent nothing for {self._timeout:g} s") from None
+            raise TooSlow(f"the peer sent nothing for {self._timeout:g} s") from None
         except (OSError, ValueError) as error:
             raise Unreachable(f"the connection broke: {error or type(error).__name__}") from None
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shoal_trainer.contract import Role
-from shoal_trainer.errors import Fenced, ProtocolError, Unauthorized, Unreachable
+from shoal_trainer.errors import Fenced, ProtocolError, TooSlow, Unauthorized, Unreachable
 from shoal_trainer.security import Credentials, derive, key_digest
 from shoal_trainer.wire.channel import Channel
 
@@ -147,10 +147,14 @@ def accept(
 ) -> Peer:
     """The server's side up to the client's proof; the caller sends the verdict with `conclude`.
 
-    `Unauthorized` if the client has another key, or asks for another job or shard.
+    `Unauthorized` if the client has another key, asks for another job or shard, misses the deadline, or sends no proof;
+    `Unreachable` if it closes the connection before that, as health probes do.
     """
     frame = bytearray(_CLIENT.size)
-    channel.receive(memoryview(frame), deadline=deadline)
+    try:
+        channel.receive(memoryview(frame), deadline=deadline)
+    except TooSlow as error:
+        raise Unauthorized(f"no handshake: {error}") from None
     hello = bytes(frame)
     try:
         peer, key_name, job = read_peer(hello)
@@ -166,7 +170,10 @@ def accept(
     answer = head + _proof(key, "server", binding, hello, head)
     channel.send(answer)
     proof = bytearray(32)
-    channel.receive(memoryview(proof), deadline=deadline)
+    try:
+        channel.receive(memoryview(proof), deadline=deadline)
+    except Unreachable as error:  # a client with another key of the same id closes the connection
+        raise Unauthorized(f"the peer sent no proof that it has the job's key: {error}") from None
     if not hmac.compare_digest(bytes(proof), _proof(key, "client", binding, hello, answer)):
         conclude(channel, Verdict.REFUSED)
         raise Unauthorized("the peer cannot prove that it has the job's key")

@@ -145,59 +145,6 @@ def test_both_keys_are_valid_during_a_rotation(pair: tuple[Channel, Channel], tm
     assert not old.token_matches("status", new.token("status"))
 
 
-def test_replayed_handshake_is_refused(credentials: Credentials) -> None:
-    """An eavesdropper resends the bytes that a worker sent."""
-
-    class Recorder(Channel):
-        sent = b""
-
-        def send(self, *parts: bytes | memoryview) -> None:
-            self.sent += b"".join(bytes(part) for part in parts)
-            super().send(*parts)
-
-    def connection() -> tuple[Channel, Recorder]:
-        listener = socket.create_server(("127.0.0.1", 0))
-        left = socket.create_connection(listener.getsockname())
-        right, _ = listener.accept()
-        listener.close()
-        return Channel(right, timeout=30), Recorder(left, timeout=30)
-
-    right, recorder = connection()
-    assert shake_hands((recorder, right), credentials, credentials) == (SERVER, WORKER)
-    again, replayer = connection()
-    _, server = both(
-        lambda: replayer.send(recorder.sent),
-        lambda: handshake.accept(again, credentials, "uid", 0, SERVER),
-    )
-    assert isinstance(server, Unauthorized)
-    for channel in (right, recorder, again, replayer):
-        channel.close()
-
-
-def test_reflected_proof_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
-    """The server's own proof is not valid for a client."""
-    left, right = pair
-
-    def reflect() -> None:
-        hello = handshake._CLIENT.pack(
-            handshake.MAGIC,
-            0,
-            0,
-            3,
-            1,
-            0,
-            handshake.key_digest("1"),
-            handshake.job_digest("uid"),
-            bytes(32),
-        )
-        left.send(hello)
-        answer = bytes(left.receive_bytes(handshake._SERVER.size, limit=1000))
-        left.send(answer[-32:])
-
-    _, server = both(reflect, lambda: handshake.accept(right, credentials, "uid", 0, SERVER))
-    assert isinstance(server, Unauthorized)
-
-
 def test_echo_server_is_refused(pair: tuple[Channel, Channel], credentials: Credentials) -> None:
     left, right = pair
 
