@@ -1,8 +1,8 @@
 """The process `shoal-trainer serve`: one shard of the parameters, and on shard 0 the coordinator.
 
 It claims its shard in the storage, which stops older incarnations; starts from the newest snapshot, one of another run,
-or without parameters; serves until the job ends or SIGTERM arrives; and takes a final snapshot. It does not import
-TensorFlow, so it restarts quickly.
+or without parameters; serves until the job ends or SIGTERM arrives; and takes a final snapshot, or, on the other
+shards, writes its part of it. It does not import TensorFlow, so it restarts quickly.
 
 Exit codes: 0 the job has ended (see the termination message), 2 the configuration is wrong, 4 a newer incarnation of
 this shard exists, 143 stopped by SIGTERM.
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import resource
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -59,6 +61,10 @@ T = TypeVar("T")
 SETTLE_SECONDS = 30.0
 """How long the end of the job waits for the snapshot of the end of training, from which another run may start."""
 TICK_SECONDS = 0.25
+LAST_SNAPSHOT_SECONDS = 40.0
+"""How long a shard other than 0 still serves after SIGTERM. If shard 0 stops as well (a drain), its final snapshot
+needs a part of every shard, and it may have to finish another snapshot before. The rest of the pod's grace period of
+60 s is for the manifest, which shard 0 publishes after the last part."""
 LINGER_SECONDS = 10.0
 """How long workers can still learn that the job has ended."""
 RETRY_SECONDS = 1.0
@@ -72,6 +78,7 @@ class ParameterServer:
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
         self._stop = threading.Event()
+        self._stopped_at = math.inf
         self._fenced: Fenced | None = None
         self._restored = self._marked = False
         self._credentials = Credentials.load(config.secret_dir)
@@ -92,6 +99,7 @@ class ParameterServer:
             staleness=config.staleness,
         )
         self.service: CoordinatorService | None = None
+        self._follower = Follower(self.shard, self._store)
         if config.index == 0:
             self.service = CoordinatorService(
                 config,
@@ -123,7 +131,7 @@ class ParameterServer:
         service = self.service
         control = ControlServer(
             self._credentials,
-            service.handlers() if service else Follower(self.shard, self._store).handlers(),
+            service.handlers() if service else self._follower.handlers(),
             host=self.config.bind_host,
             port=address.control_port,
             status=service.status if service else None,
@@ -149,6 +157,7 @@ class ParameterServer:
 
     def stop(self) -> None:
         """Make `run` take a final snapshot and return."""
+        self._stopped_at = min(self._stopped_at, time.monotonic())
         self._stop.set()
 
     def _serve(self) -> int:
@@ -190,6 +199,7 @@ class ParameterServer:
 
     def _final_snapshot(self) -> None:
         if self.service is None:
+            self._await_final_snapshot()
             return
         self.service.snapshotter.stop()
         try:
@@ -199,6 +209,23 @@ class ParameterServer:
             log.warning("stopping: cannot take a final snapshot: %s", error)
         except Exception:
             log.exception("stopping: cannot take a final snapshot")
+
+    def _await_final_snapshot(self) -> None:
+        """Serve until this shard has written its part of a snapshot requested since `stop`, if shard 0 still serves."""
+        while self._fenced is None and self.shard.state is State.READY and self._coordinator_serves():
+            saved = self._follower.saved >= self._stopped_at
+            time.sleep(TICK_SECONDS)  # also for the answer to be sent
+            if saved or time.monotonic() - self._stopped_at > LAST_SNAPSHOT_SECONDS:
+                return
+
+    def _coordinator_serves(self) -> bool:
+        """Whether shard 0 accepts connections. It stops after its final snapshot or the end of the job."""
+        address = self.config.parameter_servers[0]
+        try:
+            socket.create_connection((address.host, address.data_port), timeout=3).close()
+        except OSError:
+            return False
+        return True
 
     # --- starting -------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ def test_restart_policies_and_grace_periods() -> None:
     assert worker()["spec"]["restartPolicy"] == "Never"
     assert worker()["spec"]["terminationGracePeriodSeconds"] == 20
     assert server()["spec"]["restartPolicy"] == "OnFailure"
+    assert server()["spec"]["terminationGracePeriodSeconds"] == 60  # see LAST_SNAPSHOT_SECONDS in serve.py
     assert server()["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Mapping
 
 from shoal_trainer.contract import Message
@@ -26,17 +28,22 @@ class Follower:
         self._store = store
         self._rolling_back = threading.Lock()
         self._writing = threading.Lock()
+        self.saved = -math.inf
+        """When the newest written part of a snapshot was requested, by `time.monotonic`."""
 
     def handlers(self) -> Mapping[str, Handler]:
         """The handler of each request of the control port."""
         return {"snapshot": self._snapshot, "pushes": self._pushes, "roll-back": self._roll_back}
 
     def _snapshot(self, request: SnapshotShard) -> Message:
+        requested = time.monotonic()
         # PS 0 may repeat the request while an earlier write hangs; each writer holds a copy in memory.
         if not self._writing.acquire(blocking=False):
             raise Unreachable(f"shard {self._shard.index} is still writing its part of an earlier snapshot")
         try:
-            return write_part(self._shard, self._store, request)
+            file = write_part(self._shard, self._store, request)
+            self.saved = requested
+            return file
         finally:
             self._writing.release()
 

@@ -1,0 +1,172 @@
+"""Two parameter servers on loopback that are stopped: the final snapshot contains both shards."""
+
+import logging
+import socket
+import tempfile
+import threading
+import time
+
+import pytest
+
+from shoal_trainer import serve
+from shoal_trainer.contract import (
+    EXIT_DRAINED,
+    JobIdentity,
+    Role,
+    RuntimeConfig,
+    Shard,
+    SnapshotPolicy,
+    StopAfter,
+)
+from shoal_trainer.coordinator.protocol import DataSpec, Join
+from shoal_trainer.errors import Fenced
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.security import create_secret_dir
+from shoal_trainer.serve import ParameterServer
+from shoal_trainer.snapshot.storage import open_storage
+from shoal_trainer.snapshot.store import SnapshotStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+
+MODEL = ModelSpec(fingerprint="0" * 64, parameters=64, optimizer=OptimizerConfig(name="delta", batch_size=2))
+
+
+class Job:
+    """Two parameter servers, each in a thread; a test pushes to their shards directly."""
+
+    def __init__(self, folder):
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+        ports = [listener.getsockname()[1] for listener in sockets]
+        for listener in sockets:
+            listener.close()
+        self.shards = tuple(
+            Shard(host="127.0.0.1", data_port=ports[n], control_port=ports[n + 1]) for n in (0, 2)
+        )
+        self.folder, self.codes = folder, {}
+        create_secret_dir(folder / "secret")
+        self.servers = [ParameterServer(self.config(index)) for index in (0, 1)]
+        self.threads = [threading.Thread(target=self.serve, args=(index,), daemon=True) for index in (0, 1)]
+        for thread in self.threads:
+            thread.start()
+        self.wait(lambda: all(server._coordinator_serves() for server in self.servers))
+
+    def config(self, index):
+        return RuntimeConfig(
+            job=JobIdentity(namespace="n", name="j", uid="u"),
+            role=Role.PS,
+            index=index,
+            incarnation=0,
+            parameter_servers=self.shards,
+            entrypoint="a:b",
+            batch_size=2,
+            stop_after=StopAfter(epochs=100),
+            snapshot=SnapshotPolicy(every_seconds=3600),
+            storage_uri=(self.folder / "storage").as_uri(),
+            secret_dir=str(self.folder / "secret"),
+            bind_host="127.0.0.1",
+        )
+
+    def serve(self, index):
+        self.codes[index] = self.servers[index].run()
+
+    def train(self, pushes):
+        """Initialize the parameters of both shards, and push to both."""
+        for server in self.servers:
+            server.shard.connect(0, 0)
+            server.shard.hello(0, 0, MODEL)
+            server.shard.initialize(aligned(server.shard.size))
+        join = Join(slot=0, incarnation=0, data=DataSpec(size=1000), batch_size=2)
+        self.servers[0].service.coordinator.join(join)
+        self.servers[0].service.coordinator.next_work(0, 0)
+        for seq in range(1, pushes + 1):
+            self.push(seq)
+
+    def push(self, seq):
+        meta = PushMeta(samples=2, progress=(Progress(0, -1, 2 * seq - 2, 2 * seq),))
+        for server in self.servers:
+            server.shard.delta(0, 0, seq, seq - 1, meta, aligned(server.shard.size))
+
+    def wait(self, condition, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def exit_code(self, index):
+        self.threads[index].join(30)
+        return self.codes[index]
+
+    def manifest(self):
+        store = SnapshotStore(open_storage((self.folder / "storage").as_uri(), self.config(0).job.prefix))
+        return store.latest()
+
+    def close(self):
+        for server in self.servers:
+            server._on_fenced(Fenced("the test has ended"))
+        for thread in self.threads:
+            thread.join(30)
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(serve, "serve_metrics", lambda *_: None)
+    monkeypatch.setattr(serve, "TICK_SECONDS", 0.02)
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_servers_stopped_together_save_the_newest_version(job, order, caplog):
+    job.train(3)
+    assert job.servers[0].service.snapshotter.take().shards[1].version == 3
+    job.push(4)
+    job.servers[order[0]].stop()
+    job.threads[order[0]].join(0.2)  # shard 1 still serves then, if it is the first
+    job.servers[order[1]].stop()
+    assert [job.exit_code(index) for index in (0, 1)] == [EXIT_DRAINED] * 2
+    manifest = job.manifest()
+    assert (manifest.number, [part.version for part in manifest.shards]) == (2, [4, 4])
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_shard_stopped_alone_serves_until_its_part_of_a_snapshot(job):
+    job.train(1)
+    job.servers[0].service.snapshotter.take()
+    job.servers[1].stop()
+    job.threads[1].join(0.2)
+    job.push(2)
+    assert job.servers[0].service.snapshotter.take().shards[1].version == 2
+    assert job.exit_code(1) == EXIT_DRAINED
+
+
+def test_shard_stopped_alone_exits_after_the_limit(job, monkeypatch):
+    monkeypatch.setattr(serve, "LAST_SNAPSHOT_SECONDS", 0.3)
+    job.train(1)
+    job.servers[0].service.snapshotter.take()
+    begin = time.monotonic()
+    job.servers[1].stop()
+    assert job.exit_code(1) == EXIT_DRAINED
+    assert time.monotonic() - begin >= 0.3
+    assert job.threads[0].is_alive()
+
+
+def test_shard_without_parameters_exits_at_once(job):
+    job.servers[1].stop()
+    assert job.exit_code(1) == EXIT_DRAINED
+
+
+def test_shard_exits_at_once_after_shard_0(job):
+    """As when the job has ended, or is suspended."""
+    job.train(1)
+    job.servers[0].stop()
+    assert job.exit_code(0) == EXIT_DRAINED
+    job.servers[1].stop()
+    assert job.exit_code(1) == EXIT_DRAINED
+
+
+def test_replaced_shard_exits_at_once_while_stopping(job):
+    job.train(1)
+    job.servers[1].stop()
+    job.servers[1]._on_fenced(Fenced("another server has claimed this shard"))
+    assert job.exit_code(1) is not None
