@@ -47,7 +47,9 @@ class Job:
         self.threads = [threading.Thread(target=self.serve, args=(index,), daemon=True) for index in (0, 1)]
         for thread in self.threads:
             thread.start()
-        self.wait(lambda: all(server._coordinator_serves() for server in self.servers))
+        self.wait(
+            lambda: all(server._watch._thread.is_alive() for server in self.servers)
+        )  # all ports are open
 
     def config(self, index):
         return RuntimeConfig(
