@@ -42,13 +42,13 @@ def main() -> None:
                 highlight=False,
             )
             measured.append(figure)
+            write(options.output, [*everything, *measured])
         title = (module.__doc__ or name).splitlines()[0]
         show(title, measured, console)
         if options.record and name != "convergence":  # its page holds more than the table
             command = f"python -m benchmarks {name}{' --quick' if options.quick else ''}"
             (PAGES / f"{name}.md").write_text(page(title.rstrip("."), command, measured))
         everything += measured
-        write(options.output, everything)
     missed = [m.name for m in everything if m.met is False]
     console.print(
         f"{len(everything)} figures in {options.output}; goals missed: {', '.join(missed) or 'none'}"

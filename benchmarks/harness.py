@@ -12,6 +12,7 @@ import os
 import platform
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -114,7 +115,14 @@ def _processor() -> str:
 
 
 def write(path: Path, measurements: Iterable[Measurement]) -> None:
-    """Write `build/bench.json`: a list of {name, value, unit, against, goal, met, …}."""
+    """Write `build/bench.json`: a list of {name, value, unit, against, goal, met, …}.
+
+    Raises ValueError if two figures have the same name.
+    """
+    measurements = list(measurements)
+    for name, count in Counter(m.name for m in measurements).items():
+        if count > 1:
+            raise ValueError(f"{count} figures are named {name!r}. Give each figure its own name.")
     rows = [
         {**{k: v for k, v in asdict(m).items() if v is not None}, "goal": m.goal, "met": m.met}
         for m in measurements

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.harness import Measurement, summary
-from benchmarks.runs import run
+from benchmarks.runs import JoinParts, run
 
 SCRIPT = """
 import time; start = time.perf_counter()
@@ -24,22 +24,22 @@ model.train_on_batch(x, y)
 
 def measure(quick: bool) -> Iterator[Measurement]:
     """Import, build and first step of plain Keras in a separate process; then a Shoal worker, and its parts."""
-    plain, joined, parts = [], [], []
+    plain: list[float] = []
+    joined: list[float] = []
+    parts: list[JoinParts] = []
     for _ in range(1 if quick else 3):
         start = time.perf_counter()
         subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True)
         plain.append(time.perf_counter() - start)
-        found = run("benchmarks.jobs:compute", workers=1, args={"model": "resnet20"}, batch=16, seconds=2.0)
+        [found] = run("benchmarks.jobs:compute", workers=1, args={"model": "resnet20"}, batch=16, seconds=2.0)
         joined.append(found.first_push_seconds[0])
-        parts.append(found.ready_seconds[0])
+        parts.append(found.join_parts[0])
     against = "Keras' own import, build, first step"
     ratios = [ours / keras for ours, keras in zip(joined, plain, strict=True)]
     yield summary("process start to first accepted push, ResNet-20", ratios, "x", against, 1.1, at_most=True)
     base = statistics.median(plain)
-    rest = [ours - sum(part) for ours, part in zip(joined, parts, strict=True)]
-    for name, spent in (
-        ("imports", [part[0] for part in parts]),
-        ("build and trace", [part[1] for part in parts]),
-        ("hello, pull, first step and push", rest),
-    ):
+    columns = zip(("imports", "build and trace", "hello", "pull"), zip(*parts, strict=True), strict=True)
+    for name, spent in columns:
         yield summary(f"of it: {name}", [seconds / base for seconds in spent], "x", against)
+    rest = [(ours - sum(part)) / base for ours, part in zip(joined, parts, strict=True)]
+    yield summary("of it: the rest (interpreter, first step and push)", rest, "x", against)

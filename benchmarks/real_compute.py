@@ -40,8 +40,9 @@ def measure(quick: bool) -> Iterator[Measurement]:
         own = "the worker's own step without parameter server"
         yield summary(name, shares, "x", own, goal)
         yield summary(f"{name}: a bare socket that sends each update back, instead of a PS", bare, "x", own)
-        yield summary(name, of_keras, "x", "Keras' fit, each process for itself")
+        yield summary(f"{name} / Keras' fit", of_keras, "x", "Keras' fit, each process for itself")
 
 
 def _ours(model: str, batch: int, seconds: float) -> float:
-    return run("benchmarks.jobs:compute", workers=2, args={"model": model}, batch=batch, seconds=seconds).rate
+    spans = run("benchmarks.jobs:compute", workers=2, args={"model": model}, batch=batch, seconds=seconds)
+    return spans[0].rate

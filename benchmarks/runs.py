@@ -6,15 +6,27 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
-from shoal_trainer.contract import Role, Staleness, StopAfter, WorkerState
+from shoal_trainer.contract import Role, Staleness, StatusReport, StopAfter, WorkerState
 from shoal_trainer.local import LocalJob, LocalRun
 
 START_SECONDS = 420.0
-READY = re.compile(r"import ([0-9.]+) s, build and trace ([0-9.]+) s")
+PARTS = re.compile(
+    r"import ([0-9.]+) s, build and trace ([0-9.]+) s.*?joined: hello ([0-9.]+) s, pull ([0-9.]+) s",
+    re.DOTALL,
+)
+
+
+class JoinParts(NamedTuple):
+    """Parts of a worker's start in seconds, from its log. `hello`: connect, initialize the parameters, and join."""
+
+    imports: float
+    build: float
+    hello: float
+    pull: float
 
 
 @dataclass(frozen=True)
@@ -27,8 +39,7 @@ class Run:
     ps_memory: int
     first_push_seconds: tuple[float, ...]
     """Seconds from the start of each worker's process to its first accepted push."""
-    ready_seconds: tuple[tuple[float, float], ...] = ()
-    """The parts for imports, and for building and tracing the model, from each worker's log."""
+    join_parts: tuple[JoinParts, ...] = ()
 
 
 def run(
@@ -39,8 +50,9 @@ def run(
     batch: int,
     seconds: float,
     parameter_servers: int = 1,
-) -> Run:
-    """Measure over `seconds`. Raises RuntimeError if a worker does not become active."""
+    spans: int = 1,
+) -> list[Run]:
+    """Measure `spans` times `seconds` of one job. Raises RuntimeError if a worker does not become active."""
     job = LocalJob(
         entrypoint=entrypoint,
         workers=workers,
@@ -57,28 +69,34 @@ def run(
             for p in local.processes
             if p.role is Role.WORKER
         }
-        status = _all_at_work(local, workers)
+        _wait_for_all(local, workers)
         time.sleep(2.0)  # the first steps of the last one
-        before, at = local.status() or status, time.monotonic()
-        cpu = _cpu(local)
-        time.sleep(seconds)
-        after, elapsed = local.status(), time.monotonic() - at
-        if after is None or local.outcome is not None:
-            raise RuntimeError(f"the job ended while it was measured: logs in {local.logs}")
-        steps = after.step - before.step
-        spent = {role: value - cpu[role] for role, value in _cpu(local).items()}
-        memory = max(
-            psutil.Process(p.popen.pid).memory_info().rss for p in local.processes if p.role is Role.PS
-        )
-        pushes = tuple(
-            w.first_push_at - started[w.slot] for w in after.workers if w.first_push_at is not None
-        )
-        logs = (p.log.read_text(errors="replace") for p in local.processes if p.role is Role.WORKER)
-        ready = tuple((float(m[1]), float(m[2])) for log in logs if (m := READY.search(log)))
-        return Run(steps / elapsed, spent[Role.PS] / steps, spent[Role.WORKER] / steps, memory, pushes, ready)
+        return [_span(local, seconds, started) for _ in range(spans)]
 
 
-def _all_at_work(local: LocalRun, workers: int) -> Any:
+def _span(local: LocalRun, seconds: float, started: Mapping[int, float]) -> Run:
+    """Measure over `seconds`. `started`: when each worker's process started."""
+    before, at = _status(local), time.monotonic()
+    cpu = _cpu(local)
+    time.sleep(seconds)
+    after, elapsed = _status(local), time.monotonic() - at
+    steps = after.step - before.step
+    spent = {role: value - cpu[role] for role, value in _cpu(local).items()}
+    memory = max(psutil.Process(p.popen.pid).memory_info().rss for p in local.processes if p.role is Role.PS)
+    pushes = tuple(w.first_push_at - started[w.slot] for w in after.workers if w.first_push_at is not None)
+    logs = (p.log.read_text(errors="replace") for p in local.processes if p.role is Role.WORKER)
+    parts = tuple(JoinParts(*map(float, m.groups())) for log in logs if (m := PARTS.search(log)))
+    return Run(steps / elapsed, spent[Role.PS] / steps, spent[Role.WORKER] / steps, memory, pushes, parts)
+
+
+def _status(local: LocalRun) -> StatusReport:
+    for _ in range(5):
+        if (status := local.status()) is not None:
+            return status
+    raise RuntimeError(f"the job ended while it was measured: logs in {local.logs}")
+
+
+def _wait_for_all(local: LocalRun, workers: int) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         outcome = local.poll()
@@ -88,7 +106,7 @@ def _all_at_work(local: LocalRun, workers: int) -> Any:
         if status is not None:
             working = [w for w in status.workers if w.state is WorkerState.ACTIVE and w.steps > 1]
             if len(working) >= workers:
-                return status
+                return
         time.sleep(0.25)
     raise RuntimeError(f"not all workers became active: logs in {local.logs}")
 

@@ -1,41 +1,65 @@
-"""Beside tf.distribute.ParameterServerStrategy: the same models in the same run."""
+"""Against tf.distribute.ParameterServerStrategy: the same models in the same run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from benchmarks import strategy_peer
 from benchmarks.harness import Measurement, summary
-from benchmarks.runs import run
-from benchmarks.strategy_peer import Case
-from benchmarks.strategy_peer import run as run_peer
+from benchmarks.runs import Run, run
+from benchmarks.strategy_peer import Case, Outcome
 
 REAL = (("resnet20", 16, 1), ("mlp", 64, 1), ("resnet110", 4, 10))
+"""(model, batch, steps per closure)."""
 SIMULATED = ((1, 2.2), (2, 2.2), (4, 4.0), (8, 7.0))
+"""(workers, goal)."""
 RESNET110 = {"parameters": 1_730_000, "tensors": 329}
 STEP = 0.1
+REPEATS = 3
+SECONDS = 8.0
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Rates, then CPU time and memory of a parameter server."""
-    seconds, repeats = (8.0, 1) if quick else (15.0, 3)
+    """Rates, CPU time and memory of a parameter server; each repeat of a real model is a new start of both.
+
+    A start of a simulated model takes minutes, since its peer traces 329 variables for each worker. It is started once,
+    and measured `REPEATS` times.
+    """
+    repeats = 1 if quick else REPEATS
     for model, batch, closure in REAL[:1] if quick else REAL:
-        ratios, cpu, memory = [], [], []
-        for _ in range(repeats):
-            peer = run_peer(Case(model, 2, batch, steps_per_closure=closure, seconds=seconds))
-            ours = run(
-                "benchmarks.jobs:compute", workers=2, args={"model": model}, batch=batch, seconds=seconds
-            )
-            ratios.append(ours.rate / peer.rate)
-            cpu.append(ours.ps_cpu / peer.ps_cpu)
-            memory.append(ours.ps_memory / peer.ps_memory)
+        case = Case(model, 2, batch, steps_per_closure=closure, seconds=SECONDS)
+        pairs = [pair for _ in range(repeats) for pair in _real(case)]
         against = f"ParameterServerStrategy, {closure} steps a closure"
-        yield summary(f"{model}, 2 workers, steps/s", ratios, "x", against, 1.5)
-        yield summary(f"{model}, PS processor time a step", cpu, "x", against, at_most=True)
-        yield summary(f"{model}, PS memory", memory, "x", against, at_most=True)
+        yield from _rows(f"{model}, 2 workers, steps/s", model, pairs, against, 1.5)
     for workers, goal in SIMULATED[:1] if quick else SIMULATED:
-        peer = run_peer(Case("resnet110", workers, step_seconds=STEP, seconds=seconds))
-        args = {**RESNET110, "milliseconds": int(STEP * 1000)}
-        ours = run("benchmarks.jobs:sleeping", workers=workers, args=args, batch=4, seconds=seconds)
-        ratios = [ours.rate / peer.rate]
-        against = "ParameterServerStrategy"
-        yield summary(f"simulated ResNet-110, {workers} workers", ratios, "x", against, goal)
+        name = f"simulated ResNet-110, {workers} workers"
+        yield from _rows(name, name, _simulated(workers, repeats), "ParameterServerStrategy", goal)
+
+
+def _real(case: Case) -> Iterable[tuple[Run, Outcome]]:
+    peer = strategy_peer.run(case)
+    args = {"model": case.model}
+    ours = run(
+        "benchmarks.jobs:compute", workers=case.workers, args=args, batch=case.batch, seconds=case.seconds
+    )
+    return zip(ours, peer, strict=True)
+
+
+def _simulated(workers: int, repeats: int) -> list[tuple[Run, Outcome]]:
+    peer = strategy_peer.run(Case("resnet110", workers, step_seconds=STEP, seconds=SECONDS, spans=repeats))
+    args = {**RESNET110, "milliseconds": int(STEP * 1000)}
+    ours = run(
+        "benchmarks.jobs:sleeping", workers=workers, args=args, batch=4, seconds=SECONDS, spans=repeats
+    )
+    return list(zip(ours, peer, strict=True))
+
+
+def _rows(
+    rate: str, name: str, pairs: list[tuple[Run, Outcome]], against: str, goal: float
+) -> Iterator[Measurement]:
+    """`rate`: the name of the row of the rates; `name`: the start of the others'."""
+    yield summary(rate, [ours.rate / peer.rate for ours, peer in pairs], "x", against, goal)
+    cpu = [ours.ps_cpu / peer.ps_cpu for ours, peer in pairs]
+    yield summary(f"{name}, PS processor time a step", cpu, "x", against, at_most=True)
+    memory = [ours.ps_memory / peer.ps_memory for ours, peer in pairs]
+    yield summary(f"{name}, PS memory", memory, "x", against, at_most=True)

@@ -24,7 +24,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement: `step_seconds` makes the step a sleep of that length instead of compute."""
+    """`spans` measurements: `step_seconds` makes the step a sleep of that length instead of compute."""
 
     model: str
     workers: int
@@ -33,6 +33,7 @@ class Case:
     steps_per_closure: int = 1
     step_seconds: float = 0.0
     seconds: float = 20.0
+    spans: int = 1
     base_port: int = 21000
 
 
@@ -51,15 +52,15 @@ def in_namespace(command: list[str]) -> list[str]:
     return ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]
 
 
-def run(case: Case) -> Outcome:
+def run(case: Case) -> list[Outcome]:
     """Measure a case in a separate process. Raises RuntimeError with its output if it fails."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = in_namespace([sys.executable, "-m", "benchmarks.strategy_peer", json.dumps(asdict(case))])
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[{")]
     if not lines:
         raise RuntimeError(f"ParameterServerStrategy did not finish: {done.stderr[-2000:]}")
-    return Outcome(**json.loads(lines[-1]))
+    return [Outcome(**span) for span in json.loads(lines[-1])]
 
 
 def cluster_spec(case: Case) -> dict[str, list[str]]:
@@ -106,8 +107,8 @@ def cpu_seconds(processes: list[psutil.Process]) -> float:
     return sum(sum(p.cpu_times()[:2]) for p in processes)
 
 
-def measure(case: Case) -> Outcome:
-    """Run the chief: connect, warm up, keep the queue full for about `case.seconds`."""
+def measure(case: Case) -> list[Outcome]:
+    """Run the chief: connect, warm up, keep the queue full for about `case.seconds`, `case.spans` times."""
     import tensorflow as tf
 
     spec = cluster_spec(case)
@@ -134,12 +135,16 @@ def measure(case: Case) -> Outcome:
         run_closures(2 * case.workers)
         warm_up = run_closures(4 * case.workers)
         closures = max(2 * case.workers, round(4 * case.workers / warm_up * case.seconds))
-        before = {job: cpu_seconds(members) for job, members in processes.items()}
-        elapsed = run_closures(closures)
         steps = closures * case.steps_per_closure
-        spent = {job: cpu_seconds(members) - before[job] for job, members in processes.items()}
-        memory = max(p.memory_info().rss for p in processes["ps"])
-        return Outcome(steps / elapsed, spent["ps"] / steps, spent["worker"] / steps, memory)
+
+        def span() -> Outcome:
+            before = {job: cpu_seconds(members) for job, members in processes.items()}
+            elapsed = run_closures(closures)
+            spent = {job: cpu_seconds(members) - before[job] for job, members in processes.items()}
+            memory = max(p.memory_info().rss for p in processes["ps"])
+            return Outcome(steps / elapsed, spent["ps"] / steps, spent["worker"] / steps, memory)
+
+        return [span() for _ in range(case.spans)]
 
 
 def build_model(case: Case) -> Any:
@@ -224,7 +229,7 @@ def main() -> None:
     if "job" in arguments:
         serve(arguments["spec"], arguments["job"], arguments["index"])
         return
-    print(json.dumps(asdict(measure(Case(**arguments)))), flush=True)
+    print(json.dumps([asdict(span) for span in measure(Case(**arguments))]), flush=True)
     os._exit(0)  # its threads outlive the strategy
 
 

@@ -15,6 +15,7 @@ SIZES = {"1.7 M": 1_730_000, "25.6 M": 25_600_000, "100 M": 100_000_000}
 LINE_RATE = 10e9 / 8
 HOT_MEGABYTE = "bare socket both ways, one megabyte that stays in the cache"
 NAMESPACE = f"shoal-bench-{os.getpid()}"
+NO_LINK = "  the rows of a 10 Gb/s link are skipped, since no veth pair can be made: {}"
 HOST_SIDE, SERVER_SIDE = "10.213.7.1", "10.213.7.2"
 
 
@@ -43,9 +44,10 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
     for dtype, goal in (("bf16", 280.0), ("fp32", 150.0)):
         spans = list(exchange(SIZES["1.7 M"], dtype, 4, seconds, repeats=repeats))
         rates = [span.per_second for span in spans]
-        yield summary(f"service 1.73 M {dtype}", rates, "/s", "4 workers on the same cores", goal)
+        name = f"service 1.73 M {dtype}"
+        yield summary(name, rates, "/s", "4 workers on the same cores", goal)
         shares = [span.bytes_per_second / span.hot_bytes_per_second for span in spans]
-        yield summary("the same", shares, "x", HOT_MEGABYTE)
+        yield summary(f"{name} / hot megabyte", shares, "x", HOT_MEGABYTE)
     with shaped_link() as prefix:
         if prefix is None:
             return
@@ -69,8 +71,9 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
 
 @contextmanager
 def shaped_link() -> Iterator[list[str] | None]:
-    """A network namespace behind a veth pair shaped to 10 Gb/s each way; None if this user cannot create one."""
+    """A network namespace behind a veth pair shaped to 10 Gb/s each way; prints why and yields None if it cannot be."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+        print(NO_LINK.format("needs root, ip and tc"), flush=True)
         yield None
         return
     host, server = f"shb{os.getpid() % 10**8}a", f"shb{os.getpid() % 10**8}b"
@@ -90,7 +93,8 @@ def shaped_link() -> Iterator[list[str] | None]:
         try:
             for command in commands:
                 subprocess.run(command.split(), check=True, capture_output=True)
-        except subprocess.CalledProcessError:
+        except subprocess.CalledProcessError as error:
+            print(NO_LINK.format(f"{' '.join(error.cmd)}: {error.stderr.decode().strip()}"), flush=True)
             yield None
         else:
             yield inside.split()

@@ -171,7 +171,7 @@ class Loop(Upstream):
         The heartbeats have joined before the model was traced; this join reaches a coordinator that was replaced since.
         If parameter server 0 is replaced after this join, the pull fails.
         """
-        backoff = Backoff(longest=PROBE_SECONDS)
+        backoff, started = Backoff(longest=PROBE_SECONDS), self._clock()
         while not self._drain.is_set():
             try:
                 welcome = self._wait(self._exchange.connect(lambda: None))
@@ -180,6 +180,7 @@ class Loop(Upstream):
                 if not welcome.initialized:
                     self._exchange.initialize(self._flat_model.initial()).result()
                 self._join_coordinator({})
+                greeted = self._clock()
                 pulled = self._exchange.pull(self._buffers.spare).result()
             except Unreachable as error:
                 if backoff.is_new(error):
@@ -191,6 +192,7 @@ class Loop(Upstream):
             self._leases.reset(welcome.generation)
             self._seq = max(shard.last_seq for shard in welcome.shards)
             self._last_push = self._clock()
+            log.info("joined: hello %.3f s, pull %.3f s", greeted - started, self._last_push - greeted)
             return
 
     # --- a step ---------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         flat_model.trace()
     traced = time.monotonic()
     log.info(
-        "ready in %.1f s: import %.1f s, build and trace %.1f s, %d parameters, batches of %d on %s",
+        "ready in %.1f s: import %.2f s, build and trace %.2f s, %d parameters, batches of %d on %s",
         traced - started, imported - started, traced - imported, flat_model.layout.size, config.batch_size, device,
     )  # fmt: skip
     worker = compose(job, config, flat_model, coordinator, credentials, drain.flag)
