@@ -3,45 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import compute_only
 from benchmarks.harness import Measurement, summary
-from benchmarks.runs import run
+from benchmarks.runs import Run, run
 
-CASES = [
-    *(
-        ("1.73 M", 1_730_000, 100, workers, 1, 0.97 if workers <= 16 else None)
-        for workers in (1, 2, 4, 8, 16, 32)
-    ),
-    ("1.73 M", 1_730_000, 100, 4, 2, None),
-    ("25.6 M", 25_600_000, 300, 2, 1, 0.96),
+SECONDS = 12.0
+REPEATS = 3
+GOAL, GOAL_WORKERS = 0.97, 16
+
+
+class Case(NamedTuple):
+    """A simulated model; measured with each number of parameter servers."""
+
+    name: str
+    parameters: int
+    milliseconds: int
+    workers: int
+    servers: tuple[int, ...]
+    goal: float | None
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments of `jobs.sleeping`."""
+        return {"parameters": self.parameters, "milliseconds": self.milliseconds}
+
+
+SMALL = [
+    Case("1.73 M", 1_730_000, 100, workers, (1, 2), GOAL if workers <= GOAL_WORKERS else None)
+    for workers in (1, 2, 4, 8, 16, 32)
 ]
-"""(name, parameters, milliseconds a step, workers, parameter servers, goal)."""
+LARGE = Case("25.6 M", 25_600_000, 300, 2, (1,), 0.96)
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """One row for each number of workers. Ideal: the same step in one process, without a parameter server.
+    """One row for each number of workers and parameter servers."""
+    for case in [SMALL[0]._replace(servers=(1,))] if quick else [*SMALL, LARGE]:
+        found = _measured(case, 1 if quick else REPEATS, 5.0 if quick else SECONDS)
+        for servers, pairs in found.items():
+            title = f"{case.name}, {case.milliseconds} ms, {case.workers} workers, {servers} PS, bf16"
+            shares = [one.rate / ideal for one, ideal in pairs]
+            yield summary(title, shares, "x", "workers x the same step with no PS", case.goal)
+            cores = [(one.worker_cpu + one.ps_cpu) * ideal for one, ideal in pairs]
+            name = f"{title}, cores that ideal would take"
+            yield summary(name, cores, "cores", "processor time a step, workers and PS")
 
-    The ideal is measured before each run, since the duration of a sleep varies on a shared host.
+
+def _measured(case: Case, repeats: int, seconds: float) -> dict[int, list[tuple[Run, float]]]:
+    """By number of servers: the runs, and the ideal before each.
+
+    The ideal is the same step in one process, without a parameter server. It is measured in each repeat, since the
+    duration of a sleep varies on a shared host. Above `GOAL_WORKERS` the start takes most of the time, so the job is
+    started once.
     """
-    for name, parameters, milliseconds, workers, servers, goal in CASES[:2] if quick else CASES:
-        args: dict[str, Any] = {"parameters": parameters, "milliseconds": milliseconds}
-        shares, cpu = [], []
-        for _ in range(1 if quick or workers > 16 else 3):
-            ideal = workers * compute_only.rate("sleeping", 4, 1, 5.0, **args)
-            found = run(
+    found: dict[int, list[tuple[Run, float]]] = {servers: [] for servers in case.servers}
+    starts, spans = (1, repeats) if case.workers > GOAL_WORKERS else (repeats, 1)
+    for _ in range(starts):
+        ideal = case.workers * compute_only.rate("sleeping", 4, 1, 5.0, **case.args)
+        for servers, pairs in found.items():
+            runs = run(
                 "benchmarks.jobs:sleeping",
-                workers=workers,
-                args=args,
+                workers=case.workers,
+                args=case.args,
                 batch=4,
-                seconds=5 if quick else 12,
+                seconds=seconds,
                 parameter_servers=servers,
+                spans=spans,
             )
-            shares.append(found.rate / ideal)
-            cpu.append((found.worker_cpu + found.ps_cpu) * ideal)
-        title = f"{name}, {milliseconds} ms, {workers} workers, {servers} PS, bf16"
-        yield summary(title, shares, "x", "workers x the same step with no PS", goal)
-        yield summary(
-            f"{title}, cores that ideal would take", cpu, "cores", "processor time a step, workers and PS"
-        )
+            pairs += [(one, ideal) for one in runs]
+    return found
