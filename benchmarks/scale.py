@@ -46,17 +46,18 @@ NEVER = 1_000_000
 
 def measure(quick: bool) -> Iterator[Measurement]:
     """Memory relative to parameters x (4 + state) bytes, then push-pulls/s by parameters and by clients."""
-    limit = statistics.median(hot_rate(1.0)[0] for _ in range(1 if quick else 3))
+    pushes, repeats = (40, 1) if quick else (400, 3)
+    limit = statistics.median(hot_rate(1.0)[0] for _ in range(repeats))
     memory: dict[str, dict[int, float]] = {name: {} for name in OPTIMIZERS}
     by_size: dict[int, float] = {}
     by_clients: dict[int, float] = {}
-    for name, size in list(SIZES.items())[: 2 if quick else 4]:
+    for name, size in list(SIZES.items())[: 1 if quick else None]:
         for optimizer in OPTIMIZERS:
             rates, used = [], []
-            for _ in range(1 if quick else 3):
+            for _ in range(repeats):
                 with _Server() as server:
-                    pushes = max(3, 100_000_000 // size)
-                    rates.append(server.push(size, clients=2, pushes=pushes, optimizer=optimizer))
+                    count = max(3, pushes * 250_000 // size)
+                    rates.append(server.push(size, clients=2, pushes=count, optimizer=optimizer))
                     used.append(server.anonymous_bytes())
             memory[optimizer][size] = statistics.median(used)
             ratios = [one / allowed(size, optimizer) for one in used]
@@ -67,9 +68,11 @@ def measure(quick: bool) -> Iterator[Measurement]:
                 by_size[size] = statistics.median(rates)
                 shares = [rate * size * 2 * BF16 / limit for rate in rates]
                 yield summary(f"push+pull, {name} bf16, 2 clients", shares, "x", "bare socket both ways")
-    for clients in CLIENTS[:2] if quick else CLIENTS:
+    for clients in CLIENTS[:1] if quick else CLIENTS:
         with _Server() as server:
-            rates = [server.push(SMALL, clients=clients, pushes=max(4, 400 // clients)) for _ in range(3)]
+            rates = [
+                server.push(SMALL, clients=clients, pushes=max(4, pushes // clients)) for _ in range(repeats)
+            ]
         by_clients[clients] = statistics.median(rates)
         alone = by_clients[1]
         name = f"push-pulls/s, 1.73 M bf16, {clients} clients"
