@@ -15,6 +15,7 @@ from sklearn.model_selection import train_test_split
 
 from shoal_trainer import Indexed, Training
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, Shard, SnapshotPolicy, StopAfter
+from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.errors import Fenced
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
@@ -157,6 +158,39 @@ def run(tmp_path, monkeypatch):
     yield start
     for job in jobs:
         job.server.stop()
+
+
+@pytest.fixture
+def control_servers(monkeypatch):
+    """The control servers of the job, each as a pair: the server, and a function that starts another at its port."""
+    servers = []
+
+    def open_port(*arguments, **options):
+        server = ControlServer(*arguments, **options)
+        servers.append((server, lambda: open_port(*arguments, **options).start()))
+        return server
+
+    monkeypatch.setattr("shoal_trainer.serve.ControlServer", open_port)
+    yield servers
+    for server, _ in servers:
+        server.close()
+
+
+def test_job_without_its_control_port_trains_on_and_counts_each_sample_once(control_servers, run):
+    job = run(0)
+    coordinator, loops = job.server.service.coordinator, [worker.loop for worker, *_ in job.workers.values()]
+    job.wait(lambda: job.samples() > len(X))
+    control, reopen = control_servers[0]
+    control.close()
+    job.wait(lambda: not any(loop._leases.held() for loop in loops))
+    assert coordinator.finished is None
+    assert [loop._outage for loop in loops] == [None] * WORKERS  # the data port answers
+    reopen()
+    message = job.finish()
+    assert message.samples == EPOCHS * len(X)
+    assert (message.ranges.repeated, message.ranges.partial, message.ranges.never) == (0, 0, 0)
+    assert (message.data.repeated, message.data.partial, message.data.lost) == (0, 0, 0)
+    assert message.wasted_steps == 0
 
 
 def test_accuracy_with_faults_is_within_the_spread_of_clean_runs(run):

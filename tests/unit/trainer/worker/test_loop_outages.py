@@ -100,6 +100,35 @@ class Forgetful(FakeCoordinator):
             raise Unreachable("the answer is lost")
 
 
+class Unanswering(FakeCoordinator):
+    """From the tenth push on, answers no request for work until all leased samples are trained."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.unanswered = 0
+
+    def next_work(self, generation=0, stopped=None):
+        with self.lock:
+            leased = sum(work.stop - work.start for work in self.leased.values())
+            if self.pushes >= 10 and (self.unanswered < 3 or self.samples < leased):
+                self.unanswered += 1
+                raise Unreachable("the coordinator is lost")
+        return super().next_work(generation, stopped)
+
+
+def test_leases_are_trained_while_the_coordinator_is_unreachable(start_servers, monkeypatch):
+    monkeypatch.setattr("shoal_trainer.worker.feed.FIRST_PAUSE", 0.01)
+    coordinator = Unanswering(DATA.size, epochs=2, tasks=())
+    servers = start_servers(coordinator)
+    running = Running(job(), servers, coordinator).start()
+    assert running.join() is End.FINISHED
+    loop = running.worker.loop
+    assert coordinator.unanswered >= 3
+    assert coordinator.samples == servers.stores[0].samples == 2 * DATA.size
+    assert [coordinator.applied[epoch, -1].total for epoch in range(2)] == [DATA.size] * 2
+    assert (loop.steps, loop._wasted, len(coordinator.joins)) == (coordinator.pushes, 0, 1)
+
+
 def test_task_result_with_a_lost_answer_is_resent_not_recomputed(start_servers):
     coordinator = Forgetful(64, tasks=("callbacks",))
     servers = start_servers(coordinator)
