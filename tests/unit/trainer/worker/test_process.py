@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import threading
+from signal import SIGKILL
 from types import SimpleNamespace
 
 import pytest
@@ -102,8 +103,11 @@ class Ended:
     def wait(self):
         return self.code
 
+    def send_signal(self, signal):
+        self.code = -signal
+
     def kill(self):
-        self.code = -9
+        self.send_signal(SIGKILL)
 
 
 def test_local_worker_that_exits_early_is_replaced(monkeypatch):
@@ -124,3 +128,38 @@ def test_local_worker_that_exits_early_is_replaced(monkeypatch):
             run.poll()
         assert run.outcome.outcome is Outcome.FAILED
         assert run.outcome.reason == "BackoffLimit"
+
+
+class Endless(Ended):
+    """A process that runs until it gets a signal."""
+
+    def __init__(self, *_, **__):
+        self.code = None
+
+
+@pytest.mark.parametrize(
+    ("kill", "names"),
+    [
+        ("worker", ["ps-0-0", "worker-0-1"]),
+        ("ps", ["ps-0-1", "worker-0-0"]),
+    ],
+)
+def test_kill_every_kills_a_process_which_is_replaced(monkeypatch, kill, names):
+    now = [0.0]
+    monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", Endless)
+    with LocalRun(LocalJob(entrypoint="a:b", kill_every=5.0, kill=kill), clock=lambda: now[0]) as run:
+        before = list(run.processes)
+        for now[0] in (0.0, 4.9):
+            assert run.poll() is None
+            assert run.processes == before
+        assert run.kills == 0
+        for kills in range(1, MAX_FAILURES + 3):
+            now[0] = 5.0 * kills
+            run.poll()
+            assert [process.popen.poll() for process in run.processes].count(-SIGKILL) == 1
+            assert run.poll() is None
+            assert [process.popen.poll() for process in run.processes] == [None, None]
+            assert (run.kills, run.failures) == (kills, 0)
+            if kills == 1:
+                assert sorted(process.name for process in run.processes) == names
+    assert all(process.popen.poll() == -SIGKILL for process in run.processes)
