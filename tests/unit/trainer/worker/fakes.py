@@ -106,6 +106,8 @@ class Servers:
         self.stores = [None] * count
         self.servers = [None] * count
         self.ports = [0] * count
+        self.ready = []
+        """(version, applied) of each shard that became ready."""
         for index in range(count):
             self.start(index)
 
@@ -113,6 +115,7 @@ class Servers:
         store = ShardStore(
             index, self.count, epoch, staleness=self.staleness, recovery_seconds=10,
             on_applied=self.coordinator.on_applied if self.coordinator and index == 0 else None,
+            on_ready=lambda version, applied: self.ready.append((version, applied)),
         )  # fmt: skip
         if restore is not None:
             store.restore(restore)

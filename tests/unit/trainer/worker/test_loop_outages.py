@@ -38,6 +38,58 @@ def test_restored_server_gets_the_newer_copy_of_the_worker(start_servers):
     assert [coordinator.applied[epoch, -1].total for epoch in range(8)] == [DATA.size] * 8
 
 
+WORKERS, PUSHES = 3, 20
+
+
+def lose_with_pushes_in_flight(servers, coordinator):
+    """Save the shard when all workers have pushed; `PUSHES` later, stop it while a push of each worker is unanswered.
+
+    One of these pushes has been applied by then, the others are applied after it. Returns the saved copies.
+    """
+    shard, saved, arrived = servers.stores[0], [], threading.Semaphore(0)
+    push = shard.push
+
+    def arriving(*arguments, **options):
+        arrived.release()
+        return push(*arguments, **options)
+
+    def applied(push):
+        coordinator.on_applied(push)
+        if not saved and len(shard.applied) == WORKERS:
+            saved.append(shard.copy())
+        if not saved or push.version < saved[0].version + PUSHES:
+            arrived.acquire()
+        elif push.version == saved[0].version + PUSHES:
+            for _ in range(WORKERS):
+                assert arrived.acquire(timeout=SECONDS)
+            servers.stop(0)
+
+    shard.push, shard.on_applied = arriving, applied
+    return saved
+
+
+def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_servers):
+    coordinator = FakeCoordinator(DATA.size, epochs=2, tasks=())
+    servers = start_servers(coordinator)
+    shard, saved = servers.stores[0], lose_with_pushes_in_flight(servers, coordinator)
+    workers = [Running(job(), servers, coordinator, slot=slot) for slot in range(WORKERS)]
+    for worker in workers:
+        worker.start()
+    wait(coordinator, lambda: saved and coordinator.pushes == saved[0].version + PUSHES + WORKERS - 1)
+    servers.start(0, epoch=1, restore=saved[0])
+    assert [worker.join() for worker in workers] == [End.FINISHED] * WORKERS
+    successor, (version, applied) = servers.stores[0], servers.ready[-1]
+    assert shard.version - version == WORKERS
+    assert {worker: seq - applied[worker] for worker, seq in shard.applied.items()} == dict.fromkeys(
+        applied, 1
+    )
+    assert successor.samples == 2 * DATA.size
+    assert successor.contents.spans() == tuple(
+        (*worker, 1, seq + 1) for worker, seq in sorted(successor.applied.items())
+    )
+    assert [coordinator.applied[epoch, -1].total for epoch in range(2)] == [DATA.size] * 2
+
+
 def test_idle_worker_notices_a_lost_server(start_servers):
     coordinator = FakeCoordinator(64, tasks=())
     coordinator.hold = True
