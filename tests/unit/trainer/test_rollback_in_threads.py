@@ -1,4 +1,4 @@
-"""A whole job in this process whose loss is NaN, once or repeatedly: it rolls back to its snapshot."""
+"""A whole job in this process that returns to a snapshot: after a NaN loss, or with more or fewer servers."""
 
 import dataclasses
 import socket
@@ -58,6 +58,14 @@ class Job:
         self.training = Training(
             model=lambda: model(steps_per_push, optimizer), data=data, on_nan="rollback", wire="fp32"
         )
+        self.servers, self.serving, self.workers = {}, {}, {}
+        self.choose_ports(shards)
+        for index in range(shards):
+            self.start_server(index, 0)
+        for slot in range(workers):
+            self.start_worker(slot)
+
+    def choose_ports(self, shards):
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * shards)]
         ports = [listener.getsockname()[1] for listener in sockets]
         for listener in sockets:
@@ -66,11 +74,6 @@ class Job:
             Shard(host="127.0.0.1", data_port=ports[2 * n], control_port=ports[2 * n + 1])
             for n in range(shards)
         )
-        self.servers, self.serving, self.workers = {}, {}, {}
-        for index in range(shards):
-            self.start_server(index, 0)
-        for slot in range(workers):
-            self.start_worker(slot)
 
     def bad(self, epoch, end):
         """Whether the batch is poisoned. It stays so, as it may be read again under another lease."""
@@ -110,8 +113,8 @@ class Job:
         meanwhile()
         self.start_server(index, server.config.incarnation + 1)
 
-    def start_worker(self, slot):
-        config = self.config(Role.WORKER, slot, 0)
+    def start_worker(self, slot, incarnation=0):
+        config = self.config(Role.WORKER, slot, incarnation)
         flat_model = build_flat_model(self.training, config)
         plane = ControlPlane(config, self.credentials, self.training)
         plane.start()
@@ -154,6 +157,30 @@ class Job:
         more = self.samples
         self.wait(lambda: self.samples > more + SIZE // 2)
         return manifest
+
+    def suspend(self):
+        """Drain the workers, then stop the servers, the first one first: it takes the last snapshot."""
+        for worker, _ in self.workers.values():
+            worker.loop._drain.set()
+        for _, thread in self.workers.values():
+            thread.join(30)
+        for index, server in self.servers.items():
+            server.stop()
+            self.serving[index].join(30)
+        assert not self.errors
+
+    def resume_servers(self, shards, epoch):
+        """Start this many servers, and wait until they have restored the snapshot."""
+        self.servers, self.serving = {}, {}
+        self.choose_ports(shards)
+        for index in range(shards):
+            self.start_server(index, epoch)
+        self.wait(lambda: all(server._restored for server in self.servers.values()))
+
+    def arrays(self):
+        """The parameters and optimizer states of all shards."""
+        parts = [server.shard.model.arrays() for server in self.servers.values()]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def stop(self):
         for server in self.servers.values():
@@ -253,4 +280,24 @@ def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     message = job.finish()
     assert job.servers[0].service.coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
+    exact(job, message)
+
+
+def test_suspended_job_resumes_with_fewer_and_with_more_parameter_servers(start):
+    job = start(shards=2)
+    for epoch, shards in enumerate((1, 3), 1):
+        begun = job.samples
+        job.wait(lambda begun=begun: job.samples > begun + SIZE)
+        job.suspend()
+        arrays, samples = job.arrays(), job.samples
+        job.resume_servers(shards, epoch)
+        assert [server.shard.samples for server in job.servers.values()] == [samples] * shards
+        for name, values in job.arrays().items():
+            np.testing.assert_array_equal(values, arrays[name], err_msg=name)
+        for slot in job.workers:
+            job.start_worker(slot, epoch)
+    message = job.finish()
+    assert message.samples == EPOCHS * SIZE
+    assert (message.ranges.repeated, message.ranges.partial, message.ranges.never) == (0, 0, 0)
+    assert (message.data.repeated, message.data.partial, message.data.lost) == (0, 0, 0)
     exact(job, message)
