@@ -119,7 +119,8 @@ class ControlClient:
             OSError,
             http.client.HTTPException,
             AttributeError,
-        ) as error:  # AttributeError: `close` was called during the request
+            ValueError,
+        ) as error:  # AttributeError: `close` was called during the request; ValueError: a negative chunk size
             closed = self._connection is not connection
             self._drop(connection)
             lost = isinstance(error, ConnectionError | ssl.SSLEOFError)

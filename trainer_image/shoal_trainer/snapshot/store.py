@@ -179,6 +179,7 @@ class SnapshotStore:
     def load_shard(self, manifest: Manifest, index: int, shards: int) -> ShardCopy:
         """Shard `index` of `shards` from a snapshot of any number of shards. `SnapshotError` if a file is damaged."""
         model = manifest.model
+        _check_covers(manifest)
         low, high = bounds(model.size, shards)[index]
         trainable = max(0, min(high, model.parameters) - low)
         arrays = {"parameters": shard_file.empty(high - low)}
@@ -258,6 +259,16 @@ class SnapshotStore:
     @staticmethod
     def _name(number: int) -> str:
         return f"{FOLDER}/manifest-{number:010d}.json"
+
+
+def _check_covers(manifest: Manifest) -> None:
+    """`SnapshotError` unless the shards hold each value of the model once, as in a manifest that is not damaged."""
+    ranges = sorted((part.low, part.high) for part in manifest.shards)
+    ends = [0, *(high for _, high in ranges)]
+    if [low for low, _ in ranges] != ends[:-1] or ends[-1] != manifest.model.size:
+        raise SnapshotError(
+            f"its {len(ranges)} shards do not hold the {manifest.model.size} values of its model"
+        )
 
 
 def _numbers(names: Iterable[str]) -> list[int]:

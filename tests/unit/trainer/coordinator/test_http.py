@@ -1,14 +1,17 @@
 """The control plane's server on loopback: tokens, paths, bodies and errors."""
 
+import contextlib
 import json
 import logging
 import socket
 import threading
+import tracemalloc
+from random import Random
 
 import pytest
 
 from shoal_trainer.contract import STATUS_PATH, Shard
-from shoal_trainer.coordinator.client import ControlClient, CoordinatorClient
+from shoal_trainer.coordinator.client import MAX_ANSWER, ControlClient, CoordinatorClient
 from shoal_trainer.coordinator.http import safe_name
 from shoal_trainer.coordinator.protocol import (
     MAX_BODY,
@@ -16,8 +19,10 @@ from shoal_trainer.coordinator.protocol import (
     MAX_JOIN,
     MAX_LIST,
     PURPOSE,
+    REQUESTS,
     Assignment,
     DataSpec,
+    Done,
     Joined,
     Next,
 )
@@ -121,6 +126,28 @@ def test_invalid_body_is_refused(start_server, body):
     assert "not a valid request next" in answer
 
 
+FIELDS = sorted({name for request in REQUESTS.values() for name in request.model_fields})
+
+
+def any_value(random):
+    """A value of a field, valid for some of them."""
+    number = random.choice([0, 1, -1, 2**63, 10**40, 1e308, -0.5])
+    values = [number, str(number), None, True, "x" * 5000, [], {}, [[number] * 4] * 3, {"": number}]
+    return random.choice([*values, dict.fromkeys(random.sample(FIELDS, 5), number)])
+
+
+@pytest.mark.parametrize("name", sorted(REQUESTS))
+def test_any_request_body_is_refused_or_accepted(start_server, name):
+    served, random = start_server(), Random(name)
+    served.server.handlers[name] = lambda _request: Done()
+    for _ in range(20):
+        fields = {field: any_value(random) for field in FIELDS if random.random() < 0.5}
+        body = bytearray(json.dumps(fields).encode())
+        if random.random() < 0.5:
+            body[random.randrange(len(body))] = random.randrange(256)
+        assert served.ask("POST", f"/v1/{name}", bytes(body))[0] in {200, 400}
+
+
 @pytest.mark.parametrize("length", ["-1", "1e3", "x", str(MAX_BODY + 1), "9" * 40])
 def test_invalid_content_length_is_refused_before_reading(start_server, length):
     served = start_server()
@@ -189,8 +216,9 @@ def test_internal_error_is_logged_and_retryable(start_server, caplog):
     assert served.works()
 
 
-@pytest.mark.parametrize("answer", [b"", b'{"kind": "id'])
-def test_truncated_response_is_unreachable(tmp_path, answer):
+@contextlib.contextmanager
+def answering(tmp_path, answer):
+    """A client whose server answers one request with these bytes."""
     credentials = create_secret_dir(tmp_path)
     context = credentials.server_context()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -198,13 +226,51 @@ def test_truncated_response_is_unreachable(tmp_path, answer):
         def serve():
             with context.wrap_socket(listener.accept()[0], server_side=True) as connection:
                 connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + answer)
+                connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
         address = Shard(host="127.0.0.1", control_port=listener.getsockname()[1])
         client = ControlClient(address, credentials, timeout=SECONDS)
-        with pytest.raises(Unreachable, match="does not answer"):
-            client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
+        yield client
         thread.join(SECONDS)
         client.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"kind": "id'])
+def test_truncated_response_is_unreachable(tmp_path, answer):
+    response = b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + answer
+    with answering(tmp_path, response) as client, pytest.raises(Unreachable, match="does not answer"):
+        client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"\xff" * 100,
+        b"HTTP/1.1 x OK\r\n\r\n",
+        b"HTTP/1.1 999 No\r\nContent-Length: 2\r\n\r\n{}",
+        OK + b"a: b\r\n" * 200 + b"\r\n",
+        OK + b"a" * 100_000 + b"\r\n\r\n",
+        OK + b"Content-Length: 2\r\n\r\n[]",
+        OK + b'Content-Length: 16\r\n\r\n{"kind": "other"',
+        OK + b"Content-Length: 4\r\n\r\n\xff\xfe\xff\xfe",
+        OK + b"Content-Length: -5\r\n\r\n",
+        OK + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n{}",
+        OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n{}",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 30 + b"\r\n{}",
+    ],
+)
+def test_any_invalid_response_is_refused(tmp_path, response):
+    with answering(tmp_path, response) as client, pytest.raises((ProtocolError, Unreachable)):
+        tracemalloc.start()
+        try:
+            client.call("next", Next(slot=0, incarnation=0, number=1), Assignment)
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < MAX_ANSWER + (8 << 20)

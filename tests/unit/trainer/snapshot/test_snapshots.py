@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import io
 import logging
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from shoal_trainer.errors import SnapshotError
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.snapshot import shard_file
 from shoal_trainer.snapshot.manifest import Manifest
-from shoal_trainer.snapshot.storage import Storage
+from shoal_trainer.snapshot.storage import LocalStorage, Storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import PushMeta
 from tests.unit.trainer.snapshot.saving import MODEL, N, save, shards, whole
@@ -156,6 +159,41 @@ def test_any_damage_to_a_shard_file_is_detected(damage: list[tuple[int, int]]) -
     else:
         with pytest.raises(SnapshotError):
             shard_file.read_into(io.BytesIO(content), *arguments)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 10**4), st.integers(1, 127)), min_size=1, max_size=3))
+def test_damaged_manifest_is_skipped_or_restores_the_same_values(damage: list[tuple[int, int]]) -> None:
+    root, name, original, values = fuzzed_manifest()
+    content = bytearray(original)
+    for place, value in damage:
+        content[place % len(content)] ^= value
+    (root / name).write_bytes(content)
+    found = SnapshotStore(LocalStorage(root)).load_newest(0, 1)
+    if found is not None:
+        np.testing.assert_array_equal(found[1].arrays["parameters"], values)
+
+
+@pytest.mark.parametrize("change", [{"parameters": 9 * N}, {"statistics": 9 * N}, {"statistics": 0}])
+def test_manifest_whose_shards_do_not_cover_the_model_is_skipped(
+    local: SnapshotStore, tmp_path: Path, change: dict[str, int]
+) -> None:
+    manifest = save(local, shards(2))
+    wrong = manifest.model_copy(update={"model": MODEL.model_copy(update=change)})
+    (tmp_path / local._name(1)).write_text(wrong.to_json())
+    assert local.load_newest(0, 2) is None
+    assert local.load_newest(0, 3) is None
+
+
+@functools.cache
+def fuzzed_manifest() -> tuple[Path, str, bytes, np.ndarray]:
+    """A folder with a snapshot, its manifest's name and content, and its parameters."""
+    root = Path(tempfile.mkdtemp(prefix="shoal-test-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    store, (shard,) = SnapshotStore(LocalStorage(root)), shards(1, pushes=1)
+    name, copy = store._name(save(store, [shard]).number), shard.copy()
+    assert copy is not None
+    return root, name, (root / name).read_bytes(), copy.arrays["parameters"]
 
 
 @functools.cache

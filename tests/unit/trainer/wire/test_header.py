@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
+import socket
 import struct
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_trainer.errors import ProtocolError
+from shoal_trainer.contract import Message, RuntimeConfig, Shard, StatusReport, TerminationMessage
+from shoal_trainer.coordinator.artefacts import ModelManifest
+from shoal_trainer.coordinator.protocol import REQUESTS, Alive, Assignment, Joined, Pushes
+from shoal_trainer.errors import ProtocolError, TrainerError
+from shoal_trainer.ps.shard_client import ShardClient, _Link
+from shoal_trainer.security import Credentials
+from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.wire import header
-from shoal_trainer.wire.handshake import read_peer
+from shoal_trainer.wire.channel import Channel
+from shoal_trainer.wire.handshake import Server, read_peer
 from shoal_trainer.wire.header import Codec, Header, Op
 from shoal_trainer.wire.messages import (
     MAX_MARKS,
@@ -24,6 +39,7 @@ from shoal_trainer.wire.messages import (
     PushMeta,
     ShardWelcome,
     Timings,
+    WorkerIdentity,
     applied_from_list,
     applied_to_list,
     decode_answer,
@@ -107,45 +123,123 @@ def test_push_without_loss_has_nan_loss() -> None:
     assert math.isnan(decode_push(encode_push(PushMeta(1))).loss)
 
 
-DECODERS = (
-    header.decode,
-    decode_push,
-    decode_answer,
-    read_peer,
-    lambda data: decode_json(Hello, data),
-    lambda data: decode_json(ShardWelcome, data),
+def of_json(kind: type[Message]) -> Callable[[bytes], Message]:
+    return lambda data: decode_json(kind, data)
+
+
+MESSAGES = (
+    Hello,
+    ShardWelcome,
+    *REQUESTS.values(),
+    *(Joined, Assignment, Alive, ShardFile, Pushes),
+    *(Manifest, ModelManifest, StatusReport, TerminationMessage, RuntimeConfig),
 )
+DECODERS: tuple[Callable[[bytes], Any], ...] = (
+    *(header.decode, decode_push, decode_answer, read_peer),
+    *map(of_json, MESSAGES),
+)
+MEMORY = 1 << 20
+"""Bytes that a decoder may allocate for a message of some hundred bytes."""
+
+
+@contextmanager
+def allocates(limit: int) -> Iterator[None]:
+    """Check that no more bytes are allocated at a time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] <= limit
+    finally:
+        tracemalloc.stop()
+
+
+def check_refused_or_decoded(data: bytes) -> None:
+    with allocates(MEMORY):
+        for decode in DECODERS:
+            with suppress(ProtocolError):
+                decode(data)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused_or_decoded(data: bytes) -> None:
-    for decode in DECODERS:
-        try:
-            decode(data)
-        except ProtocolError:
-            continue
+    check_refused_or_decoded(data)
+
+
+def damaged(data: bytes, damage: list[tuple[int, int]], cut: int) -> bytes:
+    """The message with bytes changed, removed or added."""
+    broken = bytearray(data[:cut] if cut < 0 else data + bytes(cut))
+    for place, value in damage:
+        if broken:
+            broken[place % len(broken)] = value
+    return bytes(broken)
+
+
+damages = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4)
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     st.one_of(headers.map(header.encode), pushes.map(encode_push), answers.map(encode_answer)),
-    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4),
+    damages,
     st.integers(-8, 8),
 )
 def test_damaged_messages_are_refused_or_decoded(
     data: bytes, damage: list[tuple[int, int]], cut: int
 ) -> None:
-    """Valid messages with bytes changed, removed or added."""
-    broken = bytearray(data[:cut] if cut < 0 else data + bytes(cut))
-    for place, value in damage:
-        if broken:
-            broken[place % len(broken)] = value
-    for decode in DECODERS:
-        try:
-            decode(bytes(broken))
-        except ProtocolError:
-            continue
+    check_refused_or_decoded(damaged(data, damage, cut))
+
+
+keys = st.sampled_from(
+    sorted({field.alias or name for kind in MESSAGES for name, field in kind.model_fields.items()})
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=9,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(keys, values, max_size=12))
+def test_json_of_any_shape_is_refused_or_decoded(fields: dict[str, Any]) -> None:
+    check_refused_or_decoded(json.dumps(fields).encode())
+
+
+@contextmanager
+def answering(data: bytes, credentials: Credentials) -> Iterator[ShardClient]:
+    """A client whose server answers `data`, and closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        with listener.accept()[0] as theirs:
+            theirs.sendall(data)
+    client = ShardClient(0, Shard(host="127.0.0.1"), WorkerIdentity("uid", 0, 0), credentials)
+    client._link = _Link(Channel(ours, timeout=30), Server(0, 1))
+    yield client
+    client.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    headers.map(lambda head: head._replace(op=Op.PARAMETERS)) | headers,
+    answers.map(encode_answer),
+    st.none() | u32,
+    st.sampled_from((0, 128, 256)),
+    damages | st.just([]),
+    st.integers(-8, 8),
+)
+def test_answer_of_a_hostile_server_is_refused_or_decoded(
+    head: Header, meta: bytes, announced: int | None, payload: int, damage: list[tuple[int, int]], cut: int
+) -> None:
+    size = len(meta) if announced is None else announced
+    message = header.encode(head._replace(meta=size, length=payload)) + meta + bytes(payload)
+    out = np.zeros(64, np.float32)
+    with (
+        answering(damaged(message, damage, cut), Credentials(Path(), {})) as client,
+        allocates(header.MAX_META_HELLO + MEMORY),
+        suppress(TrainerError),
+    ):
+        decode_answer(client.receive(Op.PARAMETERS, out, Codec.BF16)[1])
 
 
 def test_oversized_count_is_refused_without_allocation() -> None:
