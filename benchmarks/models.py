@@ -1,4 +1,4 @@
-"""The measured models in plain Keras: CIFAR ResNets, an MLP, ResNet-50."""
+"""The measured models in plain Keras: CIFAR ResNets and an MLP."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from shoal.api.training_job import MOST_SHARDS
 from shoal.policy import manifests, names
 from shoal.policy.merge import merge
 from shoal.policy.names import Place
-from shoal_trainer.contract import AcceleratorBatch, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.contract import SECRET_DIR, AcceleratorBatch, RuntimeConfig, Shard, StopAfter
 from tests.unit.policy import build
 
 
@@ -202,6 +202,17 @@ def test_jobs_of_the_same_name_share_no_secret_or_selector() -> None:
     other = one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": "ffffffff-0000"})})
     assert names.secret_name(one) != names.secret_name(other)
     assert names.service_selector(one, 0, 0) != names.service_selector(other, 0, 0)
+
+
+@pytest.mark.parametrize("pod", [worker(), server()], ids=["worker", "server"])
+def test_pods_get_the_key_only_as_a_mounted_file(pod: dict[str, Any]) -> None:
+    assert "secretKeyRef" not in json.dumps(pod)
+    assert all("envFrom" not in part and "args" not in part for part in pod["spec"]["containers"])
+    (volume,) = [volume for volume in pod["spec"]["volumes"] if "secret" in volume]
+    mounts = [
+        m for part in pod["spec"]["containers"] for m in part["volumeMounts"] if m["name"] == volume["name"]
+    ]
+    assert [(m["mountPath"], m["readOnly"]) for m in mounts] == [(SECRET_DIR, True)]
 
 
 def test_secret_encodes_its_data() -> None:

@@ -4,12 +4,22 @@ import gc
 import os
 import sys
 import threading
+from base64 import b64encode
 from signal import SIGKILL
 from types import SimpleNamespace
 
 import pytest
 
-from shoal_trainer.contract import CONFIG_ENV, EXIT_USER, JobIdentity, Outcome, Role, RuntimeConfig, Shard
+from shoal_trainer.contract import (
+    CONFIG_ENV,
+    EXIT_USER,
+    JobIdentity,
+    Outcome,
+    Role,
+    RuntimeConfig,
+    Shard,
+    status_token,
+)
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.local import DONE_PATIENCE, MAX_FAILURES, LocalJob, LocalRun
 from shoal_trainer.worker import process
@@ -51,6 +61,23 @@ def test_local_workers_share_the_cores(monkeypatch):
     with LocalRun(LocalJob(entrypoint="a:b", workers=3)) as run:
         assert [process.role for process in run.processes] == [Role.PS, *[Role.WORKER] * 3]
     assert threads == ["2"] * 4
+
+
+def test_processes_of_a_local_run_get_no_key_in_arguments_or_environment(monkeypatch):
+    started = []
+
+    def start(command, *, env, **_):
+        started.append(" ".join([*command, *env, *env.values()]))
+        return Ended()
+
+    monkeypatch.setattr("shoal_trainer.local.subprocess.Popen", start)
+    with LocalRun(LocalJob(entrypoint="a:b", workers=2)) as run:
+        key = run.credentials.key
+        private = (run.credentials.directory / "tls.key").read_text().splitlines()[1]
+        forms = [key.hex(), b64encode(key).decode(), repr(key)[2:-1], private]
+        forms += [run.credentials.token("control"), status_token(key)]
+    assert len(started) == 3
+    assert [form for form in forms if any(form in text for text in started)] == []
 
 
 def _raise(error):
