@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 WINDOW = 180.0
@@ -18,11 +18,6 @@ SURVIVOR = {"memory": 16e6, "descriptors": 4.0, "threads": 4.0}
 Constants, so that a longer run makes the bound on the rate tighter. 16 MB is three times the largest growth in lives
 of five minutes, in which buffers and arenas reach their final size; a leak of 10 MB in 5 minutes makes 110 MB in an
 hour. Descriptors and threads: a killed worker and its replacement have two connections each.
-"""
-HISTORY_BYTES = 1000.0
-"""Further memory allowed to a worker for each epoch: a validation task contains the metrics of all earlier epochs.
-
-Decoding 13,000 epochs with four metrics takes 680 bytes each.
 """
 SHORT = {"memory": (1.25, 16e6), "descriptors": (1.25, 8.0), "threads": (1.25, 8.0)}
 """The growth allowed in a shorter life, most of which is warm-up: a factor and a constant."""
@@ -74,19 +69,18 @@ class Life:
 
 
 def judge(
-    readings: Mapping[str, Sequence[Reading]], survivors: Mapping[str, float], seconds: float, epochs: int
+    readings: Mapping[str, Sequence[Reading]], survivors: Collection[str], seconds: float
 ) -> tuple[list[Life], list[str]]:
     """The lives, survivors and longest first, and the reasons for which the run fails.
 
-    `survivors`: the processes that are never killed, with the bytes of memory allowed to each for an epoch. `seconds`:
-    the length of the run.
+    `survivors`: the processes that are never killed. `seconds`: the length of the run.
     """
     lives, reasons = [], []
     for name, life in readings.items():
         if life and life[-1].age - life[0].age >= MIN_LIFE:
-            per_epoch = survivors.get(name)
-            growth = tuple(_growth(life, quantity, per_epoch, epochs) for quantity in SURVIVOR)
-            lives.append(Life(name, per_epoch is not None, life[-1].age, growth))
+            survivor = name in survivors
+            growth = tuple(_growth(life, quantity, survivor) for quantity in SURVIVOR)
+            lives.append(Life(name, survivor, life[-1].age, growth))
     lives.sort(key=lambda life: (not life.survivor, -life.seconds))
     for name in survivors:
         judged = next((life for life in lives if life.name == name), None)
@@ -97,13 +91,12 @@ def judge(
     return lives, reasons
 
 
-def _growth(life: Sequence[Reading], quantity: str, per_epoch: float | None, epochs: int) -> Growth:
+def _growth(life: Sequence[Reading], quantity: str, survivor: bool) -> Growth:
     first, last = life[0].age, life[-1].age
     window = min(WINDOW, (last - first) / 3)
     start = statistics.median(getattr(r, quantity) for r in life if r.age <= first + window)
     end = statistics.median(getattr(r, quantity) for r in life if r.age >= last - window)
-    if per_epoch is None:
+    if not survivor:
         factor, constant = SHORT[quantity]
         return Growth(quantity, start, end, factor * start + constant)
-    history = per_epoch * epochs if quantity == "memory" else 0.0
-    return Growth(quantity, start, end, start + SURVIVOR[quantity] + history)
+    return Growth(quantity, start, end, start + SURVIVOR[quantity])

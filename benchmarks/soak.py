@@ -18,7 +18,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.growth import HISTORY_BYTES, SURVIVOR, Life, Reading, judge
+from benchmarks.growth import SURVIVOR, Life, Reading, judge
 from shoal_trainer.contract import Role, StatusReport, StopAfter
 from shoal_trainer.local import LocalJob, LocalRun
 
@@ -38,8 +38,8 @@ JOB = LocalJob(
     never_killed=frozenset({(Role.PS, 1), (Role.WORKER, 2)}),
     seed=1,
 )
-SURVIVORS = {"ps-1-0": 0.0, "worker-2-0": HISTORY_BYTES}
-"""The first incarnations of `never_killed`, with the memory allowed for each epoch: PS 1 keeps no history."""
+SURVIVORS = {"ps-1-0", "worker-2-0"}
+"""The first incarnations of `never_killed`."""
 
 
 def read(run: LocalRun, names: set[str]) -> dict[str, Reading]:
@@ -111,7 +111,7 @@ def main() -> None:
         began = time.monotonic()
         readings, last = watch(run, seconds, console)
         lasted = time.monotonic() - began
-    lives, reasons = judge(readings, SURVIVORS, lasted, last.epoch if last else 0)
+    lives, reasons = judge(readings, SURVIVORS, lasted)
     show(lives, console)
     if last is not None:
         console.print(

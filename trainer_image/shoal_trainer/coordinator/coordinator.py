@@ -294,7 +294,7 @@ class Coordinator(Record):
         self._task_counter += 1
         token = (self._term, self._task_counter)
         if (task := self.tasks.grant(slot, incarnation, token)) is not None:
-            history = tuple(self.tasks.history[: task.epoch + 1])
+            history = tuple(self.tasks.history[: task.epoch + 1]) if task.kind == "callbacks" else ()
             return Assignment(kind="task", task=task.kind, token=token, epoch=task.epoch, history=history)
         if (lease := self._lease(slot, incarnation)) is not None:
             return Assignment(kind="data", lease=lease)
