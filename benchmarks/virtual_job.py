@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 from shoal_trainer.contract import Staleness
-from shoal_trainer.ps.shard import ShardStore
-from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 from shoal_trainer.worker.outage import Outage
 
 BATCH, HIDDEN, CLASSES, MOMENTUM = 32, 64, 10, 0.9
+RECOVERY_SECONDS = 60.0
+"""Longer than a server waits for workers' copies."""
 
 Vector = NDArray[np.float32]
 Policy = Literal["Constant", "InverseSquareRoot", "Inverse"]
@@ -143,13 +145,15 @@ class VirtualJob:
         self.config = OptimizerConfig(
             learning_rate=job.rate, momentum=MOMENTUM, batch_size=BATCH, momentum_correction=job.corrected
         )
+        self.now = 0.0
         self.shard = ShardStore(0, 1, 0, staleness=Staleness(policy=job.policy))
-        model = ModelSpec(fingerprint="0" * 64, parameters=self.network.size, optimizer=self.config)
-        self.shard.hello(0, 0, model)
+        self.model = ModelSpec(fingerprint="0" * 64, parameters=self.network.size, optimizer=self.config)
+        self.shard.hello(0, 0, self.model)
         self.shard.initialize(self.network.start(self.rng))
         self.shard.set_live_workers(job.workers)
         self.speed = self.rng.uniform(0.5, 1.0, job.workers)
         self.held: dict[int, tuple[int, Vector]] = {}
+        self.metas: dict[int, AnswerMeta] = {}
         self.queue: list[tuple[float, int]] = []
         for worker in range(job.workers):
             self.held[worker] = self._pull(worker)
@@ -162,13 +166,13 @@ class VirtualJob:
     def train(self, steps: int) -> None:
         """Apply this many updates, in the order of their times."""
         for _ in range(steps):
-            now, worker = heapq.heappop(self.queue)
+            self.now, worker = heapq.heappop(self.queue)
             base, flat = self.held[worker]
             io = self._gradient(flat)
             self.seqs[worker] += 1
             answer = self.shard.push(worker, 0, self.seqs[worker], base, PushMeta(samples=BATCH), io)
-            self.held[worker] = (answer.version, io)
-            heapq.heappush(self.queue, (now + self._step_time(worker), worker))
+            self.held[worker], self.metas[worker] = (answer.version, io), answer.meta
+            heapq.heappush(self.queue, (self.now + self._step_time(worker), worker))
 
     def outage(self, steps: int, *, merge: bool) -> None:
         """An outage of the server, in which each worker takes `steps` local steps; then they push their differences.
@@ -189,6 +193,23 @@ class VirtualJob:
             meta = PushMeta(samples=steps * BATCH, steps=steps, scale=1.0 / workers)
             answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta, merge=merge)
             self.held[worker] = (answer.version, delta)
+
+    def lose_server(self, snapshot: ShardCopy, *, copies: bool) -> int:
+        """Replace the server by one with this snapshot and, if `copies`, with the newest copy of a worker.
+
+        Returns how many updates are lost.
+        """
+        lost = self.shard.version
+        self.shard = ShardStore(0, 1, 1, staleness=Staleness(policy=self.job.policy), clock=lambda: self.now)
+        self.shard.restore(snapshot)
+        for worker in range(self.job.workers):
+            version, flat = self.held[worker]
+            if self.shard.hello(worker, 0, self.model, version if copies else None).wants_copy:
+                self.shard.offer(worker, 0, version, self.metas[worker], flat.copy())
+        self.now += RECOVERY_SECONDS
+        self.shard.set_live_workers(self.job.workers)
+        self.held = {worker: self._pull(worker) for worker in range(self.job.workers)}
+        return lost - self.shard.version
 
     def accuracy(self) -> float:
         """The current accuracy on the test set."""
@@ -216,6 +237,19 @@ def accuracy(job: Job) -> float:
     run = VirtualJob(job)
     run.train(run.updates)
     return run.accuracy()
+
+
+def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:
+    """Lost updates, and test accuracy after all passes, if the server is lost a quarter of the run after a snapshot."""
+    run = VirtualJob(job)
+    quarter = run.updates // 4
+    run.train(quarter)
+    snapshot = run.shard.copy()
+    assert snapshot is not None
+    run.train(quarter)
+    lost = run.lose_server(snapshot, copies=copies)
+    run.train(run.updates - 2 * quarter)
+    return lost, run.accuracy()
 
 
 def accuracy_after_outage(job: Job, merge: bool, steps: int) -> tuple[float, float]:
