@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import ssl
 import threading
 from collections.abc import Mapping, Sequence
@@ -163,6 +164,7 @@ class CoordinatorClient:
         self._beats = ControlClient(address, credentials, timeout=timeout)
         self._identity = {"slot": slot, "incarnation": incarnation}
         self._requests = 0
+        self._joins = itertools.count(1)
 
     def join(
         self,
@@ -185,6 +187,7 @@ class CoordinatorClient:
             generation=generation,
             wasted_steps=wasted_steps,
             wasted_acknowledged=wasted_acknowledged,
+            number=next(self._joins),
         )
         return self._client.call("join", request, Joined)
 

@@ -69,13 +69,15 @@ class Coordinator(Record):
     def join(self, request: Join) -> Joined:
         """A worker joins.
 
-        `Fenced` for an older incarnation, `UserError` if its data differ, `Unreachable` if the job has rolled back
-        since its leases were granted.
+        `Fenced` for an older incarnation, `UserError` if its data differ, `Unreachable` if overtaken by a rollback or join.
         """
         with self._lock:
             member = self._contact(request.slot, request.incarnation)
             if request.leases and request.generation != self.shard.generation:
                 raise Unreachable("the job has rolled back: connect to the parameter servers again")
+            if 0 < request.number <= member.join_number:
+                raise Unreachable("this worker has sent another request to join")
+            member.join_number = request.number
             member.node, member.batch_size = request.node, request.batch_size
             if member.left:
                 member.state = WorkerState.ACTIVE
@@ -109,14 +111,13 @@ class Coordinator(Record):
             self._advance()
             if self.finished is not None:
                 return Assignment(kind="finished", message=self.finished.message)
-            outdated = generation not in {None, self.shard.generation}
-            overtaken = member.left  # by `leave`
-            if self.ledger is None or self.gathering or outdated or overtaken:
-                return self._idle()
             if number is not None and number <= member.request_number:
                 current = number == member.request_number and self._still_holds(member)
                 return (current and member.assignment) or self._idle()  # it might never read a new assignment
-            member.request_number, member.assignment = number or 0, self._assign(slot, incarnation)
+            outdated = generation not in {None, self.shard.generation}
+            waits = self.ledger is None or self.gathering or outdated or member.left
+            member.assignment = self._idle() if waits else self._assign(slot, incarnation)
+            member.request_number = number or 0
             return member.assignment
 
     def heartbeat(self, slot: int, incarnation: int, message: str = "") -> bool:

@@ -44,6 +44,7 @@ class Member:
     message: str = ""
     wasted_steps: int = 0
     """In total, as reported to this coordinator process."""
+    join_number: int = 0
     request_number: int = 0
     assignment: Assignment | None = None
     """The answer to that request for work."""

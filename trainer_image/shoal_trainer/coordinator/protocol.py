@@ -107,6 +107,9 @@ class Join(WithWaste):
     leases: tuple[Lease, ...] = Field(default=(), max_length=4096)
     generation: int = Field(default=0, ge=0)
     """Of the leases."""
+    number: int = Field(default=0, ge=0)
+    """Grows with each request of this worker to join. One that a later one overtook is refused: its leases may be done.
+    0: not counted."""
 
 
 class Renamed(Message):

@@ -1,6 +1,9 @@
 """Requests that arrive again, and work that moved to another worker."""
 
+import pytest
+
 from shoal_trainer.coordinator.protocol import Leave, TaskDone
+from shoal_trainer.errors import Unreachable
 from tests.unit.trainer.coordinator.bench import Bench
 
 
@@ -78,3 +81,30 @@ def test_repeated_position_is_counted_in_its_range():
     counters = bench.coordinator.counters
     assert (counters.repeated, counters.steps) == (2, 2)
     assert counters.repeated_ranges == {(0, lease.start // 2)}
+
+
+def test_repeated_request_that_had_to_wait_is_not_assigned_work():
+    """The worker has read the first answer, "idle"; the repeated request was late."""
+    old, new = Bench(), Bench(boot=2, epoch=1)
+    old.join(0)
+    new.shard.restore(old.shard.copy())
+    new.coordinator.load(old.coordinator.dump())
+    new.join(1)
+    assert new.ask(1, number=5).kind == "idle"
+    new.now += 60.0
+    new.coordinator.tick()
+    assert new.ask(1, number=5).kind == "idle"
+    assert new.ask(1, number=6).kind == "data"
+
+
+def test_overtaken_request_to_join_renews_no_lease():
+    """Its leases may be done, and the worker would not learn their new tokens."""
+    old, new = Bench(), Bench(boot=2, epoch=1)
+    old.join(0)
+    held = old.ask(0).lease
+    new.shard.restore(old.shard.copy())
+    new.coordinator.load(old.coordinator.dump())
+    new.join(0, number=2)
+    with pytest.raises(Unreachable, match="another request to join"):
+        new.join(0, leases=(held,), number=1)
+    assert len(new.join(0, leases=(held,), number=3).renamed) == 1

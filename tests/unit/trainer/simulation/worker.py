@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ class Worker:
         self.killed = False
         self.end = None
         self.reading = False
-        self.requests = 0
+        self.requests, self.joins = 0, itertools.count(1)
         self.exchange = Exchange(self)
         self.drain = Drain(self)
         self.leases = Leases()
@@ -203,6 +204,7 @@ class Worker:
             generation=max((work.generation for work in held.values()), default=0),
             wasted_steps=wasted.steps,
             wasted_acknowledged=wasted.acknowledged,
+            number=next(self.joins),
         )
         joined = self.exchange.ask(lambda server: server.coordinator.join(request))
         self.read_ahead()
