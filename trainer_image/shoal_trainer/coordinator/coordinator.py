@@ -69,7 +69,7 @@ class Coordinator(Record):
     def join(self, request: Join) -> Joined:
         """A worker joins.
 
-        `Fenced` for an older incarnation, `UserError` if its data differ, `Unreachable` if overtaken by a rollback or join.
+        `Fenced` for an older incarnation, `UserError` if its data differ, `Unreachable` if a rollback or join overtook.
         """
         with self._lock:
             member = self._contact(request.slot, request.incarnation)
