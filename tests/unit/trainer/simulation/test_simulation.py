@@ -156,19 +156,21 @@ def test_run_without_faults_wastes_no_step():
     assert np.all(counts(world) == 1)
 
 
-@pytest.mark.parametrize("chunk", range(8))
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
 def test_leases_in_lost_answers_do_not_block_the_end(chunk):
     """No worker is lost, so an unknown lease is not released by the end of its worker."""
-    for seed in range(chunk, SEEDS // 5, 8):
+    for seed in range(chunk, SEEDS // 5, CHUNKS):
         world = World(seed, workers=1 + seed % 3, faults=1.0, ps_faults=8, safe=True)
         world.loss = 0.02
         world.run()
         check(seed, world)
 
 
-@pytest.mark.parametrize("chunk", range(8))
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
 def test_training_that_stops_early_ends_and_counts_its_repeats(chunk):
-    for seed in range(chunk, SEEDS // 2, 8):
+    for seed in range(chunk, SEEDS // 2, CHUNKS):
         shards = (1, 1, 2)[seed % 3]
         world = World(seed, workers=1 + seed % 4, ps_faults=seed % 6, shards=shards, steps=10 + seed % 30)
         world.run(20_000, calm_after=100 + 37 * (seed % 50))
