@@ -64,3 +64,10 @@ class Bench:
         """Push every batch of a lease."""
         for end in range(lease.start + 2, lease.stop + 1, 2):
             self.push(slot, lease, end, incarnation)
+
+    def successor(self, *, boot=2, epoch=1):
+        """A restarted parameter server 0, with a snapshot of this moment."""
+        new = Bench(boot=boot, epoch=epoch)
+        new.shard.restore(self.shard.copy())
+        new.coordinator.load(self.coordinator.dump())
+        return new

@@ -86,10 +86,9 @@ def test_repeated_position_is_counted_in_its_range():
 
 def test_repeated_request_that_had_to_wait_is_not_assigned_work():
     """The worker has read the first answer, "idle"; the repeated request was late."""
-    old, new = Bench(), Bench(boot=2, epoch=1)
+    old = Bench()
     old.join(0)
-    new.shard.restore(old.shard.copy())
-    new.coordinator.load(old.coordinator.dump())
+    new = old.successor()
     new.join(1)
     new.now += 1.0
     assert new.shard.state is State.READY
@@ -101,11 +100,10 @@ def test_repeated_request_that_had_to_wait_is_not_assigned_work():
 
 def test_overtaken_request_to_join_renews_no_lease():
     """Its leases may be done, and the worker would not learn their new tokens."""
-    old, new = Bench(), Bench(boot=2, epoch=1)
+    old = Bench()
     old.join(0)
     held = old.ask(0).lease
-    new.shard.restore(old.shard.copy())
-    new.coordinator.load(old.coordinator.dump())
+    new = old.successor()
     new.join(0, number=2)
     with pytest.raises(Unreachable, match="another request to join"):
         new.join(0, leases=(held,), number=1)

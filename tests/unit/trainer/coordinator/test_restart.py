@@ -123,10 +123,9 @@ def test_run_that_continues_within_an_epoch_evaluates_it_at_its_end():
 
 
 def test_coordinator_restored_from_before_the_first_lease_waits_for_workers():
-    old, new = Bench(), Bench(boot=2, epoch=1)
+    old = Bench()
     old.join(0)
-    new.shard.restore(old.shard.copy())
-    new.coordinator.load(old.coordinator.dump())
+    new = old.successor()
     new.join(1)
     new.now += 1.0
     assert new.shard.state is State.READY
@@ -194,9 +193,7 @@ def test_replaced_incarnation_stays_fenced_after_a_restart():
     old.push(0, old.ask(0).lease, 2)
     old.join(0, incarnation=1)
     old.push(0, old.ask(0, 1).lease, 4, incarnation=1)
-    new = Bench(boot=2)
-    new.shard.restore(old.shard.copy())
-    new.coordinator.load(old.coordinator.dump())
+    new = old.successor(epoch=0)
     new.join(1)
     new.now += 60.0
     new.ask(1)
