@@ -59,8 +59,7 @@ class Coordinator(Record):
         self._wall = wall
         self._task_counter = 0
         self.compare_soon: Callable[[], None] = lambda: None
-        self.snapshot_soon: Callable[[], None] = lambda: None
-        """Make another thread compare the shards (`count_partial`), or take a snapshot."""
+        self.snapshot_soon: Callable[[], None] = lambda: None  # both calls wake a thread
         shard.on_applied = self.applied
         shard.on_ready = self.ready
 
@@ -69,7 +68,7 @@ class Coordinator(Record):
     def join(self, request: Join) -> Joined:
         """A worker joins.
 
-        `Fenced` for an older incarnation, `UserError` if its data differ, `Unreachable` if a rollback or join overtook.
+        `Fenced` for an older incarnation, `UserError` for other data, `Unreachable` if a rollback or join overtook it.
         """
         with self._lock:
             member = self._contact(request.slot, request.incarnation)

@@ -4,7 +4,6 @@ import pytest
 
 from shoal_trainer.coordinator.protocol import Leave, TaskDone
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.ps.shard import State
 from tests.unit.trainer.coordinator.bench import Bench
 
 
@@ -82,20 +81,6 @@ def test_repeated_position_is_counted_in_its_range():
     counters = bench.coordinator.counters
     assert (counters.repeated, counters.steps) == (2, 2)
     assert counters.repeated_ranges == {(0, lease.start // 2)}
-
-
-def test_repeated_request_that_had_to_wait_is_not_assigned_work():
-    """The worker has read the first answer, "idle"; the repeated request was late."""
-    old = Bench()
-    old.join(0)
-    new = old.successor()
-    new.join(1)
-    new.now += 1.0
-    assert new.shard.state is State.READY
-    assert new.ask(1, number=5).kind == "idle"  # another worker may hold leases
-    new.now += 10.0
-    assert new.ask(1, number=5).kind == "idle"
-    assert new.ask(1, number=6).kind == "data"
 
 
 def test_overtaken_request_to_join_renews_no_lease():
