@@ -2,13 +2,14 @@
 
     (parameters as received, batch) -> (update as sent, loss)
 
-The function slices the flat vector into the model's variables, so a step costs little more than its gradient (an eager
+The function splits the flat vector into the model's variables, so a step costs little more than its gradient (an eager
 assignment of each variable would take 48 ms for a ResNet-110). The receive buffer is passed without a copy (dlpack);
 the caller must not receive into a buffer while a step reads it.
 
 An accelerator decodes, encodes and concatenates by itself, so that the flat vectors cross the bus in the wire's format,
 half the bytes in bf16. Without one, TensorFlow's casts and concatenation would take several passes over memory, so
-parameters are passed as fp32, and a kernel encodes each gradient in one pass into the update.
+parameters are passed as fp32, and a kernel encodes gradients in one pass into the update. Only small ones are
+concatenated first: each output has a cost of its own in Python, and a deep model has hundreds.
 """
 
 from __future__ import annotations
@@ -194,16 +195,18 @@ class FlatModel:
     def _decode(self, flat: Any) -> list[Any]:
         if self.dtype == np.uint16:
             flat = tf.bitcast(flat, tf.bfloat16)
-        pieces = zip(self.layout.entries, self.layout.pieces(flat), strict=True)
+        entries = self.layout.entries
+        pieces = zip(entries, tf.split(flat, [entry.size for entry in entries]), strict=True)
         return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in pieces]
 
     def _encode(self, pieces: list[Any], loss: Any) -> tuple[list[Any], Any]:
         # With `reduction=None`, a loss has one value per sample.
         loss = tf.reduce_mean(tf.cast(loss, tf.float32))
+        kind = tf.bfloat16 if self.wire == "bf16" and not self._on_host else tf.float32
+        pieces = [tf.cast(tf.reshape(piece, [-1]), kind) for piece in pieces]
         if self._on_host:
-            return [tf.cast(piece, tf.float32) for piece in pieces], loss
-        kind = tf.bfloat16 if self.wire == "bf16" else tf.float32
-        flat = tf.concat([tf.cast(tf.reshape(piece, [-1]), kind) for piece in pieces], 0)
+            return [tf.concat(pieces[run], 0) for run in self.layout.runs], loss
+        flat = tf.concat(pieces, 0)
         if self.wire == "bf16":
             flat = tf.bitcast(flat, tf.uint16)
         with tf.device("/CPU:0"):
@@ -211,13 +214,15 @@ class FlatModel:
 
     def _update(self, pieces: list[Any]) -> tuple[npt.NDArray[Any], bool]:
         """The result of `_encode` in the wire's format, and whether it is finite."""
-        arrays = [np.asarray(memoryview(piece)).reshape(-1) for piece in pieces]
+        arrays = [np.asarray(memoryview(piece)) for piece in pieces]
         if not self._on_host:
             return arrays[0], kernels.finite(arrays[0])
         update = self._spare.pop() if self._spare else np.empty(self.layout.size, self._wire_dtype)
-        finite = True
-        for piece, place in zip(arrays, self.layout.pieces(update), strict=True):
-            finite &= kernels.encode(piece, place)
+        finite, low = True, 0
+        for array in arrays:
+            high = low + array.size
+            finite &= kernels.encode(array, update[low:high])
+            low = high
         return update, finite
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import keras
@@ -25,6 +27,10 @@ import numpy.typing as npt
 
 from shoal_trainer.errors import UserError
 
+SMALL = 16_384
+"""A variable of at most this many values is copied together with its neighbours where each piece has a cost."""
+RUN = 16 * SMALL
+"""The most values of such a copy, which stay in the cache."""
 FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
@@ -57,8 +63,20 @@ class Layout:
         described = [[e.path, list(e.shape), e.dtype] for e in self.entries] + [self.trainable]
         return hashlib.sha256(json.dumps(described, separators=(",", ":")).encode()).hexdigest()
 
+    @cached_property
+    def runs(self) -> tuple[slice, ...]:
+        """All `entries` as runs of neighbours: small ones together, each large one alone."""
+        starts, total = [0], 0.0
+        for index, entry in enumerate(self.entries):
+            large = entry.size > SMALL
+            if index > starts[-1] and (large or total + entry.size > RUN):
+                starts.append(index)
+                total = 0.0
+            total = math.inf if large else total + entry.size
+        return tuple(slice(a, b) for a, b in pairwise([*starts, len(self.entries)]))
+
     def pieces(self, flat: Any) -> Iterator[Any]:
-        """The one-dimensional slices of a flat vector (array or tensor), one per entry."""
+        """The slices of a flat vector, one per entry."""
         for entry in self.entries:
             yield flat[entry.offset : entry.offset + entry.size]
 

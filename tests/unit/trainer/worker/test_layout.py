@@ -1,0 +1,48 @@
+"""Runs of variables that are copied together."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker import layout
+from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.layout import RUN, SMALL, Entry, Layout
+from tests.unit.trainer.worker.models import functional
+from tests.unit.trainer.worker.trained import BATCHES
+
+sizes = st.one_of(st.integers(0, 64), st.integers(0, 2 * SMALL), st.sampled_from([SMALL, SMALL + 1, RUN]))
+
+
+@given(st.lists(sizes, min_size=1, max_size=60))
+def test_runs_are_all_entries_in_order_and_as_few_as_possible(values):
+    entries = tuple(Entry(f"v{i}", (size,), "float32", 0, size) for i, size in enumerate(values))
+    made = Layout(entries, sum(values))
+    runs = [entries[run] for run in made.runs]
+    assert sum(runs, ()) == entries
+    for run in runs:
+        small = sum(entry.size for entry in run) <= RUN and all(entry.size <= SMALL for entry in run)
+        assert small or len(run) == 1
+    for before, after in pairwise(runs):
+        joined = [*before, after[0]]
+        assert max(entry.size for entry in joined) > SMALL or sum(entry.size for entry in joined) > RUN
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_the_update_does_not_depend_on_the_runs(wire, monkeypatch):
+    def update():
+        model = FlatModel(functional(), BATCHES[0], wire, on_host=True)
+        buffer = aligned(model.layout.size)
+        buffer[:] = model.initial()
+        return model.layout.runs, model.step(model.alias(buffer), BATCHES[0]).update
+
+    together, expected = update()
+    monkeypatch.setattr(layout, "SMALL", 40)
+    monkeypatch.setattr(layout, "RUN", 80)
+    apart, found = update()
+    assert len(apart) > len(together) == 1
+    assert np.array_equal(found, expected)
+    assert np.unique(expected).size > 10
