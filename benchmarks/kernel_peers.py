@@ -157,3 +157,15 @@ class TensorFlow:
                 var=w, accum=v, lr=lr, epsilon=epsilon, grad=gradient()
             ),
         }
+
+    def steps_with_read(self, out: Any) -> dict[str, Step]:
+        """The updates by name, each with a copy of the new parameters to `out`."""
+
+        def read() -> None:
+            np.copyto(out, np.asarray(memoryview(self.w.read_value())))
+
+        def both(step: Step) -> None:
+            step()
+            read()
+
+        return {name: partial(both, step) for name, step in self.steps().items()}

@@ -21,6 +21,8 @@ GOALS = {("momentum", "memcpy"): 1.5, ("momentum", "tensorflow"): 1.2, ("adam", 
 """For both encodings."""
 STATE_BYTES = {"sgd": 8, "momentum": 16, "nesterov": 16, "adam": 24, "adamw": 24, "adagrad": 16}
 """Bytes read and written for each parameter in addition to `io`: parameters and state."""
+WITH_READ = "tensorflow with a read"
+"""TensorFlow's op does not answer: its server reads the variable afterwards."""
 PEERS: dict[str, Callable[[Any], Blocked | TensorFlow]] = {"numpy": Blocked, "tensorflow": TensorFlow}
 CALLS = 10_000
 
@@ -89,14 +91,20 @@ def _times(n: int, encoding: str, rounds: int) -> dict[str, list[float]]:
     w, m, v, source, target = (aligned(n) for _ in range(5))
     w += 0.1
     v += 1.0
-    steps: dict[str, Step] = {"memcpy": lambda: np.copyto(target, source)}
+    steps: dict[str, Step] = {
+        "memcpy": lambda: np.copyto(target, source),
+        "in place": lambda: np.multiply(target, f(1), out=target),
+    }
     dtype = ENCODINGS[encoding]
     gradient, io = aligned(n, dtype), aligned(n, dtype)
     kernels.encode(w, gradient)
     kernels.encode(w, io)
     steps |= {f"ours {name}": step for name, step in ours(w, m, v, io).items()}
     for peer, kind in PEERS.items():
-        steps |= {f"{peer} {name}": step for name, step in kind(gradient).steps().items()}
+        made = kind(gradient)
+        steps |= {f"{peer} {name}": step for name, step in made.steps().items()}
+        if isinstance(made, TensorFlow):
+            steps |= {f"{WITH_READ} {name}": step for name, step in made.steps_with_read(target).items()}
     return _rounds(steps, rounds)
 
 
@@ -104,15 +112,22 @@ def _rows(
     name: str, size: str, encoding: str, times: dict[str, list[float]], repeats: int
 ) -> Iterator[Measurement]:
     mine, label = times[f"ours {name}"], f"kernel {name} {size} {encoding}"
-    # Counted are parameters, state, and the gradient read, but not the answer written.
-    effective = (STATE_BYTES[name] + np.dtype(ENCODINGS[encoding]).itemsize) / 8
+    # memcpy reads and writes 8 bytes per value, and so does a multiplication in place. Counted beside the former are
+    # parameters, state, and the gradient read, but not the answer written.
+    width = np.dtype(ENCODINGS[encoding]).itemsize
     cast = ", which casts the gradient to fp32 first" if encoding == "bf16" else ""
     for peer, against, factor in (
-        ("memcpy", "effective bytes/s of memcpy, same run", effective),
+        ("memcpy", "effective bytes/s of memcpy, same run", (STATE_BYTES[name] + width) / 8),
+        (
+            "in place",
+            "bytes/s of a multiplication in place of an array as long, same run",
+            (STATE_BYTES[name] + 2 * width) / 8,
+        ),
         ("numpy", f"numpy on the same numbers, one thread{cast}", 1.0),
         ("tensorflow", f"TensorFlow's op on the same numbers, one thread{cast}", 1.0),
+        (WITH_READ, "TensorFlow's op, then a copy of the variable to an answer, as for a worker's pull", 1.0),
     ):
-        theirs = times.get("memcpy" if peer == "memcpy" else f"{peer} {name}")
+        theirs = times.get(peer if peer in ("memcpy", "in place") else f"{peer} {name}")
         if theirs is not None:  # TensorFlow has no op for AdamW
             goal = GOALS.get((name, peer)) if size == GOAL_SIZE else None
             yield summary(f"{label} / {peer}", _ratios(theirs, mine, repeats, factor), "x", against, goal)

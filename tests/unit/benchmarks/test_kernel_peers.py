@@ -22,3 +22,13 @@ def test_peers_compute_the_same_updates_as_the_kernels(peer, encoding):
             ours(w, m, v, gradient.copy())[name]()
             other.steps()[name]()
         np.testing.assert_allclose(w, np.asarray(other.w), rtol=2e-5, atol=1e-7, err_msg=name)
+
+
+def test_a_read_after_the_op_copies_the_new_parameters():
+    gradient = np.ones(SIZE, np.float32)
+    peer, out = TensorFlow(gradient), np.zeros(SIZE, np.float32)
+    for _ in range(2):
+        before = peer.w.numpy()
+        peer.steps_with_read(out)["momentum"]()
+        assert np.array_equal(out, peer.w.numpy())
+        assert not np.array_equal(out, before)
