@@ -3,7 +3,8 @@
 `by="shoal"`: the worker's step function on the job's data; `by="keras"`: Keras' `fit` in each process, with its
 optimizer, on one batch; `by="echo"`: the worker's step, while its last update goes through a bare socket to threads of
 the parent and back, to measure the cost of moving the bytes.
-As a script: `python -m benchmarks.compute_only JOB BATCH SECONDS BY PORT ARGUMENTS` prints its steps a second.
+As a script: `python -m benchmarks.compute_only JOB BATCH BY PORT COUNTER ARGUMENTS` computes until it is killed, and
+keeps the number of its steps, and when it took the last one, in the file COUNTER.
 """
 
 from __future__ import annotations
@@ -15,59 +16,88 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from benchmarks.runs import START_SECONDS
+import numpy as np
+
+from benchmarks.turns import System
+from shoal_trainer.orphans import PARENT_ENV, follow_parent
 from shoal_trainer.worker.hardware import shared_by
 
-FIT_STEPS = 20
+Kind = Literal["shoal", "keras", "echo"]
+FIT_STEPS = 1_000_000
+FIRST_STEPS = 3
 
 
-def rate(
-    job: str,
-    batch: int,
-    processes: int,
-    seconds: float,
-    *,
-    by: Literal["shoal", "keras", "echo"] = "shoal",
-    **arguments: Any,
-) -> float:
+def rate(job: str, batch: int, processes: int, seconds: float, **arguments: Any) -> float:
     """Steps/s of all processes together, measured at the same time. `job`: a function of benchmarks.jobs."""
-    with _echo() as port:
-        return _rate([job, str(batch), str(seconds), by, str(port), json.dumps(arguments)], processes)
+    with computing(job, batch, processes, **arguments) as found:
+        before = [counter.copy() for counter in found.counters]
+        time.sleep(seconds)
+        spans = [counter - old for counter, old in zip(found.counters, before, strict=True)]
+        return float(sum(steps / nanoseconds * 1e9 for steps, nanoseconds in spans))
 
 
-def _rate(arguments: list[str], processes: int) -> float:
-    command = [sys.executable, "-m", "benchmarks.compute_only", *arguments]
-    children = [
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | shared_by(processes),  # as the workers of a local run
-        )
-        for _ in range(processes)
-    ]
-    try:
+class Computing(NamedTuple):
+    """Processes that compute, and for each [the number of its steps, the nanosecond of the last one]."""
+
+    children: list[subprocess.Popen[str]]
+    counters: list[Any]
+
+    def system(self) -> System:
+        """All of them together."""
+        pids = [child.pid for child in self.children]
+        return System(pids, lambda: sum(int(counter[0]) for counter in self.counters))
+
+
+@contextlib.contextmanager
+def computing(
+    job: str, batch: int, processes: int, *, by: Kind = "shoal", **arguments: Any
+) -> Iterator[Computing]:
+    """Processes that have taken their first steps and go on."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        port = stack.enter_context(_echo())
+        counters = [folder / str(index) for index in range(processes)]
+        children = [
+            stack.enter_context(
+                _child([job, str(batch), by, str(port), str(path), json.dumps(arguments)], processes)
+            )
+            for path in counters
+        ]
         for child in children:
             assert child.stdout is not None
-            child.stdout.readline()
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        return sum(float(child.communicate(timeout=START_SECONDS)[0]) for child in children)
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-            child.wait()
+            if not child.stdout.readline():
+                raise RuntimeError("a process that computes alone has failed")
+        yield Computing(children, [_counter(path) for path in counters])
+
+
+@contextlib.contextmanager
+def _child(arguments: list[str], processes: int) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.compute_only", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ
+        | {PARENT_ENV: str(os.getpid())}
+        | shared_by(processes),  # as the workers of a local run
+    )
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def _counter(path: Path) -> Any:
+    return np.memmap(path, np.int64, "r+" if path.exists() else "w+", shape=(2,))
 
 
 def _receive(sock: socket.socket, view: memoryview) -> bool:
@@ -126,18 +156,22 @@ def _batches(data: Any, batch: int) -> Iterator[Any]:
         yield from data.read(Part(0, data.size, epoch), batch)
 
 
-def shoal(job: Any, batch: int) -> Callable[[], int]:
+Advance = Callable[[], None]
+Done = Callable[[], None]
+
+
+def shoal(job: Any, batch: int, done: Done) -> Advance:
     """One step of the worker's function."""
     flat_model, step = _stepper(job, batch)
 
-    def advance() -> int:
+    def advance() -> None:
         flat_model.reuse(step())
-        return 1
+        done()
 
     return advance
 
 
-def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
+def echo(job: Any, batch: int, done: Done, port: int) -> Advance:
     """One step of the worker's function, while the previous update goes to `port` and back."""
     from shoal_trainer.ps.buffers import octets
 
@@ -154,26 +188,27 @@ def echo(job: Any, batch: int, port: int) -> Callable[[], int]:
         _receive(sock, landing)
         flat_model.reuse(update)
 
-    def advance() -> int:
+    def advance() -> None:
         update = step()
         if under_way:
             under_way.pop().result()
         under_way.append(thread.submit(exchange, update))
-        return 1
+        done()
 
     return advance
 
 
-def keras(job: Any, batch: int) -> Callable[[], int]:
+def keras(job: Any, batch: int, done: Done) -> Advance:
     """`FIT_STEPS` steps of `fit`."""
+    import keras as k
     import tensorflow as tf
 
     example, model = job.data.example(batch), job.model()
     data = tf.data.Dataset.from_tensors((example.x, example.y, example.weights)).repeat()
+    counting = k.callbacks.LambdaCallback(on_train_batch_end=lambda _batch, _logs: done())
 
-    def advance() -> int:
-        model.fit(data, steps_per_epoch=FIT_STEPS, shuffle=False, verbose=0)
-        return FIT_STEPS
+    def advance() -> None:
+        model.fit(data, steps_per_epoch=FIT_STEPS, shuffle=False, verbose=0, callbacks=[counting])
 
     return advance
 
@@ -183,22 +218,23 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from benchmarks import jobs
 
-    name, batch, seconds, by, port, arguments = sys.argv[1:]
-    job = getattr(jobs, name)(**json.loads(arguments))
-    makers: dict[str, Callable[[Any, int], Callable[[], int]]] = {
+    follow_parent()
+    name, batch, by, port, path, arguments = sys.argv[1:]
+    job, counter = getattr(jobs, name)(**json.loads(arguments)), _counter(Path(path))
+    makers: dict[str, Callable[[Any, int, Done], Advance]] = {
         "shoal": shoal,
         "keras": keras,
         "echo": partial(echo, port=int(port)),
     }
-    advance = makers[by](job, int(batch))
-    for _ in range(3):
+
+    def done() -> None:
+        counter[:] = counter[0] + 1, time.monotonic_ns()
+        if counter[0] == FIRST_STEPS:
+            print("ready", flush=True)
+
+    advance = makers[by](job, int(batch), done)
+    while True:
         advance()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    steps, start, until = 0, time.perf_counter(), time.perf_counter() + float(seconds)
-    while time.perf_counter() < until:
-        steps += advance()
-    print(steps / (time.perf_counter() - start), flush=True)
 
 
 if __name__ == "__main__":

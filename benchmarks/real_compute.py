@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 from benchmarks import compute_only
 from benchmarks.harness import Measurement, summary
-from benchmarks.runs import run
+from benchmarks.runs import status_of, working
+from benchmarks.turns import System, rates
 
-REPEATS = 3
+WORKERS = 2
+REPEATS, TURNS, SECONDS = 7, 2, 2.0
 CASES = (
     ("resnet20", 16, 0.95),
     ("resnet110", 4, 0.95),
@@ -23,28 +26,36 @@ about as long, and 10 less than that."""
 
 
 def measure(quick: bool) -> Iterator[Measurement]:
-    """Compare each model with the worker's step, with a bare socket, and with Keras' `fit`.
-
-    The worker's step is measured before and after, since the speed of a shared host varies.
-    """
-    seconds = 8.0
+    """Compare each model with the worker's step, with a bare socket, and with Keras' `fit`, which take turns."""
     for model, batch, goal in CASES[:1] if quick else CASES:
-        shares, of_keras, bare = [], [], []
-        for _ in range(1 if quick else REPEATS):
-            before = compute_only.rate("compute", batch, 2, seconds, model=model)
-            ours = _ours(model, batch, seconds)
-            echoed = compute_only.rate("compute", batch, 2, seconds, by="echo", model=model)
-            alone = (before + compute_only.rate("compute", batch, 2, seconds, model=model)) / 2
-            shares.append(ours / alone)
-            bare.append(echoed / alone)
-            of_keras.append(ours / compute_only.rate("compute", batch, 2, seconds, by="keras", model=model))
-        name = f"{model}, batch {batch}, 2 workers, bf16"
+        with contextlib.ExitStack() as stack:
+            systems = _systems(model, batch, stack)
+            found = rates(systems, 1 if quick else REPEATS, TURNS, SECONDS)
+
+        def shares(of: str, against: str, found: list[dict[str, float]] = found) -> list[float]:
+            return [rate[of] / rate[against] for rate in found]
+
+        name = f"{model}, batch {batch}, {WORKERS} workers, bf16"
         own = "the worker's own step without parameter server"
-        yield summary(name, shares, "x", own, goal)
-        yield summary(f"{name}: a bare socket that sends each update back, instead of a PS", bare, "x", own)
-        yield summary(f"{name} / Keras' fit", of_keras, "x", "Keras' fit, each process for itself")
+        yield summary(name, shares("job", "shoal"), "x", own, goal)
+        bare = f"{name}: a bare socket that sends each update back, instead of a PS"
+        yield summary(bare, shares("echo", "shoal"), "x", own)
+        fit = "Keras' fit, each process for itself"
+        yield summary(f"{name} / Keras' fit", shares("job", "keras"), "x", fit)
+        alone = [WORKERS * 1e3 / rate["shoal"] for rate in found]
+        yield summary(f"{name}: a step alone", alone, "ms", "no parameter server, both processes at once")
 
 
-def _ours(model: str, batch: int, seconds: float) -> float:
-    spans = run("benchmarks.jobs:compute", workers=2, args={"model": model}, batch=batch, seconds=seconds)
-    return spans[0].rate
+def _systems(model: str, batch: int, stack: contextlib.ExitStack) -> dict[str, System]:
+    """The job and its peers, each stopped as soon as it has taken a few steps."""
+    local = stack.enter_context(
+        working("benchmarks.jobs:compute", workers=WORKERS, args={"model": model}, batch=batch)
+    )
+    systems = {"job": System([p.popen.pid for p in local.processes], lambda: status_of(local).step)}
+    systems["job"].stop()
+    kinds: tuple[compute_only.Kind, ...] = ("shoal", "echo", "keras")
+    for by in kinds:
+        computing = compute_only.computing("compute", batch, WORKERS, by=by, model=model)
+        systems[by] = stack.enter_context(computing).system()
+        systems[by].stop()
+    return systems

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,6 +54,22 @@ def run(
     spans: int = 1,
 ) -> list[Run]:
     """Measure `spans` times `seconds` of one job. Raises RuntimeError if a worker does not become active."""
+    with working(
+        entrypoint, workers=workers, args=args, batch=batch, parameter_servers=parameter_servers
+    ) as local:
+        started = {
+            p.index: psutil.Process(p.popen.pid).create_time()
+            for p in local.processes
+            if p.role is Role.WORKER
+        }
+        return [_span(local, seconds, started) for _ in range(spans)]
+
+
+@contextlib.contextmanager
+def working(
+    entrypoint: str, *, workers: int, args: Mapping[str, Any], batch: int, parameter_servers: int = 1
+) -> Iterator[LocalRun]:
+    """A job whose workers are all active. Raises RuntimeError if one does not become so."""
     job = LocalJob(
         entrypoint=entrypoint,
         workers=workers,
@@ -64,22 +81,17 @@ def run(
         staleness=Staleness(),
     )
     with LocalRun(job) as local:
-        started = {
-            p.index: psutil.Process(p.popen.pid).create_time()
-            for p in local.processes
-            if p.role is Role.WORKER
-        }
         _wait_for_all(local, workers)
         time.sleep(2.0)  # the first steps of the last one
-        return [_span(local, seconds, started) for _ in range(spans)]
+        yield local
 
 
 def _span(local: LocalRun, seconds: float, started: Mapping[int, float]) -> Run:
     """Measure over `seconds`. `started`: when each worker's process started."""
-    before, at = _status(local), time.monotonic()
+    before, at = status_of(local), time.monotonic()
     cpu = _cpu(local)
     time.sleep(seconds)
-    after, elapsed = _status(local), time.monotonic() - at
+    after, elapsed = status_of(local), time.monotonic() - at
     steps = after.step - before.step
     spent = {role: value - cpu[role] for role, value in _cpu(local).items()}
     memory = max(psutil.Process(p.popen.pid).memory_info().rss for p in local.processes if p.role is Role.PS)
@@ -89,7 +101,8 @@ def _span(local: LocalRun, seconds: float, started: Mapping[int, float]) -> Run:
     return Run(steps / elapsed, spent[Role.PS] / steps, spent[Role.WORKER] / steps, memory, pushes, parts)
 
 
-def _status(local: LocalRun) -> StatusReport:
+def status_of(local: LocalRun) -> StatusReport:
+    """The status of a job that goes on."""
     for _ in range(5):
         if (status := local.status()) is not None:
             return status

@@ -1,0 +1,52 @@
+"""Systems that take turns on the same cores, so that a change of the host's speed affects all of them alike.
+
+Each runs for a moment while the processes of the others are stopped. A step that is interrupted continues later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+SETTLE_SECONDS = 0.3
+
+
+class System(NamedTuple):
+    """The processes of one system, and the number of steps that they have taken together."""
+
+    pids: Sequence[int]
+    steps: Callable[[], int]
+
+    def stop(self) -> None:
+        """Stop all processes where they are."""
+        for pid in self.pids:
+            os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them continue."""
+        for pid in self.pids:
+            os.kill(pid, signal.SIGCONT)
+
+    def rate(self, seconds: float) -> float:
+        """Steps/s over about `seconds`."""
+        before, start = self.steps(), time.monotonic()
+        time.sleep(seconds)
+        return (self.steps() - before) / (time.monotonic() - start)
+
+
+def rates(systems: Mapping[str, System], repeats: int, turns: int, seconds: float) -> list[dict[str, float]]:
+    """Steps/s of each system, `repeats` times the mean of `turns` turns of `seconds`. All are stopped at first."""
+    found = []
+    for _ in range(repeats):
+        total = dict.fromkeys(systems, 0.0)
+        for _ in range(turns):
+            for name, system in systems.items():
+                system.resume()
+                time.sleep(SETTLE_SECONDS)
+                total[name] += system.rate(seconds) / turns
+                system.stop()
+        found.append(total)
+    return found
