@@ -48,7 +48,15 @@ class EndOfFile:
     length: int
 
 
-Item = Ready | EndOfFile | TaskWork | Finished | BaseException
+@dataclass(frozen=True)
+class Failed:
+    """A leased range that cannot be read. It fails the job, unless this worker has lost the lease."""
+
+    work: DataWork
+    error: UserError
+
+
+Item = Ready | EndOfFile | Failed | TaskWork | Finished | BaseException
 
 
 class Feed:
@@ -124,12 +132,8 @@ class Feed:
                     self._hand_over(item)
                     if self._stop.is_set() or isinstance(item, Finished):
                         return
-        except TrainerError as error:
+        except Exception as error:  # else the worker would wait for this thread forever
             self._put(error)
-        except (Exception, SystemExit) as error:  # else the worker would wait for this thread forever
-            from shoal_trainer.data.user_code import where
-
-            self._put(UserError(f"The data function failed: {where(error)}"))
         finally:
             if self._next is not None:
                 self._next[1].discard()
@@ -154,7 +158,10 @@ class Feed:
             pass
 
     def _read(self, work: DataWork, prefetch: Prefetch | None = None) -> Iterator[Item]:
-        """The batches of a lease, and the tasks assigned while it is read. `prefetch`: its file, if in download."""
+        """The batches of a lease, and the tasks assigned while it is read. `prefetch`: its file, if in download.
+
+        An error ends this lease only: if training has ended meanwhile, the worker still has to run tasks.
+        """
         end, backoff = work.start, Backoff(FIRST_PAUSE)
         may_prefetch = work.file is not None and is_remote(work.file)
         download = prefetch
@@ -178,6 +185,16 @@ class Feed:
                     download = None
                     self._set_message(f"cannot read {error}")
                     backoff.wait(self._stop)
+                except UserError as error:
+                    yield Failed(work, error)
+                    return
+                except TrainerError:
+                    raise
+                except (Exception, SystemExit) as error:
+                    from shoal_trainer.data.user_code import where
+
+                    yield Failed(work, UserError(f"The data function failed: {where(error)}"))
+                    return
                 else:
                     if work.stop is None and not self._stop.is_set() and self._holds(work):
                         yield EndOfFile(work, end)

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -22,9 +21,9 @@ import numpy.typing as npt
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.retry import Backoff
-from shoal_trainer.wire.messages import Pulled, Push, Timings, Welcome
+from shoal_trainer.wire.messages import Pulled, Push, Timings
 from shoal_trainer.worker.exchange import Exchange
-from shoal_trainer.worker.feed import EndOfFile, Feed, Item, Ready
+from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Item, Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
@@ -107,6 +106,9 @@ class Loop(Upstream):
             elif isinstance(item, TaskWork | EndOfFile):
                 self._flush()
                 self._handle(item)
+            elif isinstance(item, Failed):
+                if not self._discarded(item):
+                    raise item.error
             else:
                 self._collect()
                 if isinstance(item, BaseException) and self._outage is None:
@@ -228,6 +230,8 @@ class Loop(Upstream):
         try:
             step = self._flat_model.step(parameters, ready.batch, updates)
         except UserError as error:
+            if self._discarded(ready):
+                return None
             raise UserError(f"{ready.work.source}: {error}") from error
         return self._check_finite(step, ready)
 
@@ -309,19 +313,19 @@ class Loop(Upstream):
             '"skip" or "rollback".'
         )
 
-    def _discarded(self, ready: Ready) -> bool:
-        """Discard a non-finite step that does not fail the job: training has ended, or an outage hides whether it has.
+    def _discarded(self, item: Ready | Failed) -> bool:
+        """Discard what does not fail the job: training has ended, or an outage hides whether it has.
 
         The batch is trained again after the outage.
         """
         self._collect()
         if self._outage is None:
             self._probe()
-        if self._leases.token(ready.work.token) is not None:
+        if self._leases.token(item.work.token) is not None:
             if self._outage is None:
                 return False
-            self._deferred = ready
-        self._wasted += 1
+            self._deferred = item
+        self._wasted += isinstance(item, Ready)
         return True
 
     # --- an outage ------------------------------------------------------------------------------------------------
@@ -357,17 +361,8 @@ class Loop(Upstream):
         item, self._deferred = self._deferred, None
         if item is None:
             item = self._feed.get(timeout)
-        reassigned = isinstance(item, Ready) and self._leases.token(item.work.token) is None
+        reassigned = isinstance(item, Ready | Failed) and self._leases.token(item.work.token) is None
         return None if reassigned else item
-
-    def _wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
-        """The future's result; None if `drain` is set, or after this many turns of 0.1 s."""
-        while not self._drain.is_set() and turns != 0:
-            try:
-                return future.result(timeout=0.1)
-            except FutureTimeout:
-                turns = None if turns is None else turns - 1
-        return None
 
     def _file_ended(self, item: EndOfFile) -> None:
         token = self._leases.token(item.work.token)

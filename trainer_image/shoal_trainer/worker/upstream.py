@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
 from shoal_trainer.errors import Unreachable
@@ -262,6 +263,15 @@ class Upstream:
         if self._outage is None:
             self._outage = self._local_training(None, max_steps=0)
             self._reconnect = self._exchange.connect(lambda: None)
+
+    def _wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
+        """The future's result; None if `drain` is set, or after this many turns of 0.1 s."""
+        while not self._drain.is_set() and turns != 0:
+            try:
+                return future.result(timeout=0.1)
+            except FutureTimeout:
+                turns = None if turns is None else turns - 1
+        return None
 
     def _discard_unsent(self) -> None:
         """Discard all steps without an answer, and count them as wasted."""

@@ -83,6 +83,9 @@ class Coordinator:
     def set_outage(self, message):
         self.outage = message
 
+    def finished(self):
+        return False
+
     def leave(self, wasted):
         self.reports.append(wasted.steps)
 
@@ -98,7 +101,9 @@ class Bench:
             step=lambda *_: Step(aligned(SIZE), self.loss, math.isfinite(self.loss)), reuse=lambda _update: None,
         )  # fmt: skip
         feed = SimpleNamespace(
-            get=lambda _timeout: self.items.pop(0) if self.items else None, stop=lambda: None
+            start=lambda: None,
+            stop=lambda: None,
+            get=lambda _timeout: self.items.pop(0) if self.items else None,
         )
         self.loop = Loop(
             model, Placement(OptimizerConfig()), self.server, feed, self.coordinator, self.leases, None,
@@ -108,6 +113,11 @@ class Bench:
         self.loop._boots = ((0, TERM),)
         self.work = DataWork((TERM, 1), 0, 0, 8)
         self.leases.grant(self.work)
+
+    def run(self):
+        """The loop, once it has joined."""
+        self.loop._join = lambda: None
+        return self.loop.run()
 
     def batch(self, start=0):
         return Ready(self.work, Batch(np.arange(2), None, np.ones(2, np.float32), 2, start + 2))

@@ -14,9 +14,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from shoal_trainer import Files, Indexed
 from shoal_trainer.data.batch import Batch
-from shoal_trainer.errors import Unreachable, UserError
+from shoal_trainer.errors import Unreachable
 from shoal_trainer.worker import feed as feeds
-from shoal_trainer.worker.feed import EndOfFile, Feed, Ready
+from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Ready
 from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork
 
 SECONDS = 40
@@ -180,8 +180,22 @@ def test_sys_exit_in_a_data_function_is_a_user_error(tmp_path, kind):
     feed.start()
     error = feed.get(SECONDS)
     feed.stop()
-    assert isinstance(error, UserError)
-    assert "The data function failed: SystemExit" in str(error)
+    assert isinstance(error, Failed)
+    assert error.work is work
+    assert "The data function failed: SystemExit" in str(error.error)
+
+
+def test_a_task_is_requested_after_data_that_cannot_be_read():
+    def read(begin, end):
+        return tf.data.Dataset.range(begin, end) if begin == 0 else 1 / 0
+
+    works = [DataWork((0, 1), 0, 0, 16), DataWork((0, 2), 0, 16, 64), TaskWork((0, 3), "export")]
+    feed = Feed(Indexed(64, read), 16, lambda: works.pop(0) if works else Finished(), [].append)
+    feed.start()
+    kinds = [type(feed.get(SECONDS)) for _ in range(3)]
+    feed.stop()
+    feed.task_finished()
+    assert kinds == [Ready, Failed, TaskWork]
 
 
 class Stored:

@@ -9,11 +9,13 @@ from shoal_trainer import Files, Indexed, Training, UserError
 from shoal_trainer.data.batch import Batch
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps.positions import Positions
+from shoal_trainer.worker.feed import Failed
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import DataWork, Finished, Idle
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import X, Y, functional
 from tests.unit.trainer.worker.running import Running
+from tests.unit.trainer.worker.scripted import TERM, Bench
 
 
 def test_short_data_function_ends_the_worker(start_servers):
@@ -125,3 +127,39 @@ def test_unreadable_file_is_reported_until_it_can_be_read(start_servers):
     assert Running(training, servers, coordinator).start().join() is End.FINISHED
     assert servers.stores[0].samples == 32
     assert coordinator.messages == ["cannot read s3://bucket/part-3: no answer", ""]
+
+
+def test_data_that_cannot_be_read_are_discarded_after_the_stop():
+    bench = Bench()
+    failed = Failed(bench.work, UserError("samples 0-8: the data function failed"))
+    bench.items, bench.server.stopped = [failed, Finished()], TERM
+    assert bench.run() is End.FINISHED
+    assert bench.loop._wasted == 0
+
+
+def test_batch_that_fails_the_step_is_discarded_after_the_stop():
+    bench = Bench()
+
+    def fail(*_):
+        raise UserError("indices[0] = 77 is not in [0, 10)")
+
+    bench.loop._flat_model.step, bench.server.stopped = fail, TERM
+    bench.items = [bench.batch(), Finished()]
+    assert bench.run() is End.FINISHED
+    assert bench.loop._wasted == 1
+
+
+def test_data_that_cannot_be_read_fail_the_job_after_an_outage():
+    bench = Bench()
+    failed = Failed(bench.work, UserError("samples 0-8: the data function failed"))
+    bench.server.reachable, bench.items = False, [failed]
+
+    def connect(_copy):
+        assert not bench.server.reachable
+        bench.server.reachable = True
+        return bench.server.probe()
+
+    bench.server.connect = connect
+    with pytest.raises(UserError, match="the data function failed"):
+        bench.run()
+    assert bench.server.reachable  # it was raised only then
