@@ -205,7 +205,7 @@ def keras(job: Any, batch: int, done: Done) -> Advance:
 
     example, model = job.data.example(batch), job.model()
     data = tf.data.Dataset.from_tensors((example.x, example.y, example.weights)).repeat()
-    counting = k.callbacks.LambdaCallback(on_train_batch_end=lambda _batch, _logs: done())
+    counting = k.callbacks.LambdaCallback(on_train_batch_end=lambda _batch, **_logs: done())
 
     def advance() -> None:
         model.fit(data, steps_per_epoch=FIT_STEPS, shuffle=False, verbose=0, callbacks=[counting])
