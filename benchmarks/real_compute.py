@@ -11,7 +11,7 @@ from benchmarks.runs import status_of, working
 from benchmarks.turns import System, rates
 
 WORKERS = 2
-REPEATS, TURNS, SECONDS = 7, 2, 2.0
+REPEATS, TURNS, SECONDS = 5, 1, 5.0
 CASES = (
     ("resnet20", 16, 0.95),
     ("resnet110", 4, 0.95),

@@ -21,7 +21,7 @@ from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.header import Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import WorkerIdentity
 
-PIECE = 1 << 16
+PIECE = 1 << 17
 """Values that are received and decoded at a time, so that they are decoded while still in the CPU cache."""
 
 
