@@ -44,16 +44,13 @@ class System(NamedTuple):
         return steps, (asked + time.monotonic()) / 2
 
 
-def rates(systems: Mapping[str, System], repeats: int, turns: int, seconds: float) -> list[dict[str, float]]:
-    """Steps/s of each system, `repeats` times the mean of `turns` turns of `seconds`. All are stopped at first."""
-    found = []
-    for _ in range(repeats):
-        total = dict.fromkeys(systems, 0.0)
-        for _ in range(turns):
-            for name, system in systems.items():
-                system.resume()
-                time.sleep(SETTLE_SECONDS)
-                total[name] += system.rate(seconds) / turns
-                system.stop()
-        found.append(total)
+def rates(systems: Mapping[str, System], turns: int, seconds: float) -> dict[str, float]:
+    """Steps/s of each system: the mean of its `turns` turns of `seconds`. All are stopped at first."""
+    found = dict.fromkeys(systems, 0.0)
+    for _ in range(turns):
+        for name, system in systems.items():
+            system.resume()
+            time.sleep(SETTLE_SECONDS)
+            found[name] += system.rate(seconds) / turns
+            system.stop()
     return found
