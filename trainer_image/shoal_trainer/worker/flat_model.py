@@ -2,14 +2,14 @@
 
     (parameters as received, batch) -> (update as sent, loss)
 
-The function splits the flat vector into the model's variables, so a step costs little more than its gradient (an eager
-assignment of each variable would take 48 ms for a ResNet-110). The receive buffer is passed without a copy (dlpack);
-the caller must not receive into a buffer while a step reads it.
+The function takes the flat vector apart into the model's variables, so a step costs little more than its gradient (an
+eager assignment of each variable would take 48 ms for a ResNet-110). The receive buffer is passed without a copy
+(dlpack); the caller must not receive into a buffer while a step reads it.
 
 An accelerator decodes, encodes and concatenates by itself, so that the flat vectors cross the bus in the wire's format,
 half the bytes in bf16. Without one, TensorFlow's casts and concatenation would take several passes over memory, so
 parameters are passed as fp32, and a kernel encodes gradients in one pass into the update. Only small ones are
-concatenated first: each output has a cost of its own in Python, and a deep model has hundreds.
+concatenated first: a deep model has hundreds, and each output of the function has a cost of its own in Python.
 """
 
 from __future__ import annotations
@@ -195,9 +195,13 @@ class FlatModel:
     def _decode(self, flat: Any) -> list[Any]:
         if self.dtype == np.uint16:
             flat = tf.bitcast(flat, tf.bfloat16)
-        entries = self.layout.entries
-        pieces = zip(entries, tf.split(flat, [entry.size for entry in entries]), strict=True)
-        return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in pieces]
+        pieces = []
+        for run in self.layout.runs:  # a slice shares memory, but costs an operation; a split copies
+            entries = self.layout.entries[run]
+            part = flat[entries[0].offset : entries[-1].offset + entries[-1].size]
+            pieces += tf.split(part, [entry.size for entry in entries])
+        found = zip(self.layout.entries, pieces, strict=True)
+        return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in found]
 
     def _encode(self, pieces: list[Any], loss: Any) -> tuple[list[Any], Any]:
         # With `reduction=None`, a loss has one value per sample.

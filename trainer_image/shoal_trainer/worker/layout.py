@@ -28,9 +28,9 @@ import numpy.typing as npt
 from shoal_trainer.errors import UserError
 
 SMALL = 16_384
-"""A variable of at most this many values is copied together with its neighbours where each piece has a cost."""
+"""Variables of at most this many values are copied together with their neighbours where each piece has a cost."""
 RUN = 16 * SMALL
-"""The most values of such a copy, which stay in the cache."""
+"""The most values of such a copy, so that they stay in the cache."""
 FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
