@@ -42,6 +42,7 @@ def rate(job: str, batch: int, processes: int, seconds: float, **arguments: Any)
         before = [counter.copy() for counter in found.counters]
         time.sleep(seconds)
         spans = [counter - old for counter, old in zip(found.counters, before, strict=True)]
+        found.steps()  # all are alive
         return float(sum(steps / nanoseconds * 1e9 for steps, nanoseconds in spans))
 
 
@@ -53,8 +54,13 @@ class Computing(NamedTuple):
 
     def system(self) -> System:
         """All of them together."""
-        pids = [child.pid for child in self.children]
-        return System(pids, lambda: sum(int(counter[0]) for counter in self.counters))
+        return System([child.pid for child in self.children], self.steps)
+
+    def steps(self) -> int:
+        """The steps of all; `RuntimeError` if a process has ended."""
+        if any(child.poll() is not None for child in self.children):
+            raise RuntimeError("a process that computes alone has ended")
+        return sum(int(counter[0]) for counter in self.counters)
 
 
 @contextlib.contextmanager
@@ -75,8 +81,8 @@ def computing(
         for child in children:
             assert child.stdout is not None
             if not child.stdout.readline():
-                raise RuntimeError("a process that computes alone has failed")
-        yield Computing(children, [_counter(path) for path in counters])
+                raise RuntimeError("a process that computes alone has ended")
+        yield Computing(children, [_counter(path, "r+") for path in counters])
 
 
 @contextlib.contextmanager
@@ -96,8 +102,8 @@ def _child(arguments: list[str], processes: int) -> Iterator[subprocess.Popen[st
             child.kill()
 
 
-def _counter(path: Path) -> Any:
-    return np.memmap(path, np.int64, "r+" if path.exists() else "w+", shape=(2,))
+def _counter(path: Path, mode: Literal["r+", "w+"]) -> Any:
+    return np.memmap(path, np.int64, mode, shape=(2,))
 
 
 def _receive(sock: socket.socket, view: memoryview) -> bool:
@@ -220,7 +226,7 @@ def main() -> None:
 
     follow_parent()
     name, batch, by, port, path, arguments = sys.argv[1:]
-    job, counter = getattr(jobs, name)(**json.loads(arguments)), _counter(Path(path))
+    job, counter = getattr(jobs, name)(**json.loads(arguments)), _counter(Path(path), "w+")
     makers: dict[str, Callable[[Any, int, Done], Advance]] = {
         "shoal": shoal,
         "keras": keras,

@@ -38,7 +38,7 @@ def sleeping(parameters: int, milliseconds: int, tensors: int = 8, wire: str = "
     """A step that takes `milliseconds` and almost no CPU time, like a step on an accelerator.
 
     The parameters are in `tensors` tensors of similar size (all but the last a multiple of 64, as in most layers), so
-    that `FlatModel` slices and concatenates as for a model.
+    that `FlatModel` takes apart and concatenates as for a model.
     """
 
     def build() -> Any:

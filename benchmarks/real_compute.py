@@ -51,15 +51,25 @@ def measure(quick: bool) -> Iterator[Measurement]:
 
 
 def _systems(model: str, batch: int, stack: contextlib.ExitStack) -> dict[str, System]:
-    """The job and its peers, each stopped as soon as it has taken a few steps."""
-    local = stack.enter_context(
-        working("benchmarks.jobs:compute", workers=WORKERS, args={"model": model}, batch=batch)
-    )
-    systems = {"job": System([p.popen.pid for p in local.processes], lambda: status_of(local).step)}
-    systems["job"].stop()
+    """The job and its peers, each stopped as soon as it has taken a few steps.
+
+    The job is the last to start: the start of the others takes longer than its timeouts.
+    """
+    systems: dict[str, System] = {}
     kinds: tuple[compute_only.Kind, ...] = ("shoal", "echo", "keras")
     for by in kinds:
         computing = compute_only.computing("compute", batch, WORKERS, by=by, model=model)
         systems[by] = stack.enter_context(computing).system()
         systems[by].stop()
+    local = stack.enter_context(
+        working("benchmarks.jobs:compute", workers=WORKERS, args={"model": model}, batch=batch)
+    )
+
+    def steps() -> int:
+        if any(process.popen.poll() is not None for process in local.processes):
+            raise RuntimeError(f"a process of the job has ended: logs in {local.logs}")
+        return status_of(local).step
+
+    systems["job"] = System([process.popen.pid for process in local.processes], steps)
+    systems["job"].stop()
     return systems

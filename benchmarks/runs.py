@@ -117,8 +117,8 @@ def _wait_for_all(local: LocalRun, workers: int) -> None:
             raise RuntimeError(f"the job ended: {outcome.message}")
         status = local.status()
         if status is not None:
-            working = [w for w in status.workers if w.state is WorkerState.ACTIVE and w.steps > 1]
-            if len(working) >= workers:
+            active = [w for w in status.workers if w.state is WorkerState.ACTIVE and w.steps > 1]
+            if len(active) >= workers:
                 return
         time.sleep(0.25)
     raise RuntimeError(f"not all workers became active: logs in {local.logs}")

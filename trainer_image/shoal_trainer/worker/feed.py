@@ -186,14 +186,14 @@ class Feed:
                     self._set_message(f"cannot read {error}")
                     backoff.wait(self._stop)
                 except UserError as error:
-                    yield Failed(work, error)
+                    yield self._failed(work, error)
                     return
                 except TrainerError:
                     raise
                 except (Exception, SystemExit) as error:
                     from shoal_trainer.data.user_code import where
 
-                    yield Failed(work, UserError(f"The data function failed: {where(error)}"))
+                    yield self._failed(work, UserError(f"The data function failed: {where(error)}"))
                     return
                 else:
                     if work.stop is None and not self._stop.is_set() and self._holds(work):
@@ -214,6 +214,10 @@ class Feed:
                 yield batch
                 self._set_message(waiting_for(work.source, self._clock))
         self._set_message("")
+
+    def _failed(self, work: DataWork, error: UserError) -> Failed:
+        self._set_message("")  # it reads no more
+        return Failed(work, error)
 
     def _downloaded(self, work: DataWork, prefetch: Prefetch) -> Local | None:
         """The downloaded file; None if this worker stops or loses the lease."""

@@ -52,6 +52,15 @@ class Leases:
         with self._lock:
             return self._current(token)
 
+    def revoked(self, work: DataWork) -> bool:
+        """Whether this worker lost the lease: it was reassigned, training has ended, or it was rolled back.
+
+        A completed lease was not lost.
+        """
+        with self._lock:
+            newest = self._newest(work.token)
+            return newest is None or newest[0] == self.stopped or work.generation != self.generation
+
     def answered(self, push: Push) -> None:
         """Record an applied push, and remove the leases that it completes.
 
@@ -126,10 +135,14 @@ class Leases:
                     self._renamed[old] = new
 
     def _current(self, token: Token) -> Token | None:
-        current: Token | None = token
-        while current is not None and current in self._renamed:
-            current = self._renamed[current]
-        return current if current in self._ends else None
+        newest = self._newest(token)
+        return newest if newest in self._ends else None
+
+    def _newest(self, token: Token) -> Token | None:
+        newest: Token | None = token
+        while newest is not None and newest in self._renamed:
+            newest = self._renamed[newest]
+        return newest
 
 
 def joined(marks: Iterable[Progress | None]) -> tuple[Progress, ...]:

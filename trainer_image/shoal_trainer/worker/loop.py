@@ -107,7 +107,7 @@ class Loop(Upstream):
                 self._flush()
                 self._handle(item)
             elif isinstance(item, Failed):
-                if not self._discarded(item):
+                if not self._discarded(item, item.error):
                     raise item.error
             else:
                 self._collect()
@@ -230,7 +230,7 @@ class Loop(Upstream):
         try:
             step = self._flat_model.step(parameters, ready.batch, updates)
         except UserError as error:
-            if self._discarded(ready):
+            if self._discarded(ready, error):
                 return None
             raise UserError(f"{ready.work.source}: {error}") from error
         return self._check_finite(step, ready)
@@ -305,7 +305,7 @@ class Loop(Upstream):
         if self._policy.on_nan == "skip":
             log.warning("the loss is not finite: skipping the batch before position %d", ready.batch.end)
             return replace(step, update=np.zeros_like(step.update), skipped=True)
-        if self._discarded(ready):
+        if self._discarded(ready, f"the loss is {step.loss}"):
             return None
         raise UserError(
             f"The loss or its gradient is not finite (loss {step.loss}) in epoch {ready.work.epoch + 1}. Lower the "
@@ -313,18 +313,16 @@ class Loop(Upstream):
             '"skip" or "rollback".'
         )
 
-    def _discarded(self, item: Ready | Failed) -> bool:
-        """Discard what does not fail the job: training has ended, or an outage hides whether it has.
-
-        The batch is trained again after the outage.
-        """
+    def _discarded(self, item: Ready | Failed, why: object) -> bool:
+        """Discard what does not fail the job, as training has ended; during an outage, which hides that, defer it."""
         self._collect()
         if self._outage is None:
             self._probe()
-        if self._leases.token(item.work.token) is not None:
+        if not self._leases.revoked(item.work):
             if self._outage is None:
                 return False
             self._deferred = item
+        log.warning("%s: %s: %s", item.work.source, "deferred" if self._deferred else "discarded", why)
         self._wasted += isinstance(item, Ready)
         return True
 
@@ -361,7 +359,7 @@ class Loop(Upstream):
         item, self._deferred = self._deferred, None
         if item is None:
             item = self._feed.get(timeout)
-        reassigned = isinstance(item, Ready | Failed) and self._leases.token(item.work.token) is None
+        reassigned = isinstance(item, Ready) and self._leases.token(item.work.token) is None
         return None if reassigned else item
 
     def _file_ended(self, item: EndOfFile) -> None:

@@ -264,15 +264,6 @@ class Upstream:
             self._outage = self._local_training(None, max_steps=0)
             self._reconnect = self._exchange.connect(lambda: None)
 
-    def _wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
-        """The future's result; None if `drain` is set, or after this many turns of 0.1 s."""
-        while not self._drain.is_set() and turns != 0:
-            try:
-                return future.result(timeout=0.1)
-            except FutureTimeout:
-                turns = None if turns is None else turns - 1
-        return None
-
     def _discard_unsent(self) -> None:
         """Discard all steps without an answer, and count them as wasted."""
         local = 0 if self._outage is None else self._outage.steps
@@ -293,3 +284,14 @@ class Upstream:
         self._leases.reset(welcome.generation)
         self._generation = welcome.generation
         return pulled
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _wait(self, future: Future[Welcome], turns: int | None = None) -> Welcome | None:
+        """The future's result; None if `drain` is set, or after this many turns of 0.1 s."""
+        while not self._drain.is_set() and turns != 0:
+            try:
+                return future.result(timeout=0.1)
+            except FutureTimeout:
+                turns = None if turns is None else turns - 1
+        return None

@@ -190,12 +190,16 @@ def test_a_task_is_requested_after_data_that_cannot_be_read():
         return tf.data.Dataset.range(begin, end) if begin == 0 else 1 / 0
 
     works = [DataWork((0, 1), 0, 0, 16), DataWork((0, 2), 0, 16, 64), TaskWork((0, 3), "export")]
-    feed = Feed(Indexed(64, read), 16, lambda: works.pop(0) if works else Finished(), [].append)
+    messages = []
+    feed = Feed(
+        Indexed(64, read), 16, lambda: works.pop(0) if works else Finished(), [].append, messages.append
+    )
     feed.start()
     kinds = [type(feed.get(SECONDS)) for _ in range(3)]
     feed.stop()
     feed.task_finished()
     assert kinds == [Ready, Failed, TaskWork]
+    assert messages[-1] == ""  # it no longer waits for data
 
 
 class Stored:

@@ -134,3 +134,19 @@ def test_rollback_undoes_a_stop():
     leases.grant(DataWork((7, 1), 0, 0, 32, generation=1))
     assert leases.stopped is None
     assert list(leases.held()) == [(7, 1)]
+
+
+def test_a_lease_is_revoked_by_its_end_but_not_by_its_completion():
+    leases = Leases()
+    works = [DataWork((0, number), 0, 8 * number, 8 * number + 8) for number in range(4)]
+    for work in works[:3]:
+        leases.grant(work)
+    leases.answered(push(1, leases.mark(works[0].token, 8)))
+    assert leases.token(works[0].token) is None
+    leases.rename([works[1].token, works[2].token], {works[1].token: (1, 9)})
+    assert [leases.revoked(work) for work in works] == [False, False, True, False]
+    leases.void(1)
+    assert leases.revoked(works[1])
+    leases.void(0)
+    leases.reset(1)
+    assert all(leases.revoked(work) for work in works)

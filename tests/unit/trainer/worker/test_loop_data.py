@@ -137,6 +137,20 @@ def test_data_that_cannot_be_read_are_discarded_after_the_stop():
     assert bench.loop._wasted == 0
 
 
+def test_data_error_after_the_last_sample_of_a_lease_fails_the_job(start_servers):
+    def too_long(begin, end):
+        return tf.data.Dataset.from_tensor_slices((X[begin : end + 5], Y[begin : end + 5]))
+
+    def right_for_the_example(begin, end):
+        return too_long(begin, end - 5) if end == 16 else too_long(begin, end)
+
+    coordinator = FakeCoordinator(512)
+    training = Training(model=functional, data=Indexed(512, right_for_the_example))
+    end = Running(training, start_servers(coordinator), coordinator).start().join()
+    assert isinstance(end, UserError)
+    assert "more than 64 samples" in str(end)
+
+
 def test_batch_that_fails_the_step_is_discarded_after_the_stop():
     bench = Bench()
 
