@@ -81,6 +81,10 @@ class Tasks:
         self._hooks = Hooks(
             lambda: callbacks_of(job, unwritten, metrics), flat_model.model, epochs, metrics or ()
         )
+        self._rows: Iterator[Batch] = iter(())
+        self._ended: list[BaseException] = []
+        self._dataset: Any = None
+        """Yields `_rows`, and adds their error to `_ended`. Kept: TensorFlow never frees all memory of a data set."""
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
         if unwritten:
             saving.warn(flat_model.model, unwritten)
@@ -102,13 +106,15 @@ class Tasks:
         self._flat_model.load(flat)
         model = self._flat_model.model
         rows = self._until_drain(validation_batches(self._job.validation, self._batch_size))
-        ended: list[BaseException] = []
+        self._ended.clear()
         try:
             first = next(rows)
             self._check_alike(first)
-            dataset = dataset_of(lambda: itertools.chain([first], rows), first, ended)
-            with quiet_end(), as_raised(ended):
-                results = model.evaluate(dataset, return_dict=True, verbose=0)
+            self._rows = itertools.chain([first], rows)
+            if self._dataset is None:
+                self._dataset = dataset_of(lambda: self._rows, first, self._ended)
+            with quiet_end(), as_raised(self._ended):
+                results = model.evaluate(self._dataset, return_dict=True, verbose=0)
         except TrainerError:
             raise
         except (Exception, SystemExit) as error:
@@ -116,6 +122,8 @@ class Tasks:
             raise UserError(
                 f"The evaluation on Training(validation=…) failed: {where(error)}{hint}"
             ) from error
+        finally:
+            self._rows = iter(())
         model.reset_metrics()
         return Outcome(dict(_numbers(results)))
 

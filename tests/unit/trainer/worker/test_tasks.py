@@ -10,6 +10,7 @@ import tensorflow as tf
 from shoal_trainer import Files, Indexed, UserError
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
+from shoal_trainer.worker.alone import dataset_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
@@ -35,6 +36,18 @@ def test_evaluation_equals_keras():
     plain = functional(norm=True)
     expected = plain.evaluate(DATA.x, DATA.y, batch_size=16, verbose=0, return_dict=True)
     assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, rel=1e-4)
+    tasks.close()
+
+
+def test_evaluations_share_one_data_set(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "shoal_trainer.worker.tasks.dataset_of", lambda *given: made.append(given) or dataset_of(*given)
+    )
+    tasks, flat = prepared()
+    first, second, third = (tasks.evaluate(values).metrics for values in (flat, flat * 0.5, flat))
+    assert first == third != second
+    assert len(made) == 1  # TensorFlow never frees all memory of a data set
     tasks.close()
 
 
