@@ -46,6 +46,7 @@ from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
 from shoal_trainer.coordinator.service import CoordinatorService
 from shoal_trainer.errors import Fenced, TrainerError, UserError
+from shoal_trainer.ps.malloc import return_freed_memory
 from shoal_trainer.ps.server import MAX_CONNECTIONS, DataServer
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.retry import until_reachable
@@ -327,6 +328,7 @@ def main() -> int:
                 f"${CONFIG_ENV} is not a valid configuration: {error.errors()[0]['msg']}"
             ) from error
         allow_open_files()
+        return_freed_memory()
         server = ParameterServer(config)
         stop_on_sigterm(server)
         return server.run()
