@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
@@ -84,7 +84,7 @@ def work() -> None:
     "args",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An argument of the entrypoint; VALUE is a number, true, false, null or a string. Repeatable.",
+    help="An argument of the entrypoint, an integer or a string as in spec.training.args. Repeatable.",
 )
 @click.option(
     "--storage",
@@ -181,7 +181,7 @@ def _initial(folder: str | None, weights_only: bool) -> InitialFrom | None:
     return InitialFrom(uri=_uri(folder), weights_only=weights_only)
 
 
-def _argument(text: str) -> tuple[str, Any]:
+def _argument(text: str) -> tuple[str, int | str]:
     name, separator, value = text.partition("=")
     if not separator:
         raise click.BadParameter(f"{text!r} must be NAME=VALUE", param_hint="--arg")
@@ -191,9 +191,11 @@ def _argument(text: str) -> tuple[str, Any]:
         return name, value
     if isinstance(parsed, list | dict):
         raise click.BadParameter(
-            f"{text!r} must have a number, a string, true, false or null as its value", param_hint="--arg"
+            f"{text!r} must have an integer or a string as its value", param_hint="--arg"
         )
-    return name, parsed
+    # The rest as a TrainingJob has it, whose schema has no other types.
+    kept = isinstance(parsed, str) or (isinstance(parsed, int) and not isinstance(parsed, bool))
+    return name, parsed if kept else value
 
 
 def _stop_after(

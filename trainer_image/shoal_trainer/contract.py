@@ -305,13 +305,21 @@ class StatusReport(Message):
     rollbacks: int = 0
     """How often the job returned to its newest snapshot because of a non-finite loss."""
     goodput: float | None = None
-    """Share of the computed samples that count, 0 to 1."""
+    """Share of the computed steps that count, 0 to 1."""
     input_wait: float | None = None
     """Share of the active workers' time spent waiting for the next batch, 0 to 1."""
     data: DataReport = DataReport()
     workers: tuple[WorkerReport, ...] = ()
     shards: tuple[ShardReport, ...] = ()
     message: str = ""
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The message of the job, and those of its workers, which say what they wait for."""
+        at_work = {WorkerState.ACTIVE, WorkerState.SILENT}
+        waiting = (w for w in self.workers if w.message and w.state in at_work)
+        said = (f"worker {w.slot}-{w.incarnation}: {w.message}" for w in waiting)
+        return tuple(filter(None, (self.message, *said)))
 
 
 # --- the end ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The features that predict a model's speed: FLOPs per sample, parameters and tensors (docs/sizing.md).
 
-A library function: with it, users fill in the model of a SpeedProfile before the first run. The trainer does not call
-it yet; it will report the features of a running job, from which the operator writes the SpeedProfile.
+A library function: with it, users fill in the model of a SpeedProfile before the first run.
 
 FLOPs are those of the forward pass of one sample at inference. A multiply-add is two operations. Only matrix products
 and convolutions count, also inside einsum, attention and recurrent layers; element-wise operations, normalization,

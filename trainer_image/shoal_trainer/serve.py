@@ -4,8 +4,8 @@ It claims its shard in the storage, which stops older incarnations; starts from 
 or without parameters; serves until the job ends or SIGTERM arrives; and takes a final snapshot, or, on the other
 shards, writes its part of it. It does not import TensorFlow, so it restarts quickly.
 
-Exit codes: 0 the job has ended (see the termination message), 2 the configuration is wrong or a snapshot is damaged,
-4 a newer incarnation of this shard exists, 143 stopped by SIGTERM.
+Exit codes: 0 the job has ended (see the termination message), 1 an unexpected error, 2 the configuration is wrong or a
+snapshot is damaged, 4 a newer incarnation of this shard exists, 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations

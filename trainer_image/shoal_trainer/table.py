@@ -64,7 +64,7 @@ def render(
     )
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(status.metrics.items()))
     lines: list[RenderableType] = [head, bar, Text.from_markup(counts), Text.from_markup(shards), workers]
-    lines += [Text(line) for line in (metrics, status.message, note) if line]
+    lines += [Text(line) for line in (metrics, *status.messages, note) if line]
     return Group(*lines)
 
 

@@ -169,7 +169,8 @@ class InitialFrom(Strict):
     """Another run to start from."""
 
     uri: StorageUri
-    """Folder of that run: `<storage>/<namespace>/<job>/<uid>`."""
+    """Folder of that run: `<storage>/<namespace>/<job>/<uid>`. In the volumeClaim of this job's storage, `<storage>` is
+    `file:///var/run/shoal/storage`."""
     weights_only: bool = False
     """Load only the weights: the optimizer and the data start anew."""
 
@@ -200,7 +201,8 @@ class TrainingSpec(Strict):
     entrypoint: Entrypoint
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
     args: dict[str, int | str] = Field(default_factory=dict, max_length=64)
-    """Arguments of the entrypoint function: integers, or strings such as `"0.1"` and `"true"` in quotes."""
+    """Arguments of the entrypoint function: integers, or strings such as `"0.1"` in quotes, which it receives as
+    strings."""
     batch_size: Positive = 128
     """Samples in one step of one worker. A push is weighted by its samples; this many have weight 1."""
     batch_sizes: list[AcceleratorBatchSize] = Field(

@@ -151,7 +151,7 @@ class TrainingProgress(Status):
     phase: str = ""
     """Starting, Training, Finishing, Succeeded or Failed."""
     step: int = 0
-    """Updates of the parameters so far."""
+    """Steps, one batch each, that the parameters contain."""
     epoch: int = 0
     """Completed passes over the data."""
     loss: str | None = None
@@ -163,14 +163,16 @@ class TrainingProgress(Status):
     remaining_seconds: int | None = None
     """Expected seconds until training ends."""
     wasted_steps: int = 0
-    """Steps whose gradients were not applied."""
+    """Steps that were computed but do not count: their gradients were not applied, or were lost."""
     goodput: str | None = None
-    """Share of computed samples that were applied, 0 to 1, a decimal."""
+    """Share of the computed steps that count, 0 to 1, a decimal."""
     input_wait: str | None = None
     """Share of their time that workers wait for input, 0 to 1, a decimal. Much above 0, the data function is slower
     than the training step."""
     last_progress_time: datetime | None = None
     """When `step` last increased."""
+    message: str = ""
+    """What the trainer waits for, and of which worker, such as a file that cannot be read or an outage."""
     metrics: dict[str, str] = Field(default_factory=dict)
     """Metrics by their Keras names, decimals."""
 

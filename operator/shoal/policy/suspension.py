@@ -85,5 +85,7 @@ def no_progress(seen: Observation, training: TrainingProgress, timers: Timers) -
     )
     if timers.pending(since + timedelta(seconds=limit)):
         return None
-    message = f"no training step completed for {limit} s (runPolicy.progressDeadlineSeconds)"
+    # Not the message itself: it may contain seconds, and a condition that changes is written at once.
+    see = "; see status.training.message" if training.message else ""
+    message = f"no training step completed for {limit} s (runPolicy.progressDeadlineSeconds){see}"
     return Reason("NoProgress", message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from shoal.api.training_job_status import (
@@ -17,6 +18,8 @@ from shoal.policy.names import place_of_name
 from shoal.policy.times import parse_time, seconds_between, whole
 from shoal_trainer.contract import DataReport, StatusReport, TerminationMessage
 
+MAX_MESSAGE = 1024
+
 
 def decimal(value: float | None) -> str | None:
     """A number with at least four significant digits."""
@@ -29,7 +32,7 @@ def progress(seen: Observation) -> TrainingProgress:
     """`status.training`. The step never decreases, though the server's does when it restarts from a snapshot."""
     before, report = seen.job.status.training, seen.report
     if report is None:
-        return before
+        return before.model_copy(update={"message": ""})
     grew = report.step > before.step
     return TrainingProgress(
         phase=report.phase.value,
@@ -43,8 +46,17 @@ def progress(seen: Observation) -> TrainingProgress:
         goodput=decimal(report.goodput) or before.goodput,
         input_wait=decimal(report.input_wait) or before.input_wait,
         last_progress_time=whole(seen.now) if grew else before.last_progress_time,
+        message=_first(report.messages),
         metrics={name: decimal(value) or "" for name, value in report.metrics.items()} or before.metrics,
     )
+
+
+def _first(messages: Sequence[str]) -> str:
+    """The first message and the number of others: many workers usually wait for the same."""
+    if not messages:
+        return ""
+    others = f" (and {len(messages) - 1} more)" if messages[1:] else ""
+    return messages[0][:MAX_MESSAGE] + others
 
 
 def _percent(report: StatusReport) -> int:
@@ -73,6 +85,7 @@ def final(before: TrainingJobStatus, message: TerminationMessage) -> dict[str, o
             "step": max(before.training.step, message.step),
             "epoch": max(before.training.epoch, message.epoch),
             "loss": decimal(message.loss) or before.training.loss,
+            "message": "",
             "progress_percent": 100,
             "remaining_seconds": 0,
             "wasted_steps": max(before.training.wasted_steps, message.wasted_steps),

@@ -111,7 +111,14 @@ def test_new_report_differs_in_telemetry_only() -> None:
     world = running_world()
     seen = world.observation()
     old = plan(seen).status
-    report = build.report(step=10, samples=100, loss=0.5, samples_per_second=1234.5, input_wait=0.125)
+    waiting = (
+        {"slot": 0, "incarnation": 0, "state": "Active", "message": "has waited 31 s for a.csv"},
+        {"slot": 1, "incarnation": 0, "state": "Left", "message": "was drained"},
+        {"slot": 2, "incarnation": 0, "state": "Active", "message": "has waited 32 s for b.csv"},
+    )
+    report = build.report(
+        step=10, samples=100, loss=0.5, samples_per_second=1234.5, input_wait=0.125, workers=waiting
+    )
     new = plan(
         build.observe(
             seen.job, *seen.pods, services=seen.services, nodes=seen.nodes, now=seen.now, report=report
@@ -120,6 +127,7 @@ def test_new_report_differs_in_telemetry_only() -> None:
     assert new.training.step == 10
     assert new.training.samples_per_second in {"1234", "1235"}
     assert new.training.input_wait == "0.125"
+    assert new.training.message == "worker 0-0: has waited 31 s for a.csv (and 1 more)"
     assert differs_in_telemetry_only(old, new)
     assert not differs_in_telemetry_only(old, new.model_copy(update={"phase": "Failed"}))
 

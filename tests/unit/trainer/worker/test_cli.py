@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from shoal_trainer import watch
-from shoal_trainer.cli import main
+from shoal_trainer.cli import _argument, main
 from shoal_trainer.contract import (
     DataReport,
     EpochReport,
@@ -40,9 +40,15 @@ STATUS = StatusReport(
     data=DataReport(done=100, leased=32, total=1437, repeated=16),
     workers=(
         WorkerReport(
-            slot=0, incarnation=1, state=WorkerState.ACTIVE, steps=7, samples=112, step_seconds=0.0123
+            slot=0,
+            incarnation=1,
+            state=WorkerState.ACTIVE,
+            steps=7,
+            samples=112,
+            step_seconds=0.0123,
+            message="has waited 31 s for data.csv",
         ),
-        WorkerReport(slot=0, incarnation=0, state=WorkerState.FENCED),
+        WorkerReport(slot=0, incarnation=0, state=WorkerState.FENCED, message="was replaced"),
     ),
     shards=(ShardReport(index=0, epoch=3, version=99),),
 )
@@ -57,9 +63,11 @@ def shown(status, **options):
 def test_table_shows_the_status():
     text = shown(STATUS, note="4 processes")
     for words in ("Training", "epoch 3/10", "step 1,234", "loss 0.5000", "321 samples/s", "left 1m05s", "repeated 16",
-                  "0-1", "12.3", "ps-0-3 ready version 99", "val_accuracy 0.9000", "4 processes"):  # fmt: skip
+                  "0-1", "12.3", "ps-0-3 ready version 99", "val_accuracy 0.9000", "4 processes",
+                  "worker 0-1: has waited 31 s for data.csv"):  # fmt: skip
         assert words in text
     assert "Fenced" not in text
+    assert "was replaced" not in text
     assert "Fenced" in shown(STATUS, all_workers=True)
     assert "waiting for the coordinator" in shown(None)
 
@@ -79,7 +87,7 @@ def test_duration_is_human_readable():
         (["run"], "Missing argument 'MODULE:OBJECT'"),
         (["run", "a:b", "--workers", "0"], "0 is not in the range"),
         (["run", "a:b", "--arg", "width"], "'width' must be NAME=VALUE"),
-        (["run", "a:b", "--arg", "sizes=[64, 32]"], "'sizes=[64, 32]' must have a number, a string, true"),
+        (["run", "a:b", "--arg", "sizes=[64, 32]"], "'sizes=[64, 32]' must have an integer or a string"),
         (["run", "a:b", "--until", "val_accuracy"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "val_accuracy=1e999"], "must be METRIC=VALUE with a number"),
         (["run", "a:b", "--until", "=0.9"], "must be METRIC=VALUE with a number"),
@@ -93,6 +101,13 @@ def test_usage_error_says_what_to_change(arguments, words):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_arguments_are_those_of_a_training_job():
+    given = ("width=64", 'name="64"', "rate=0.1", "fast=true", "path=a=b", "none=null")
+    assert dict(map(_argument, given)) == {
+        "width": 64, "name": "64", "rate": "0.1", "fast": "true", "path": "a=b", "none": "null",
+    }  # fmt: skip
 
 
 def test_work_without_configuration_suggests_run(tmp_path):
