@@ -18,7 +18,17 @@ from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.security import Credentials
 from shoal_trainer.training import Training
 from shoal_trainer.wire.messages import Progress
-from shoal_trainer.worker.work import DataWork, Finished, Idle, StatusText, TaskWork, Token, Wasted, Work
+from shoal_trainer.worker.work import (
+    About,
+    DataWork,
+    Finished,
+    Idle,
+    StatusText,
+    TaskWork,
+    Token,
+    Wasted,
+    Work,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +44,7 @@ class ControlPlane:
             config.parameter_servers[0], credentials, config.index, config.incarnation
         )
         self._data = _spec(job)
-        self._message: StatusText = ""
-        self._outage = ""
+        self._messages: dict[About, StatusText] = dict.fromkeys(About, "")
         self._logged: StatusText = ""
         self._uploaded: dict[str, tuple[int, int]] = {}
         """Size and modification time (ns) of each uploaded file."""
@@ -79,13 +88,9 @@ class ControlPlane:
         """Whether a heartbeat was answered that the job has finished."""
         return self._finished
 
-    def set_message(self, message: StatusText) -> None:
-        """Set the message of the heartbeats."""
-        self._message = message
-
-    def set_outage(self, message: str) -> None:
-        """Set a message about an unreachable parameter server, which goes before the other."""
-        self._outage = message
+    def set_message(self, message: StatusText, about: About = About.WORK) -> None:
+        """Set a message for the heartbeats."""
+        self._messages[about] = message
 
     def file_ended(self, token: Token, length: int) -> None:
         """Report that a leased file has `length` samples."""
@@ -129,14 +134,14 @@ class ControlPlane:
 
     def _message_text(self) -> str:
         """The message of this heartbeat. A callable is logged here, because its thread may be blocked."""
-        message = self._outage or self._message
-        if not callable(message):
-            return message[:MAX_TEXT]
-        text = message()
-        if text and message is not self._logged:
-            self._logged = message
-            log.warning("%s", text)
-        return text[:MAX_TEXT]
+        for message in self._messages.values():
+            text = message() if callable(message) else message
+            if text and callable(message) and message is not self._logged:
+                self._logged = message
+                log.warning("%s", text)
+            if text:
+                return text[:MAX_TEXT]
+        return ""
 
     def _run(self) -> None:
         backoff = Backoff(FIRST_PAUSE, HEARTBEAT_SECONDS)

@@ -30,7 +30,7 @@ from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.send import Send, combined, full
 from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
-from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, Wasted
+from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, Wasted, reporting
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +228,8 @@ class Loop(Upstream):
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
         """Run one step; None if it is discarded. Errors name the data."""
         try:
-            step = self._flat_model.step(parameters, ready.batch, updates)
+            with reporting(self._coordinator, f"a training step on {ready.work.source}", self._clock):
+                step = self._flat_model.step(parameters, ready.batch, updates)
         except UserError as error:
             if self._discarded(ready, error):
                 return None

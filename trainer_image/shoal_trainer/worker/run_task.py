@@ -10,7 +10,7 @@ from collections.abc import Callable
 from shoal_trainer.errors import Interrupted, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.worker.tasks import Outcome
-from shoal_trainer.worker.work import SLOW_TASK_SECONDS, Coordinator, TaskWork, waiting_for
+from shoal_trainer.worker.work import SLOW_WORK_SECONDS, Coordinator, TaskWork, waiting_for
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def run_task(
     The heartbeats report a task that takes long, and data or storage that is unreachable. Raises `UserError` if the
     coordinator rejects the result, because a retry cannot succeed.
     """
-    waiting = waiting_for(f"the task {work.kind} of epoch {work.epoch + 1}", slow=SLOW_TASK_SECONDS)
+    waiting = waiting_for(f"the task {work.kind} of epoch {work.epoch + 1}", slow=SLOW_WORK_SECONDS)
     coordinator.set_message(waiting)
     outcome, backoff = None, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
     try:

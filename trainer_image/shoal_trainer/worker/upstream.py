@@ -28,7 +28,7 @@ from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.outage import MAX_STEPS, Outage
 from shoal_trainer.worker.send import Send
-from shoal_trainer.worker.work import Coordinator, DataWork, Token, Wasted
+from shoal_trainer.worker.work import About, Coordinator, DataWork, Token, Wasted
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Upstream:
         """Start local training. `send`: the interrupted push."""
         message = f"a parameter server is unreachable ({error})"
         log.warning("%s: training continues locally", message)
-        self._coordinator.set_outage(message)
+        self._coordinator.set_message(message, About.OUTAGE)
         assert self._pulled is not None
         self._outage = self._local_training(None if send is None else send.push.learning_rate)
         if send is not None:
@@ -176,7 +176,7 @@ class Upstream:
         self._use(pulled)
         self._boots = welcome.boots
         self._outage = self._reconnect = None
-        self._coordinator.set_outage("")
+        self._coordinator.set_message("", About.OUTAGE)
         self._last_push = self._last_answer = self._clock()
         log.warning("the parameter servers are reachable again%s", " after a restart" if lost else "")
 

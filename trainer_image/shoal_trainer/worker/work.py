@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -63,10 +65,19 @@ Work = DataWork | TaskWork | Idle | Finished
 StatusText = str | Callable[[], str]
 """A status message of a worker, or a function that returns the current one at each heartbeat."""
 
+
+class About(Enum):
+    """What a status message is about. Of several messages, the heartbeats carry the first in this order."""
+
+    OUTAGE = "an unreachable parameter server"
+    WORK = "data or a task"
+    STEP = "a training step"
+
+
 SLOW_SECONDS = 30.0
 """The heartbeats report a read that takes longer."""
-SLOW_TASK_SECONDS = 300.0
-"""The heartbeats report a task that takes longer."""
+SLOW_WORK_SECONDS = 300.0
+"""The heartbeats report a task or a training step that takes longer."""
 
 
 def waiting_for(
@@ -80,6 +91,16 @@ def waiting_for(
         return f"has waited {seconds:.0f} s for {what}" if seconds >= slow else ""
 
     return message
+
+
+@contextlib.contextmanager
+def reporting(coordinator: Coordinator, step: str, clock: Callable[[], float]) -> Iterator[None]:
+    """Make the heartbeats report this `step` if it takes long."""
+    coordinator.set_message(waiting_for(step, clock, slow=SLOW_WORK_SECONDS), About.STEP)
+    try:
+        yield
+    finally:
+        coordinator.set_message("", About.STEP)
 
 
 class Wasted(NamedTuple):
@@ -104,11 +125,8 @@ class Coordinator(Protocol):
     def finished(self) -> bool:
         """Whether a heartbeat was answered that the job has finished. Does not block."""
 
-    def set_message(self, message: StatusText) -> None:
-        """Set the message that the heartbeats carry; "" for none."""
-
-    def set_outage(self, message: str) -> None:
-        """Set a message about an unreachable parameter server, which goes before the other; "" for none."""
+    def set_message(self, message: StatusText, about: About = About.WORK) -> None:
+        """Set a message for the heartbeats; "" for none."""
 
     def file_ended(self, token: Token, length: int) -> None:
         """Report that a leased file has `length` samples, all of which were pushed."""

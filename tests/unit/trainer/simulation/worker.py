@@ -232,10 +232,8 @@ class Worker:
         over = server is not None and server.coordinator.finished is not None
         return over and self.world.random.random() < 0.1
 
-    def set_message(self, message):
+    def set_message(self, message, about=None):
         """Heartbeats are not simulated."""
-
-    set_outage = set_message
 
     def task(self, work, flat):
         del flat

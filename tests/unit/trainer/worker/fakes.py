@@ -7,7 +7,7 @@ from shoal_trainer.ps.positions import Positions
 from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import create_secret_dir
-from shoal_trainer.worker.work import DataWork, Finished, Idle, TaskWork
+from shoal_trainer.worker.work import About, DataWork, Finished, Idle, TaskWork
 
 UID = "uid-1"
 
@@ -29,7 +29,7 @@ class FakeCoordinator:
         self.left = 0
         self.hold = False
         self.joins = []
-        self.messages = []
+        self.messages, self.reported_steps = [], []
         self.counter = 0
         self.term = 0
         self.job_finished = False
@@ -76,12 +76,11 @@ class FakeCoordinator:
     def finished(self):
         return self.job_finished
 
-    def set_message(self, message):
-        if message not in self.messages and not callable(message):
+    def set_message(self, message, about=About.WORK):
+        if about is About.STEP:
+            self.reported_steps.append(message)
+        elif about is About.WORK and message not in self.messages and not callable(message):
             self.messages.append(message)
-
-    def set_outage(self, message):
-        """Recorded by `scripted.Coordinator`."""
 
     def file_ended(self, token, length):
         self.results.append(("file", token, length))

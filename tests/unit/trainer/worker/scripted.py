@@ -16,7 +16,7 @@ from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import Loop, Policy
 from shoal_trainer.worker.optimizers import Placement
-from shoal_trainer.worker.work import DataWork
+from shoal_trainer.worker.work import About, DataWork
 
 SIZE, TERM = 4, 111
 
@@ -80,8 +80,9 @@ class Coordinator:
     def diverged(self, _generation, batch, _reason):
         self.diverged_batches.append(batch)
 
-    def set_outage(self, message):
-        self.outage = message
+    def set_message(self, message, about):
+        if about is About.OUTAGE:
+            self.outage = message
 
     def finished(self):
         return False

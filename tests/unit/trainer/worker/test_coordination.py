@@ -14,7 +14,7 @@ from shoal_trainer.security import create_secret_dir
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.worker import coordination
 from shoal_trainer.worker.coordination import ControlPlane
-from shoal_trainer.worker.work import TaskWork, Wasted
+from shoal_trainer.worker.work import About, TaskWork, Wasted
 from tests.unit.trainer.worker.models import job
 
 
@@ -164,6 +164,17 @@ def test_callable_message_is_evaluated_per_heartbeat_and_logged_once(bench, capl
     assert [record.message for record in caplog.records] == ["has waited 30 s for part-3"]
 
 
+def test_messages_have_an_order(bench):
+    plane, read = bench.worker(), [""]
+    plane.set_message("has waited 300 s for a training step", About.STEP)
+    plane.set_message(lambda: read[0])
+    assert plane._message_text() == "has waited 300 s for a training step"
+    read[0] = "has waited 30 s for part-3"
+    assert plane._message_text() == read[0]
+    plane.set_message("a parameter server is unreachable", About.OUTAGE)
+    assert plane._message_text() == "a parameter server is unreachable"
+
+
 def test_too_many_files_are_a_user_error(bench, monkeypatch):
     monkeypatch.setattr(coordination, "MAX_LIST", 1000)
 
@@ -216,12 +227,12 @@ def test_heartbeat_carries_an_outage_before_the_message_about_data(bench, monkey
     monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
     plane = bench.worker()
     outage, trouble = "a parameter server is unreachable (no answer)", "cannot read part-3"
-    plane.set_outage(outage)
+    plane.set_message(outage, About.OUTAGE)
     plane.set_message(trouble)
     plane.start()
     try:
         assert plane._client.beats.get(timeout=30) == outage
-        plane.set_outage("")
+        plane.set_message("", About.OUTAGE)
         while plane._client.beats.get(timeout=30) != trouble:
             pass
     finally:

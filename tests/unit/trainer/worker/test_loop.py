@@ -9,7 +9,7 @@ from shoal_trainer.data.source import Part
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.wire.messages import MAX_MARKS
 from shoal_trainer.worker.loop import End
-from shoal_trainer.worker.work import DataWork, Finished
+from shoal_trainer.worker.work import DataWork, Finished, reporting
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 from tests.unit.trainer.worker.running import SECONDS, Running, wait
@@ -30,6 +30,21 @@ def test_worker_trains_each_sample_once_then_runs_tasks(start_servers, shards):
     assert (evaluate, export) == ("evaluate", "export")
     assert set(metrics) == {"val_loss", "val_accuracy"}
     assert {"model.keras", "saved_model/saved_model.pb"} <= set(files)
+    begun, ended = coordinator.reported_steps[::2], coordinator.reported_steps[1::2]
+    assert len(begun) == len(ended) == running.worker.loop.steps
+    assert all(map(callable, begun))
+    assert set(ended) == {""}
+
+
+def test_long_step_is_reported():
+    coordinator, now = FakeCoordinator(DATA.size), [0.0]
+    with reporting(coordinator, "a training step on a.csv", lambda: now[0]):
+        (message,) = coordinator.reported_steps
+        now[0] = 299.0
+        assert message() == ""
+        now[0] = 300.0
+        assert message() == "has waited 300 s for a training step on a.csv"
+    assert coordinator.reported_steps[1:] == [""]
 
 
 def test_sequential_worker_equals_keras_bit_for_bit(start_servers):
