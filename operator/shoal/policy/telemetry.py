@@ -19,6 +19,7 @@ from shoal.policy.times import parse_time, seconds_between, whole
 from shoal_trainer.contract import DataReport, StatusReport, TerminationMessage
 
 MAX_MESSAGE = 1024
+"""Characters of a message of the trainer, which may contain much of an error."""
 
 
 def decimal(value: float | None) -> str | None:

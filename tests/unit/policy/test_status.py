@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from shoal.policy.plan import plan
-from shoal.policy.telemetry import differs_in_telemetry_only
+from shoal.policy.telemetry import differs_in_telemetry_only, final, progress
+from shoal_trainer.contract import Outcome, TerminationMessage
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
 
@@ -69,6 +71,24 @@ def test_missing_progress_degrades_the_job() -> None:
     world.now += timedelta(seconds=61)
     world.reconcile()
     assert world.condition("Degraded")["reason"] == "NoProgress"
+    assert "status.training.message" not in world.condition("Degraded")["message"]
+    worker = {"slot": 0, "incarnation": 0, "state": "Active", "message": "has waited 31 s for a.csv"}
+    world.report = build.report(workers=(worker,))
+    world.reconcile()
+    assert world.condition("Degraded")["message"].endswith("; see status.training.message")
+    assert world.status["training"]["message"] == "worker 0-0: has waited 31 s for a.csv"
+
+
+def test_message_of_the_trainer_ends_with_its_report() -> None:
+    world = running_world()
+    worker = {"slot": 0, "incarnation": 0, "state": "Active", "message": "has waited 31 s for a.csv"}
+    world.report = build.report(workers=(worker,))
+    world.reconcile()
+    seen = world.observation()
+    assert seen.job.status.training.message
+    assert progress(replace(seen, report=None)).message == ""
+    ended = final(seen.job.status, TerminationMessage(outcome=Outcome.SUCCEEDED))
+    assert ended["training"].message == ""  # type: ignore[attr-defined]
 
 
 def test_unreadable_nodes_set_node_signals_unavailable() -> None:

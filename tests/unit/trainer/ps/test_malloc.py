@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from shoal_trainer import serve
+from shoal_trainer.contract import CONFIG_ENV, JobIdentity, Role, RuntimeConfig, Shard, StopAfter
+
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 
 PROGRAM = """
@@ -43,6 +46,36 @@ print(psutil.Process().memory_full_info().uss - before)
 def growth(how):
     command = [sys.executable, "-c", PROGRAM, how]
     return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout)
+
+
+def test_server_sets_it_before_its_first_thread(monkeypatch):
+    config = RuntimeConfig(
+        job=JobIdentity(namespace="n", name="j", uid="u"),
+        role=Role.PS,
+        index=0,
+        incarnation=0,
+        parameter_servers=(Shard(host="127.0.0.1"),),
+        entrypoint="a:b",
+        batch_size=2,
+        stop_after=StopAfter(epochs=1),
+        storage_uri="file:///nowhere",
+    )
+    calls = []
+
+    class Server:
+        def __init__(self, _config):
+            calls.append("server")
+
+        def run(self):
+            return 0
+
+    monkeypatch.setenv(CONFIG_ENV, config.to_json())
+    monkeypatch.setattr(serve, "allow_open_files", lambda: None)
+    monkeypatch.setattr(serve, "stop_on_sigterm", lambda _server: None)
+    monkeypatch.setattr(serve, "return_freed_memory", lambda: calls.append("memory"))
+    monkeypatch.setattr(serve, "ParameterServer", Server)
+    assert serve.main() == 0
+    assert calls == ["memory", "server"]
 
 
 def test_freed_buffers_return_to_the_system():

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from shoal_trainer import watch
-from shoal_trainer.cli import _argument, main
+from shoal_trainer.cli import main
 from shoal_trainer.contract import (
     DataReport,
     EpochReport,
@@ -103,9 +103,14 @@ def test_usage_error_says_what_to_change(arguments, words):
     assert words in result.output
 
 
-def test_arguments_are_those_of_a_training_job():
+def test_arguments_are_those_of_a_training_job(monkeypatch):
+    jobs = []
+    monkeypatch.setattr("shoal_trainer.worker.entrypoint.check", lambda *_: None)
+    monkeypatch.setattr(watch, "watch", lambda job, *_, **__: jobs.append(job) or 0)
     given = ("width=64", 'name="64"', "rate=0.1", "fast=true", "path=a=b", "none=null")
-    assert dict(map(_argument, given)) == {
+    result = CliRunner().invoke(main, ["run", "a:b", *(word for each in given for word in ("--arg", each))])
+    assert result.exit_code == 0, result.output
+    assert jobs[0].args == {
         "width": 64, "name": "64", "rate": "0.1", "fast": "true", "path": "a=b", "none": "null",
     }  # fmt: skip
 
