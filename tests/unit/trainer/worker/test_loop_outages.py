@@ -44,12 +44,15 @@ WORKERS, PUSHES = 3, 20
 def lose_with_pushes_in_flight(servers, coordinator):
     """Save the shard when all workers have pushed; `PUSHES` later, stop it while a push of each worker is unanswered.
 
-    One of these pushes has been applied by then, the others are applied after it. Returns the saved copies.
+    One of these pushes has been applied by then, the others are applied after it. Returns the saved copies. The first
+    push of each worker waits for those of the others, so that a late one still finds work.
     """
     shard, saved, arrived = servers.stores[0], [], threading.Semaphore(0)
-    push = shard.push
+    push, first = shard.push, threading.Barrier(WORKERS, timeout=SECONDS)
 
     def arriving(*arguments, **options):
+        if not shard.applied:
+            first.wait()
         arrived.release()
         return push(*arguments, **options)
 
