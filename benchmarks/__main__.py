@@ -1,13 +1,14 @@
 """`make bench`: runs the benchmarks, prints their tables, writes `build/bench.json`.
 
 `python -m benchmarks kernels wire` runs some of them; `--quick` measures less, as a smoke test; `--record` also
-writes the tables to docs/benchmarks.
+writes the tables and plots to docs/benchmarks.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*ORDER, []], help="default: all")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--record", action="store_true", help=f"write the tables to {PAGES}")
+    parser.add_argument("--record", action="store_true", help=f"write the tables and plots to {PAGES}")
     parser.add_argument("--output", type=Path, default=Path("build/bench.json"))
     options = parser.parse_args()
     console = Console(width=140)
@@ -48,6 +49,8 @@ def main() -> None:
         if options.record and name != "convergence":  # its page holds more than the table
             command = f"python -m benchmarks {name}{' --quick' if options.quick else ''}"
             (PAGES / f"{name}.md").write_text(page(title.rstrip("."), command, measured))
+        if options.record and (plot := Path(f"build/{name}.png")).exists() and not options.quick:
+            shutil.copy(plot, PAGES)
         everything += measured
     missed = [m.name for m in everything if m.met is False]
     console.print(

@@ -24,7 +24,7 @@ RULES: dict[str, tuple[Policy, bool]] = {
     "constant, momentum as configured": ("Constant", False),
 }
 MERGERS = {"scaled 1/W (default)": False, "Adasum": True}
-PLOT = Path("docs/benchmarks/convergence.png")
+PLOT = Path("build/convergence.png")
 PROCESSES = 2
 
 Row = tuple[str, str, float, int, Measurement]

@@ -1,6 +1,6 @@
 """Scale: anonymous memory of a parameter server, and the cost of a push-pull, as parameters and clients grow.
 
-The plot is docs/benchmarks/scale.png. Its limit is a bare hot socket both ways, measured in the same run.
+The plot is build/scale.png. Its limit is a bare hot socket both ways, measured in the same run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPTIMIZERS = {
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 SMALL = 1_730_000
 BF16 = 2
-PLOT = Path("docs/benchmarks/scale.png")
+PLOT = Path("build/scale.png")
 NEVER = 1_000_000
 """Seconds between snapshots: each holds a second copy of the shard while it is written."""
 
@@ -112,6 +112,7 @@ def plot(
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
+    PLOT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOT, dpi=110)
 
 

@@ -49,7 +49,8 @@ class Outcome:
 
 def in_namespace(command: list[str]) -> list[str]:
     """The command in a new network namespace with only a loopback."""
-    return ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]
+    user = () if os.geteuid() == 0 else ("--map-root-user",)
+    return ["unshare", *user, "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]
 
 
 def run(case: Case) -> list[Outcome]:

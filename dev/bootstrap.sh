@@ -21,7 +21,7 @@ if ! python=$(find_python); then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "installing python3-venv with apt-get"
     apt-get -qq update && apt-get -qq install -y python3 python3-venv >/dev/null
-    python=$(find_python) || { echo "This distribution's Python is older than 3.11. Install Python 3.11 to 3.13, then run make again." >&2; exit 2; }
+    python=$(find_python) || { echo "This distribution's Python is none of 3.11 to 3.13. Install one of them, then run make again." >&2; exit 2; }
   else
     echo "Python 3.11 to 3.13 with the venv module is needed. On Debian: sudo apt-get install python3-venv" >&2
     exit 2

@@ -17,6 +17,7 @@ from dev.cluster.local import DEFAULT_NODES, NUMBERS, LocalCluster
 from dev.cluster.node import GRACE_SECONDS
 from dev.commands import side_by_side
 from dev.console import console, say
+from dev.demo.kind import Kind
 from dev.errors import DevError
 from dev.paths import clusters
 
@@ -109,6 +110,9 @@ def down(cluster: str) -> None:
     if (clusters() / cluster).exists():
         LocalCluster(cluster).down()
         say(f"the cluster {cluster} is down")
+    if (kind := Kind()).kubeconfig.exists():
+        kind.down()
+        say("the cluster of kind is down")
 
 
 @main.command()

@@ -89,7 +89,7 @@ def create(addresses: Addresses) -> None:
         f"link set {link} up",
         f"route replace {addresses.pods} via {addresses.control_plane}",
     )
-    run("nsenter", f"--net={NETNS / netns}", "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    run("nsenter", f"--net={NETNS / netns}", "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
 
 
 def add_node(addresses: Addresses, node: str, index: int) -> None:

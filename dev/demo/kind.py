@@ -62,7 +62,8 @@ class Kind:
         """Build the images with Docker, create the cluster of kind.yaml, load the images."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         (self.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY))
-        for name in DEMO:
+        bases = (IMAGES[name].after for name in DEMO)
+        for name in dict.fromkeys((*filter(None, bases), *DEMO)):
             image = IMAGES[name]
             with step(f"building {image.reference} with Docker", every=30):
                 target = ["--target", image.target] if image.target else []
@@ -119,3 +120,4 @@ class Kind:
     def down(self) -> None:
         """Delete the cluster, if it exists."""
         command("kind", "delete", "cluster", "--name", CLUSTER, check=False)
+        self.kubeconfig.unlink(missing_ok=True)

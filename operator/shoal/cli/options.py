@@ -101,7 +101,7 @@ def limits_options(default: str) -> Callable[[Command], Command]:
         Limits,
         ["deadline", "budget", "prefer", "confidence"],
         click.option("--deadline", type=float, help=f"Deadline in seconds from now.{default}"),
-        click.option("--budget", type=float, help=f"The most that the run may cost.{default}"),
+        click.option("--budget", type=float, help=f"The most that the work left may cost.{default}"),
         click.option(
             "--prefer",
             type=click.Choice(["MinCost", "MinTime", "BestValue"]),

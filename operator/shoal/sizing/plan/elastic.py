@@ -94,7 +94,8 @@ class _Evaluator:
         rows = []
         for pool, rate in zip(self.problem.pools, self._rates, strict=True):
             money = money_per_step(pool, self.zone, self.problem.servers.bytes_per_step)
-            single = pool.interruptions_per_hour * (1 - pool.shock_share) * _lost(pool)
+            # A shock takes a binomial number K of n workers: E[K²] = (f n)² + f (1 - f) n.
+            single = pool.interruptions_per_hour * (1 - pool.shock_share * pool.shock_size) * _lost(pool)
             rows.append([rate, rate * pool.batch, pool.price, rate * money, rate * pool.step_sigma, single])
         return np.array(rows).T
 

@@ -65,6 +65,12 @@ def _found(plan: Plan, currency: str) -> list[str]:
         "MinTime": "the fastest plan",
         "BestValue": "the plan with the most speed for its cost",
     }[objective.prefer]
+    if plan.by_simulation:
+        return [
+            what,
+            "By the formula no plan is sure enough. This one, the fastest, was in simulated runs; a cheaper one "
+            "may be as well.",
+        ]
     why = f"This is {superlative}"
     why += f" that {' and '.join(limits)}." if limits else "."
     sentences = [what, why]

@@ -1,6 +1,7 @@
 """Read TrainingJobs, PlanRequests, CapacityPools and SpeedProfiles from YAML files.
 
-A TrainingJob is read with the model that its CRD is generated from: what can be planned can be applied.
+A TrainingJob is read with the model that its CRD is generated from. The CRD's rules between fields (CEL) are the API
+server's to check.
 """
 
 from __future__ import annotations

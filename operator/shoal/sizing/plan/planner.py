@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -39,7 +39,8 @@ class Plan:
 
     `binding`: the constraint that keeps the plan from being cheaper (or faster), or that cannot be met. `chance`: the
     share of simulated runs that met the deadline; None if nothing was simulated. `unlimited`: the best plan without
-    the constraint `binding`.
+    the constraint `binding`. `by_simulation`: the formula found no plan, but the fastest one was good enough in
+    simulated runs; cheaper ones were not simulated.
     """
 
     pools: tuple[Pool, ...]
@@ -62,6 +63,7 @@ class Plan:
     cheapest: Point
     fastest: Point
     notes: tuple[str, ...] = ()
+    by_simulation: bool = False
 
     def as_json(self, reason: str) -> dict[str, Any]:
         """The answer of `shoal plan --json`."""
@@ -95,7 +97,7 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
     """Plan with Shoal's model. Raises UsageError if no combination is allowed."""
     objective = problem.objective
     margin = NormalDist().inv_cdf(objective.confidence) if objective.deadline is not None else 0.0
-    kept = None
+    kept, by_simulation = None, False
     for _ in range(MARGINS):
         model = ElasticModel(problem, margin)
         found, exact = search(model, exact_limit=exact_limit)
@@ -109,18 +111,19 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
         # The simulation misses the deadline with every margin.
         found.reject_best()
     if found.best is None and found.fastest is not None:
-        # The formula can be too careful: the simulated runs decide.
+        # The formula can be too careful: simulated runs decide.
         surest = found.fastest_in_budget if objective.budget is not None else found.fastest
         kept = _chance(problem, model, surest or found.fastest)
         if surest is not None and kept is not None and kept >= objective.confidence:
             found.accept(surest)
+            by_simulation = True
         elif surest is not found.fastest:
             kept = _chance(problem, model, found.fastest)
     shown = found.best or found.fastest
     notes = tuple(problem.notes)
     if shown is not None:
         notes += _extrapolated(problem.servers, model.evaluators()[shown.variant].servers)
-    return _answer(model, found, exact, problem.work, kept, notes)
+    return replace(_answer(model, found, exact, problem.work, kept, notes), by_simulation=by_simulation)
 
 
 def _chance(problem: Problem, model: Model, candidate: Candidate) -> float | None:

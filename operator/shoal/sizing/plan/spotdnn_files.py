@@ -142,10 +142,10 @@ def read_pools(
 
 def _pool(row: dict[str, str | None], where: str, limit: float | None, price: float | None) -> Pool:
     gpus = _cell(row, ("gpus",), where, default=1.0)
-    if _find(row, ("batch_instance",)) is not None:
-        batch = _cell(row, ("batch_instance",), where)
+    if _find(row, ("batch_per_gpu",)) is not None and _find(row, ("batch_instance",)) is None:
+        batch = _cell(row, ("batch_per_gpu",), where) * gpus
     else:
-        batch = _cell(row, ("batch_per_gpu", "batch"), where) * gpus
+        batch = _cell(row, ("batch_instance", "batch"), where)
     if any(name in row for name in SPEEDS):
         step = batch / _cell(row, SPEEDS, where)
     else:

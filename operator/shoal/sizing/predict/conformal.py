@@ -2,8 +2,9 @@
 
 Measurements of one model are correlated, so rows are never split at random: a fold holds whole groups. The
 same out-of-fold residuals choose the regression and give the interval (CV+ and jackknife+: Barber, Candes,
-Ramdas, Tibshirani, "Predictive inference with the jackknife+", Annals of Statistics 2021). An interval at level 1 -
-alpha provably covers at least 1 - 2 alpha: 80 % at 90 %, and near 90 % in practice.
+Ramdas, Tibshirani, "Predictive inference with the jackknife+", Annals of Statistics 2021). For one fixed
+regression they prove that an interval at level 1 - alpha covers at least 1 - 2 alpha; tests check the coverage here,
+where the same residuals also choose.
 
 Every group has the same weight, so that one model with 400 rows does not determine the interval of the others.
 """

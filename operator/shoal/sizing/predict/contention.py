@@ -9,7 +9,7 @@ fit to small models can be wrong by a factor for a large one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -198,17 +198,21 @@ class ClusterSpeed:
 
 def alone_speeds(rows: pd.DataFrame) -> Floats | None:
     """(n,) the speed of one worker for every row, from its rows of one worker; None if one is missing."""
-    keys = ["model", "accelerator"]
-    single = rows[(rows["num_workers"] == 1).to_numpy()].groupby(keys)["measured"].median()
-    found = np.array(
-        [single.get(key, np.nan) for key in zip(rows["model"], rows["accelerator"], strict=True)]
-    )
+    single = pd.Series(np.where(rows["num_workers"] == 1, rows["measured"], np.nan))
+    found = single.groupby(_series(rows), dropna=False).transform("median").to_numpy(float)
     return None if np.isnan(found).any() else found
 
 
 def _series_alone(rows: pd.DataFrame) -> Floats:
     """(n,) steps/s of one worker without contention: the median speed per worker of a series' unslowed clusters."""
     each = pd.Series(rows["measured"].to_numpy(float) / rows["num_workers"].to_numpy(float))
-    keys = [rows["model"].to_numpy(), rows["accelerator"].to_numpy()]
-    unslowed = each.where(each >= UNSATURATED * each.groupby(keys).transform("max"))
-    return np.asarray(unslowed.groupby(keys).transform("median"), dtype=np.float64)
+    series = _series(rows)
+    unslowed = each.where(each >= UNSATURATED * each.groupby(series, dropna=False).transform("max"))
+    return np.asarray(unslowed.groupby(series, dropna=False).transform("median"), dtype=np.float64)
+
+
+def _series(rows: pd.DataFrame) -> list[Any]:
+    """What clusters of equal workers have in common: the keys of a group."""
+    return [
+        rows[name].to_numpy() for name in ("model", "accelerator", "batch_size", "cpu_cores") if name in rows
+    ]

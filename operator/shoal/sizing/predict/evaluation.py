@@ -75,6 +75,12 @@ class _ClusterSteps:
     never_clustered: set[str]
     notes: list[str] = field(default_factory=list)
 
+    def leave_out(self, accelerator: str) -> None:
+        """Fit no single worker with this accelerator."""
+        if self.workers is not None:
+            others = self.workers[self.workers["accelerator"] != accelerator]
+            self.workers = others if len(others) else None
+
     def fit(self, rows: pd.DataFrame) -> _ClusterSteps:
         workers = self.workers
         if workers is not None and self.held_out:
@@ -160,11 +166,14 @@ def evaluate(
     rows = tables.load(train, target, models, catalogue)
     _enough(rows, train)
     held = tables.load(test, target, models, catalogue) if test is not None else None
-    notes = [] if held is None else _remembered(rows, held)
     left_out = test is None and new_accelerator is None
     predictor = _predictor(target, rows, rows if held is None else held, models, catalogue, left_out)
+    notes = [] if held is None else _remembered(set(rows["model"]) | _models_alone(predictor), held)
     if new_accelerator is not None:
-        rows, held = _split_by_accelerator(target, rows, catalogue.find(new_accelerator).name, train)
+        name = catalogue.find(new_accelerator).name
+        rows, held = _split_by_accelerator(target, rows, name, train)
+        if isinstance(predictor, _ClusterSteps):
+            predictor.leave_out(name)
     predicted, more = _predict(predictor, rows, held)
     if isinstance(predictor, _ClusterSteps) and predictor.given:
         notes.append(_GIVEN.format(models=predictor.single_models))
@@ -246,14 +255,21 @@ def _cluster(
     return _ClusterSteps(catalogue, workers, given, left_out, len(known), worker_models - set(rows["model"]))
 
 
-def _remembered(fitted: pd.DataFrame, held: pd.DataFrame) -> list[str]:
+def _models_alone(predictor: Predictor) -> set[str]:
+    """The models whose single workers are fitted besides the rows."""
+    if not isinstance(predictor, _ClusterSteps) or predictor.workers is None:
+        return set()
+    return set(predictor.workers["model"])
+
+
+def _remembered(fitted: set[str], held: pd.DataFrame) -> list[str]:
     """A note on the test rows whose model is among the fitted ones."""
-    known = int(held["model"].isin(set(fitted["model"])).sum())
+    known = int(held["model"].isin(fitted).sum())
     if not known:
         return []
     return [
         f"{known} of {len(held)} rows are of models that were fitted: they do not test prediction; "
-        "test with models that --train does not have, or use --leave-one-model-out"
+        "test with models that neither --train nor a file of single workers has, or use --leave-one-model-out"
     ]
 
 

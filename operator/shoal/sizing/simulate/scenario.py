@@ -91,7 +91,7 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
     ps = problem.servers
     steps *= 1 + ps.snapshot_seconds / ps.snapshot_every
     alone = float(_speeds(problem, spot, on_demand, number, most, count)[0, -1])
-    least = on_demand.startup_seconds + steps / alone
+    least = max(on_demand.startup_seconds, ps.startup_seconds) + steps / alone
     if slack is not None:
         if not slack >= 1:
             raise UsageError(

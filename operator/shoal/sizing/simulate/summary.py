@@ -101,7 +101,8 @@ def run(scenario: Scenario, traces: Sequence[Trace], *, runs: int = 1000, seed: 
     busy = max(int(np.flatnonzero(r.workers).max(initial=0)) for r in replayed.values())
     shown = min(busy + 2, int(2 * scenario.deadline / step) + 1)
     every = max(1, -(-shown // POINTS))
-    least = scenario.on_demand.startup_seconds + scenario.work / float(scenario.speeds[0, -1])
+    startup = max(scenario.on_demand.startup_seconds, scenario.problem.servers.startup_seconds)
+    least = startup + scenario.work / float(scenario.speeds[0, -1])
     return Result(
         scenario=scenario,
         traces=tuple(trace.name for trace in traces),

@@ -137,7 +137,9 @@ def test_plan_that_meets_deadline_in_simulation_is_accepted() -> None:
     assert answer.chance is not None
     assert answer.chance >= 0.95
     assert answer.feasible
+    assert answer.by_simulation
     assert "no plan keeps it" not in explain(answer)
+    assert "This is the cheapest" not in explain(answer)
     poor = problem(rare, servers=quiet())
     poor = replace(poor, objective=Objective(deadline=deadline, budget=answer.cost * 0.99))
     dear = plan(poor)

@@ -187,3 +187,13 @@ def test_plan_stays_in_fitted_batch_range() -> None:
     work = LossWork(0.8, 876.5, -0.2, 2507.6, 0.5, batch_range=(900, 1300))
     iterations = work.iterations(np.array([512.0, 1024.0, 8192.0]), np.array([2.0, 2.0, 2.0]))
     assert np.isfinite(iterations).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("column", "batch"), [("batch", 1024), ("batch_instance", 1024), ("batch_per_gpu", 8192)]
+)
+def test_only_the_batch_of_a_gpu_is_multiplied(tmp_path: Path, column: str, batch: int) -> None:
+    path = tmp_path / "P.csv"
+    path.write_text(f"type_in_repo,gpus,quota,spot_price_usd_h,img_per_s,{column}\np3,8,2,1.0,2048,1024\n")
+    [pool] = read_pools(path)
+    assert (pool.batch, pool.step_seconds) == (batch, batch / 2048)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import NotEnoughData, UsageError
 from shoal.sizing.predict.cluster_speed import cluster_samples, cluster_throughput
-from shoal.sizing.predict.contention import ClusterSpeed, Contention, alone_speeds
+from shoal.sizing.predict.contention import ClusterSpeed, Contention, _series_alone, alone_speeds
 from shoal.sizing.types import ModelFeatures, PsModel
 
 
@@ -112,3 +112,18 @@ def test_invalid_numbers_raise_error() -> None:
         PsModel.of(ModelFeatures(1, 1, 1), bandwidth=0)
     with pytest.raises(UsageError, match="sharpness"):
         PsModel(0.1, 0.5)
+
+
+def test_series_of_other_batches_are_apart() -> None:
+    rows = pd.DataFrame(
+        {
+            "model": "m",
+            "accelerator": "P100",
+            "num_workers": [1, 1, 2, 4],
+            "batch_size": [64, 256, 256, 256],
+            "measured": [20.0, 6.0, 12.0, 24.0],
+        }
+    )
+    assert alone_speeds(rows) == pytest.approx([20, 6, 6, 6])
+    assert _series_alone(rows) == pytest.approx([20, 6, 6, 6])
+    assert alone_speeds(rows.drop(1)) is None

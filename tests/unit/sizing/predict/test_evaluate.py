@@ -80,6 +80,41 @@ def test_cluster_speed_of_unseen_models() -> None:
     assert "taken as given" in " ".join(given["notes"])
 
 
+def test_cluster_speed_of_unseen_accelerator_ignores_its_single_workers(tmp_path: Path) -> None:
+    workers = pd.read_csv(WORKERS)[["model", "gpu", "step_time_mean_s"]]
+    predicted = []
+    for factor in (1, 3):
+        file = tmp_path / f"{factor}.csv"
+        workers.assign(
+            step_time_mean_s=workers["step_time_mean_s"] * np.where(workers["gpu"] == "P100", factor, 1)
+        ).to_csv(file, index=False)
+        found = run(
+            "--target", "cluster-speed", "--train", CLUSTERS, "--models", MODELS, "--models", file,
+            "--new-accelerator", "P100", "--json",
+        )  # fmt: skip
+        predicted.append([row["predicted"] for row in found["rows"]])
+    assert predicted[0] == predicted[1]
+
+
+def test_single_workers_of_test_models_add_note(tmp_path: Path) -> None:
+    rows = pd.read_csv(CLUSTERS)
+    test = rows["model"] == rows["model"].iloc[0]
+    rows[test].to_csv(tmp_path / "test.csv", index=False)
+    rows[~test].to_csv(tmp_path / "train.csv", index=False)
+    common = (
+        "--target",
+        "cluster-speed",
+        "--train",
+        tmp_path / "train.csv",
+        "--test",
+        tmp_path / "test.csv",
+        "--json",
+    )
+    assert "were fitted" not in " ".join(run(*common, "--models", MODELS)["notes"])
+    alone = run(*common, "--models", MODELS, "--models", WORKERS)
+    assert f"{test.sum()} of {test.sum()} rows are of models that were fitted" in " ".join(alone["notes"])
+
+
 def test_checkpoint_time_of_unseen_models() -> None:
     found = run(
         "--target", "checkpoint", "--train", DATA / "checkpoint_models.csv", "--leave-one-model-out", "--json"

@@ -232,6 +232,14 @@ def test_trace_sets_interruptions_and_lifetimes_of_pool() -> None:
         with_trace(problem, "other", read_trace(AWS))
 
 
+def test_slack_counts_the_start_of_parameter_servers() -> None:
+    fast = scenario(1, 1.2).problem
+    slow = replace(fast, servers=replace(fast.servers, startup_seconds=600))
+    assert scenario_of(slow, slack=1.2).deadline - scenario_of(fast, slack=1.2).deadline == pytest.approx(
+        1.2 * 420
+    )
+
+
 def test_incomplete_scenario_raises_error() -> None:
     problem = scenario(1, 1.2).problem
     with pytest.raises(UsageError, match="on-demand pool"):
