@@ -211,7 +211,10 @@ class _Assembly:
     # -- parameter servers --------------------------------------------------------------------------------------
 
     def _server_pool(self) -> CapacityPool | None:
-        """The first pool that the request names, or the cheapest on-demand pool without an accelerator."""
+        """The first pool that the request names, or the cheapest on-demand pool without an accelerator.
+
+        With zone policy Same, one in a zone of workers if there is any.
+        """
         named = self._named("parameterServers", self.request.parameter_servers.pools)
         if named:
             return named[0]
@@ -220,6 +223,9 @@ class _Assembly:
             for pool in self.pools.values()
             if pool.spec.accelerator is None and pool.spec.capacity_type == "OnDemand"
         ]
+        zones = {pool.spec.zone for pool in self._candidates()}
+        if self.request.workers.zone_policy == "Same" and all(zones):
+            bare = [pool for pool in bare if not pool.spec.zone or pool.spec.zone in zones] or bare
         return min(bare, key=lambda pool: float(pool.spec.price.per_hour), default=None)
 
     def _fixed_count(self, most: int | None) -> tuple[int, ...]:

@@ -240,5 +240,6 @@ def _no_plan_at_all(work: Work) -> str:
             "was fitted with"
         )
     return (
-        "no combination of these pools is allowed: raise maxReplicas, lower minReplicas, or change zonePolicy"
+        "no combination of these pools is allowed: raise maxReplicas, lower minReplicas, change zonePolicy, or name "
+        "a pool in the workers' zone in parameterServers.pools"
     )

@@ -286,3 +286,18 @@ def test_invalid_instance_table_raises_error(tmp_path: Path) -> None:
         )
         assert result.exit_code == 2, result.output
         assert says in " ".join(result.output.split())
+
+
+def test_parameter_servers_are_in_a_zone_of_the_workers(tmp_path: Path) -> None:
+    text = (EXAMPLES / "pools.yaml").read_text()
+    server = text[
+        text.index("---\napiVersion: plan.shoal.dev/v1alpha1\nkind: CapacityPool\nmetadata: {name: ps}") :
+    ]
+    cheaper = (
+        server.replace("name: ps}", "name: far}").replace("us-east1-c", "us-east1-b").replace("0.19", "0.18")
+    )
+    (tmp_path / "pools.yaml").write_text(text.rstrip() + "\n" + cheaper)
+    job = read_job(EXAMPLES / "job.yaml")
+    profile = read_profile(EXAMPLES / "profiles.yaml", job)
+    found = problem_of(job, read_request(None), read_pools(tmp_path / "pools.yaml"), profile, deadline=None)
+    assert (found.servers.price, found.servers.zone) == (0.19, "us-east1-c")
