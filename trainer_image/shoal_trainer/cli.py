@@ -13,6 +13,7 @@ from typing import Literal
 import click
 
 from shoal_trainer.contract import InitialFrom, Staleness, StopAfter
+from shoal_trainer.ending import end_soon
 from shoal_trainer.errors import UserError
 from shoal_trainer.orphans import follow_parent
 
@@ -32,7 +33,9 @@ def serve() -> None:
     from shoal_trainer import serve as server
 
     follow_parent()
-    sys.exit(server.main())
+    code = server.main()
+    end_soon(code)
+    sys.exit(code)
 
 
 @main.command()
@@ -42,7 +45,7 @@ def work() -> None:
 
     follow_parent()
     code = process.main()
-    process.end_soon(code)
+    end_soon(code)
     sys.exit(code)
 
 

@@ -284,7 +284,7 @@ class EpochReport(Message):
 
 
 class StatusReport(Message):
-    """The coordinator's report. Counters only grow within a run, also across restarts of PS 0."""
+    """The coordinator's report. After a rollback, or a restart of PS 0 from a snapshot, counters may fall."""
 
     version: int = VERSION
     job_uid: str

@@ -184,6 +184,8 @@ class ParameterServer:
                 ended_at = now if ended_at is None else ended_at
                 if not coordinator.members.present() or now - ended_at > LINGER_SECONDS:
                     return self._ended(coordinator.finished)
+        if self.service is not None and self.service.coordinator.finished is not None:
+            return self._ended(self.service.coordinator.finished)
         if self._final_snapshot():
             self._marker.unlink(missing_ok=True)
         return EXIT_DRAINED

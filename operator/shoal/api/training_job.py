@@ -179,8 +179,9 @@ class Staleness(Strict):
     """How a gradient computed on older parameters is weighted: learning rate / staleness**p."""
 
     max: Natural | None = None
-    """Most updates that a gradient may be behind when it is applied: a push that would exceed this for another worker
-    waits. 0: each worker waits for its push before its next step. Unset: no limit."""
+    """Most updates that a slow worker's gradient may be behind: a push that would exceed this for another worker
+    waits. Workers of equal speed are up to 2 x their number - 1 behind all the same. 0: each worker waits for its push
+    before its next step. Unset: no limit."""
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"
     """Constant (p = 0), InverseSquareRoot (p = 1/2) or Inverse (p = 1)."""
 

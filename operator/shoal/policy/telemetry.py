@@ -16,7 +16,7 @@ from shoal.policy.incarnations import ByIndex
 from shoal.policy.model import Observation
 from shoal.policy.names import place_of_name
 from shoal.policy.times import parse_time, seconds_between, whole
-from shoal_trainer.contract import DataReport, StatusReport, TerminationMessage
+from shoal_trainer.contract import DataReport, Outcome, StatusReport, TerminationMessage
 
 MAX_MESSAGE = 1024
 """Characters of a message of the trainer, which may contain much of an error."""
@@ -96,7 +96,13 @@ def final(before: TrainingJobStatus, message: TerminationMessage) -> dict[str, o
     output = (
         Output(uri=message.model_uri, digest=message.model_digest) if message.model_uri else before.output
     )
-    return {"training": training, "data": data(before.data, message.data), "output": output}
+    counts = data(before.data, message.data)
+    if message.outcome is Outcome.SUCCEEDED:  # exact: a later comparison of the servers may have lowered them
+        found = message.data
+        counts = counts.model_copy(
+            update={"repeated": found.repeated, "partial": found.partial, "lost": found.lost}
+        )
+    return {"training": training, "data": counts, "output": output}
 
 
 def last_snapshot(seen: Observation) -> datetime | None:

@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from shoal.api.training_job_status import DataStatus, TrainingJobStatus
 from shoal.policy.plan import plan
 from shoal.policy.telemetry import differs_in_telemetry_only, final, progress
-from shoal_trainer.contract import Outcome, TerminationMessage
+from shoal_trainer.contract import DataReport, Outcome, TerminationMessage
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
 
@@ -89,6 +90,16 @@ def test_message_of_the_trainer_ends_with_its_report() -> None:
     assert progress(replace(seen, report=None)).message == ""
     ended = final(seen.job.status, TerminationMessage(outcome=Outcome.SUCCEEDED))
     assert ended["training"].message == ""  # type: ignore[attr-defined]
+
+
+def test_final_counts_are_exact() -> None:
+    """A later comparison of the servers lowered the number of partial samples."""
+    before = TrainingJobStatus(data=DataStatus(partial=128, lost=3))
+    message = TerminationMessage(outcome=Outcome.SUCCEEDED, data=DataReport(partial=0, lost=3))
+    found = final(before, message)["data"]
+    assert (found.partial, found.lost) == (0, 3)  # type: ignore[attr-defined]
+    failed = final(before, message.model_copy(update={"outcome": Outcome.FAILED}))["data"]
+    assert failed.partial == 128  # type: ignore[attr-defined]
 
 
 def test_unreadable_nodes_set_node_signals_unavailable() -> None:

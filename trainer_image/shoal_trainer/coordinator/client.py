@@ -52,16 +52,23 @@ from shoal_trainer.wire.messages import Progress
 
 M = TypeVar("M", bound=Message)
 SECONDS = 10.0
+CONNECT_SECONDS = 5.0
 UPLOAD_SECONDS = 600.0
 MAX_ANSWER = 64 << 20
 _ERRORS: Mapping[int, type[Exception]] = {int(code): kind for kind, code in CODES.items()}
 
 
 class _Connection(http.client.HTTPSConnection):
-    """Uses keepalive to detect a dead peer: the timeout of an upload or a snapshot is minutes."""
+    """Detects a dead peer by keepalive, and connects in seconds: the timeout of an upload or a snapshot is minutes."""
 
     def connect(self) -> None:
-        super().connect()
+        timeout = self.timeout
+        try:
+            self.timeout = CONNECT_SECONDS
+            super().connect()
+        finally:
+            self.timeout = timeout
+        self.sock.settimeout(timeout)
         enable_keepalive(self.sock)
 
 

@@ -217,7 +217,7 @@ class Coordinator(Record):
         with self._lock:
             for member in self.members.notice_silence(self._clock()):
                 self._fence(member)
-            self.shard.set_live_workers(max(1, len(self.members.active())))
+            self.shard.set_live_workers(sum(self.shard.connected(m.slot) for m in self.members.active()) or 1)
             self._advance()
 
     # --- status ---------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Coordinator(Record):
                 f"worker {slot} incarnation {incarnation} was silent for too long and has been fenced"
             )
         self.members.contact(member, self._clock())
-        self._begin_gathering()
+        self._heard_of(slot)
         return member
 
     def _advance(self) -> None:

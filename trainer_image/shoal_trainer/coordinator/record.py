@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from shoal_trainer.contract import JobIdentity, StopAfter
+from shoal_trainer.contract import SILENCE_SECONDS, JobIdentity, StopAfter
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
 from shoal_trainer.coordinator.last_pushes import LastPushes
 from shoal_trainer.coordinator.leases import Segment
@@ -29,6 +29,8 @@ from shoal_trainer.wire.messages import Applied, Entry, Progress
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 5.0
+ALIVE_SECONDS = 55.0
+"""Gathering takes this much longer while a worker is alive that has not joined: it may hold leases."""
 
 
 class Record:
@@ -67,6 +69,8 @@ class Record:
         self._ready = False
         self._expected: set[int] | None = None
         self._joined: set[int] = set()
+        self._heard: dict[int, float] = {}
+        """When each slot last made contact while the coordinator gathers."""
 
     @property
     def begun(self) -> bool:
@@ -179,17 +183,26 @@ class Record:
         """Whether a restarted coordinator is waiting for the surviving workers."""
         return self._gather_until is not None
 
-    def _begin_gathering(self) -> None:
-        """Start the time limit, at the first contact of any worker."""
-        if self._gather_until == math.inf:
-            self._gather_until = self._clock() + GATHER_SECONDS
+    def _heard_of(self, slot: int) -> None:
+        """A worker made contact. The first contact starts the time limit of the gathering."""
+        if self._gather_until is not None:
+            self._heard[slot] = self._clock()
+            self._gather_until = min(self._gather_until, self._clock() + GATHER_SECONDS)
 
     def _gathered(self) -> bool:
-        """Whether all expected workers have joined, or the time is over."""
+        """Whether all expected workers have joined, or the time is over.
+
+        A worker joins when it has noticed the loss and reached every server again; until then it is only heard of.
+        """
         if self._gather_until is None or self.shard.state is not State.READY:
             return False
-        complete = self._expected is not None and self._expected <= self._joined
-        return complete or self._clock() >= self._gather_until
+        if self._expected is not None and self._expected <= self._joined:
+            return True
+        now = self._clock()
+        alive = any(
+            now - heard <= SILENCE_SECONDS for slot, heard in self._heard.items() if slot not in self._joined
+        )
+        return now >= self._gather_until + (ALIVE_SECONDS if alive else 0.0)
 
     def _end_gathering(self) -> None:
         """Release the leases of earlier terms that no worker presented."""

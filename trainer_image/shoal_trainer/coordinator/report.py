@@ -125,9 +125,11 @@ def ranges(coordinator: Coordinator) -> Ranges:
     """
     if coordinator.ledger is None:
         return Ranges()
-    complete = coordinator.ledger.completed * coordinator.ledger.ranges_per_epoch()
-    repeated = len(coordinator.counters.repeated_ranges)
-    partial = len(coordinator.counters.partial_ranges - coordinator.counters.repeated_ranges)
+    epochs = coordinator.ledger.completed
+    complete = epochs * coordinator.ledger.ranges_per_epoch()
+    repeated_ranges = {(epoch, at) for epoch, at in coordinator.counters.repeated_ranges if epoch < epochs}
+    partial_ranges = {(epoch, at) for epoch, at in coordinator.counters.partial_ranges if epoch < epochs}
+    repeated, partial = len(repeated_ranges), len(partial_ranges - repeated_ranges)
     never = 0
     if not coordinator.stopping and coordinator.ledger.epochs is not None:
         never = max(0, coordinator.ledger.epochs * coordinator.ledger.ranges_per_epoch() - complete)

@@ -30,8 +30,8 @@ class ShardStore(WorkerRegistry):
     """Shard `index` of `shards`, at `epoch` (the incarnation of its pod); `boot` identifies the process.
 
     `follows`: whether an earlier pod or container served this shard; None: if `epoch` > 0. `recovery_seconds`: the wait
-    for workers' copies, from the first worker's hello. `on_applied` and `on_ready` run under the lock: they must be
-    cheap and must not call the shard.
+    for workers' copies, from the hello of the first worker with one. `on_applied` and `on_ready` run under the lock:
+    they must be cheap and must not call the shard.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class ShardStore(WorkerRegistry):
                 if not (self._other_run and same_shapes(self.model.spec, model)):
                     raise UserError(mismatch(self.model.spec, model))
                 self.model.reconfigure(model)
-                self._other_run = False
+            self._other_run = False
             self._expect_no_push(slot)
-            self._recovery.begin(self._clock())
+            self._recovery.begin(self._clock(), has_copy=copy_version is not None)
             wants_copy = copy_version is not None and self._is_newer(copy_version, generation)
             if wants_copy:
                 self._recovery.requested(slot)

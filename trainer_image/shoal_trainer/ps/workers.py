@@ -28,6 +28,10 @@ class WorkerRegistry:
         """The count passed to `set_live_workers`, or else the number of connected workers; at least 1."""
         return self._members.live
 
+    def connected(self, slot: int) -> bool:
+        """Whether a worker of this slot is connected."""
+        return self._members.has(slot)
+
     def set_live_workers(self, count: int | None) -> None:
         """Set the number of live workers, as the coordinator does; None: count connections."""
         with self.lock:

@@ -216,12 +216,12 @@ class RemoteStorage:
             try:
                 for chunk in chunks:
                     handle.write(chunk)
+                handle.close()
             except BaseException:
                 with contextlib.suppress(Exception):
                     handle.discard()
                 handle.closed = True
                 raise
-            handle.close()
 
     def create(self, name: str, data: bytes) -> bool:
         """A conditional put."""

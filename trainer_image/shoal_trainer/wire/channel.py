@@ -21,6 +21,8 @@ DEAD_SECONDS = 25.0
 """A connection is closed after this long without an acknowledgment. The same timeout closes it if the peer stops
 reading, so it is longer than a server lets a request wait (20 s)."""
 _TIMEVAL = struct.Struct("ll")
+SHORTEST_TIMEOUT = 0.001
+"""0 would mean none."""
 MIN_RATE = 1 << 20
 """Bytes per second: a message may take `timeout` plus its size divided by this."""
 
@@ -101,6 +103,11 @@ class Channel:
             raise TooSlow(f"the peer sent nothing for {self._timeout:g} s") from None
         except (OSError, ValueError) as error:
             raise Unreachable(f"the connection broke: {error or type(error).__name__}") from None
+
+    def receive_by(self, view: memoryview, deadline: float) -> None:
+        """Fill `view`. Unlike in `receive`, a read ends at the deadline too; it becomes the timeout of later reads."""
+        self.set_timeout(max(SHORTEST_TIMEOUT, deadline - self._clock()))
+        self.receive(view, deadline=deadline)
 
     def receive_first(self, count: int) -> bytearray:
         """The first `count` bytes of a message; waits without a limit for the first byte."""

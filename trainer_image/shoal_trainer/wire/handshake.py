@@ -143,7 +143,7 @@ def accept(
     server: Server,
     *,
     binding: bytes = b"",
-    deadline: float | None = None,
+    deadline: float,
 ) -> Peer:
     """The server's side up to the client's proof; the caller sends the verdict with `conclude`.
 
@@ -152,7 +152,7 @@ def accept(
     """
     frame = bytearray(_CLIENT.size)
     try:
-        channel.receive(memoryview(frame), deadline=deadline)
+        channel.receive_by(memoryview(frame), deadline)
     except TooSlow as error:
         raise Unauthorized(f"no handshake: {error}") from None
     hello = bytes(frame)
@@ -171,7 +171,7 @@ def accept(
     channel.send(answer)
     proof = bytearray(32)
     try:
-        channel.receive(memoryview(proof), deadline=deadline)
+        channel.receive_by(memoryview(proof), deadline)
     except Unreachable as error:  # a client with another key of the same id closes the connection
         raise Unauthorized(f"the peer sent no proof that it has the job's key: {error}") from None
     if not hmac.compare_digest(bytes(proof), _proof(key, "client", binding, hello, answer)):

@@ -38,7 +38,6 @@ from shoal_trainer.worker.hardware import device_name, fitted, shared_by
 
 log = logging.getLogger(__name__)
 
-EXIT_SECONDS = 10.0
 """How long threads of the user's code and `atexit` functions can take after the worker has ended."""
 
 
@@ -98,15 +97,6 @@ def main() -> int:
             TerminationMessage(outcome=Outcome.FAILED, reason="InternalError", message=repr(error))
         )
         return 1
-
-
-def end_soon(code: int) -> None:
-    """End this process after `EXIT_SECONDS`, even if Python waits for a thread of the user's code."""
-    timer = threading.Timer(EXIT_SECONDS, os._exit, [code])
-    timer.daemon = True
-    timer.start()
-    with contextlib.suppress(Exception):  # the user's code may have replaced it
-        sys.stdout.flush()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import ssl
 
 import pytest
 
+from shoal_trainer.coordinator import client
 from shoal_trainer.coordinator import http as http_server
 from shoal_trainer.coordinator.client import ControlClient
 from shoal_trainer.coordinator.protocol import (
@@ -168,3 +169,16 @@ def test_server_close_ends_its_connections(start_server):
     connection.close()
     with pytest.raises(OSError):
         served.connect()
+
+
+def test_connecting_takes_seconds_where_a_request_may_take_minutes(monkeypatch):
+    connection, asked = client._Connection("127.0.0.1", 1, timeout=600.0), []
+
+    def refuse(_address, timeout, *_):
+        asked.append(timeout)
+        raise OSError("no route")
+
+    monkeypatch.setattr(connection, "_create_connection", refuse)
+    with pytest.raises(OSError, match="no route"):
+        connection.connect()
+    assert (asked, connection.timeout) == ([client.CONNECT_SECONDS], 600.0)

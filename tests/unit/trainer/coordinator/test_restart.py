@@ -4,6 +4,7 @@ import pytest
 
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.protocol import Join, TaskDone
+from shoal_trainer.coordinator.report import ranges
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import State
@@ -126,6 +127,7 @@ def test_coordinator_restored_from_before_the_first_lease_waits_for_workers():
     old = Bench()
     old.join(0)
     new = old.successor()
+    new.shard.hello(1, 0, MODEL, 0)  # with a copy
     new.join(1)
     new.now += 1.0
     assert new.shard.state is State.READY
@@ -263,7 +265,7 @@ def test_final_tasks_wait_for_last_pushes_after_a_restart():
     new.shard.restore(copy)
     new.coordinator.load(saved | {"stopping": "accuracy reached 0.9"})
     new.shard.connect(0, 0)
-    new.shard.hello(0, 0, MODEL)
+    new.shard.hello(0, 0, MODEL, 0)
     new.now += 5.0
     new.join(0, leases=(held,))
     new.join(1)
@@ -271,3 +273,63 @@ def test_final_tasks_wait_for_last_pushes_after_a_restart():
     assert not new.coordinator.gathering
     new.push(0, held, held.start + 2)
     assert new.ask(1).kind == "task"
+
+
+def test_leases_wait_for_a_worker_that_is_alive_but_has_not_joined_again():
+    """It may still connect to another lost server, or notice the loss only after several steps."""
+    old = Bench()
+    for slot in range(2):
+        old.join(slot)
+    held = old.ask(0).lease
+    new = old.successor()
+    for slot in range(2):
+        new.shard.hello(slot, 0, MODEL, 0)
+    new.join(1)
+    for _ in range(12):
+        new.coordinator.heartbeat(0, 0)
+        assert new.ask(1).kind == "idle"
+        new.now += 2.0
+    assert [one.old for one in new.join(0, leases=(held,)).renamed] == [held.token]
+    assert new.ask(1).lease.start != held.start
+
+
+def test_leases_wait_a_minute_at_most():
+    old = Bench()
+    for slot in range(2):
+        old.join(slot)
+    new = old.successor()
+    for slot in range(2):
+        new.shard.hello(slot, 0, MODEL, 0)
+    new.join(1)
+    while new.ask(1).kind == "idle":
+        new.coordinator.heartbeat(0, 0)
+        new.now += 1.0
+    assert 60.0 <= new.now <= 62.0
+
+
+def test_live_workers_are_those_connected_to_the_shard():
+    """The other shards count connections, and momentum must be the same on all."""
+    bench = Bench()
+    bench.join(0)
+    bench.coordinator.heartbeat(1, 0)  # it still traces its model
+    bench.coordinator.tick()
+    assert bench.shard.live_workers == 1
+    bench.join(1)
+    bench.coordinator.tick()
+    assert bench.shard.live_workers == 2
+
+
+def test_ranges_of_the_epoch_that_is_not_complete_do_not_count():
+    bench = Bench(stop=StopAfter(epochs=2))
+    bench.join(0)
+    while bench.coordinator.ledger.completed < 1:
+        bench.finish(0, bench.ask(0).lease)
+        bench.coordinator.tick()
+    bench.coordinator.counters.repeated_ranges = {(1, 0)}
+    bench.coordinator.counters.partial_ranges = {(0, 0), (1, 1)}
+    found = ranges(bench.coordinator)
+    assert (found.once, found.repeated, found.partial) == (
+        bench.coordinator.ledger.ranges_per_epoch() - 1,
+        0,
+        1,
+    )

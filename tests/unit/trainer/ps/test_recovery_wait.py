@@ -2,10 +2,11 @@
 
 import pytest
 
+from shoal_trainer.errors import UserError
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.recovery import JITTER, LONGEST_PAUSE, Recovery, longest_pause
+from shoal_trainer.ps.recovery import FIRST_COPY_SECONDS, JITTER, LONGEST_PAUSE, Recovery, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State
-from shoal_trainer.wire.messages import ModelSpec, PushMeta
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta
 
 MODEL = ModelSpec(fingerprint="0" * 64, parameters=8)
 
@@ -68,7 +69,7 @@ def test_worker_that_joined_after_the_snapshot_is_awaited():
 def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
     recovery = Recovery(1.0)
     recovery.restored({0})
-    recovery.begin(0.0)
+    recovery.begin(0.0, has_copy=True)
     recovery.requested(0)
     recovery.disconnected(0)
     assert recovery.over(0.0)
@@ -78,7 +79,47 @@ def test_worker_disconnected_before_its_copy_arrives_is_not_awaited():
 def test_shard_waits_longer_than_workers_pause(workers):
     recovery = Recovery(0.75)
     recovery.restored(range(workers))
-    recovery.begin(0.0)
+    recovery.begin(0.0, has_copy=True)
     assert longest_pause(workers) <= LONGEST_PAUSE
     assert not recovery.over(longest_pause(workers) * (1 + JITTER))
     assert recovery.over(0.75 if workers < 50 else 5.0)
+
+
+def test_worker_without_a_copy_leaves_time_for_those_with_one():
+    old = ShardStore(0, 1, 0)
+    old.hello(0, 0, MODEL)
+    old.initialize(aligned(8))
+    io, now = aligned(8), [0.0]
+    old.delta(0, 0, 1, 0, PushMeta(samples=1), io)
+    snapshot = old.copy()
+    answer = old.delta(0, 0, 2, 1, PushMeta(samples=1), io)
+    new = ShardStore(0, 1, 1, clock=lambda: now[0])
+    new.restore(snapshot)
+    assert new.hello(1, 0, MODEL).recovering  # it replaces a lost worker
+    now[0] = 5.0  # of connecting to another lost shard
+    assert new.hello(0, 0, MODEL, copy_version=answer.version).wants_copy
+    new.offer(0, 0, answer.version, answer.meta, io)
+    now[0] = 6.0
+    assert (new.state, new.version) == (State.READY, answer.version)
+
+
+@pytest.mark.parametrize(("slots", "seconds"), [({0, 1}, FIRST_COPY_SECONDS), (None, 0.75)])
+def test_wait_without_any_copy_is_bounded(slots, seconds):
+    """A snapshot of another run awaits no copy."""
+    recovery = Recovery(0.75)
+    recovery.restored(slots)
+    for now in (0.0, 0.5):
+        recovery.begin(now, has_copy=False)
+    assert not recovery.over(seconds - 0.01)
+    assert recovery.over(seconds)
+
+
+def test_only_the_first_worker_after_another_run_may_change_the_optimizer():
+    old = ShardStore(0, 1, 0)
+    old.hello(0, 0, MODEL)
+    old.initialize(aligned(8))
+    new = ShardStore(0, 1, 0)
+    new.restore(old.copy(), other_run=True)
+    new.hello(0, 0, MODEL)
+    with pytest.raises(UserError, match="optimizer"):
+        new.hello(1, 0, MODEL.model_copy(update={"optimizer": OptimizerConfig(learning_rate=1.0)}))

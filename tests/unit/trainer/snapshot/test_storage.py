@@ -100,3 +100,25 @@ def test_writes_leave_no_temporary_files(tmp_path: Path) -> None:
     storage.create("b", b"1")
     storage.create("b", b"2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_upload_that_fails_at_its_end_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = RemoteStorage("memory://aborted")
+    aborted = []
+
+    class Upload:
+        closed = False
+
+        def write(self, data: bytes) -> int:
+            return len(data)
+
+        def close(self) -> None:
+            raise OSError("the last part failed")
+
+        def discard(self) -> None:
+            aborted.append(True)
+
+    monkeypatch.setattr(storage._fs, "open", lambda *_, **__: Upload())
+    with pytest.raises(Unreachable, match="the last part failed"):
+        storage.write("a", [b"bytes"])
+    assert aborted == [True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def shake_hands(
     left, right = pair
 
     def serve() -> Peer:
-        found = handshake.accept(right, theirs, "uid", 0, SERVER, binding=binding[1])
+        found = handshake.accept(
+            right, theirs, "uid", 0, SERVER, binding=binding[1], deadline=time.monotonic() + 30
+        )
         handshake.conclude(right, verdict)
         return found
 

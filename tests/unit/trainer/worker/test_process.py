@@ -119,11 +119,11 @@ def test_sigterm_while_the_main_thread_holds_the_lock_of_the_flag_is_noticed():
 def test_thread_of_user_code_does_not_keep_the_process_alive():
     code = """
 import atexit, sys, threading
-from shoal_trainer.worker import process
-process.EXIT_SECONDS = 0.5
+from shoal_trainer import ending
+ending.EXIT_SECONDS = 0.5
 print("the last words", end="")
 threading.Thread(target=threading.Event().wait).start()
-process.end_soon(3)
+ending.end_soon(3)
 sys.exit(3)
 """
     ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=50, check=False)
