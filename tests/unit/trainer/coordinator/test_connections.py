@@ -7,9 +7,8 @@ import ssl
 
 import pytest
 
-from shoal_trainer.coordinator import client
 from shoal_trainer.coordinator import http as http_server
-from shoal_trainer.coordinator.client import ControlClient
+from shoal_trainer.coordinator.client import CONNECT_SECONDS, ControlClient, _Connection
 from shoal_trainer.coordinator.protocol import (
     PURPOSE,
     Assignment,
@@ -172,7 +171,7 @@ def test_server_close_ends_its_connections(start_server):
 
 
 def test_connecting_takes_seconds_where_a_request_may_take_minutes(monkeypatch):
-    connection, asked = client._Connection("127.0.0.1", 1, timeout=600.0), []
+    connection, asked = _Connection("127.0.0.1", 1, timeout=600.0), []
 
     def refuse(_address, timeout, *_):
         asked.append(timeout)
@@ -181,4 +180,4 @@ def test_connecting_takes_seconds_where_a_request_may_take_minutes(monkeypatch):
     monkeypatch.setattr(connection, "_create_connection", refuse)
     with pytest.raises(OSError, match="no route"):
         connection.connect()
-    assert (asked, connection.timeout) == ([client.CONNECT_SECONDS], 600.0)
+    assert (asked, connection.timeout) == ([CONNECT_SECONDS], 600.0)
