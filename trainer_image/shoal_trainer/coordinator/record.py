@@ -1,8 +1,8 @@
 """The coordinator's saved state (ledger, tasks, counters), and its recovery.
 
 After the loss of parameter server 0, its replacement replays the journal of the surviving parameters on the snapshot's
-ledger, so that ledger, counters and parameters match. Then it **gathers**: for up to `GATHER_SECONDS` it grants
-nothing, so that surviving workers can present their leases and keep them.
+ledger, so that ledger, counters and parameters match. Then it **gathers**: for up to `GATHER_SECONDS`, and longer for
+workers that are alive, it grants nothing, so that surviving workers can present their leases and keep them.
 """
 
 from __future__ import annotations
