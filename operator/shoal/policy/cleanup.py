@@ -31,7 +31,9 @@ def _is_due(seen: Observation, each: Incarnation, incarnations: tuple[Incarnatio
     last_failure = seen.job.status.last_failure
     assert each.pod is not None
     if each.verdict.outcome in ENDED:
-        kept_for_its_logs = last_failure is not None and last_failure.pod == each.pod.metadata.name
+        # Not while a sidecar runs: the pod would keep its accelerator.
+        is_last_failure = last_failure is not None and last_failure.pod == each.pod.metadata.name
+        kept_for_its_logs = is_last_failure and each.pod.ended
         return each.recorded and not kept_for_its_logs
     if not each.slot.cause:
         return False

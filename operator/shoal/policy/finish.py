@@ -84,6 +84,7 @@ def _final_status(seen: Observation) -> TrainingJobStatus:
         conditions.set_exceptional("Stalled", None, "Finished")
     return before.model_copy(
         update={
+            "observed_generation": seen.job.metadata.generation,
             "workers": before.workers.model_copy(
                 update={"active": workers, "ready": workers, "pending": 0, "spot": 0, "on_demand": 0}
             ),

@@ -28,5 +28,9 @@ def internal_error(seen: Observation, error: Exception) -> Plan | None:
     )
     conditions = Conditions(before.conditions, generation, seen.now)
     conditions.set("Stalled", True, REASON, message)
-    update = {"conditions": conditions.in_order(), "reason": conditions.reason()}
+    update = {
+        "observed_generation": generation,
+        "conditions": conditions.in_order(),
+        "reason": conditions.reason(),
+    }
     return Plan((), before.model_copy(update=update), (Event("Warning", REASON, message),))

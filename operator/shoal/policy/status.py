@@ -152,6 +152,8 @@ class Assessment:
     def _below_minimum(self, counts: PodCounts) -> Reason | None:
         if self.seen.job.status.phase != "Running" or self.seen.job.spec.suspend or counts.enough_workers:
             return None
+        if not counts.workers_wanted:  # scaled to 0
+            return None
         if any(each.awaiting_job_end for each in every(self.workers)):
             return None
         message = f"{counts.workers_ready} workers are running; workers.minReplicas is {counts.min_workers}"

@@ -40,7 +40,7 @@ def set_condition(seen: Observation, conditions: Conditions) -> None:
     """Set the condition Suspended."""
     if not seen.job.spec.suspend:
         conditions.set_exceptional("Suspended", None, "Resumed")
-    elif seen.pods:
+    elif any(not pod.ended for pod in seen.pods):  # one that failed is kept for its logs
         conditions.set("Suspended", True, "Suspending", "its pods are terminating")
     else:
         conditions.set("Suspended", True, "Suspended", "set spec.suspend to false to resume")
@@ -79,10 +79,11 @@ def no_progress(seen: Observation, training: TrainingProgress, timers: Timers) -
     limit, start = seen.job.spec.run_policy.progress_deadline_seconds, seen.job.status.start_time
     if limit is None or start is None or seen.job.spec.suspend:
         return None
-    resumed = seen.job.status.condition("Suspended")
-    since = max(
-        training.last_progress_time or start, start, resumed.last_transition_time if resumed else start
-    )
+    suspended = seen.job.status.condition("Suspended")
+    resumed = start
+    if suspended is not None:
+        resumed = seen.now if suspended.status == "True" else suspended.last_transition_time
+    since = max(training.last_progress_time or start, start, resumed)
     if timers.pending(since + timedelta(seconds=limit)):
         return None
     # Not the message itself: it may contain seconds, and a condition that changes is written at once.

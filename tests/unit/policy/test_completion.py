@@ -182,3 +182,17 @@ def test_internal_error_of_a_finished_job_is_cleared() -> None:
     world.settle()
     assert world.condition("Stalled")["status"] == "False"
     assert world.status["reason"] == world.condition("Complete")["reason"]
+
+
+def test_finished_job_observes_later_generations() -> None:
+    """Flux waits for the generation."""
+    world = running_world()
+    finish(world, build.termination_message())
+    world.settle()
+    world.manifest["metadata"]["generation"] = 7
+    world.reconcile()
+    assert world.status["observedGeneration"] == 7
+    world.manifest["metadata"]["generation"] = 8
+    failed = internal_error(world.observation(), ValueError("never mind"))
+    assert failed is not None
+    assert failed.status.observed_generation == 8

@@ -178,3 +178,22 @@ def test_recovery_times_are_recorded() -> None:
     status = plan(build.observe(seen.job, *seen.pods, nodes=seen.nodes, now=seen.now, report=report)).status
     assert status.last_disruption is not None
     assert status.last_disruption.recovered_seconds == 7
+
+
+def test_job_without_workers_on_purpose_is_not_degraded() -> None:
+    world = running_world()
+    world.manifest["spec"]["workers"] |= {"replicas": 0, "minReplicas": 0}
+    world.settle()
+    assert world.status["workers"]["ready"] == 0
+    assert not any(c["type"] == "Degraded" and c["status"] == "True" for c in world.status["conditions"])
+
+
+def test_failed_worker_with_a_running_sidecar_is_deleted() -> None:
+    """It holds its accelerator; a failed pod without one is kept for its logs."""
+    for phase, kept in (("Running", False), ("Failed", True)):
+        world = running_world()
+        world.end("digits-worker-0-0", 1)
+        world.pods["digits-worker-0-0"]["status"]["phase"] = phase
+        world.settle()
+        assert world.status["lastFailure"]["pod"] == "digits-worker-0-0"
+        assert ("digits-worker-0-0" in world.pods) is kept

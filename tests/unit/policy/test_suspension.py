@@ -41,3 +41,23 @@ def test_suspending_deletes_shard_0_before_the_other_shards() -> None:
     world.tick()
     made = world.reconcile()
     assert [a.name for a in made.actions if isinstance(a, DeletePod)] == ["digits-ps-1-0"]
+
+
+def test_pod_kept_for_its_logs_does_not_keep_the_job_suspending() -> None:
+    world = running_world()
+    world.end("digits-worker-0-0", 1)
+    world.settle()
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    assert set(world.pods) == {"digits-worker-0-0"}
+    assert world.condition("Suspended")["reason"] == "Suspended"
+
+
+def test_resumed_job_has_its_whole_progress_deadline() -> None:
+    world = running_world(spec={"runPolicy": {"progressDeadlineSeconds": 60}})
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    world.tick(2 * 86400)
+    world.manifest["spec"]["suspend"] = False
+    assert "NoProgress" not in {event.reason for event in world.reconcile().events}
+    assert world.condition("Degraded").get("reason") != "NoProgress"
