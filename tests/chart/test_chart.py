@@ -62,7 +62,7 @@ def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
 
 
 def test_single_namespace_needs_a_role_and_read_access_to_nodes(tools: Path) -> None:
-    documents = render(tools, "scope.namespace=team-a")
+    documents = render(tools, "scope.namespace=team-a", "crds.install=false")
     assert granted(documents, "ClusterRole") == {("nodes", "list"), ("nodes", "watch")}
     assert ("pods", "create") in granted(documents, "Role")
     role = next(r for r in of_kind(documents, "Role") if r["metadata"]["name"] == "shoal")
@@ -70,11 +70,34 @@ def test_single_namespace_needs_a_role_and_read_access_to_nodes(tools: Path) -> 
 
 
 def test_without_node_access_nothing_is_cluster_wide(tools: Path) -> None:
-    documents = render(tools, "scope.namespace=team-a", "scope.nodes=false")
+    documents = render(tools, "scope.namespace=team-a", "scope.nodes=false", "crds.install=false")
     assert of_kind(documents, "ClusterRole") == []
     assert of_kind(documents, "ClusterRoleBinding") == []
     environment = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "SHOAL_NODE_SIGNALS", "value": "false"} in environment
+
+
+def test_users_with_the_builtin_roles_may_use_jobs(tools: Path) -> None:
+    roles = {r["metadata"]["name"]: r for r in of_kind(render(tools), "ClusterRole")}
+    edit, view = roles["shoal-trainingjobs-edit"], roles["shoal-trainingjobs-view"]
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert ("trainingjobs/scale", "patch") in granted([edit], "ClusterRole")
+    assert {verb for _, verb in granted([view], "ClusterRole")} == {"get", "list", "watch"}
+
+
+def test_existing_service_account_is_not_created(tools: Path) -> None:
+    documents = render(tools, "serviceAccount.create=false", "serviceAccount.name=mine")
+    assert of_kind(documents, "ServiceAccount") == []
+    assert of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+    subjects = [b["subjects"] for b in of_kind(documents, "ClusterRoleBinding")]
+    assert all(subject["name"] == "mine" for [subject] in subjects)
+
+
+def test_service_monitor_has_the_labels_that_prometheus_selects(tools: Path) -> None:
+    documents = render(tools, "metrics.serviceMonitor=true", "metrics.serviceMonitorLabels.release=prom")
+    [monitor] = of_kind(documents, "ServiceMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prom"
 
 
 def test_operator_meets_the_restricted_standard(tools: Path) -> None:
@@ -89,7 +112,8 @@ def test_operator_meets_the_restricted_standard(tools: Path) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert container["livenessProbe"]["httpGet"]["port"] == "health"
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
 
 
 def test_existing_install_key_replaces_the_generated_one(tools: Path) -> None:
@@ -101,13 +125,29 @@ def test_existing_install_key_replaces_the_generated_one(tools: Path) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["replica=3", "replicas=0", "image.repo=x", "logLevel=loud", "scope.namespace=Team_A", "metrics.port=80"],
+    [
+        "replica=3",
+        "replicas=0",
+        "image.repo=x",
+        "image.repository=a: b",
+        "logLevel=loud",
+        "scope.namespace=Team_A",
+        "metrics.port=80",
+        "metrics.port=null",
+        "image=null",
+        "trainer=null",
+        "serviceAccount=null",
+        "serviceAccount.name=Foo bar",
+        "serviceAccount.create=false",
+        "podLabels.app\\.kubernetes\\.io/name=x",
+        "extraEnv[0].name=POD_NAME",
+    ],
 )
 def test_invalid_value_is_rejected(tools: Path, setting: str) -> None:
     done = helm(tools, "template", "shoal", str(CHART), "--set", setting)
     assert done.returncode != 0
-    name, _, _ = setting.partition("=")
-    assert name.rpartition(".")[2] in done.stderr
+    assert "don't meet the specifications of the schema" in done.stderr
+    assert re.split(r"[=.\[]", setting)[0] in done.stderr
 
 
 def test_metrics_port_must_differ_from_the_health_port(tools: Path) -> None:

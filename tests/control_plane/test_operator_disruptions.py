@@ -258,6 +258,32 @@ async def test_deleted_parameter_server_returns_with_the_next_epoch(
         assert (await job.status())["restarts"]["disruptions"] == 0
 
 
+async def test_drained_node_gives_up_its_parameter_server(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    """The disruption budget refuses to evict the server: the operator moves it, because its node is cordoned."""
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        old = (await job.pods())["digits-ps-0-0"]["spec"]["nodeName"]
+        arguments = ("drain", old, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=45s")
+        drained = await asyncio.create_subprocess_exec("kubectl", *arguments, env=control_plane.env)
+        assert await drained.wait() == 0
+        new = await job.pod_runs("digits-ps-0-1")
+        assert new["spec"]["nodeName"] != old
+        await job.runs()
+        budgets = await kube.get(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets")
+        assert [budget["spec"]["minAvailable"] for budget in budgets["items"]] == [1]
+        await kube.patch(job.path, {"spec": {"suspend": True}})
+
+        async def no_budget() -> bool:
+            budgets = await kube.get(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets")
+            return not budgets["items"]
+
+        await eventually(no_budget)
+
+
 async def test_evicted_worker_is_replaced_while_it_drains(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:

@@ -73,10 +73,36 @@ class ContainerStatus(Status):
     last_state: ContainerState = ContainerState()
 
 
+class Taint(Status):
+    """A taint of a node."""
+
+    key: str
+    value: str = ""
+    effect: str = ""
+
+
+class Toleration(Status):
+    """A toleration of a pod. An empty key with `Exists` tolerates everything."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Whether it matches the taint, as the scheduler decides."""
+        if self.effect not in {"", taint.effect}:
+            return False
+        if self.operator == "Exists":
+            return self.key in {"", taint.key}
+        return (self.key, self.value) == (taint.key, taint.value)
+
+
 class PodSpec(Status):
     """The parts of a pod's spec that Shoal reads."""
 
     node_name: str | None = None
+    tolerations: tuple[Toleration, ...] = ()
 
 
 class PodStatus(Status):
@@ -117,14 +143,6 @@ class Pod(Status):
         """Whether the condition Ready is True."""
         found = self.condition("Ready")
         return found is not None and found.status == "True"
-
-
-class Taint(Status):
-    """A taint of a node."""
-
-    key: str
-    value: str = ""
-    effect: str = ""
 
 
 class NodeInfo(Status):

@@ -54,6 +54,28 @@ def _containers(container: str) -> dict[str, Any]:
             "properties": {
                 "name": {"type": "string", "maxLength": 63, "description": "Name of the container."},
                 "image": {"type": "string", "maxLength": 1024, "description": "Image of the container."},
+                "env": {
+                    "type": "array",
+                    "description": "Environment variables, before those that Shoal adds.",
+                    "items": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                        "required": ["name"],
+                        "properties": {"name": {"type": "string", "description": "Name of the variable."}},
+                    },
+                },
+                "resources": {
+                    "type": "object",
+                    "x-kubernetes-preserve-unknown-fields": True,
+                    "description": "Requests and limits, merged over Shoal's requests.",
+                    "properties": {
+                        "limits": {
+                            "type": "object",
+                            "x-kubernetes-preserve-unknown-fields": True,
+                            "description": "A resource with a limit and no request requests the limit.",
+                        }
+                    },
+                },
             },
         },
         **rules(

@@ -106,7 +106,8 @@ class RunPolicy(Strict):
     clean_pod_policy: Literal["None", "Running", "All"] = "Running"
     """Which pods are deleted when the job finishes: None, those still Running, or All."""
     ttl_seconds_after_finished: Natural | None = None
-    """Delete the TrainingJob this many seconds after it finishes. Its storage is kept. Unset: never."""
+    """Delete the TrainingJob this many seconds after it finishes. Its storage is kept. Unset: never. A GitOps
+    controller would create the job again, and train again: do not set it in a repository."""
     active_deadline_seconds: Positive | None = None
     """The job fails when it has been active for this many seconds. Suspended time does not count."""
     backoff_limit: Natural = 6

@@ -203,6 +203,15 @@ class Output(Status):
     """SHA-256 of its manifest."""
 
 
+class JobImages(Status):
+    """The images of pods whose template names none. A job keeps those it started with when the operator is upgraded."""
+
+    ps: str
+    """Image of parameter servers."""
+    worker: str
+    """Image of workers."""
+
+
 class TrainingJobStatus(Status):
     """The observed state."""
 
@@ -214,6 +223,8 @@ class TrainingJobStatus(Status):
     """The reason of the most important condition, when the job is not simply running."""
     start_time: datetime | None = None
     """When the operator first created pods for the job."""
+    images: JobImages | None = None
+    """The images of pods whose template names none, since the job first had pods."""
     completion_time: datetime | None = None
     """When the job succeeded or failed."""
     suspended_seconds: int = 0

@@ -2,12 +2,13 @@
 
 Writing through replaces client-go's expectations: the next plan sees a created pod before the watch reports it. Updates
 may thus arrive in any order. The cache keeps the newest (resource versions of one kind are increasing integers:
-Kubernetes, KEP-5504) and never restores an object that was deleted.
+Kubernetes, KEP-5504) and never restores an object that was deleted. An object that leaves the watch's label selector is
+also reported as deleted; what is newer than that report is an object that came back.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
@@ -42,8 +43,8 @@ class Cache(Generic[T]):
         self._by_uid: dict[str, T] = {}
         self._by_name: dict[tuple[str, str], str] = {}
         self._indices: dict[str, dict[Hashable, dict[str, T]]] = {name: {} for name in self._key_of}
-        self._deleted: set[str] = set()
-        self._deleted_order: deque[str] = deque()
+        self._deleted: dict[str, float] = {}
+        """uid -> the resource version of its deletion; infinite if it is not known."""
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -64,7 +65,7 @@ class Cache(Generic[T]):
         """Add or update an object, unless it is older than the known one or was deleted."""
         uid = fresh.metadata.uid
         old = self._by_uid.get(uid)
-        if uid in self._deleted or (old is not None and version(old) >= version(fresh)):
+        if version(fresh) <= (self._deleted.get(uid, -1) if old is None else version(old)):
             return
         if old is not None:
             self._unindex(old)
@@ -75,9 +76,9 @@ class Cache(Generic[T]):
                 self._indices[name].setdefault(key, {})[uid] = fresh
         self._on_change(old, fresh)
 
-    def drop(self, uid: str) -> None:
-        """Remove a deleted object."""
-        self._mark_deleted(uid)
+    def drop(self, uid: str, at: float = math.inf) -> None:
+        """Remove an object that was deleted, `at` this resource version according to the watch."""
+        self._mark_deleted(uid, at)
         if (old := self._by_uid.pop(uid, None)) is None:
             return
         self._unindex(old)
@@ -94,7 +95,7 @@ class Cache(Generic[T]):
         fresh = {each.metadata.uid: each for each in listed}
         listed_uids = fresh.keys() | set(unread)
         for uid in [u for u, old in self._by_uid.items() if u not in listed_uids and version(old) <= at]:
-            self.drop(uid)
+            self.drop(uid, at)
         for each in fresh.values():
             self.put(each)
 
@@ -105,13 +106,11 @@ class Cache(Generic[T]):
                 if not entries:
                     del self._indices[name][key]
 
-    def _mark_deleted(self, uid: str) -> None:
-        if uid in self._deleted:
-            return
-        self._deleted.add(uid)
-        self._deleted_order.append(uid)
-        if len(self._deleted_order) > MAX_DELETED_UIDS:
-            self._deleted.discard(self._deleted_order.popleft())
+    def _mark_deleted(self, uid: str, at: float) -> None:
+        self._deleted.pop(uid, None)  # so that the last one is the newest
+        self._deleted[uid] = at
+        if len(self._deleted) > MAX_DELETED_UIDS:
+            del self._deleted[next(iter(self._deleted))]
 
 
 def version(known: HasMetadata) -> int:

@@ -2,7 +2,7 @@
 
 Existing implementations are not sufficient: a relist must report objects deleted in the gap (kopf's does not), an ERROR
 event other than 410 must not end the process, and a watch without bookmarks must be detected as dead. Objects are
-parsed straight into slim models.
+parsed straight into slim models. Fields that the models do not know are ignored, since the CRD may be newer.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PAGE = 500
 WATCH_SECONDS = 300
 SILENCE_SECONDS = 75.0
 """The server sends a bookmark every minute, so a watch without events for this long is dead."""
+FAILURES_BEFORE_RELIST = 5
+"""Watches that fail in a row without an event: the version itself may be what the server cannot continue from."""
 DENIED_SECONDS = 30.0
 """Interval of retries of a list that RBAC forbids."""
 ABSENT_SECONDS = 3.0
@@ -105,8 +107,8 @@ class Reflector(Generic[T]):
                 self._on_restart("expired")
                 logger.info("%s: relisting: %s", self._source.path, error)
             except _WatchFailed as error:
-                version = error.version
                 failures = 0 if error.progress else failures + 1
+                version = error.version if failures < FAILURES_BEFORE_RELIST else ""
                 self._on_restart("broken")
                 logger.info("%s: watch failed: %s", self._source.path, error)
                 await asyncio.sleep(_backoff(failures))
@@ -186,12 +188,12 @@ class Reflector(Generic[T]):
                 raise Expired(status.get("message", ""))
             raise Unavailable(f"watch: {status.get('message', status)}")
         try:
-            frame = self._frame.model_validate_json(line)
+            frame = self._frame.model_validate_json(line, extra="ignore")
         except ValidationError as error:
             return self._skip(line, version, error)
         fresh: T = frame.object
         if frame.type == "DELETED":
-            self._cache.drop(fresh.metadata.uid)
+            self._cache.drop(fresh.metadata.uid, at=int(fresh.metadata.resource_version))
         elif frame.type != "BOOKMARK":
             self._cache.put(fresh)
         return fresh.metadata.resource_version
@@ -201,7 +203,7 @@ class Reflector(Generic[T]):
         event = json.loads(line)
         meta = event["object"].get("metadata", {})
         if event["type"] == "DELETED":
-            self._cache.drop(meta.get("uid", ""))
+            self._cache.drop(meta.get("uid", ""), at=int(meta.get("resourceVersion", version)))
         elif event["type"] != "BOOKMARK":
             _unreadable(meta, error)
         return str(meta.get("resourceVersion", version))
@@ -209,14 +211,14 @@ class Reflector(Generic[T]):
     def _parse(self, body: bytes) -> tuple[ListMeta, list[T], list[str]]:
         """The metadata of a page, its objects, and the uids of objects that cannot be parsed."""
         try:
-            page = self._page.model_validate_json(body)
+            page = self._page.model_validate_json(body, extra="ignore")
         except ValidationError:
             loose = _LoosePage.model_validate_json(body)
             readable: list[T] = []
             unread: list[str] = []
             for item in loose.items:
                 try:
-                    readable.append(self._page.model_validate({"items": [item]}).items[0])
+                    readable.append(self._page.model_validate({"items": [item]}, extra="ignore").items[0])
                 except ValidationError as error:
                     _unreadable(item.get("metadata", {}), error)
                     unread.append(item.get("metadata", {}).get("uid", ""))

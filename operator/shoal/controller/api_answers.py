@@ -26,6 +26,8 @@ class ApiAnswers:
 
     existing: dict[str, datetime] = field(default_factory=dict)
     """When the API server last confirmed that the object exists."""
+    absent: set[str] = field(default_factory=set)
+    """PodDisruptionBudgets that were deleted."""
     refused: dict[str, Refusal] = field(default_factory=dict)
     conflicting: dict[str, tuple[NameConflict, datetime]] = field(default_factory=dict)
     """Objects of other owners, and when they were seen."""

@@ -31,6 +31,7 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    DeleteDisruptionBudget,
     DeleteJob,
     DeletePod,
     DeleteService,
@@ -48,6 +49,8 @@ _FIRST = (CreateSecret, CreateService)
 """Pods need these: if one is refused, the actions after it are skipped."""
 _REFUSED = frozenset({400, 403, 413, 422})
 """Refusals of the object. Any other status (401, 404, 405, 409 of an admission plugin) may be temporary."""
+_ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
+"""Named in refusals by a cluster's own rules, which may change while the object does not. They answer any status."""
 MAX_IN_FLIGHT = 16
 """Concurrent requests of one job, so that a large job does not delay the others."""
 
@@ -141,6 +144,11 @@ class Applier:
                 answer = await self._delete(_path("/api/v1", job, "services", name), uid)
                 _accept(answer, 404, 409)
                 self._state.services.drop(uid)
+            case DeleteDisruptionBudget(name):
+                path = _path("/apis/policy/v1", job, "poddisruptionbudgets", name)
+                _accept(await self._transport.request("DELETE", path), 403, 404)  # it is only tidied up
+                answers.existing.pop(name, None)
+                answers.absent.add(name)
             case DeleteJob(name, uid):
                 path = _path(f"/apis/{API_VERSION}", job, TrainingJob.PLURAL, name)
                 _accept(await self._delete(path, uid, propagationPolicy="Background"), 404, 409)
@@ -173,6 +181,7 @@ class Applier:
             answers.refused.pop(name, None)
             if saw is None:
                 answers.existing[name] = self._wall()
+                answers.absent.discard(name)
             else:
                 saw(answer.body)
             return True
@@ -197,7 +206,7 @@ class Applier:
 
     def _refusal(self, job: TrainingJob, name: str, answer: Answer) -> Refusal:
         kind = RefusalKind.INVALID
-        if answer.status == 403:
+        if answer.status == 403 or any(words in answer.message for words in _ADMISSION):
             kind = RefusalKind.QUOTA if "exceeded quota" in answer.message else RefusalKind.FORBIDDEN
         return Refusal(kind, name, answer.message, job.metadata.generation, self._wall())
 

@@ -7,7 +7,7 @@ answers both endpoints, so a healthy answer shows that it runs, and metrics do n
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -19,8 +19,18 @@ Answer = Callable[[web.Request], Awaitable[web.Response]]
 
 
 async def healthy(_: web.Request) -> web.Response:
-    """Answer the health probe."""
+    """Answer the liveness probe."""
     return web.json_response({})
+
+
+def ready(problems: Callable[[], Sequence[str]]) -> Answer:
+    """Answer the readiness probe: 503 while there are problems, which are in the body."""
+
+    async def answer(_: web.Request) -> web.Response:
+        found = problems()
+        return web.json_response({"waitingFor": list(found)}, status=503 if found else 200)
+
+    return answer
 
 
 def exposition(registry: CollectorRegistry) -> Answer:
@@ -33,14 +43,15 @@ def exposition(registry: CollectorRegistry) -> Answer:
     return answer
 
 
-async def serve(port: int, path: str, answer: Answer) -> web.AppRunner:
-    """Serve one path until `cleanup()` of the returned runner.
+async def serve(port: int, answers: Mapping[str, Answer]) -> web.AppRunner:
+    """Serve these paths until `cleanup()` of the returned runner.
 
     Raises:
         UsageError: the port is not available.
     """
     app = web.Application()
-    app.router.add_get(path, answer)
+    for path, answer in answers.items():
+        app.router.add_get(path, answer)
     runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

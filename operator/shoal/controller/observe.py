@@ -65,6 +65,7 @@ class Observer:
             pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
             services=services,
             existing=answers.existing_names(now),
+            absent=frozenset(answers.absent),
             name_conflicts=conflicts,
             nodes=self._state.nodes_by_name if signals else {},
             node_signals=signals,

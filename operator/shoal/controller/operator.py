@@ -94,7 +94,6 @@ class Operator:
     def lead(self) -> None:
         """Start to reconcile, after the Lease was acquired: first all known jobs, then those that change."""
         self._leads = True
-        self.metrics.leading.set(1)
         self.metrics.count_jobs(
             lambda: [job.status.phase for job in self.state.jobs.all()], lambda: len(self.queue)
         )
@@ -109,12 +108,16 @@ class Operator:
             restarted = partial(self._watch_restarted, name)
             return Reflector(transport, source, cache, on_restart=restarted)
 
-        self._needed = [
-            reflector("trainingjobs", jobs, state.jobs),
-            reflector("pods", pods, state.pods),
-            reflector("services", services, state.services),
-        ]
+        self._needed = {
+            "trainingjobs": reflector("trainingjobs", jobs, state.jobs),
+            "pods": reflector("pods", pods, state.pods),
+            "services": reflector("services", services, state.services),
+        }
         self._nodes = reflector("nodes", nodes, state.nodes) if settings.node_signals else None
+
+    def unread(self) -> list[str]:
+        """The resources that jobs need and that cannot be listed: permissions or the CRD are missing, or not yet."""
+        return [name for name, each in self._needed.items() if not each.synced.is_set() or each.denied]
 
     def _watch_restarted(self, resource: str, reason: str) -> None:
         self.metrics.watch_restarts.labels(resource, reason).inc()
@@ -130,13 +133,14 @@ class Operator:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                for each in [*self._needed, *([self._nodes] if self._nodes else [])]:
+                for each in [*self._needed.values(), *([self._nodes] if self._nodes else [])]:
                     tasks.create_task(each.run())
                 await self.lease.acquire()
                 tasks.create_task(self.lease.keep())
                 self.lead()
-                for each in self._needed:
+                for each in self._needed.values():
                     await each.synced.wait()
+                self.metrics.leading.set(1)
                 if self._nodes is not None:
                     await self._nodes.first_try.wait()
                 for _ in range(self._workers):

@@ -18,7 +18,7 @@ import kopf
 from shoal.api.base import GROUP, VERSION
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import HttpTransport, connect
-from shoal.controller.endpoints import exposition, healthy, serve
+from shoal.controller.endpoints import exposition, healthy, ready, serve
 from shoal.controller.operator import Operator
 from shoal.controller.settings import Settings
 from shoal.errors import UsageError
@@ -50,10 +50,11 @@ async def run(settings: Settings) -> int:
     served = []
     try:
         if settings.health_port:
-            served.append(await serve(settings.health_port, "/healthz", healthy))
+            probes = {"/healthz": healthy, "/readyz": ready(process.operator.unread)}
+            served.append(await serve(settings.health_port, probes))
         if settings.metrics_port:
             registry = process.operator.metrics.registry
-            served.append(await serve(settings.metrics_port, "/metrics", exposition(registry)))
+            served.append(await serve(settings.metrics_port, {"/metrics": exposition(registry)}))
         await kopf.operator(
             registry=process.registry(),
             settings=_kopf_settings(),

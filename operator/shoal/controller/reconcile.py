@@ -19,7 +19,7 @@ from shoal.controller.observe import Observer
 from shoal.controller.report import Reporter
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
 from shoal.policy.internal_error import internal_error
-from shoal.policy.model import DeleteJob, DeletePod, DeleteService, Observation, Plan
+from shoal.policy.model import DeleteDisruptionBudget, DeleteJob, DeletePod, DeleteService, Observation, Plan
 from shoal.policy.names import place_of
 from shoal.policy.plan import plan
 from shoal.telemetry.coordinator import Endpoint
@@ -33,7 +33,7 @@ NAME_CONFLICT_SECONDS = 3.0
 UNCHANGED_SECONDS = 1.0
 """Delay after a reconcile that had objects to create but changed nothing."""
 
-_REMOVALS = (DeletePod, DeleteService, DeleteJob)
+_REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob)
 
 
 class Reconciler:

@@ -105,7 +105,7 @@ class Reporter:
         if answer.ok:
             self._written[meta.uid] = self._now()
             self._metrics.count_changes(job.status, status)
-            self._state.jobs.put(TrainingJob.model_validate_json(answer.body))
+            self._state.jobs.put(TrainingJob.model_validate_json(answer.body, extra="ignore"))
             return True
         if answer.status == 409:
             return False

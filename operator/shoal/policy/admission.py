@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from shoal.policy.incarnations import OVERSTAY
 from shoal.policy.model import NameConflict, Observation, Reason, Refusal, RefusalKind
 from shoal.policy.names import budget_name, place_of_name, secret_name
 from shoal.policy.timers import Timers
@@ -16,8 +17,6 @@ from shoal.policy.timers import Timers
 RETRY_AFTER = {RefusalKind.QUOTA: timedelta(seconds=5), RefusalKind.FORBIDDEN: timedelta(seconds=30)}
 """When a refused create is retried. An invalid object is retried only after the spec has changed."""
 NAME_CONFLICT_RETRY_SECONDS = 1.0
-DELETION_OVERDUE = timedelta(seconds=5)
-"""An object that exists this long after its grace period has no kubelet that could complete its deletion."""
 FOUNDATION_RETRY_SECONDS = 1.0
 
 
@@ -111,7 +110,7 @@ def name_conflict_gate(seen: Observation, name: str) -> Gate | None:
 
 def _overdue(seen: Observation, name: str, conflict: NameConflict) -> Reason | None:
     """Set if the deletion of the other object does not complete."""
-    if conflict.deadline is None or seen.now < conflict.deadline + DELETION_OVERDUE:
+    if conflict.deadline is None or seen.now < conflict.deadline + OVERSTAY:
         return None
     overdue = f"should have been deleted by {conflict.deadline:%H:%M:%S} UTC and is still being deleted"
     if not conflict.node:

@@ -1,12 +1,16 @@
-"""Deletes pods that are no longer wanted, that ended and are recorded, or that are stuck on lost nodes."""
+"""Deletes pods that are no longer wanted, that ended and are recorded, or that are stuck on lost nodes.
+
+And the disruption budget of a job without parameter servers, which monitoring would report as violated.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 from shoal.api.kube import Pod
+from shoal.policy import names
 from shoal.policy.incarnations import OUTDATED, OWN_CAUSES, ByIndex, Incarnation
-from shoal.policy.model import Action, DeletePod, Observation
+from shoal.policy.model import Action, DeleteDisruptionBudget, DeletePod, Observation
 from shoal.policy.timers import Timers
 from shoal.policy.times import parse_time
 from shoal.policy.verdict import ENDED, PodOutcome
@@ -55,6 +59,16 @@ def force(seen: Observation, each: Incarnation, pod: Pod, timers: Timers) -> lis
     if timers.pending(requested + patience):
         return []
     return [DeletePod(pod.metadata.name, pod.metadata.uid, grace_seconds=0)]
+
+
+def budget(seen: Observation) -> list[Action]:
+    """The deletion of the disruption budget, of a job that is suspended or finished, once no server runs."""
+    name = names.budget_name(seen.job)
+    servers = (pod for pod in seen.pods if (place := names.place_of(pod)) is not None and place.role == "ps")
+    never_created = seen.job.status.start_time is None and name not in seen.existing
+    if never_created or name in seen.absent or any(not pod.ended for pod in servers):
+        return []
+    return [DeleteDisruptionBudget(name)]
 
 
 def _delete(pod: Pod) -> DeletePod:

@@ -60,6 +60,10 @@ class Conditions:
             message=short(message, 2000),
         )
 
+    def get(self, kind: str) -> JobCondition | None:
+        """The condition of this type, if set."""
+        return self._by_type.get(kind)
+
     def set_exceptional(self, kind: str, cause: Reason | None, otherwise: str) -> None:
         """Set an exceptional condition to True with its cause, or, if it ever was, to False with reason `otherwise`."""
         if cause is not None:

@@ -8,11 +8,13 @@ shutdown the kubelet sets the pod's own condition only after the containers have
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Node, Pod, Toleration
 from shoal.api.training_job_status import Slot
+from shoal.policy.names import RoleName
 
 
 class Meaning(IntEnum):
@@ -63,6 +65,7 @@ TAINTS: dict[str, Signal] = {
     "DeletionCandidateOfClusterAutoscaler": Signal("ScaleDownCandidate", Meaning.AT_RISK),
 }
 _NOT_READY = "node.kubernetes.io/not-ready"
+_CORDONED = "node.kubernetes.io/unschedulable"
 
 CONDITIONS: dict[str, Signal] = {"VMEventScheduled": Signal("VMEventScheduled", Meaning.LEAVING)}  # AKS
 
@@ -94,8 +97,8 @@ def pool_of(node: Node) -> str:
     return next((node.metadata.labels[key] for key in POOL_LABELS if key in node.metadata.labels), "")
 
 
-def node_signal(node: Node | None, slot: Slot) -> Signal | None:
-    """The strongest signal of a pod's node.
+def node_signal(node: Node | None, slot: Slot, tolerations: Sequence[Toleration] = ()) -> Signal | None:
+    """The strongest signal of a pod's node. `tolerations`: the pod's.
 
     `slot` identifies the machine: if its node is deleted, has another uid, or was rebooted, the pod is lost. A node
     that was never seen is not a signal: the watch of nodes may lag behind that of pods.
@@ -107,7 +110,7 @@ def node_signal(node: Node | None, slot: Slot) -> Signal | None:
     boot = node.status.node_info.boot_id
     if slot.boot_id and boot and boot != slot.boot_id:
         return NODE_REPLACED
-    signals = [*_condition_signals(node), *_taint_signals(node)]
+    signals = [*_condition_signals(node), *_taint_signals(node, slot.role, tolerations)]
     if node.metadata.deletion_timestamp:
         signals.append(NODE_TERMINATING)
     return max(signals, key=lambda signal: signal.meaning, default=None)
@@ -125,10 +128,20 @@ def _condition_signals(node: Node) -> list[Signal]:
     return signals
 
 
-def _taint_signals(node: Node) -> list[Signal]:
+def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]) -> list[Signal]:
+    """Two taints mean something else for each role.
+
+    A worker on a node that is not ready gets a replacement, which is taken back if the node recovers. A server would
+    stop for nothing: it is moved when Kubernetes evicts it. The disruption budget prevents the eviction of a server, so
+    it is moved when its node is cordoned, which every drain does first; a worker stays until it is evicted.
+    """
     signals = [TAINTS[taint.key] for taint in node.spec.taints if taint.key in TAINTS]
-    if any(taint.key == _NOT_READY and taint.effect == "NoExecute" for taint in node.spec.taints):
-        signals.append(Signal("NodeNotReady", Meaning.LEAVING))
+    for taint in node.spec.taints:
+        if taint.key == _NOT_READY and taint.effect == "NoExecute":
+            signals.append(Signal("NodeNotReady", Meaning.LEAVING if role == "worker" else Meaning.AT_RISK))
+        # A server that tolerates the taint could be scheduled onto the same node again.
+        if taint.key == _CORDONED and role == "ps" and not any(each.tolerates(taint) for each in tolerations):
+            signals.append(Signal("NodeCordoned", Meaning.LEAVING))
     return signals
 
 

@@ -10,18 +10,18 @@ from shoal.policy import cleanup, telemetry
 from shoal.policy.completion import End
 from shoal.policy.conditions import Conditions
 from shoal.policy.incarnations import Incarnation
-from shoal.policy.model import Action, DeleteJob, DeletePod, Event, Observation, Plan
+from shoal.policy.model import Action, DeleteJob, DeletePod, Event, Observation, Plan, Reason
 from shoal.policy.names import place_of, place_of_slot
 from shoal.policy.timers import Timers
 from shoal.policy.times import whole
 from shoal.policy.verdict import judge
 
+_NO_LONGER_TRUE = ("ParameterServersReady", "WorkersReady", "Running")
 _ENDED_BY_FINISHING = (
     "Disrupted",
     "Degraded",
     "QuotaExceeded",
     "Reconciling",
-    "Stalled",
     "Suspended",
 )
 
@@ -33,9 +33,11 @@ def ending(seen: Observation, end: End, status: TrainingJobStatus, events: Itera
     """
     conditions = Conditions(status.conditions, seen.job.metadata.generation, seen.now)
     conditions.set("Complete" if end.succeeded else "Failed", True, end.reason, end.message)
-    conditions.set("Running", False, "Finished")
+    for kind in _NO_LONGER_TRUE:
+        conditions.set(kind, False, "Finished")
     for kind in _ENDED_BY_FINISHING:
         conditions.set_exceptional(kind, None, "Finished")
+    _set_stalled(conditions)
     update: dict[str, object] = {
         "phase": "Succeeded" if end.succeeded else "Failed",
         "reason": end.reason,
@@ -52,10 +54,17 @@ def ending(seen: Observation, end: End, status: TrainingJobStatus, events: Itera
     return Plan((), status.model_copy(update=update), (*events, event), wake_after=0.0)
 
 
+def _set_stalled(conditions: Conditions) -> None:
+    """A failed job stays stalled: by this condition alone, kstatus (Flux) sees that it failed."""
+    failed = conditions.get("Failed")
+    cause = Reason(failed.reason, failed.message) if failed and failed.status == "True" else None
+    conditions.set_exceptional("Stalled", cause, "Finished")
+
+
 def afterwards(seen: Observation) -> Plan:
     """The plan of a finished job: cleanPodPolicy, then ttlSecondsAfterFinished."""
     timers = Timers(seen.now)
-    actions: list[Action] = [*cleanup.at_the_end(seen), *_stuck(seen, timers)]
+    actions: list[Action] = [*cleanup.at_the_end(seen), *cleanup.budget(seen), *_stuck(seen, timers)]
     events = []
     if any(isinstance(a, DeletePod) for a in actions) and _any_slot_active(seen):
         words = f"deleting pods (cleanPodPolicy {seen.job.spec.run_policy.clean_pod_policy})"
@@ -80,8 +89,7 @@ def _final_status(seen: Observation) -> TrainingJobStatus:
         for slot in before.slots
     )
     conditions = Conditions(before.conditions, seen.job.metadata.generation, seen.now)
-    if (stalled := before.condition("Stalled")) is not None and stalled.status == "True":
-        conditions.set_exceptional("Stalled", None, "Finished")
+    _set_stalled(conditions)
     return before.model_copy(
         update={
             "observed_generation": seen.job.metadata.generation,

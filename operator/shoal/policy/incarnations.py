@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 from shoal.api.kube import Pod
 from shoal.api.training_job_status import Slot
 from shoal.policy.names import Place
+from shoal.policy.timers import Timers
+from shoal.policy.times import parse_time
 from shoal.policy.verdict import PodOutcome, Verdict
 
 UNWANTED = "Unwanted"  # scaled down or suspended
@@ -17,6 +20,8 @@ SILENT = "Silent"  # its replacement runs, or the coordinator has fenced it
 OUTDATED = "Outdated"  # it never ran, and the template has changed
 OWN_CAUSES = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED})
 """Causes that are decisions of the operator, which deletes the pod."""
+OVERSTAY = timedelta(seconds=5)
+"""A pod that still exists this long after its grace period is not waited for: a finalizer or its kubelet holds it."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,12 @@ class Incarnation:
     recorded: bool
     """The status recorded its cause before this plan, so the pod itself is no longer needed."""
 
-    @property
-    def alive(self) -> bool:
-        """Whether its process may still run and use resources."""
-        return self.pod is not None and self.verdict.outcome in {PodOutcome.HEALTHY, PodOutcome.LEAVING}
+    def may_run(self, timers: Timers) -> bool:
+        """Whether its process may still run and use resources; not beyond its grace period."""
+        if self.pod is None or self.verdict.outcome not in {PodOutcome.HEALTHY, PodOutcome.LEAVING}:
+            return False
+        deadline = parse_time(self.pod.metadata.deletion_timestamp)  # the end of its grace period
+        return deadline is None or timers.pending(deadline + OVERSTAY)
 
     @property
     def active(self) -> bool:

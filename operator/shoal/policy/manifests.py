@@ -7,11 +7,11 @@ fields that the operator depends on are set last.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from shoal.api.base import API_VERSION
-from shoal.api.training_job import MOST_SHARDS, TrainingJob
+from shoal.api.training_job import TrainingJob
 from shoal.policy import names
 from shoal.policy.merge import merge
 from shoal.policy.model import Images, Manifest
@@ -76,7 +76,7 @@ def _defaults(job: TrainingJob, place: names.Place, images: Images) -> dict[str,
         "image": images.ps if role == "ps" else images.worker,
         "command": _COMMAND[role],
         "env": [{"name": "HOME", "value": "/tmp"}],
-        "resources": {"requests": _REQUESTS[role]},
+        "resources": {"requests": {k: v for k, v in _REQUESTS[role].items() if k not in _limited(job, role)}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -113,6 +113,14 @@ def _defaults(job: TrainingJob, place: names.Place, images: Images) -> dict[str,
     }
     annotations = _PS_ANNOTATIONS if role == "ps" else _WORKER_ANNOTATIONS
     return {"metadata": {"labels": {}, "annotations": dict(annotations)}, "spec": spec}
+
+
+def _limited(job: TrainingJob, role: str) -> Collection[str]:
+    """The resources that the template limits: Kubernetes requests as much, and a default above it would be rejected."""
+    template = (job.spec.parameter_servers if role == "ps" else job.spec.workers).template
+    containers = (template.get("spec") or {}).get("containers") or ()
+    found: list[dict[str, Any]] = [each for each in containers if each["name"] == role]
+    return {name for each in found for name in (each.get("resources") or {}).get("limits") or ()}
 
 
 def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -188,8 +196,8 @@ def secret(job: TrainingJob, data: Mapping[str, bytes]) -> Manifest:
 def disruption_budget(job: TrainingJob) -> Manifest:
     """Prevents voluntary evictions of parameter servers.
 
-    `minAvailable` is a number, since a percentage would need a controller with a scale; it is the largest number of
-    shards, so that it still holds after a job's shards have changed.
+    `minAvailable` is a number, since a percentage would need a controller with a scale. Shards change only while the
+    job is suspended, when it has no budget.
     """
     return {
         "apiVersion": "policy/v1",
@@ -201,7 +209,8 @@ def disruption_budget(job: TrainingJob) -> Manifest:
             "ownerReferences": [owner(job)],
         },
         "spec": {
-            "minAvailable": MOST_SHARDS,
+            "minAvailable": job.spec.parameter_servers.replicas,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",  # one that is not ready has nothing to save
             "selector": {"matchLabels": {names.JOB_UID: job.metadata.uid, names.ROLE: "ps"}},
         },
     }

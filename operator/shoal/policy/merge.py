@@ -44,7 +44,7 @@ def _merge_lists(field: str, defaults: list[Any], patch: list[Any]) -> list[Any]
     if field in _APPENDED:
         return [*defaults, *(value for value in patch if value not in defaults)]
     key = _KEYS.get(field)
-    if key is None or not all(isinstance(value, dict) and key in value for value in patch):
+    if key is None or not all(isinstance(v, dict) and isinstance(v.get(key), str | int) for v in patch):
         return patch
     by_key = {value[key]: value for value in defaults}
     for value in patch:

@@ -58,7 +58,9 @@ class RefusalKind(StrEnum):
     """Why the API server refused an object."""
 
     QUOTA = "Quota"  # 403 from a ResourceQuota: wait
-    FORBIDDEN = "Forbidden"  # 403 otherwise: RBAC, Pod Security, a LimitRange, an admission webhook
+    FORBIDDEN = (
+        "Forbidden"  # 403 otherwise: RBAC, Pod Security, a LimitRange; or an admission webhook or policy
+    )
     INVALID = "Invalid"  # 400, 422: terminal until the spec changes
 
 
@@ -106,6 +108,8 @@ class Observation:
     existing: frozenset[str] = frozenset()
     """Names of the job's Secrets and PodDisruptionBudgets that exist: the API server confirmed it within the last
     minutes."""
+    absent: frozenset[str] = frozenset()
+    """Names of the job's PodDisruptionBudgets that were deleted."""
     name_conflicts: Mapping[str, NameConflict] = field(default_factory=dict)
     """Names that the job needs and objects of other owners have. Names of pods and Services never coincide."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -187,6 +191,13 @@ class CreateDisruptionBudget:
 
 
 @dataclass(frozen=True)
+class DeleteDisruptionBudget:
+    """DELETE a PodDisruptionBudget. The name contains the job's uid; a 404 means that it is gone already."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """DELETE the TrainingJob (ttlSecondsAfterFinished): uid as precondition, Background propagation."""
 
@@ -202,6 +213,7 @@ Action = (
     | DeleteService
     | CreateSecret
     | CreateDisruptionBudget
+    | DeleteDisruptionBudget
     | DeleteJob
 )
 
@@ -232,6 +244,7 @@ __all__ = [
     "CreatePod",
     "CreateSecret",
     "CreateService",
+    "DeleteDisruptionBudget",
     "DeleteJob",
     "DeletePod",
     "DeleteService",

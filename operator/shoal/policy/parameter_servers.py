@@ -7,17 +7,11 @@ one. Each shard has one Service, which selects only the current incarnation.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from shoal.policy import manifests, names
 from shoal.policy.admission import name_conflict_gate, refused_recently
 from shoal.policy.creation import Creator, Decisions
 from shoal.policy.incarnations import ByIndex, Incarnation
 from shoal.policy.model import CreateService, DeleteService, Observation, UpdateService
-from shoal.policy.times import parse_time
-
-OVERSTAY = timedelta(seconds=5)
-"""A pod that still exists this long after its grace period is not waited for."""
 
 
 def create_servers(seen: Observation, servers: ByIndex, decisions: Decisions) -> None:
@@ -36,12 +30,7 @@ def create_servers(seen: Observation, servers: ByIndex, decisions: Decisions) ->
 
 def _occupies(server: Incarnation, decisions: Decisions) -> bool:
     """Whether the shard has this pod, or must wait for its final snapshot."""
-    if server.active or server.awaiting_job_end:
-        return True
-    if not server.alive or server.pod is None:
-        return False
-    deadline = parse_time(server.pod.metadata.deletion_timestamp)  # the end of its grace period
-    return deadline is None or decisions.timers.pending(deadline + OVERSTAY)
+    return server.active or server.awaiting_job_end or server.may_run(decisions.timers)
 
 
 def _service(seen: Observation, shard: int, incarnation: int, decisions: Decisions) -> None:

@@ -6,6 +6,8 @@ carried out gives an empty one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal.api.training_job import MANAGED_BY
 from shoal.policy import cleanup, completion, finish, manifests, names, slots, suspension
 from shoal.policy.admission import refused_recently
@@ -18,6 +20,7 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    Images,
     Observation,
     Plan,
     UpdateService,
@@ -33,6 +36,8 @@ _FIRST_ACTIONS = (CreateSecret, CreateService, UpdateService, CreatePod)
 def plan(seen: Observation) -> Plan:
     """What to do about a job, and its new status."""
     job = seen.job
+    if (images := job.status.images) is not None:  # a newer operator must not mix versions within a job
+        seen = replace(seen, images=Images(images.ps, images.worker))
     if job.metadata.deletion_timestamp or (job.spec.managed_by or MANAGED_BY) != MANAGED_BY:
         return Plan((), job.status)
     if job.status.finished:
@@ -42,7 +47,7 @@ def plan(seen: Observation) -> Plan:
     counters = Counters(job.status, seen.now)
     decisions = Decisions(timers)
     workers = slots.update(seen, "worker", suspension.wants_worker(job), counters)
-    servers = slots.update(seen, "ps", suspension.wants_server(seen, workers), counters)
+    servers = slots.update(seen, "ps", suspension.wants_server(seen, workers, timers), counters)
     assessment = Assessment(seen, servers, workers, counters, decisions)
 
     if end := completion.decide(seen, servers, counters, timers):
@@ -52,6 +57,8 @@ def plan(seen: Observation) -> Plan:
         _foundations(seen, decisions)
         create_servers(seen, servers, decisions)
         create_workers(seen, workers, decisions)
+    else:
+        decisions.actions += cleanup.budget(seen)
     decisions.actions += cleanup.clean(seen, (servers, workers), timers)
     if any(each.awaiting_job_end for each in every(servers, workers)):
         timers.after(slots.DONE_PATIENCE.total_seconds())

@@ -1,4 +1,4 @@
-"""Pods that cannot start, and what a user can do about it."""
+"""Pods that cannot start or end, and what a user can do about it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from shoal.policy.wording import short
 UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
 """An unschedulable pod is reported after this time: a growing node pool needs a while."""
 
+DELETION_PATIENCE = timedelta(seconds=60)
+"""A pod that still exists is reported this long after its grace period: unmounting volumes takes a while."""
+
 _IMAGE = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_MOST_IMPORTANT_FIRST = ("ImagePullFailed", "ContainerConfigError", "CrashLooping", "Unschedulable")
+_MOST_IMPORTANT_FIRST = (
+    "ImagePullFailed",
+    "ContainerConfigError",
+    "CrashLooping",
+    "Unschedulable",
+    "StuckTerminating",
+)
 
 
 def find(seen: Observation, timers: Timers) -> Reason | None:
@@ -28,7 +37,9 @@ def find(seen: Observation, timers: Timers) -> Reason | None:
 
 
 def _problem_of(pod: Pod, timers: Timers) -> Reason | None:
-    if pod.metadata.deletion_timestamp or pod.ended:
+    if pod.metadata.deletion_timestamp:
+        return _deletion_problem(pod, timers)
+    if pod.ended:
         return None
     return _container_problem(pod) or _scheduling_problem(pod, timers)
 
@@ -52,6 +63,15 @@ def _container_problem(pod: Pod) -> Reason | None:
             hint = f"see `kubectl logs {pod.metadata.name} -c {container.name} --previous`"
             return Reason("CrashLooping", f"{where}: the container crashes repeatedly; {hint}")
     return None
+
+
+def _deletion_problem(pod: Pod, timers: Timers) -> Reason | None:
+    deadline = parse_time(pod.metadata.deletion_timestamp)
+    if deadline is None or timers.pending(deadline + DELETION_PATIENCE):
+        return None
+    where = f" and the kubelet of node {pod.spec.node_name}" if pod.spec.node_name else ""
+    words = f"should have been gone by {deadline:%H:%M:%S} UTC: check its finalizers{where}"
+    return Reason("StuckTerminating", f"pod {pod.metadata.name} {words}. The job does not wait for it.")
 
 
 def _scheduling_problem(pod: Pod, timers: Timers) -> Reason | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal.api.training_job_status import (
+    JobImages,
     ParameterServersStatus,
     Restarts,
     TrainingJobStatus,
@@ -46,6 +47,7 @@ class Assessment:
             phase="Suspended" if seen.job.spec.suspend else phase(before.phase, counts),
             reason=conditions.reason(),
             start_time=before.start_time or (whole(seen.now) if self._has_pods() else None),
+            images=self._images(),
             suspended_seconds=suspension.suspended_seconds(seen),
             conditions=conditions.in_order(),
             slots=slots.to_record(self.servers, self.workers),
@@ -72,12 +74,8 @@ class Assessment:
         seen, timers = self.seen, self.decisions.timers
         before = seen.job.status
         conditions = Conditions(before.conditions, seen.job.metadata.generation, seen.now)
-        has_pods = self._has_pods()
-        conditions.set(
-            "Initialized",
-            before.start_time is not None or has_pods,
-            "Initialized" if has_pods else "Creating",
-        )
+        initialized = before.start_time is not None or self._has_pods()
+        conditions.set("Initialized", initialized, "Initialized" if initialized else "Creating")
         set_pod_conditions(conditions, counts)
         conditions.set_exceptional("Disrupted", self._outstanding_replacements(), "Recovered")
         problem, stuck = pod_problems.find(seen, timers), suspension.no_progress(seen, training, timers)
@@ -88,11 +86,10 @@ class Assessment:
         no_signals = None if seen.node_signals else Reason("NodeSignalsUnavailable", _NO_NODES)
         conditions.set_exceptional("NodeSignalsUnavailable", no_signals, "NodeSignalsAvailable")
         suspension.set_condition(seen, conditions)
-        progressing = (
-            None
-            if counts.settled or seen.job.spec.suspend
-            else Reason("Progressing", "pods are being created")
-        )
+        progressing = None
+        if not (counts.settled or seen.job.spec.suspend or self.decisions.stalled):  # stalled: for a person
+            words = f"{degraded.reason}: {degraded.message}" if degraded else "pods are being created"
+            progressing = Reason("Progressing", words)
         conditions.set_exceptional("Reconciling", progressing, "Settled")
         conditions.set_exceptional("Stalled", self.decisions.stalled, "Resolved")
         return conditions
@@ -127,6 +124,12 @@ class Assessment:
     @staticmethod
     def _active(role: ByIndex) -> list[Incarnation]:
         return [each for each in every(role) if each.active]
+
+    def _images(self) -> JobImages | None:
+        images = self.seen.images
+        return (
+            JobImages(ps=images.ps, worker=images.worker) if self._has_pods() else self.seen.job.status.images
+        )
 
     def _has_pods(self) -> bool:
         return bool(self.seen.pods) or any(isinstance(a, CreatePod) for a in self.decisions.actions)

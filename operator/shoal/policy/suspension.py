@@ -25,10 +25,10 @@ def wants_worker(job: TrainingJob) -> Callable[[Place], bool]:
     return lambda place: place.index < replicas
 
 
-def wants_server(seen: Observation, workers: ByIndex) -> Callable[[Place], bool]:
+def wants_server(seen: Observation, workers: ByIndex, timers: Timers) -> Callable[[Place], bool]:
     """Whether a shard is wanted: while suspending, until no worker pushes and shard 0 has saved all shards."""
     replicas = seen.job.spec.parameter_servers.replicas
-    if not seen.job.spec.suspend or any(worker.alive for worker in every(workers)):
+    if not seen.job.spec.suspend or any(worker.may_run(timers) for worker in every(workers)):
         return lambda place: place.index < replicas
     saving = any(
         (place := place_of(pod)) is not None and place.is_coordinator and not pod.ended for pod in seen.pods

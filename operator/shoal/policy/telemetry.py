@@ -14,10 +14,12 @@ from shoal.api.training_job_status import (
 )
 from shoal.policy.incarnations import ByIndex
 from shoal.policy.model import Observation
-from shoal.policy.names import place_of_name
+from shoal.policy.names import place_of, place_of_name
 from shoal.policy.times import parse_time, seconds_between, whole
 from shoal_trainer.contract import DataReport, Outcome, StatusReport, TerminationMessage
 
+STALE_SECONDS = 60.0
+"""A report older than this says nothing about the present."""
 MAX_MESSAGE = 1024
 """Characters of a message of the trainer, which may contain much of an error."""
 
@@ -32,7 +34,10 @@ def decimal(value: float | None) -> str | None:
 def progress(seen: Observation) -> TrainingProgress:
     """`status.training`. The step never decreases, though the server's does when it restarts from a snapshot."""
     before, report = seen.job.status.training, seen.report
-    if report is None:
+    if not _coordinator_runs(seen) or (report is not None and seen.report_age > STALE_SECONDS):
+        nothing: dict[str, None] = {"samples_per_second": None, "remaining_seconds": None, "input_wait": None}
+        return before.model_copy(update={**nothing, "message": ""})
+    if report is None:  # the operator has just started
         return before.model_copy(update={"message": ""})
     grew = report.step > before.step
     return TrainingProgress(
@@ -49,6 +54,12 @@ def progress(seen: Observation) -> TrainingProgress:
         last_progress_time=whole(seen.now) if grew else before.last_progress_time,
         message=_first(report.messages),
         metrics={name: decimal(value) or "" for name, value in report.metrics.items()} or before.metrics,
+    )
+
+
+def _coordinator_runs(seen: Observation) -> bool:
+    return any(
+        pod.running and (place := place_of(pod)) is not None and place.is_coordinator for pod in seen.pods
     )
 
 

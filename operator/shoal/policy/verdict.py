@@ -98,7 +98,9 @@ def judge(
     restarts_in_place = slot.role == "ps" and end is not None and end.exit_code != 0
     ended = pod.ended or (end is not None and not restarts_in_place)
     node_name = pod.spec.node_name
-    signal = node_signal(nodes.get(node_name), slot) if node_name and nodes is not None else None
+    signal = None
+    if node_name and nodes is not None:
+        signal = node_signal(nodes.get(node_name), slot, pod.spec.tolerations)
     if not ended:
         return _alive(pod, signal)
     code = end.exit_code if end else None

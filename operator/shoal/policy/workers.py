@@ -28,7 +28,8 @@ def create_workers(seen: Observation, workers: ByIndex, decisions: Decisions) ->
     """Create the missing pods."""
     spec = seen.job.spec.workers
     creator = Creator(seen, "worker", decisions)
-    alive = {index: sum(each.alive for each in group) for index, group in workers.items()}
+    timers = decisions.timers
+    alive = {index: sum(each.may_run(timers) for each in group) for index, group in workers.items()}
     surge_left = max_surge(spec.max_surge, spec.replicas) - sum(max(0, n - 1) for n in alive.values())
     unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * spec.replicas)) - sum(
         _is_unscheduled_replacement(group) for group in workers.values()

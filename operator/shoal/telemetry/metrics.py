@@ -60,7 +60,11 @@ class Metrics:
             "Replacements and restarts of parameter servers.",
             registry=self.registry,
         )
-        self.leading = Gauge("shoal_leading", "1 while this process holds the Lease.", registry=self.registry)
+        self.leading = Gauge(
+            "shoal_leading",
+            "1 while this process holds the Lease and has read the cluster.",
+            registry=self.registry,
+        )
 
     def count_jobs(self, phases: Callable[[], Iterable[str]], queued: Callable[[], int]) -> None:
         """Export the number of jobs by phase and of queued jobs, computed at each scrape."""

@@ -58,7 +58,7 @@ def test_schema_is_structural() -> None:
 def test_only_templates_keep_unknown_fields() -> None:
     text = next(iter(files().values()))
     kept = text.count("x-kubernetes-preserve-unknown-fields: true")
-    assert kept == 4  # spec and containers of the two templates
+    assert kept == 10  # spec, containers, their env and resources, of the two templates
 
 
 def test_schema_has_no_floats() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal.api.kube import OwnedMeta, Pod, PodSpec
-from shoal.cluster.cache import Cache
+from shoal.cluster.cache import Cache, version
 
 NODES = [None, "n1", "n2"]
 NAMES = ["a", "b", "c"]
@@ -66,11 +66,22 @@ class ServerAndCache(RuleBasedStateMachine):
             if through:
                 self.cache.drop(pod.metadata.uid)
 
+    @rule(name=st.sampled_from(NAMES))
+    def leave_the_selector_and_return(self, name: str) -> None:
+        """Someone removes the label by which objects are watched, and puts it back."""
+        if name in self.existing:
+            self.undelivered.append(("DELETED", self.write(self.existing[name])))
+            self.existing[name] = self.write(self.existing[name])
+            self.undelivered.append(("ADDED", self.existing[name]))
+
     @precondition(lambda self: self.undelivered)
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
         for kind, pod in self.undelivered[:count]:
-            self.cache.drop(pod.metadata.uid) if kind == "DELETED" else self.cache.put(pod)
+            if kind == "DELETED":
+                self.cache.drop(pod.metadata.uid, at=version(pod))
+            else:
+                self.cache.put(pod)
         del self.undelivered[:count]
 
     @rule(late=st.lists(st.sampled_from(NAMES), max_size=2))

@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shoal.api.kube import Pod
+from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
-from shoal.cluster.reflector import SILENCE_SECONDS, Reflector, Source
+from shoal.cluster.reflector import FAILURES_BEFORE_RELIST, SILENCE_SECONDS, Reflector, Source
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
 from tests.unit.cluster.servers import SmallServer
+from tests.unit.policy import build
 
 pytestmark = pytest.mark.looptime
 
@@ -104,6 +106,17 @@ async def test_error_event_restarts_the_watch(code: int) -> None:
         assert w.server.lists == (2 if code == 410 else 1)
 
 
+async def test_version_that_the_server_cannot_continue_from_is_listed_again() -> None:
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await asyncio.sleep(1)
+        for _ in range(FAILURES_BEFORE_RELIST):
+            w.server.send(b'{"type":"ERROR","object":{"kind":"Status","code":500,"message":"no"}}\n')
+            await asyncio.sleep(10)
+        assert w.server.lists == 2
+
+
 async def test_watch_without_bookmarks_is_restarted() -> None:
     w = Watched()
     w.server.set("a")
@@ -146,6 +159,20 @@ async def test_revoked_permission_is_detected() -> None:
         await asyncio.sleep(2)
         assert w.reflector.denied
         assert w.names == {"a"}
+
+
+async def test_unknown_field_of_a_newer_schema_is_ignored() -> None:
+    spec = build.job_manifest(fieldOfTheNextVersion={"a": 1})["spec"]
+    server = SmallServer()
+    cache: Cache[TrainingJob] = Cache(lambda _old, _new: None)
+    reflector = Reflector(server, Source("/jobs", TrainingJob), cache)
+    server.set("a", kind="TrainingJob", spec=spec)
+    task = asyncio.create_task(reflector.run())
+    await reflector.synced.wait()
+    server.set("b", kind="TrainingJob", spec=spec)
+    await asyncio.sleep(1)
+    task.cancel()
+    assert {job.metadata.name for job in cache.all()} == {"a", "b"}
 
 
 async def test_unparsable_object_does_not_stop_the_others() -> None:

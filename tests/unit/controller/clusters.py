@@ -101,6 +101,8 @@ class Cluster:
             return Answer(404, b"{}")
         if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
             return Answer(409, b'{"message": "the object has been modified"}')
+        if where == path:
+            return _ok(self.add(path, body))
         return _ok(self.change(where, status=json.loads(json.dumps(body["status"]))))
 
     def _patch(self, path: str, body: Json) -> Answer:
@@ -112,7 +114,7 @@ class Cluster:
         known = self.objects.get(path)
         if known is None:
             return Answer(404, b"{}")
-        if body["preconditions"]["uid"] != known["metadata"]["uid"]:
+        if body and body["preconditions"]["uid"] != known["metadata"]["uid"]:
             return Answer(409, b'{"message": "the UID in the precondition does not match"}')
         return _ok(self.objects.pop(path))
 

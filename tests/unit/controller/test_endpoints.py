@@ -7,7 +7,7 @@ import socket
 import aiohttp
 import pytest
 
-from shoal.controller.endpoints import exposition, healthy, listen, serve
+from shoal.controller.endpoints import exposition, healthy, listen, ready, serve
 from shoal.errors import UsageError
 from shoal.telemetry.metrics import Metrics
 
@@ -18,10 +18,17 @@ HOSTS = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
 async def test_endpoints_answer_over_ipv4_and_ipv6(host: str) -> None:
     metrics = Metrics()
     metrics.disruptions.inc(3)
-    runners = [await serve(0, "/healthz", healthy), await serve(0, "/metrics", exposition(metrics.registry))]
+    problems = ["pods"]
+    probes = {"/healthz": healthy, "/readyz": ready(lambda: problems)}
+    runners = [await serve(0, probes), await serve(0, {"/metrics": exposition(metrics.registry)})]
     health, scrape = (runner.addresses[0][1] for runner in runners)
     async with aiohttp.ClientSession() as session:
         async with session.get(f"http://{host}:{health}/healthz") as answer:
+            assert answer.status == 200
+        async with session.get(f"http://{host}:{health}/readyz") as answer:
+            assert (answer.status, await answer.json()) == (503, {"waitingFor": ["pods"]})
+        problems.clear()
+        async with session.get(f"http://{host}:{health}/readyz") as answer:
             assert answer.status == 200
         async with session.get(f"http://{host}:{scrape}/metrics") as answer:
             assert answer.content_type == "text/plain"
@@ -40,4 +47,4 @@ async def test_port_in_use_is_named() -> None:
     with listen(0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(UsageError, match=f"cannot listen on port {port}"):
-            await serve(port, "/healthz", healthy)
+            await serve(port, {"/healthz": healthy})

@@ -45,7 +45,13 @@ def condition(rig: Rig, kind: str) -> tuple[str, str, str]:
 @pytest.mark.parametrize("kind", ["secrets", "services", "poddisruptionbudgets"])
 @pytest.mark.parametrize(
     ("status", "message", "again"),
-    [(403, "forbidden: no such right", 30), (403, "exceeded quota: few", 5), (422, "invalid", None)],
+    [
+        (403, "forbidden: no such right", 30),
+        (403, "exceeded quota: few", 5),
+        (422, "invalid", None),
+        (400, 'admission webhook "images.example.com" denied the request: not signed', 30),
+        (422, "ValidatingAdmissionPolicy 'teams' with binding 'all' denied request: no team", 30),
+    ],
 )
 async def test_refused_object_is_retried_only_when_due(
     kind: str, status: int, message: str, again: int | None

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from shoal.policy import names
 from shoal.policy.internal_error import internal_error
 from shoal.policy.model import DeleteJob, DeletePod
 from shoal.policy.plan import plan
@@ -168,6 +169,30 @@ def test_stored_seconds_beyond_the_bound_are_clamped(field: str) -> None:
     made = plan(build.observe(build.job(status, runPolicy={field: 2**63 - 1})))
     assert made.wake_after == pytest.approx(2**31 - 1)
     assert not any(isinstance(a, DeleteJob) for a in made.actions)
+
+
+def test_finished_job_claims_no_pods_and_has_no_disruption_budget() -> None:
+    world = running_world()
+    finish(world, build.termination_message())
+    world.settle()
+    for kind in ("ParameterServersReady", "WorkersReady", "Running"):
+        assert world.condition(kind)["status"] == "False"
+    assert not world.existing & {names.budget_name(world.job)}
+
+
+def test_failed_job_stays_stalled() -> None:
+    """It is all that kstatus (Flux) looks at."""
+    world = running_world(spec={"runPolicy": {"activeDeadlineSeconds": 100}})
+    world.now += timedelta(seconds=101)
+    world.settle()
+    assert world.status["phase"] == "Failed"
+    failed = internal_error(world.observation(), ValueError("never mind"))
+    assert failed is not None
+    world.status = failed.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    world.settle()
+    stalled = world.condition("Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "DeadlineExceeded")
+    assert world.condition("Reconciling").get("status") != "True"
 
 
 def test_internal_error_of_a_finished_job_is_cleared() -> None:

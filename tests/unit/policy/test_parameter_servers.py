@@ -9,7 +9,7 @@ import pytest
 from shoal.policy.model import CreatePod, CreateService, DeleteService, UpdateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
-from tests.unit.policy.world import running_world
+from tests.unit.policy.world import World, running_world
 
 
 def test_services_are_created_before_pods() -> None:
@@ -50,6 +50,45 @@ def test_server_on_a_lost_node_is_replaced_at_once() -> None:
     world = running_world()
     world.kill_node("safe-0")
     assert [a.name for a in world.reconcile().actions if isinstance(a, CreatePod)] == ["digits-ps-0-1"]
+
+
+def cordon(world: World, node: str) -> None:
+    world.nodes[node]["spec"]["taints"] = [
+        {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    ]
+
+
+def test_server_on_a_cordoned_node_is_moved() -> None:
+    """Its disruption budget refuses every eviction, so `kubectl drain` would not end."""
+    world = running_world()
+    cordon(world, "safe-0")
+    cordon(world, "spot-0")
+    world.settle()
+    assert world.pods["digits-ps-0-1"]["spec"]["nodeName"] == "safe-1"
+    assert "digits-ps-0-0" not in world.pods
+    assert "digits-worker-0-0" in world.pods  # a drain evicts it
+    assert world.status["parameterServers"]["restarts"] == 1
+
+
+@pytest.mark.parametrize(
+    "toleration", [{"operator": "Exists"}, {"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]
+)
+def test_server_that_tolerates_a_cordon_stays(toleration: dict[str, str]) -> None:
+    world = running_world()
+    world.pods["digits-ps-0-0"]["spec"]["tolerations"] = [toleration]
+    cordon(world, "safe-0")
+    world.settle()
+    assert "digits-ps-0-0" in world.pods
+
+
+def test_server_stays_on_a_node_that_is_not_ready_until_it_is_evicted() -> None:
+    world = running_world()
+    world.taint("safe-0")
+    world.settle()
+    assert "digits-ps-0-0" in world.pods
+    world.evict("digits-ps-0-0")
+    world.settle()
+    assert "digits-ps-0-1" in world.pods
 
 
 def test_failed_restarts_in_place_count_against_the_backoff_limit() -> None:

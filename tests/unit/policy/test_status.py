@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.api.training_job_status import DataStatus, TrainingJobStatus
+from shoal.policy.model import CreatePod, Images, Refusal, RefusalKind
 from shoal.policy.plan import plan
 from shoal.policy.telemetry import differs_in_telemetry_only, final, progress
 from shoal_trainer.contract import DataReport, Outcome, TerminationMessage
@@ -100,6 +101,30 @@ def test_final_counts_are_exact() -> None:
     assert (found.partial, found.lost) == (0, 3)  # type: ignore[attr-defined]
     failed = final(before, message.model_copy(update={"outcome": Outcome.FAILED}))["data"]
     assert failed.partial == 128  # type: ignore[attr-defined]
+
+
+def test_stalled_job_is_not_reconciling() -> None:
+    """Of several conditions kstatus takes the first: Flux would wait for a job that waits for a person."""
+    refusal = Refusal(RefusalKind.INVALID, "digits-worker-0-0", "unknown field", 1, build.NOW)
+    before = plan(build.observe(build.job())).status
+    assert before.condition("Reconciling").status == "True"  # type: ignore[union-attr]
+    job = build.job(before.model_dump(mode="json", by_alias=True))
+    after = plan(replace(build.observe(job), refusals=(refusal,))).status
+    assert after.condition("Stalled").status == "True"  # type: ignore[union-attr]
+    assert after.condition("Reconciling").status == "False"  # type: ignore[union-attr]
+
+
+def test_job_keeps_the_images_it_started_with() -> None:
+    """A newer operator must not mix versions of the data plane within a job."""
+    world = running_world()
+    world.vanish("digits-ps-0-0")
+    world.vanish("digits-worker-0-0")
+    made = plan(replace(world.observation(), images=Images(ps="ps:2", worker="worker:2")))
+    created = [a.manifest["spec"]["containers"][0]["image"] for a in made.actions if isinstance(a, CreatePod)]
+    assert sorted(created) == [build.IMAGES.ps, build.IMAGES.worker]
+    assert made.status.images is not None
+    assert made.status.images.ps == build.IMAGES.ps
+    assert plan(build.observe(build.job(suspend=True))).status.images is None
 
 
 def test_unreadable_nodes_set_node_signals_unavailable() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from shoal.policy import names
 from shoal.policy.model import DeletePod
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -41,6 +44,42 @@ def test_suspending_deletes_shard_0_before_the_other_shards() -> None:
     world.tick()
     made = world.reconcile()
     assert [a.name for a in made.actions if isinstance(a, DeletePod)] == ["digits-ps-1-0"]
+
+
+def test_suspended_job_has_no_disruption_budget() -> None:
+    world = running_world(servers=2)
+    budget = names.budget_name(world.job)
+    assert budget in world.existing
+    world.manifest["spec"]["suspend"] = True
+    world.reconcile()
+    assert budget in world.existing  # servers run
+    world.settle()
+    assert budget not in world.existing
+    world.manifest["spec"] |= {"suspend": False}
+    world.settle()
+    assert budget in world.existing
+
+
+def test_worker_that_does_not_end_does_not_block_the_suspension() -> None:
+    world = running_world()
+    world.stuck = {"digits-worker-0-0"}
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    assert "digits-ps-0-0" in world.pods  # the worker may still push
+    world.now += timedelta(seconds=26)
+    world.settle()
+    assert world.pods.keys() == {"digits-worker-0-0"}
+
+
+def test_suspended_job_has_no_speed() -> None:
+    world = running_world()
+    world.report = build.report(step=10, samples_per_second=100.0, remaining_seconds=60.0, input_wait=0.5)
+    world.reconcile()
+    assert world.status["training"]["samplesPerSecond"] == "100"
+    world.manifest["spec"]["suspend"] = True
+    world.settle()
+    assert not world.status["training"].keys() & {"samplesPerSecond", "remainingSeconds", "inputWait"}
+    assert world.status["training"]["step"] == 10
 
 
 def test_pod_kept_for_its_logs_does_not_keep_the_job_suspending() -> None:

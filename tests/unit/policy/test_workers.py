@@ -75,6 +75,26 @@ def test_without_surge_the_replacement_waits_for_the_old_pod() -> None:
     assert names(world.reconcile()) == ["digits-worker-0-1"]
 
 
+def test_worker_that_does_not_end_is_not_waited_for_beyond_its_grace_period() -> None:
+    world = running_world()  # maxSurge 1
+    world.stuck = {"digits-worker-0-0"}
+    world.notice("spot-0")
+    world.delete("digits-worker-0-0")
+    world.stuck |= {"digits-worker-1-0"}
+    world.delete("digits-worker-1-0")
+    world.settle()
+    assert "digits-worker-1-1" not in world.pods  # the surge is in use
+    world.now += timedelta(seconds=26)
+    world.settle()
+    assert {"digits-worker-0-1", "digits-worker-1-1"} <= world.pods.keys()
+    world.now += timedelta(seconds=60)
+    world.settle()
+    degraded = world.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "StuckTerminating")
+    assert "digits-worker-0-0" in degraded["message"]
+    assert "kubelet of node spot-0" in degraded["message"]
+
+
 def test_pod_on_a_lost_node_is_replaced_and_force_deleted() -> None:
     world = running_world(surge=0)
     node = node_of(world, "digits-worker-2-0")

@@ -18,6 +18,7 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    DeleteDisruptionBudget,
     DeletePod,
     DeleteService,
     Observation,
@@ -32,7 +33,7 @@ from shoal.policy.plan import plan
 from shoal_trainer.contract import StatusReport
 from tests.unit.policy import build
 
-REMOVALS = (DeletePod, DeleteService)
+REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget)
 
 
 @dataclass
@@ -64,11 +65,14 @@ class World:
         self.pods: dict[str, dict[str, Any]] = {}
         self.services: dict[str, dict[str, Any]] = {}
         self.existing: set[str] = set()
+        self.absent: set[str] = set()
         self.refusals: dict[str, Refusal] = {}
         self.nodes = {f"spot-{i}": build.node_manifest(f"spot-{i}") for i in range(self.spot_nodes)}
         self.nodes |= {f"safe-{i}": build.node_manifest(f"safe-{i}", spot=False) for i in range(2)}
         self.dead_nodes: set[str] = set()
         self.silent: set[str] = set()
+        self.stuck: set[str] = set()
+        """Pods whose deletion does not complete, because of a finalizer or a hung kubelet."""
         self.fenced: set[str] = set()
         """Hung, and fenced by the coordinator."""
         self.report: StatusReport | None = None
@@ -106,6 +110,7 @@ class World:
             pods=tuple(self.pod(name) for name in self.pods),
             services={n: Service.model_validate(s) for n, s in self.services.items()},
             existing=frozenset(self.existing),
+            absent=frozenset(self.absent),
             nodes={n: Node.model_validate(o) for n, o in self.nodes.items()},
             report=report,
             report_age=self.report_age,
@@ -133,7 +138,7 @@ class World:
                 self._apply(action)
                 number += 1
             if crash_after is not None:
-                self.existing, self.refusals = set(), {}
+                self.existing, self.absent, self.refusals = set(), set(), {}
                 return first
             if not to_make:
                 break
@@ -160,6 +165,10 @@ class World:
         match action:
             case CreateSecret(name) | CreateDisruptionBudget(name, _):
                 self.existing.add(name)
+                self.absent.discard(name)
+            case DeleteDisruptionBudget(name):
+                self.existing.discard(name)
+                self.absent.add(name)
             case CreateService(name, manifest):
                 manifest = copy.deepcopy(manifest)
                 manifest["metadata"]["uid"] = f"uid-{name}"
@@ -209,6 +218,8 @@ class World:
         if node and (node in self.dead_nodes or node not in self.nodes):
             return False
         if pod["metadata"].get("deletionTimestamp"):
+            if name in self.stuck:
+                return False
             del self.pods[name]
             self.silent.discard(name)
             return True
