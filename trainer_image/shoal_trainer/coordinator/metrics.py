@@ -20,6 +20,8 @@ class StatusCollector(Collector):
 
     def __init__(self, status: Callable[[], StatusReport]) -> None:
         self._status = status
+        self._highest: dict[str, float] = {}
+        """A rollback takes steps back. Prometheus would read a counter that falls as a restart, and add all of it."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per metric."""
@@ -51,7 +53,8 @@ class StatusCollector(Collector):
             "shoal_samples_lost": ("Samples skipped as done without being applied.", status.data.lost),
         }
         for name, (text, number) in counters.items():
-            yield CounterMetricFamily(name, text, number)
+            self._highest[name] = max(number, self._highest.get(name, 0))
+            yield CounterMetricFamily(name, text, self._highest[name])
         workers = GaugeMetricFamily("shoal_workers", "Workers by state.", labels=["state"])
         for state in WorkerState:
             workers.add_metric([state.value], sum(worker.state is state for worker in status.workers))

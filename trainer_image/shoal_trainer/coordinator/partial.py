@@ -41,6 +41,13 @@ class Partial:
         for push, marks in covered.items():
             self._covers.setdefault(push, marks)
 
+    def compared(self, shards: Sequence[Contents]) -> Contents:
+        """Note which of the known pushes all shards hold now; returns those that some lack."""
+        differs = uneven(shards)
+        known = self._covers.keys() - forgotten(shards, self._covers)
+        self._whole = {push for push in known if push not in differs} | (self._whole - known)
+        return differs
+
     def count(
         self, shards: Sequence[Contents], present: set[Worker], *, at_end: bool = False
     ) -> tuple[list[Progress], bool]:
@@ -48,9 +55,7 @@ class Partial:
 
         Pushes in flight count as partial only `at_end`.
         """
-        differs = uneven(shards)
-        known = self._covers.keys() - forgotten(shards, self._covers)
-        self._whole = {push for push in known if push not in differs} | (self._whole - known)
+        differs = self.compared(shards)
         marks, any_in_flight = self._for_good(shards), False
         for push in differs:
             in_flight = push[:2] in present and arriving(shards, push)

@@ -96,13 +96,15 @@ class Reconciler:
             if new := unexplained - self._unexplained:
                 self._unexplained |= new
                 raise Unreachable("a shard was lost while its part of the snapshot was written")
-            self._coordinator.count_partial(contents)
+            # Not counted: a push that was in flight at the cut may have arrived, and its worker may have left.
+            self._coordinator.partial.compared(contents)
             return self._coordinator.partial.dump(contents)
 
     def published(self, parts: Sequence[Sequence[Span]]) -> None:
         """The snapshot with these contents was published."""
         with self._lock:
             self._coordinator.partial.published([Contents(part) for part in parts])
+        self.schedule()
 
     def settle(self) -> None:
         """Compare before the job ends, and wait up to `END_SECONDS` for pushes in flight."""

@@ -191,6 +191,16 @@ def test_manifest_keeps_partial_pushes_after_journal_truncation():
     assert bench.counted == (2, {(0, 1)})
 
 
+def test_push_in_flight_at_the_cut_of_a_snapshot_is_not_counted_when_its_worker_leaves():
+    bench = Bench()
+    bench.push(1, 1)
+    parts = [shard.contents.spans() for shard in bench.shards]
+    bench.push(1, 0)
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
+    assert bench.reconciler.manifest_part(parts)["pushes"] == [[0, 0, 1, [Progress(0, -1, 2, 4)]]]
+    assert bench.counted == (0, set())
+
+
 def test_snapshot_is_delayed_once_for_unknown_pushes_of_a_lost_shard():
     bench = Bench()
     bench.push(1, 1)
