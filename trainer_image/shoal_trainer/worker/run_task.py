@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 
+from shoal_trainer import retry
 from shoal_trainer.errors import Interrupted, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.worker.tasks import Outcome
@@ -17,10 +19,16 @@ log = logging.getLogger(__name__)
 LONGEST_PAUSE = 4.0
 """Between two attempts to compute a result, which may each read much data before the unreachable part."""
 LONGEST_SEND_PAUSE = 1.0
+"""Between two attempts to send it; or as long as the last attempt took, so that a large file does not fill the link."""
 
 
 def run_task(
-    work: TaskWork, run: Callable[[], Outcome], coordinator: Coordinator, drain: threading.Event
+    work: TaskWork,
+    run: Callable[[], Outcome],
+    coordinator: Coordinator,
+    drain: threading.Event,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return once the coordinator has the result, the task is reassigned, the job has finished or `drain` is set.
 
@@ -32,11 +40,13 @@ def run_task(
     outcome, backoff = None, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
     try:
         while not (drain.is_set() or coordinator.finished()):
+            began = clock()
             try:
                 if outcome is None:
                     outcome, backoff = run(), Backoff(FIRST_PAUSE, LONGEST_SEND_PAUSE)
                     coordinator.set_message(waiting)
                     _warn_of_non_finite(work, outcome)
+                    began = clock()
                 coordinator.task_done(
                     work, outcome.metrics, outcome.files, stop=outcome.stop, message=outcome.message
                 )
@@ -45,6 +55,8 @@ def run_task(
                 if backoff.is_new(error):
                     log.warning("%s: %s; retrying", work.kind, error)
                 coordinator.set_message(f"{work.kind}: {error}")
+                if outcome is not None:
+                    backoff.longest = max(LONGEST_SEND_PAUSE, min(clock() - began, retry.LONGEST_PAUSE))
                 backoff.wait(drain)
     except Interrupted:
         return

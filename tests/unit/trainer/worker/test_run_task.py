@@ -74,6 +74,24 @@ def test_interrupted_task_sends_no_result():
     assert (answers.results, answers.messages[-1]) == ([], "")
 
 
+def test_large_result_is_sent_again_after_as_long_as_it_took():
+    now, waited = [0.0], []
+
+    class Slow(Answers):
+        def task_done(self, *arguments, **more):
+            now[0] += 20.0
+            super().task_done(*arguments, **more)
+
+    class Waits(Drain):
+        def wait(self, timeout=None):
+            waited.append(timeout)
+
+    answers = Slow(*[Unreachable("the storage is away")] * 8)
+    run_task(WORK, Outcome, answers, Waits(), clock=lambda: now[0])
+    assert len(answers.results) == 1
+    assert waited == [0.25, 0.5, 1, 2, 4, 8, 16, 20]
+
+
 def test_task_is_retried_and_reported_while_its_data_is_unreachable():
     answers, waited = Answers(), []
     outage = [Unreachable("s3://bucket/part-3: no answer")] * 7
