@@ -240,7 +240,7 @@ class ParameterServers(Strict):
     replicas: int = Field(1, ge=1, le=MOST_SHARDS)
     """Number of shards of the parameters. Can change only while the job is suspended."""
     snapshot: SnapshotSpec = SnapshotSpec()
-    """How often the model is saved."""
+    """How often the model is saved. A change applies to servers that start later, as after a suspension."""
     template: PsTemplate = Field(default_factory=dict)
     """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named `ps`.
     A change applies to pods that have not run yet."""
