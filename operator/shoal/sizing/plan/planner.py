@@ -21,6 +21,7 @@ __all__ = ["Plan", "Point", "plan", "plan_with"]
 
 MARGINS = 5  # times that the margin is raised when simulated runs miss the deadline too often
 RAISE = 1.3
+BISECTIONS = 3  # between the margin that was too small and the one that was large enough
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,18 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
     """Plan with Shoal's model. Raises UsageError if no combination is allowed."""
     objective = problem.objective
     margin = NormalDist().inv_cdf(objective.confidence) if objective.deadline is not None else 0.0
-    kept, by_simulation = None, False
+    by_simulation, too_small = False, None
     for _ in range(MARGINS):
-        model = ElasticModel(problem, margin)
-        found, exact = search(model, exact_limit=exact_limit)
-        if found.best is None:
+        attempt = _attempt(problem, margin, exact_limit)
+        if attempt.found.best is None or attempt.good:
             break
-        kept = _chance(problem, model, found.best)
-        if kept is None or kept >= objective.confidence:
-            break
-        margin = margin * RAISE + 0.1
+        too_small, margin = margin, margin * RAISE + 0.1
     else:
         # The simulation misses the deadline with every margin.
-        found.reject_best()
+        attempt.found.reject_best()
+    if attempt.found.best is not None and too_small is not None:
+        attempt = _cheaper(problem, attempt, too_small, margin, exact_limit)
+    model, found, exact, kept = attempt.model, attempt.found, attempt.exact, attempt.kept
     if found.best is None and found.fastest is not None:
         # The formula can be too careful: simulated runs decide.
         surest = found.fastest_in_budget if objective.budget is not None else found.fastest
@@ -124,6 +124,38 @@ def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
     if shown is not None:
         notes += _extrapolated(problem.servers, model.evaluators()[shown.variant].servers)
     return replace(_answer(model, found, exact, problem.work, kept, notes), by_simulation=by_simulation)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """The search with one margin. `kept`: the chance of its best plan; None if nothing of it is random."""
+
+    model: ElasticModel
+    found: Found
+    exact: bool
+    kept: float | None
+
+    @property
+    def good(self) -> bool:
+        """Whether there is a plan that is sure enough in simulated runs."""
+        sure = self.kept is None or self.kept >= self.model.objective.confidence
+        return self.found.best is not None and sure
+
+
+def _attempt(problem: Problem, margin: float, exact_limit: int) -> _Attempt:
+    model = ElasticModel(problem, margin)
+    found, exact = search(model, exact_limit=exact_limit)
+    kept = None if found.best is None else _chance(problem, model, found.best)
+    return _Attempt(model, found, exact, kept)
+
+
+def _cheaper(problem: Problem, good: _Attempt, low: float, high: float, exact_limit: int) -> _Attempt:
+    """The good attempt with the smallest margin in (low, high] that a bisection finds; `good` is that of `high`."""
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        attempt = _attempt(problem, middle, exact_limit)
+        low, high, good = (low, middle, attempt) if attempt.good else (middle, high, good)
+    return good
 
 
 def _chance(problem: Problem, model: Model, candidate: Candidate) -> float | None:

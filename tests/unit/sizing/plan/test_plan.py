@@ -15,7 +15,7 @@ from shoal.sizing.plan import LossWork, Objective, Pool, Problem, Servers, StepW
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.replan import replan
-from shoal.sizing.plan.risk import finish_times
+from shoal.sizing.plan.risk import chance, finish_times
 from shoal.sizing.types import PsModel
 
 HOUR = 3600.0
@@ -59,6 +59,21 @@ def test_revocations_increase_number_of_workers() -> None:
     assert rough.chance is not None
     assert rough.chance >= 0.95
     assert "deadline was kept in" in explain(rough)
+
+
+@pytest.mark.parametrize(
+    ("share", "rate", "deadline"), [(0, 0.05, 900), (0, 1.0, 900), (0.5, 1.0, 1800), (1.0, 1.0, 1800)]
+)
+def test_plan_is_no_surer_than_it_has_to_be(share: float, rate: float, deadline: float) -> None:
+    risky = pool(
+        limit=200, startup_seconds=600, interruptions_per_hour=rate, shock_share=share, shock_size=0.5
+    )
+    one = problem(risky, servers=quiet(), deadline=deadline)
+    (workers,) = plan(one).counts
+    sure, less = chance(one, (workers,), 1), chance(one, (round(0.95 * workers - 0.5),), 1)
+    assert sure is not None
+    assert less is not None
+    assert less < 0.95 <= sure
 
 
 def test_pool_shocks_have_higher_variance_than_single_losses() -> None:
