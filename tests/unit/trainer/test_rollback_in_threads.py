@@ -34,13 +34,15 @@ Y = (X.sum(1) > 0).astype(np.int64)
 
 
 class Poisoned(Arrays):
-    """Batches become NaN where `bad(epoch, end)` returns true."""
+    """Batches become NaN where `bad(epoch, end)` returns true. The last epoch waits for `may_end`."""
 
     def bad(self, epoch, end):
         raise NotImplementedError
 
     def read(self, part, batch_size, local=None):
         for batch in super().read(part, batch_size, local):
+            if part.epoch == EPOCHS - 1:
+                assert self.may_end.wait(50)
             yield dataclasses.replace(batch, x=batch.x * np.nan) if self.bad(part.epoch, batch.end) else batch
 
 
@@ -54,7 +56,10 @@ class Job:
         self.lock = threading.Lock()
 
         data = Poisoned(X, Y, None, 0)
+        self.may_end = threading.Event()
+        self.may_end.set()
         object.__setattr__(data, "bad", self.bad)
+        object.__setattr__(data, "may_end", self.may_end)
         self.training = Training(
             model=lambda: model(steps_per_push, optimizer), data=data, on_nan="rollback", wire="fp32"
         )
@@ -260,8 +265,10 @@ def test_divergence_before_the_first_snapshot_fails_the_job(start):
 
 def test_divergence_during_a_server_outage_rolls_back(start):
     job = start()
+    job.may_end.clear()
     job.snapshot()
     job.kill_server(0, lambda: setattr(job, "bad_batches", 1))
+    job.may_end.set()
     message = job.finish()
     assert job.servers[0].service.coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
@@ -271,12 +278,14 @@ def test_divergence_during_a_server_outage_rolls_back(start):
 @pytest.mark.parametrize("index", [0, 1])
 def test_server_lost_after_a_rollback_restarts_in_its_generation(start, index):
     job = start(shards=2)
+    job.may_end.clear()
     job.snapshot()
     job.bad_batches = 1
     job.wait(lambda: [server.shard.generation for server in job.servers.values()] == [1, 1])
     job.wait(lambda: all(worker.loop._generation == 1 for worker, _ in job.workers.values()))
     job.kill_server(index)
     job.wait(lambda: job.servers[index].shard.generation == 1)
+    job.may_end.set()
     message = job.finish()
     assert job.servers[0].service.coordinator.status().rollbacks == 1
     assert message.data.lost == BATCH
