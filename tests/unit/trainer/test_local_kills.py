@@ -3,15 +3,8 @@
 import types
 from pathlib import Path
 
-import pytest
-
 from shoal_trainer.contract import Role
 from shoal_trainer.local import LocalJob, LocalRun, Process
-
-
-@pytest.fixture(autouse=True)
-def scratch(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 def process(role, index):

@@ -1,7 +1,6 @@
 """The parameter server process without sockets: restarts, replacement, and uploads of the model."""
 
 import logging
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -55,12 +54,6 @@ def config(tmp_path, *, uid="u", index=0, incarnation=0, shards=1, initial_from=
         initial_from=initial_from,
         secret_dir=str(tmp_path / "secret"),
     )
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """The temporary folder, which outlives the container but not the pod."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A parameter server survives errors of other processes."""
 
-import tempfile
-
 import pytest
 
 from shoal_trainer import serve
@@ -12,9 +10,8 @@ from shoal_trainer.serve import ParameterServer
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(tmp_path):
     """PS `index` of two, not started."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     create_secret_dir(tmp_path / "secret")
 
     def make(index):

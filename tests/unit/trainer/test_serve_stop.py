@@ -2,7 +2,6 @@
 
 import math
 import signal
-import tempfile
 import threading
 import time
 
@@ -20,9 +19,8 @@ MODEL = ModelSpec(fingerprint="0" * 64, parameters=4, optimizer=OptimizerConfig(
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(tmp_path):
     """PS 0 of one, or PS 1 of two: with parameters and the marker, not serving."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     create_secret_dir(tmp_path / "secret")
 
     def make(index):

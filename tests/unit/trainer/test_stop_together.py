@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import tempfile
 import threading
 import time
 
@@ -110,7 +109,6 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(serve, "serve_metrics", lambda *_: None)
     monkeypatch.setattr(serve, "TICK_SECONDS", 0.02)
     job = Job(tmp_path)
