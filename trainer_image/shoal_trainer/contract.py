@@ -279,7 +279,7 @@ class EpochReport(Message):
 
     epoch: int
     metrics: dict[str, float] = Field(default_factory=dict)
-    """The training loss and the metrics of the evaluation, as in the logs of Keras."""
+    """The loss and metrics of training and of the evaluation, as in the logs of Keras."""
     complete: bool = False
 
 
@@ -296,6 +296,7 @@ class StatusReport(Message):
     samples: int = 0
     loss: float | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
+    """Those of training in the newest epoch, also if it is not over, and those of the newest evaluation (`val_…`)."""
     epochs: tuple[EpochReport, ...] = ()
     """The newest finished epochs, in order."""
     samples_per_second: float | None = None

@@ -174,7 +174,8 @@ class TrainingProgress(Status):
     message: str = ""
     """What the trainer waits for, and of which worker, such as a file that cannot be read or an outage."""
     metrics: dict[str, str] = Field(default_factory=dict)
-    """Metrics by their Keras names, decimals."""
+    """Metrics by their Keras names, decimals: those of training in the newest epoch, and those of the newest
+    evaluation (`val_…`)."""
 
 
 class DataStatus(Status):

@@ -177,14 +177,14 @@ class Coordinator(Record):
 
     def applied(self, push: AppliedPush) -> None:
         """Record a push that shard 0 applied. Called inside its lock."""
-        member = self.members.get(push.slot, push.incarnation)
-        now = self._clock()
+        member, now = self.members.get(push.slot, push.incarnation), self._clock()
         self.members.contact(member, now)
         if member.first_push_at is None:
             member.first_push_at = self._wall()
         meta = push.meta
         member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
         self.pace.pushed(now, meta.samples, meta.loss)
+        self.means.pushed(meta)
         if self._ready and self.ledger is not None:
             self.counters.steps += meta.steps
             for mark in meta.progress:
@@ -346,7 +346,7 @@ class Coordinator(Record):
 
     def _end_epoch(self, epoch: int) -> None:
         assert self.data is not None
-        logs = {} if self.pace.loss is None else {"loss": round(self.pace.loss, 6)}
+        logs = self.means.end(epoch, self.pace.loss)
         self.tasks.epoch_ended(epoch, logs, validation=self.data.validation, callbacks=self.data.callbacks)
 
     def _stop_after_steps(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal_trainer.contract import SILENCE_SECONDS, JobIdentity, StopAfter
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
+from shoal_trainer.coordinator.epoch_means import EpochMeans
 from shoal_trainer.coordinator.last_pushes import LastPushes
 from shoal_trainer.coordinator.leases import Segment
 from shoal_trainer.coordinator.ledger import Ledger
@@ -56,6 +57,7 @@ class Record:
         self.data: DataSpec | None = None
         self._warned_files = False
         self.pace = Pace()
+        self.means = EpochMeans()
         self.shard = shard
         self._stopping = ""
         self._term = shard.boot
@@ -120,6 +122,7 @@ class Record:
             "data": self.data.model_dump(mode="json"),
             "stopping": self.stopping,
             "loss": self.pace.loss,
+            "means": self.means.dump(),
         }
 
     def load(self, saved: dict[str, Any], *, other_run: bool = False) -> None:
@@ -261,6 +264,7 @@ class Record:
         self.counters.load(saved["counters"])
         self.stopping = str(saved["stopping"])
         self.pace.loss = saved["loss"]
+        self.means.load(saved["means"])
 
     def _replay(self) -> None:
         """Apply the journal to the ledger once parameters and ledger exist."""

@@ -110,12 +110,17 @@ def succeeded(coordinator: Coordinator, now: float, note: str) -> TerminationMes
 
 
 def metrics(coordinator: Coordinator) -> dict[str, float]:
-    """The metrics of the newest evaluation."""
-    for logs in reversed(coordinator.tasks.history):
-        evaluated = {name: value for name, value in logs.items() if name.startswith("val_")}
-        if evaluated:
-            return evaluated
-    return {}
+    """The metrics of the newest training epoch, which may not be over, and those of the newest evaluation."""
+    history = coordinator.tasks.history
+    trained = coordinator.means.current() or (history[-1] if history else {})
+    evaluated = (logs for logs in reversed(history) if any(map(_of_evaluation, logs)))
+    return {name: value for name, value in trained.items() if name != "loss" and not _of_evaluation(name)} | {
+        name: value for name, value in next(evaluated, {}).items() if _of_evaluation(name)
+    }
+
+
+def _of_evaluation(name: str) -> bool:
+    return name.startswith("val_")
 
 
 def ranges(coordinator: Coordinator) -> Ranges:

@@ -33,7 +33,7 @@ class Tasks:
     exported: bool = False
 
     def epoch_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
-        """Record the training metrics of a complete epoch, and queue its tasks."""
+        """Record the loss and metrics of training in a complete epoch, and queue its tasks."""
         while len(self.history) <= epoch:
             self.history.append({})
         self.history[epoch].update(logs)

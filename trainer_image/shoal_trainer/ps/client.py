@@ -309,4 +309,6 @@ class PSClient:
 
 def _push_meta(push: Push, scale: float) -> PushMeta:
     rate = math.nan if push.learning_rate is None else push.learning_rate
-    return PushMeta(push.samples, push.steps, push.loss, rate, scale, push.timings, push.progress)
+    return PushMeta(
+        push.samples, push.steps, push.loss, rate, scale, push.timings, push.progress, push.metrics
+    )

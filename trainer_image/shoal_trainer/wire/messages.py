@@ -26,6 +26,9 @@ M = TypeVar("M", bound=Message)
 
 MAX_MARKS = 256
 """Per push. Marks must never be truncated: the missing positions would be trained but stay leased forever."""
+MAX_METRICS = 100
+MAX_NAME = 255
+"""The longest name of a metric, in bytes."""
 MAX_APPLIED = 4096
 MAX_JOURNAL = 65536
 
@@ -154,6 +157,14 @@ class Journal(NamedTuple):
     entries: tuple[Entry, ...] = ()
 
 
+class MetricSum(NamedTuple):
+    """A metric of the training data over the samples of a push: its mean is `total` / `weight`."""
+
+    name: str
+    total: float
+    weight: float
+
+
 class Timings(NamedTuple):
     """The duration of a worker's last step and of its parts, in seconds."""
 
@@ -181,6 +192,7 @@ class Push:
     timings: Timings = Timings()
     learning_rate: float | None = None
     steps: int = 1
+    metrics: tuple[MetricSum, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +253,9 @@ class Welcome:
 
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
-_PUSH = struct.Struct("<II3f5fH")
+_PUSH = struct.Struct("<II3f5fHH")
 _MARK = struct.Struct("<IiQQ")
+_METRIC = struct.Struct("<Bdd")
 _ANSWER = struct.Struct("<QIHQIQ")
 _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
@@ -259,6 +272,7 @@ class PushMeta(NamedTuple):
     """Only for differences: parameters += scale * difference."""
     timings: Timings = Timings()
     progress: tuple[Progress, ...] = ()
+    metrics: tuple[MetricSum, ...] = ()
 
 
 class AnswerMeta(NamedTuple):
@@ -273,29 +287,54 @@ class AnswerMeta(NamedTuple):
 
 
 def encode_push(meta: PushMeta) -> bytes:
-    """Encode `meta`; `ProtocolError` if it has more than `MAX_MARKS` marks."""
-    marks = meta.progress
+    """Encode `meta`; `ProtocolError` if it has more than `MAX_MARKS` marks.
+
+    Only the first `MAX_METRICS` metrics are sent, with names of at most `MAX_NAME` bytes.
+    """
+    marks, metrics = meta.progress, meta.metrics[:MAX_METRICS]
     if len(marks) > MAX_MARKS:
         raise ProtocolError(
             f"the push covers {len(marks)} ranges of the data, at most {MAX_MARKS} are allowed"
         )
     head = _PUSH.pack(
-        meta.samples, meta.steps, meta.loss, meta.learning_rate, meta.scale, *meta.timings, len(marks)
-    )
-    return head + b"".join(_MARK.pack(*mark) for mark in marks)
+        meta.samples, meta.steps, meta.loss, meta.learning_rate, meta.scale, *meta.timings, len(marks), len(metrics)
+    )  # fmt: skip
+    parts = [head, *(_MARK.pack(*mark) for mark in marks)]
+    for metric in metrics:
+        name = metric.name.encode()[:MAX_NAME].decode(errors="ignore").encode()
+        parts += [_METRIC.pack(len(name), metric.total, metric.weight), name]
+    return b"".join(parts)
 
 
 def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     """Decode the output of `encode_push`; `ProtocolError` if it is invalid."""
     if len(data) < _PUSH.size:
         raise ProtocolError(f"the meta block of a push has {len(data)} bytes, expected at least {_PUSH.size}")
-    samples, steps, loss, rate, scale, *seconds, count = _PUSH.unpack_from(data)
-    if count > MAX_MARKS or len(data) != _PUSH.size + count * _MARK.size:
+    samples, steps, loss, rate, scale, *seconds, count, named = _PUSH.unpack_from(data)
+    marked = _PUSH.size + count * _MARK.size
+    if count > MAX_MARKS or len(data) < marked:
         raise ProtocolError("the meta block of a push does not match the length that it states")
-    if not math.isfinite(scale) or not all(map(math.isfinite, seconds)):
+    progress = tuple(map(Progress._make, _MARK.iter_unpack(data[_PUSH.size : marked])))
+    metrics = _decode_metrics(bytes(data[marked:]), named)
+    numbers = scale, *seconds, *(number for metric in metrics for number in metric[1:])
+    if not all(map(math.isfinite, numbers)):
         raise ProtocolError("the meta block of a push has a non-finite number")
-    progress = tuple(map(Progress._make, _MARK.iter_unpack(data[_PUSH.size :])))
-    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress)
+    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress, metrics)
+
+
+def _decode_metrics(data: bytes, count: int) -> tuple[MetricSum, ...]:
+    """Decode all of `data`, `count` metrics."""
+    metrics, at = [], 0
+    try:
+        for _ in range(min(count, MAX_METRICS)):
+            length, total, weight = _METRIC.unpack_from(data, at)
+            at += _METRIC.size + length
+            metrics.append(MetricSum(data[at - length : at].decode(), total, weight))
+    except (struct.error, UnicodeDecodeError):
+        at = -1
+    if at != len(data) or count > MAX_METRICS:
+        raise ProtocolError("the meta block of a push does not match the length that it states")
+    return tuple(metrics)
 
 
 def encode_answer(meta: AnswerMeta) -> bytes:

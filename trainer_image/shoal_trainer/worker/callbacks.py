@@ -1,8 +1,7 @@
 """The job's callbacks. Keras callbacks that cannot work here are refused before the first step.
 
 Changes that a callback makes on its worker only (learning rate, trainable layers) are refused when they happen.
-Callbacks run on one worker after each epoch. Their logs contain the training loss and the validation metrics; no worker
-has the training metrics of all.
+Callbacks run on one worker after each epoch. Their logs are those of the whole job.
 """
 
 from __future__ import annotations
@@ -44,16 +43,18 @@ PATHS = {
     keras.callbacks.TensorBoard: "log_dir",
 }
 """The output paths of Keras' callbacks."""
-LOGS = "The logs contain loss and, with Training(validation=…), val_loss and val_… for each metric"
 
 
 def callbacks_of(
-    job: Training, unwritten: str | None = None, evaluated: Collection[str] | None = None
+    job: Training,
+    unwritten: str | None = None,
+    evaluated: Collection[str] | None = None,
+    trained: Collection[str] = (),
 ) -> Sequence[Any]:
     """Create and check the job's callbacks. Raises `UserError` for one that cannot work here.
 
     `unwritten`: why Keras cannot serialize the model, if it cannot. `evaluated`: the metrics of an evaluation
-    (`val_loss`, …), none without validation data; None if they are not known before it.
+    (`val_loss`, …), none without validation data; None if they are not known before it. `trained`: those of training.
     """
     if job.callbacks is None:
         return ()
@@ -62,7 +63,7 @@ def callbacks_of(
     except (Exception, SystemExit) as error:
         raise UserError(f"Training(callbacks=…) failed: {where(error)}") from error
     for callback in callbacks:
-        _check(callback)
+        _check(callback, ("loss", *trained))
         _check_evaluated(callback, evaluated)
         if unwritten and isinstance(callback, keras.callbacks.ModelCheckpoint):
             _check_unwritten(callback, unwritten)
@@ -111,7 +112,8 @@ def _ids(variables: tuple[list[Any], ...]) -> list[list[int]]:
     return [[id(variable) for variable in part] for part in variables]
 
 
-def _check(callback: Any) -> None:
+def _check(callback: Any, trained: Sequence[str]) -> None:
+    """`trained`: the names in the logs of an epoch without validation data."""
     kind = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):
         raise UserError(f"Training(callbacks=…) returned a {kind}. Return keras.callbacks.Callback objects.")
@@ -128,20 +130,22 @@ def _check(callback: Any) -> None:
             'ModelCheckpoint("best.keras", monitor=…, save_best_only=True).'
         )
     best = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
-    if (best or isinstance(callback, keras.callbacks.EarlyStopping)) and not _known(callback.monitor):
+    if (best or isinstance(callback, keras.callbacks.EarlyStopping)) and not _known(
+        callback.monitor, trained
+    ):
         raise UserError(
-            f"{kind}(monitor={callback.monitor!r}) monitors a metric that is not in its logs. {LOGS}. Monitor "
+            f"{kind}(monitor={callback.monitor!r}) monitors a metric that is not in its logs. {_logs(trained)} Monitor "
             f'"val_{callback.monitor}" or "loss".'
         )
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        _check_checkpoint(callback)
+        _check_checkpoint(callback, trained)
     if isinstance(callback, keras.callbacks.TensorBoard) and importlib.util.find_spec("tensorboard") is None:
         raise UserError(
             f"{kind} requires the package tensorboard. Install it where the workers run: pip install tensorboard."
         )
 
 
-def _check_checkpoint(callback: Any) -> None:
+def _check_checkpoint(callback: Any, trained: Sequence[str]) -> None:
     kind = type(callback).__name__
     if callback.save_freq != "epoch":
         raise UserError(
@@ -149,9 +153,10 @@ def _check_checkpoint(callback: Any) -> None:
             "save_freq out to save after each epoch."
         )
     for name in _fields(callback.filepath):
-        if name != "epoch" and not _known(name):
+        if name != "epoch" and not _known(name, trained):
             raise UserError(
-                f"{kind}({callback.filepath!r}) uses {name!r}, which is not in its logs. {LOGS}. Use these, or epoch."
+                f"{kind}({callback.filepath!r}) uses {name!r}, which is not in its logs. {_logs(trained)} Use these, "
+                "or epoch."
             )
 
 
@@ -182,8 +187,15 @@ def _check_unwritten(callback: Any, why: str) -> None:
         )
 
 
-def _known(name: str) -> bool:
-    return name == "loss" or name.startswith("val_")
+def _known(name: str, trained: Sequence[str]) -> bool:
+    return name in trained or name.startswith("val_")
+
+
+def _logs(trained: Sequence[str]) -> str:
+    return (
+        f"The logs contain {', '.join(trained)} and, with Training(validation=…), val_loss and val_… for each metric. "
+        "Metrics that are no means over samples (AUC, precision) are computed in the evaluation only."
+    )
 
 
 def _fields(pattern: str) -> list[str]:

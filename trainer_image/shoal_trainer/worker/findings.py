@@ -15,12 +15,14 @@ class Findings:
     """Filled while a step is traced.
 
     `assigned`: variables of layers that the step assigns and the layout lacks. `without_gradient`: positions of
-    trainable variables. `rows`: variables whose gradients are rows, which Keras would not sum.
+    trainable variables. `rows`: variables whose gradients are rows, which Keras would not sum. `metrics`: the names of
+    the metrics whose sums the step returns.
     """
 
     assigned: Sequence[Any] = ()
     without_gradient: tuple[int, ...] = ()
     rows: Sequence[Any] = ()
+    metrics: tuple[str, ...] = ()
 
     def warn(self, model: Any) -> None:
         """Log where training differs from plain Keras."""

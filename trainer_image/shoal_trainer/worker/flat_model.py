@@ -1,6 +1,6 @@
 """A Keras model as one traced function of a flat parameter vector.
 
-    (parameters as received, batch) -> (update as sent, loss)
+    (parameters as received, batch) -> (update as sent, loss, metrics)
 
 The function takes the flat vector apart into the model's variables, so a step costs little more than its gradient (an
 eager assignment of each variable would take 48 ms for a ResNet-110). The receive buffer is passed without a copy
@@ -27,6 +27,7 @@ from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import kernels
+from shoal_trainer.wire.messages import MetricSum
 from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import gradient_step
@@ -35,6 +36,7 @@ from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
+from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
 
 Wire = Literal["bf16", "fp32"]
 
@@ -50,6 +52,7 @@ class Step:
     loss: float
     finite: bool
     skipped: bool = False
+    metrics: tuple[MetricSum, ...] = ()
 
 
 class FlatModel:
@@ -95,11 +98,15 @@ class FlatModel:
     def trace(self) -> None:
         """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
         make = gradient_step if self.on_server else local_step
-        step, structure = make(self.model, self.found), self._arguments(self.example)
+        metrics = TrainingMetrics(self.model, weighted=self.example.parts == 3)
+        step, structure = make(self.model, self.found, metrics), self._arguments(self.example)
 
         def flat_body(flat: Any, *arguments: Any) -> Any:
             rest = iter(arguments)
-            return self._encode(*step(self._decode(flat), map_leaves(lambda _: next(rest), structure)))
+            pieces, loss, sums = step(self._decode(flat), map_leaves(lambda _: next(rest), structure))
+            self.found.metrics = tuple(sums)
+            # With `reduction=None`, a loss has one value per sample.
+            return self._encode(pieces, as_vector(tf.reduce_mean(tf.cast(loss, tf.float32)), sums))
 
         flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
         self._function = tf.function(flat_body, autograph=False, reduce_retracing=True)
@@ -134,7 +141,7 @@ class FlatModel:
             self._updates.assign(updates)
         arguments = list(leaves(self._arguments(batch)))
         try:
-            pieces, loss = self._call(parameters, arguments)
+            pieces, numbers = self._call(parameters, arguments)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             raise UserError(
                 f"A training step failed: {where(error)}.{self._unlike(batch)} Check the data for labels outside the "
@@ -145,9 +152,9 @@ class FlatModel:
                 f"A training step failed: {where(error)}.{self._unlike(batch)} Make all samples alike in structure, "
                 "dtype and shape."
             ) from error
-        (update, finite), mean = self._update(pieces), float(loss)
+        (update, finite), (loss, metrics) = self._update(pieces), from_vector(self.found.metrics, numbers)
         skipped = self._may_overflow and not _any(update[: self.layout.trainable])
-        return Step(update, mean, finite and math.isfinite(mean), skipped)
+        return Step(update, loss, finite and math.isfinite(loss), skipped, metrics)
 
     def _call(self, parameters: Any, arguments: list[Any]) -> tuple[list[Any], Any]:
         tensors = [
@@ -157,10 +164,10 @@ class FlatModel:
         pieces: list[Any]
         if all(np.shape(leaf) == shape for leaf, shape in zip(arguments, self._shapes, strict=True)):
             # As `ConcreteFunction.__call__`, without binding arguments to names, which takes as long as the call.
-            pieces, loss = self._traced._call_flat(tensors, self._traced.captured_inputs)
+            pieces, numbers = self._traced._call_flat(tensors, self._traced.captured_inputs)
         else:  # retraces for samples of another shape
-            pieces, loss = self._function(*tensors)
-        return pieces, loss
+            pieces, numbers = self._function(*tensors)
+        return pieces, numbers
 
     def _unlike(self, batch: Batch) -> str:
         """How this batch differs from the first one; empty if it does not."""
@@ -203,18 +210,16 @@ class FlatModel:
         found = zip(self.layout.entries, pieces, strict=True)
         return [tf.cast(tf.reshape(piece, entry.shape), entry.dtype) for entry, piece in found]
 
-    def _encode(self, pieces: list[Any], loss: Any) -> tuple[list[Any], Any]:
-        # With `reduction=None`, a loss has one value per sample.
-        loss = tf.reduce_mean(tf.cast(loss, tf.float32))
+    def _encode(self, pieces: list[Any], numbers: Any) -> tuple[list[Any], Any]:
         kind = tf.bfloat16 if self.wire == "bf16" and not self._on_host else tf.float32
         pieces = [tf.cast(tf.reshape(piece, [-1]), kind) for piece in pieces]
         if self._on_host:
-            return [tf.concat(pieces[run], 0) for run in self.layout.runs], loss
+            return [tf.concat(pieces[run], 0) for run in self.layout.runs], numbers
         flat = tf.concat(pieces, 0)
         if self.wire == "bf16":
             flat = tf.bitcast(flat, tf.uint16)
         with tf.device("/CPU:0"):
-            return [tf.identity(flat)], tf.identity(loss)
+            return [tf.identity(flat)], tf.identity(numbers)
 
     def _update(self, pieces: list[Any]) -> tuple[npt.NDArray[Any], bool]:
         """The result of `_encode` in the wire's format, and whether it is finite."""

@@ -14,11 +14,15 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
+from shoal_trainer.worker.training_metrics import TrainingMetrics
 from shoal_trainer.worker.weighing import filled
 
 
-def gradient_step(model: Any, found: Findings) -> Callable[..., Any]:
-    """(values, (x, y, weights, samples)) -> (gradients of the trainable part and new - old of the statistics, loss)."""
+def gradient_step(model: Any, found: Findings, metrics: TrainingMetrics) -> Callable[..., Any]:
+    """(values, (x, y, weights, samples)) -> (update, loss, sums of the metrics).
+
+    The update: gradients of the trainable part, and new - old of the statistics.
+    """
     optimizer = unwrap(model.optimizer)
     trainable, statistics = variables_of(model)
     scaler = _Scaler(model.optimizer)
@@ -31,7 +35,7 @@ def gradient_step(model: Any, found: Findings) -> Callable[..., Any]:
         others_before = [statistics_before.get(id(v), v.value) for v in others]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
-            loss, after = _forward(model, trained, others_before, x, y, weights)
+            predicted, loss, after = _forward(model, trained, others_before, x, y, weights)
             scaled = loss * tf.cast(scale, loss.dtype)
         gradients = tape.gradient(scaled, trained)
         found.without_gradient = _missing(trainable, gradients)
@@ -56,16 +60,16 @@ def gradient_step(model: Any, found: Findings) -> Callable[..., Any]:
             else tf.cast(others_after[id(v)], old.dtype) - old
             for v, old in zip(statistics, before, strict=True)
         ]
-        return gradients, differences, loss
+        return gradients, differences, loss, metrics.sums(y, predicted, weights, samples)
 
     if model.jit_compile:
         compute = tf.function(compute, autograph=False, jit_compile=True)
 
     def step(values: list[Any], data: Any) -> Any:
         x, y, weights, samples = data
-        gradients, differences, loss = compute(values, x, y, weights, samples, scaler.scale())
+        gradients, differences, loss, sums = compute(values, x, y, weights, samples, scaler.scale())
         gradients, loss = scaler.settle(list(gradients), loss)
-        return [*optimizer._clip_gradients(gradients), *differences], loss
+        return [*optimizer._clip_gradients(gradients), *differences], loss, sums
 
     return step
 
@@ -102,11 +106,8 @@ class _Scaler:
 
 def _forward(
     model: Any, trainable: list[Any], non_trainable: list[Any], x: Any, y: Any, weights: Any
-) -> tuple[Any, Any]:
-    """The loss and new values of the non-trainable variables, computed by Keras without its variables.
-
-    The metrics of `compile()` are not computed in training, only in the evaluation.
-    """
+) -> tuple[Any, Any, Any]:
+    """The outputs, the loss, and new values of the non-trainable variables, computed by Keras without its variables."""
     kwargs = {"training": True} if model._call_has_training_arg else {}
     with _watched(model) as assigned:
         predicted, after, losses = model.stateless_call(
@@ -127,7 +128,7 @@ def _forward(
         )  # fmt: skip
     finally:
         model._losses_override = []
-    return loss, new
+    return predicted, loss, new
 
 
 @contextlib.contextmanager

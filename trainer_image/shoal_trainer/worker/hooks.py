@@ -29,8 +29,8 @@ CHECKPOINTS = (".keras", ".weights.h5")
 class Hooks:
     """The callbacks of `build` on this model. Their relative paths are below a temporary folder.
 
-    `epochs`: the number of the last epoch, if the job ends with one. `metrics`: the metrics of an evaluation, as far as
-    they are known before it.
+    `epochs`: the number of the last epoch, if the job ends with one. `metrics`: those of training and, as far as
+    they are known before it, of an evaluation.
     """
 
     def __init__(

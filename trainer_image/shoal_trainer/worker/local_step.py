@@ -17,11 +17,12 @@ from shoal_trainer.errors import UserError
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import has_own_step
+from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics, sums_of_logs
 from shoal_trainer.worker.weighing import filled
 
 
-def local_step(model: Any, found: Findings) -> Callable[..., Any]:
-    """(values, data) -> (new - old of everything, loss)."""
+def local_step(model: Any, found: Findings, metrics: TrainingMetrics) -> Callable[..., Any]:
+    """(values, data) -> (new - old of everything, loss, sums of the metrics)."""
     own_step = has_own_step(model)
     trainable, statistics = variables_of(model)
     exchanged = trainable + statistics
@@ -29,11 +30,15 @@ def local_step(model: Any, found: Findings) -> Callable[..., Any]:
     def train(values: list[Any], data: Any) -> Any:
         for variable, value in zip(exchanged, values, strict=True):
             variable.assign(value)
-        model.reset_metrics()  # so that the logged loss is that of this step, not a mean
+        model.reset_metrics()  # so that the logged values are those of this step, not means
         model._loss_tracker.reset_state()  # a model that overrides `metrics` may leave it out
-        loss = _loss_of(model.train_step(data) if own_step else _step(model, *data))
+        if own_step:
+            logs = model.train_step(data)
+            loss, sums = _loss_of(logs), sums_of_logs(model, logs, tf.shape(tf.nest.flatten(data)[0])[0])
+        else:
+            loss, sums = _step(model, metrics, *data)
         after = [tf.convert_to_tensor(v.value) for v in exchanged]
-        return [new - old for old, new in zip(values, after, strict=True)], loss
+        return [new - old for old, new in zip(values, after, strict=True)], loss, sums
 
     traced: Any = tf.function(train, autograph=False, jit_compile=model.jit_compile or None)
 
@@ -45,7 +50,7 @@ def local_step(model: Any, found: Findings) -> Callable[..., Any]:
         known = [*graph.variables, *(v.value for v in model.optimizer.variables)]
         others = list({id(v.handle): v for v in known if id(v.handle) in handles}.values())
         before = [variable.read_value() for variable in others]
-        differences, loss = traced(values, data)
+        differences, loss, sums = traced(values, data)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in [*differences, loss]])
 
         def restore() -> Any:
@@ -54,7 +59,7 @@ def local_step(model: Any, found: Findings) -> Callable[..., Any]:
             return tf.constant(0)
 
         tf.cond(finite, lambda: tf.constant(0), restore)
-        return differences, loss
+        return differences, loss, sums
 
     return step
 
@@ -65,11 +70,19 @@ def _assigned(graph: Any) -> set[int]:
     return {id(outer) for outer, inner in graph.captures if id(inner) not in read}
 
 
-def _step(model: Any, x: Any, y: Any, weights: Any, samples: Any) -> Any:
-    """Run Keras' own `train_step` without the metrics."""
-    model.compute_metrics = lambda *_, **__: {"loss": model._loss_tracker.result()}
+def _step(
+    model: Any, metrics: TrainingMetrics, x: Any, y: Any, weights: Any, samples: Any
+) -> tuple[Any, Sums]:
+    """The loss of Keras' own `train_step`, and the sums of the metrics."""
+    sums: dict[str, tuple[Any, Any]] = {}
+
+    def compute_metrics(_x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        sums.update(metrics.sums(y, y_pred, sample_weight, samples))
+        return {"loss": model._loss_tracker.result()}
+
+    model.compute_metrics = compute_metrics
     try:
-        return model.train_step((x, y, filled(weights, samples)))
+        return _loss_of(model.train_step((x, y, filled(weights, samples)))), sums
     finally:
         del model.compute_metrics
 

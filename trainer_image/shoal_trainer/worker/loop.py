@@ -28,7 +28,7 @@ from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
-from shoal_trainer.worker.send import Send, combined, full
+from shoal_trainer.worker.send import Send, added, combined, full
 from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, Wasted, reporting
 
@@ -249,7 +249,6 @@ class Loop(Upstream):
         update, samples, loss = combined(self._pending, self._policy.averages, staleness)
         steps = len(self._pending)
         marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pending]
-        self._pending.clear()
         now = self._clock()
         self._seq += 1
         rate = self._placement.rate
@@ -268,7 +267,9 @@ class Loop(Upstream):
             ),
             learning_rate=None if rate is None else rate(base.samples),
             steps=steps,
+            metrics=added(self._pending),
         )
+        self._pending.clear()
         self._input_seconds, self._last_push = 0.0, now
         if skipped:  # a difference does not change the optimizer's state, as in Keras
             future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0, merge=False)

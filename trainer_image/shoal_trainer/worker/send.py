@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.wire.messages import MAX_MARKS, Push
+from shoal_trainer.wire.messages import MAX_MARKS, MetricSum, Push
 from shoal_trainer.worker.feed import Ready
 from shoal_trainer.worker.flat_model import Step
 from shoal_trainer.worker.layout import Average
@@ -67,6 +67,16 @@ def combined(
             values *= factor
             kernels.encode(values, part)
     return update, samples, loss
+
+
+def added(pending: Sequence[tuple[Step, Ready]]) -> tuple[MetricSum, ...]:
+    """The metrics of the steps, added up."""
+    sums: dict[str, MetricSum] = {}
+    for step, _ in pending:
+        for name, total, weight in step.metrics:
+            _, before, weighed = sums.get(name, (name, 0.0, 0.0))
+            sums[name] = MetricSum(name, before + total, weighed + weight)
+    return tuple(sums.values())
 
 
 def _mean(pending: list[tuple[Step, Ready]], samples: int) -> npt.NDArray[Any]:

@@ -78,8 +78,12 @@ class Tasks:
                 "of them, or leave validation out."
             )
         metrics = evaluated(job, flat_model.model)
+        trained = flat_model.found.metrics
         self._hooks = Hooks(
-            lambda: callbacks_of(job, unwritten, metrics), flat_model.model, epochs, metrics or ()
+            lambda: callbacks_of(job, unwritten, metrics, trained),
+            flat_model.model,
+            epochs,
+            (*trained, *(metrics or ())),
         )
         self._rows: Iterator[Batch] = iter(())
         self._ended: list[BaseException] = []

@@ -74,14 +74,14 @@ class WeighedLoss:
         true = backend.get_keras_mask(weights)
         if true is not None and loss.reduction in MEANS:  # Keras divides by the real rows, not by all
             weights *= tf.reduce_mean(tf.cast(true, weights.dtype))
-        weights = _as_rank(weights, len(shape))
+        weights = as_rank(weights, len(shape))
         if loss.reduction == "mean_with_sample_weight":  # it divides by the sum of the weights
             sizes = [tf.shape(y_pred)[axis] if size is None else size for axis, size in enumerate(shape)]
             weights = tf.broadcast_to(weights, sizes)
         if true is None or not tf.is_tensor(y_pred):
             return loss(y_true, y_pred, weights)
         own_mask = backend.get_keras_mask(y_pred)
-        rows = _as_rank(true, len(shape) if own_mask is None else len(own_mask.shape))
+        rows = as_rank(true, len(shape) if own_mask is None else len(own_mask.shape))
         mask = rows if own_mask is None else tf.logical_and(rows, tf.cast(own_mask, "bool"))
         # Mask the prediction itself, not a copy: Keras finds the logits behind a softmax by the tensor's identity.
         backend.set_keras_mask(y_pred, mask)
@@ -112,5 +112,6 @@ def _count_samples(metric: Any, loss: WeighedLoss) -> None:
     metric.update_state = lambda value, sample_weight=None: update(value, sample_weight=loss.samples)  # noqa: ARG005
 
 
-def _as_rank(rows: Any, rank: int) -> Any:
+def as_rank(rows: Any, rank: int) -> Any:
+    """One number per row, with more axes of length 1."""
     return tf.reshape(rows, [-1] + [1] * (rank - 1))

@@ -48,10 +48,10 @@ class Bench:
         self.coordinator.tick()
         return self.coordinator.next_work(slot, incarnation, number=number)
 
-    def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5):
+    def push(self, slot, lease, end, incarnation=0, samples=2, loss=0.5, metrics=()):
         self.seq[slot, incarnation] = seq = self.seq.get((slot, incarnation), 0) + 1
         mark = Progress(lease.epoch, lease.number, end - samples, end)
-        meta = PushMeta(samples=samples, loss=loss, progress=(mark,))
+        meta = PushMeta(samples=samples, loss=loss, progress=(mark,), metrics=metrics)
         self.shard.delta(slot, incarnation, seq, self.shard.version, meta, aligned(4))
 
     def train(self, slot, incarnation=0):

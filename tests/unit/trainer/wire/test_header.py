@@ -30,10 +30,13 @@ from shoal_trainer.wire.handshake import Server, read_peer
 from shoal_trainer.wire.header import Codec, Header, Op
 from shoal_trainer.wire.messages import (
     MAX_MARKS,
+    MAX_METRICS,
+    MAX_NAME,
     AnswerMeta,
     Entry,
     Hello,
     Journal,
+    MetricSum,
     ModelSpec,
     Progress,
     PushMeta,
@@ -52,6 +55,7 @@ from shoal_trainer.wire.messages import (
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 i32 = st.integers(-(2**31), 2**31 - 1)
 f32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+f64 = st.floats(allow_nan=False, allow_infinity=False)
 applied = st.dictionaries(st.tuples(u32, u32), u64, max_size=40)
 headers = st.builds(
     Header,
@@ -77,6 +81,7 @@ pushes = st.builds(
     scale=f32,
     timings=st.builds(Timings, f32, f32, f32, f32, f32),
     progress=st.lists(st.builds(Progress, u32, i32, u64, u64), max_size=20).map(tuple),
+    metrics=st.lists(st.builds(MetricSum, st.text(max_size=60), f64, f64), max_size=9).map(tuple),
 )
 journals = st.builds(
     Journal,
@@ -117,6 +122,19 @@ def test_push_with_too_many_marks_is_refused_not_truncated() -> None:
     assert decode_push(encode_push(PushMeta(1, progress=marks[1:]))).progress == marks[1:]
     with pytest.raises(ProtocolError, match="covers 257 ranges of the data, at most 256"):
         encode_push(PushMeta(1, progress=marks))
+
+
+def test_only_so_many_metrics_with_short_names_are_sent() -> None:
+    metrics = tuple(MetricSum(f"{number}" + "ä" * MAX_NAME, 1.0, 2.0) for number in range(MAX_METRICS + 1))
+    found = decode_push(encode_push(PushMeta(1, metrics=metrics))).metrics
+    assert len(found) == MAX_METRICS
+    assert all(metric.name.startswith(each.name) for metric, each in zip(metrics, found, strict=False))
+    assert max(len(each.name.encode()) for each in found) == MAX_NAME
+
+
+def test_push_with_a_metric_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="non-finite"):
+        decode_push(encode_push(PushMeta(1, metrics=(MetricSum("accuracy", math.nan, 1.0),))))
 
 
 def test_push_without_loss_has_nan_loss() -> None:

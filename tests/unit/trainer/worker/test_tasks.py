@@ -17,6 +17,8 @@ from tests.unit.trainer.worker.models import DATA, compiled, functional, job
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 callbacks = keras.callbacks
+METRICS = ("accuracy",)
+"""What tracing the model finds (`test_names_of_training_metrics_are_found_when_the_step_is_traced`)."""
 
 
 def best(path):
@@ -25,6 +27,7 @@ def best(path):
 
 def prepared(*which, validation=DATA):
     flat_model = FlatModel(functional(norm=True), DATA.example(16), "fp32")
+    flat_model.found.metrics = METRICS
     training = replace(job(callbacks=lambda: [make() for make in which]), validation=validation)
     tasks = Tasks(training, flat_model, 16)
     return tasks, flat_model.initial()
@@ -106,16 +109,16 @@ def test_unsupported_callbacks_are_refused_at_start(make, words):
     ("make", "words"),
     [
         (
-            lambda: callbacks.EarlyStopping("accuracy"),
-            r"EarlyStopping\(monitor='accuracy'\).*\"val_accuracy\"",
+            lambda: callbacks.EarlyStopping("auc"),
+            r"EarlyStopping\(monitor='auc'\).*contain loss, accuracy and.*\"val_auc\"",
         ),
         (
-            lambda: callbacks.ModelCheckpoint("b.keras", "accuracy", save_best_only=True),
+            lambda: callbacks.ModelCheckpoint("b.keras", "auc", save_best_only=True),
             "monitors a metric that is not in its logs",
         ),
         (
-            lambda: callbacks.ModelCheckpoint("{epoch:02d}-{accuracy:.3f}.keras"),
-            "uses 'accuracy', which is not in its logs",
+            lambda: callbacks.ModelCheckpoint("{epoch:02d}-{auc:.3f}.keras"),
+            "uses 'auc', which is not in its logs",
         ),
         (lambda: callbacks.ModelCheckpoint("{epoch.keras"), "is not a valid file name"),
     ],
@@ -125,10 +128,17 @@ def test_callbacks_that_need_missing_logs_are_refused(make, words):
         prepared(make)
 
 
+def test_names_of_training_metrics_are_found_when_the_step_is_traced():
+    flat_model = FlatModel(functional(norm=True), DATA.example(16), "fp32")
+    flat_model.trace()
+    assert flat_model.found.metrics == METRICS
+
+
 def test_callbacks_that_need_available_logs_are_accepted():
     tasks, _ = prepared(
-        lambda: callbacks.ModelCheckpoint("{epoch:02d}-{loss:.1f}-{val_accuracy:.3f}.keras"),
-        lambda: callbacks.ModelCheckpoint("last.keras", monitor="accuracy"),  # unused without save_best_only
+        lambda: callbacks.ModelCheckpoint("{epoch:02d}-{loss:.1f}-{accuracy:.2f}-{val_accuracy:.3f}.keras"),
+        lambda: callbacks.ModelCheckpoint("best.keras", monitor="accuracy", save_best_only=True),
+        lambda: callbacks.ModelCheckpoint("last.keras", monitor="auc"),  # unused without save_best_only
         lambda: callbacks.EarlyStopping("loss"),
     )  # fmt: skip
     tasks.close()

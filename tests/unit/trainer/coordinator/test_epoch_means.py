@@ -1,0 +1,71 @@
+"""The training loss and metrics of each epoch."""
+
+import math
+
+import pytest
+
+from shoal_trainer.contract import StopAfter
+from shoal_trainer.coordinator import report
+from shoal_trainer.coordinator.epoch_means import EpochMeans
+from shoal_trainer.wire.messages import MetricSum, Progress, PushMeta
+from tests.unit.trainer.coordinator.bench import Bench
+
+
+def push(epoch, samples, loss, *metrics, steps=1):
+    marks = (Progress(epoch, -1, 0, samples),)
+    return PushMeta(samples, steps, loss, progress=marks, metrics=tuple(MetricSum(*each) for each in metrics))
+
+
+def test_means_are_weighted_by_samples():
+    means = EpochMeans()
+    means.pushed(push(0, 4, 1.0, ("accuracy", 3.0, 4.0)))
+    means.pushed(push(0, 2, 4.0, ("accuracy", 0.0, 2.0)))
+    means.pushed(push(1, 2, 9.0, ("accuracy", 2.0, 2.0)))
+    assert means.current() == {"accuracy": 1.0, "loss": 9.0}
+    assert means.end(0, None) == {"accuracy": 0.5, "loss": 2.0}
+    assert means.end(0, 0.25) == {"loss": 0.25}
+    assert means.end(1, 0.25) == {"accuracy": 1.0, "loss": 9.0}
+    assert means.current() == {}
+
+
+def test_unknown_and_non_finite_losses_are_left_out():
+    means = EpochMeans()
+    means.pushed(push(0, 4, math.nan, ("accuracy", 3.0, 4.0)))
+    means.pushed(push(0, 4, math.inf))
+    means.pushed(push(0, 4, 2.0, ("masked", 0.0, 0.0)))
+    means.pushed(PushMeta(4, loss=100.0))  # covers nothing
+    assert means.end(0, None) == {"accuracy": 0.75, "loss": 2.0}
+
+
+def test_means_survive_a_dump():
+    means, loaded = EpochMeans(), EpochMeans()
+    means.pushed(push(3, 4, 1.5, ("accuracy", 3.0, 4.0)))
+    loaded.load(means.dump())
+    assert loaded.current() == means.current() == {"accuracy": 0.75, "loss": 1.5}
+
+
+def train(bench, lease, end, loss, accuracy):
+    bench.push(0, lease, end, loss=loss, metrics=(MetricSum("accuracy", 2 * accuracy, 2.0),))
+
+
+def test_status_and_logs_contain_them():
+    bench = Bench(stop=StopAfter(epochs=2), callbacks=True)
+    bench.join(0)
+    accuracies, done = iter((0.0, 0.5, 1.0, 1.0)), []
+    while (work := bench.ask(0)).kind == "data":
+        for end in range(work.lease.start + 2, work.lease.stop + 1, 2):
+            done.append(next(accuracies))
+            train(bench, work.lease, end, loss=2.0 * len(done), accuracy=done[-1])
+            assert report.metrics(bench.coordinator)["accuracy"] == pytest.approx(sum(done) / len(done))
+    assert work.history == ({"loss": 5.0, "accuracy": 0.625},)
+    assert bench.coordinator.status().metrics == {"accuracy": 0.625}
+
+
+def test_restart_continues_the_means_of_the_snapshot():
+    bench = Bench()
+    bench.join(0)
+    lease = bench.ask(0).lease
+    train(bench, lease, lease.start + 2, loss=1.0, accuracy=0.5)
+    new = bench.successor()
+    new.join(0)
+    assert report.metrics(new.coordinator) == {"accuracy": pytest.approx(0.5)}

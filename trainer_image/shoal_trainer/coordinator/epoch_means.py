@@ -1,0 +1,61 @@
+"""The loss and the metrics of each epoch of training: means over its samples, as in the logs of Keras.
+
+Pushes whose losses are unknown (local steps in an outage, those after the last snapshot when parameter server 0 is
+lost) are missing in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from shoal_trainer.wire.messages import PushMeta
+
+
+class EpochMeans:
+    """Sums by epoch and name, until the epoch ends."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, dict[str, list[float]]] = {}
+        """[sum of values, sum of weights] of each metric."""
+
+    def pushed(self, meta: PushMeta) -> None:
+        """Add an applied push. One that covers two epochs belongs to the first."""
+        if not meta.progress:
+            return
+        sums = self._sums.setdefault(meta.progress[0].epoch, {})
+        loss = ("loss", meta.loss * meta.samples, float(meta.samples))
+        for name, total, weight in (*meta.metrics, loss):
+            if math.isfinite(total):
+                pair = sums.setdefault(name, [0.0, 0.0])
+                pair[0] += total
+                pair[1] += weight
+
+    def current(self) -> dict[str, float]:
+        """The means so far of the newest epoch."""
+        return _means(self._sums[max(self._sums)]) if self._sums else {}
+
+    def end(self, epoch: int, loss: float | None) -> dict[str, float]:
+        """The means of an epoch, which is then forgotten, as are those before it. `loss`: if none is known of it."""
+        means = ({} if loss is None else {"loss": round(loss, 6)}) | _means(self._sums.get(epoch, {}))
+        self._sums = {later: sums for later, sums in self._sums.items() if later > epoch}
+        return means
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            str(epoch): {name: list(pair) for name, pair in sums.items()}
+            for epoch, sums in self._sums.items()
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """The inverse of `dump`."""
+        self._sums = {
+            int(epoch): {str(name): [float(total), float(weight)] for name, (total, weight) in sums.items()}
+            for epoch, sums in saved.items()
+        }
+
+
+def _means(sums: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: round(total / weight, 6) for name, (total, weight) in sums.items() if weight > 0}

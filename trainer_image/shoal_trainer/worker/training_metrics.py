@@ -1,0 +1,119 @@
+"""The metrics of `compile()` in training: the sums of one step. The coordinator adds them up to the means of an epoch.
+
+Only means over samples are sums that can be added: accuracies and errors, but not AUC, precision or a root mean square.
+Those have values in the evaluation only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import backend
+from keras.src.metrics.reduction_metrics import MeanMetricWrapper
+
+from shoal_trainer.wire.messages import MAX_METRICS, MetricSum
+from shoal_trainer.worker.weighing import as_rank
+
+Sums = Mapping[str, tuple[Any, Any]]
+"""By name of the metric: the weighted sum of its values, and the sum of the weights; scalar tensors."""
+
+
+class TrainingMetrics:
+    """Those metrics of a built model that are means. `weighted`: the data contain sample weights."""
+
+    def __init__(self, model: Any, *, weighted: bool) -> None:
+        self._compiled = model._compile_metrics
+        found = []
+        groups: tuple[tuple[bool, Any], ...] = ()
+        if self._compiled is not None and self._compiled.built:
+            groups = (False, self._compiled._flat_metrics), (weighted, self._compiled._flat_weighted_metrics)
+        for weighs, outputs in groups:
+            for output, metrics in enumerate(outputs):
+                found += [(output, weighs, metric) for metric in (metrics.metrics if metrics else ())]
+        named = zip(_names(self._compiled), found, strict=False)
+        self._parts = [(name, *part) for name, part in named if _is_mean_of_function(part[-1])][:MAX_METRICS]
+
+    def sums(self, y: Any, predicted: Any, weights: Any, samples: Any) -> Sums:
+        """The sums over one batch, of whose rows the first `samples` are real. `weights`: see `Batch`."""
+        if not self._parts:
+            return {}
+        targets, outputs = self._compiled._flatten_y(y), self._compiled._flatten_y(predicted)
+        size = tf.shape(weights)[0]
+        rows = tf.cast(tf.range(size) < samples, tf.float32)
+        given = tf.cast(weights, tf.float32) * tf.cast(samples / size, tf.float32)
+        return {
+            name: _sums(metric, targets[output], outputs[output], given if weighs else rows)
+            for name, output, weighs, metric in self._parts
+            if output < len(targets)  # as Keras: no targets, no metrics
+        }
+
+
+def sums_of_logs(model: Any, logs: Mapping[str, Any], samples: Any) -> Sums:
+    """The sums of the numbers that a custom `train_step` returned for one batch, each counted once per sample."""
+    metrics = {metric.name: metric for metric in model.metrics}
+    if (compiled := model._compile_metrics) is not None and compiled.built:
+        metrics |= dict(zip(_names(compiled), compiled.metrics, strict=False))
+    count = tf.cast(samples, tf.float32)
+    values = {
+        name: tf.cast(value, tf.float32)
+        for name, value in logs.items()
+        if name != "loss" and _is_number(value) and (name not in metrics or _is_mean(metrics[name]))
+    }
+    return {name: (value * count, count) for name, value in list(values.items())[:MAX_METRICS]}
+
+
+def as_vector(loss: Any, sums: Sums) -> Any:
+    """The loss and the sums as one fp32 tensor of the shape (1 + 2 * len(sums),): one output of a traced function."""
+    numbers = [loss, *(number for pair in sums.values() for number in pair)]
+    return tf.stack([tf.reshape(tf.cast(number, tf.float32), ()) for number in numbers])
+
+
+def from_vector(names: Iterable[str], vector: Any) -> tuple[float, tuple[MetricSum, ...]]:
+    """The inverse of `as_vector`. Sums that are not finite are left out."""
+    loss, *numbers = np.asarray(vector).tolist()
+    pairs = zip(names, numbers[::2], numbers[1::2], strict=True)
+    return loss, tuple(MetricSum(*each) for each in pairs if np.isfinite(each[1:]).all())
+
+
+def _names(compiled: Any) -> list[str]:
+    """The names of the metrics in Keras' logs, in the order of `compiled.metrics`."""
+    if compiled is None or not compiled.built:
+        return []
+    try:
+        return list(compiled.result())
+    except Exception:  # of a metric that has no result before its first batch
+        return []
+
+
+def _is_mean(metric: Any) -> bool:
+    """Whether the metric's result is the sum of its values divided by the sum of their weights."""
+    return getattr(type(metric), "result", None) is keras.metrics.Mean.result
+
+
+def _is_mean_of_function(metric: Any) -> bool:
+    return _is_mean(metric) and type(metric).update_state is MeanMetricWrapper.update_state
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (tf.is_tensor(value) and value.shape.rank == 0)
+
+
+def _sums(metric: Any, target: Any, predicted: Any, weights: Any) -> tuple[Any, Any]:
+    def values(true: Any, found: Any) -> Any:
+        return metric._fn(true, found, **metric._fn_kwargs)
+
+    shape = backend.compute_output_spec(values, target, predicted).shape
+    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in metric.variables]
+    if len(shape) > 0 and shape[0] == predicted.shape[0]:
+        if (mask := backend.get_keras_mask(predicted)) is not None:
+            weights = as_rank(weights, len(mask.shape))
+        total, count = metric.stateless_update_state(zeros, target, predicted, weights)
+        return total, count
+    # A function that returns one number for the batch, which Keras counts once.
+    total, count = metric.stateless_update_state(zeros, target, predicted)
+    size = tf.reduce_sum(weights)
+    return total * size, count * size
