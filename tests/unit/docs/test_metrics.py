@@ -50,6 +50,7 @@ def test_coordinator_metrics_match_the_collector() -> None:
         job_uid="u",
         phase=Phase.TRAINING,
         loss=1.0,
+        metrics={"accuracy": 1.0},
         samples_per_second=1.0,
         progress_percent=1.0,
         goodput=1.0,

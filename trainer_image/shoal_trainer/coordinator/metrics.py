@@ -43,6 +43,12 @@ class StatusCollector(Collector):
         for name, (text, value) in gauges.items():
             if value is not None:
                 yield GaugeMetricFamily(name, text, value)
+        metrics = GaugeMetricFamily(
+            "shoal_metric", "Metrics of training and evaluation by their Keras names.", labels=["name"]
+        )
+        for name, value in status.metrics.items():
+            metrics.add_metric([name], value)
+        yield metrics
         counters = {
             "shoal_steps": ("Steps (batches) applied to the parameters.", status.step),
             "shoal_samples": ("Samples applied to the parameters.", status.samples),
