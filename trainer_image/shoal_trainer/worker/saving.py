@@ -61,7 +61,7 @@ def save(model: keras.Model, folder: Path) -> str:
     if not saved:
         raise UserError(f"The model cannot be saved: {reasons}")
     note = f"model/ contains {saved}, but not the files that Keras cannot save: {reasons}"
-    log.warning(note)
+    log.info("%s", note)  # `warn` has said it, and so does the end of the job
     return note
 
 

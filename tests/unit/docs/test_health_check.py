@@ -1,0 +1,90 @@
+"""The health check for Argo CD in docs/install.md, run on the statuses of a job's life."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from lupa import lua51  # Argo CD's interpreter is one of Lua 5.1
+
+from shoal_trainer.contract import Outcome
+from tests.unit.docs.pages import read, section
+from tests.unit.policy import build
+from tests.unit.policy.world import World, running_world
+
+
+def health(manifest: dict[str, Any], status: dict[str, Any]) -> tuple[str, str]:
+    """(status, message) that Argo CD shows for a TrainingJob."""
+    block = re.search(r"```yaml\n(data:.*?)```", section(read("docs/install.md"), "GitOps"), re.DOTALL)
+    assert block, "docs/install.md has no health check"
+    script = yaml.safe_load(block[1])["data"]["resource.customizations.health.shoal.dev_TrainingJob"]
+    lua = lua51.LuaRuntime()
+    lua.globals().obj = lua.table_from({**manifest, **({"status": status} if status else {})}, recursive=True)
+    result = lua.execute(script)
+    return result.status, result.message
+
+
+def of(world: World) -> tuple[str, str]:
+    return health(world.manifest, world.status)
+
+
+def end_server_0(world: World, outcome: Outcome, message: str = "") -> None:
+    text = build.termination_message(outcome, message=message, model_uri="file:///m", model_digest="d")
+    world.end("digits-ps-0-0", 0, "Completed", text)
+    world.reconcile()
+
+
+def test_job_progresses_until_it_runs() -> None:
+    world = World()
+    assert of(world)[0] == "Progressing"
+    world.reconcile()
+    assert of(world)[0] == "Progressing"
+    world.settle()
+    assert of(world)[0] == "Healthy"
+
+
+def test_lost_worker_leaves_a_running_job_healthy() -> None:
+    world = running_world()
+    world.kill_node("spot-0")
+    world.reconcile()
+    assert world.status["workers"]["ready"] == 2
+    assert of(world)[0] == "Healthy"
+
+
+def test_status_of_an_older_generation_is_not_used() -> None:
+    world = running_world()
+    world.manifest["metadata"]["generation"] += 1
+    assert of(world)[0] == "Progressing"
+    world.settle()
+    assert of(world)[0] == "Healthy"
+
+
+def test_suspended_job() -> None:
+    world = running_world()
+    world.manifest["spec"]["suspend"] = True
+    world.reconcile()
+    assert of(world)[0] == "Suspended"
+    world.settle()
+    assert of(world)[0] == "Suspended"
+    world.manifest["spec"]["suspend"] = False
+    world.reconcile()
+    assert of(world)[0] == "Progressing"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"), [(Outcome.SUCCEEDED, "Healthy"), (Outcome.FAILED, "Degraded")]
+)
+def test_finished_job(outcome: Outcome, expected: str) -> None:
+    world = running_world()
+    end_server_0(world, outcome, "the loss is NaN")
+    assert of(world)[0] == expected
+    world.settle()
+    assert of(world)[0] == expected
+
+
+def test_message_of_a_failed_job_is_the_cause() -> None:
+    world = running_world()
+    end_server_0(world, Outcome.FAILED, "the loss is NaN")
+    assert "the loss is NaN" in of(world)[1]
