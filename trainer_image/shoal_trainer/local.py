@@ -46,12 +46,17 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.orphans import PARENT_ENV
 from shoal_trainer.security import Credentials, create_secret_dir
+from shoal_trainer.snapshot.storage import open_storage
+from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.termination import TERMINATION_LOG_ENV
 from shoal_trainer.worker.hardware import shared_by
 
 MAX_WARNINGS = 10
 MAX_FAILURES = 10
 """The run fails after this many processes have failed without being killed by this process."""
+
+STOP_SECONDS = {Role.WORKER: 15.0, Role.PS: 60.0}
+"""How long `suspend` waits: for the workers' last pushes, and for the final snapshot."""
 
 DONE_PATIENCE = 15.0
 """A process that has exited 0 is replaced if the job has not ended after this many seconds."""
@@ -147,6 +152,11 @@ class LocalRun:
         """The folder with one log per process."""
         return self._folder
 
+    @property
+    def run_uri(self) -> str:
+        """The folder of this run in the storage."""
+        return f"{self.job.storage_uri}/{self.identity.prefix}"
+
     def warnings(self) -> list[str]:
         """What the workers warned about, each message once, at most `MAX_WARNINGS`."""
         logs = (
@@ -158,6 +168,24 @@ class LocalRun:
             line.split(" WARNING ", 1) for log in logs for line in log.splitlines() if " WARNING " in line
         )
         return list(dict.fromkeys(message.partition(": ")[2] for _, message in found))[:MAX_WARNINGS]
+
+    def suspend(self) -> bool:
+        """End the job as the operator suspends one: the workers push what they have, then PS 0 saves all shards.
+
+        Returns whether the storage has a snapshot of this run, which may be an older one if the final one failed.
+        """
+        self._terminate([p for p in self.processes if p.role is Role.WORKER])
+        self._terminate([p for p in self.processes if p.role is Role.PS and p.index == 0])
+        return SnapshotStore(open_storage(self.run_uri)).next_number() > 1
+
+    def _terminate(self, processes: list[Process]) -> None:
+        for process in processes:
+            process.popen.terminate()
+        started = self._clock()
+        for process in processes:
+            until = started + STOP_SECONDS[process.role]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(max(0.0, until - self._clock()))
 
     def poll(self) -> TerminationMessage | None:
         """Replace processes that have ended; return the termination message once the job has ended."""
@@ -248,6 +276,7 @@ class LocalRun:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "shoal_trainer.cli", command],
                 env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C in a terminal is for this process, which then ends them in order
             )  # fmt: skip
         self.processes.append(Process(role, index, incarnation, popen, log, termination))
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from shoal_trainer.contract import EXIT_USER, Outcome, StatusReport, TerminationMessage
 from shoal_trainer.epoch_lines import EpochLines
+from shoal_trainer.errors import TrainerError
 from shoal_trainer.local import LocalJob, LocalRun
 from shoal_trainer.table import line, render
 
@@ -32,9 +33,7 @@ def watch(job: LocalJob) -> int:
             outcome = _follow(processes, job.entrypoint, console, started)
             warnings = processes.warnings()
         except KeyboardInterrupt:
-            run = f"{job.storage_uri}/{processes.identity.prefix}"
-            text = f"Stopped. To continue from the newest snapshot, add --initial-from {run}"
-            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            _suspend(processes, console)
             return 130
     if outcome.outcome is Outcome.FAILED:
         text = escape(f"{outcome.reason}: {outcome.message}")
@@ -70,6 +69,26 @@ def _follow(processes: LocalRun, title: str, console: Console, started: float) -
         if report is not None and console.is_terminal:
             live.update(render(report, title=title), refresh=True)
     return outcome
+
+
+def _suspend(processes: LocalRun, console: Console) -> None:
+    """Stop with a final snapshot; at once if interrupted again."""
+
+    def say(text: str) -> None:
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    say("Stopping: saving a last snapshot. Press Ctrl-C again to stop without it.")
+    found = True
+    try:
+        found = processes.suspend()
+    except KeyboardInterrupt:
+        pass
+    except (TrainerError, OSError) as error:
+        say(f"The storage cannot be read: {error}")
+    if found:
+        say(f"Stopped. To continue from the newest snapshot, add --initial-from {processes.run_uri}")
+    else:
+        say("Stopped. There is no snapshot to continue from.")
 
 
 def _print_result(console: Console, outcome: TerminationMessage, warnings: list[str], seconds: float) -> None:

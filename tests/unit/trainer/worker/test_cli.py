@@ -23,6 +23,7 @@ from shoal_trainer.contract import (
     WorkerReport,
     WorkerState,
 )
+from shoal_trainer.errors import Unreachable
 from shoal_trainer.local import LocalRun
 from shoal_trainer.table import duration, line, render
 
@@ -207,6 +208,39 @@ def test_last_table_stays_when_the_coordinator_has_ended(monkeypatch, capsys):
 def test_data_line_says_how_often_samples_were_trained(counts, lost, text):
     end = END.model_copy(update={"ranges": Ranges(**counts), "data": DataReport(lost=lost)})
     assert watch.describe_data(end) == text
+
+
+def interrupted(monkeypatch, suspend):
+    """Watch a run that is interrupted; returns the exit code."""
+    run = SimpleNamespace(
+        logs="/logs", poll=raising(KeyboardInterrupt()), suspend=suspend, run_uri="file:///runs/1"
+    )
+    monkeypatch.setattr(watch, "LocalRun", lambda _job: contextlib.nullcontext(run))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return watch.watch(SimpleNamespace(entrypoint="a:b"))
+
+
+def raising(error):
+    def call():
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("suspend", "words"),
+    [
+        (lambda: True, "Stopped. To continue from the newest snapshot, add --initial-from file:///runs/1"),
+        (lambda: False, "Stopped. There is no snapshot to continue from."),
+        (raising(KeyboardInterrupt()), "add --initial-from file:///runs/1"),
+        (raising(Unreachable("no route")), "The storage cannot be read: no route"),
+    ],
+)
+def test_interrupted_run_says_how_to_continue(monkeypatch, capsys, suspend, words):
+    assert interrupted(monkeypatch, suspend) == 130
+    output = capsys.readouterr().out
+    assert "Press Ctrl-C again to stop without it" in output
+    assert words in output
 
 
 def test_warnings_of_the_workers_are_listed_once(tmp_path):
