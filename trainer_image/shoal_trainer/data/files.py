@@ -7,6 +7,7 @@ worker's feed downloads it while it reads the previous file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 READ_ERRORS = (OSError, ValueError)
+COMPRESSIONS = ("", "GZIP", "ZLIB")
+"""Of TFRecord files."""
+WRONG_COMPRESSION = re.compile(r"corrupted record at 0 |incorrect header check")
+"""How TensorFlow says that the first bytes of a file are not those of its compression."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,11 @@ class Files(Source):
             compression: `""` (default: none), `"GZIP"` or `"ZLIB"`.
 
         Returns:
-            The `Files`.
+            The `Files`. Raises `UserError` for another compression, which TensorFlow would read as none.
         """
+        if compression not in COMPRESSIONS:
+            names = ", ".join(f'"{name}"' for name in COMPRESSIONS)
+            raise UserError(f"Files.tfrecord(compression={compression!r}) must be one of {names}.")
 
         def read(path: str) -> tf.data.Dataset:
             import tensorflow as tf
@@ -192,7 +200,9 @@ def _guard(rows: Iterator[Any], name: str, path: str) -> Iterator[Any]:
         except (tf.errors.OpError, *READ_ERRORS) as error:
             if is_outage(error, path):
                 raise Unreachable(f"{name}: {summary(error)}") from error
+            hint = " Check the compression of Files.tfrecord." if WRONG_COMPRESSION.search(str(error)) else ""
             raise UserError(
                 f"{name} cannot be read: {summary(error)}{located(error)}. Fix the file, or the function that reads it."
+                f"{hint}"
             ) from error
         yield row

@@ -8,8 +8,8 @@ def parse(record):
     return tf.strings.to_number(record), 0
 
 
-def write_records(path, values):
-    with tf.io.TFRecordWriter(str(path)) as writer:
+def write_records(path, values, compression=""):
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
         for value in values:
             writer.write(str(value).encode())
 

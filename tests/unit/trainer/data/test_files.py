@@ -72,6 +72,23 @@ def test_unreadable_file_is_named(tmp_path):
         list(parquet.read(Part(0, None, file=parquet.list()[0]), 4))
 
 
+@pytest.mark.parametrize("written", ["", "GZIP", "ZLIB"])
+@pytest.mark.parametrize("declared", ["", "GZIP", "ZLIB"])
+def test_wrong_compression_is_named(tmp_path, written, declared):
+    write_records(tmp_path / "a.tfrecord", range(4), written)
+    files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse, compression=declared)
+    if declared == written:
+        assert seen([files.example(4)]) == [0, 1, 2, 3]
+        return
+    with pytest.raises(UserError, match="Check the compression of Files.tfrecord"):
+        files.example(4)
+
+
+def test_unknown_compression_is_refused():
+    with pytest.raises(UserError, match='\'gzip\'\\) must be one of "", "GZIP", "ZLIB"'):
+        Files.tfrecord("*.tfrecord", parse, compression="gzip")
+
+
 def test_data_set_that_never_ends_is_refused(tmp_path):
     write_records(tmp_path / "a.tfrecord", range(4))
     files = Files(f"{tmp_path}/*.tfrecord", lambda path: tf.data.TFRecordDataset(path).map(parse).repeat())
