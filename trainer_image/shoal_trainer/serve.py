@@ -139,6 +139,7 @@ class ParameterServer:
             port=address.control_port,
             status=service.status if service else None,
             upload=service.upload if service else None,
+            download=service.download if service else None,
         )
         data.start()
         control.start()

@@ -24,7 +24,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes, TaskDone
 from shoal_trainer.coordinator.reconciler import pushes_of
-from shoal_trainer.errors import Fenced, Overtaken, Unreachable
+from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unreachable
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.security import create_secret_dir
@@ -308,6 +308,24 @@ def exported(server):
     """The token of the export task, and the request that completes it."""
     token = server.service.coordinator.next_work(0, 0).token
     return token, TaskDone(slot=0, incarnation=0, token=token, files=("model.keras",))
+
+
+def test_export_gets_the_files_of_callbacks_only(server, tmp_path):
+    token, _ = exported(server)
+    LocalStorage(tmp_path / "storage" / "n" / "j" / "u").write("logs/best.npz", [b"weights"])
+    with server.service.download(0, 0, token, "logs/best.npz") as (size, content):
+        assert (size, content.read()) == (7, b"weights")
+    with server.service.download(0, 0, token, "logs/absent.npz") as (size, content):
+        assert (size, content.read()) == (0, b"")
+    for name in ("snapshots/initial.json", "model/model.keras"):
+        with (
+            pytest.raises(ProtocolError, match="not below logs/"),
+            server.service.download(0, 0, token, name),
+        ):
+            pass
+    other = (token[0], token[1] + 1)
+    with pytest.raises(Overtaken), server.service.download(0, 0, other, "logs/best.npz"):
+        pass
 
 
 def test_missing_export_format_is_in_the_termination_message(server):

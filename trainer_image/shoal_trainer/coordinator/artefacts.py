@@ -1,16 +1,20 @@
 """Writes the output of tasks to the storage: the callbacks' files, and the model with its manifest.
 
-Workers on spot nodes have no storage credentials: they stream files here. The model exists when `model/manifest.json`
+Workers on spot nodes have no storage credentials: they stream files here, and the export gets those of the callbacks
+from here. The model exists when `model/manifest.json`
 does. It names every file with its SHA-256 and holds the job's termination message, so a parameter server that restarts
 afterwards ends the job with the same message.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import logging
 import threading
 from collections.abc import Iterator
+from typing import IO
 
 from pydantic import Field
 
@@ -71,6 +75,19 @@ class Artefacts:
                 self._token, self._files = token, {}
             if token == self._token:
                 self._files[name] = ModelFile(name=name, size=digest.size, sha256=digest.hex)
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[tuple[int, IO[bytes]]]:
+        """The size and the content of a file below `logs/`; of size 0 if it does not exist."""
+        if not name.startswith("logs/"):
+            raise ProtocolError(f"the file {name!r} is not below logs/")
+        try:
+            size = self._storage.size(name)
+        except FileNotFoundError:
+            yield 0, io.BytesIO()
+            return
+        with self._storage.open(name) as content:
+            yield size, content
 
     def check(self, token: tuple[int, int], names: tuple[str, ...]) -> None:
         """`ProtocolError` unless all files that a task reports were uploaded."""

@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
+import shutil
 import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from shoal_trainer.contract import Message, Shard
-from shoal_trainer.coordinator.http import CODES
+from shoal_trainer.coordinator.http import CHUNK, CODES
 from shoal_trainer.coordinator.protocol import (
+    FILES,
     MAX_TEXT,
     PURPOSE,
     Alive,
@@ -94,13 +96,18 @@ class ControlClient:
 
     def put(self, path: str, file: Path) -> None:
         """Stream one file over a separate connection, so that other requests continue."""
-        upload = ControlClient.__new__(ControlClient)
-        upload.__dict__.update(self.__dict__, _lock=threading.Lock(), _connection=None)
-        with file.open("rb") as content:
-            try:
-                upload._send("PUT", path, content, UPLOAD_SECONDS, size=file.stat().st_size)
-            finally:
-                upload.close()
+        with file.open("rb") as content, contextlib.closing(self._separate()) as upload:
+            upload._send("PUT", path, content, UPLOAD_SECONDS, size=file.stat().st_size)
+
+    def get(self, path: str, file: Path) -> None:
+        """The reverse of `put`: write the answer to `file`."""
+        with file.open("wb") as content, contextlib.closing(self._separate()) as download:
+            download._send("GET", path, None, UPLOAD_SECONDS, into=content)
+
+    def _separate(self) -> ControlClient:
+        other = ControlClient.__new__(ControlClient)
+        other.__dict__.update(self.__dict__, _lock=threading.Lock(), _connection=None)
+        return other
 
     def close(self) -> None:
         """Close the connection, from any thread: a call in flight fails; the next one opens a new connection."""
@@ -108,7 +115,16 @@ class ControlClient:
         if connection is not None:
             _shut(connection)
 
-    def _send(self, method: str, path: str, body: Any, timeout: float, *, size: int | None = None) -> bytes:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        timeout: float,
+        *,
+        size: int | None = None,
+        into: IO[bytes] | None = None,
+    ) -> bytes:
         connection = self._connection
         fresh = connection is None
         if connection is None:
@@ -119,6 +135,8 @@ class ControlClient:
             headers = self._headers if size is None else {**self._headers, "Content-Length": str(size)}
             connection.request(method, path, body, headers)
             response = connection.getresponse()
+            if into is not None and response.status == http.client.OK:
+                shutil.copyfileobj(response, into, CHUNK)
             content = response.read(MAX_ANSWER)
             # `read` with a limit does not raise for a truncated body.
             if response.length and len(content) < MAX_ANSWER:
@@ -221,8 +239,15 @@ class CoordinatorClient:
 
     def upload(self, token: tuple[int, int], name: str, file: Path) -> None:
         """Stream one file of a task."""
-        holder = f"{self._identity['slot']}/{self._identity['incarnation']}/{token[0]}/{token[1]}"
-        self._client.put(f"/v1/files/{holder}/{quote(name)}", file)
+        self._client.put(self._file(token, name), file)
+
+    def download(self, token: tuple[int, int], name: str, file: Path) -> bool:
+        """Get a file that an earlier task of the run uploaded, for an export; False if there is none."""
+        self._client.get(self._file(token, name), file)
+        return file.stat().st_size > 0
+
+    def _file(self, token: tuple[int, int], name: str) -> str:
+        return f"{FILES}{self._identity['slot']}/{self._identity['incarnation']}/{token[0]}/{token[1]}/{quote(name)}"
 
     def task_done(
         self,

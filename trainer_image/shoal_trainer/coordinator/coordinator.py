@@ -279,13 +279,13 @@ class Coordinator(Record):
         return assignment
 
     def _silent_holders(self) -> list[Member]:
-        """The silent members that hold a lease or the first task, or whose last push is awaited."""
+        """The silent members that hold a lease, whose last push is awaited, or that the first task waits for."""
         silent = self.members.silent()
         if not silent or self.ledger is None:
             return []
         holders = {(lease.slot, lease.incarnation) for lease in self.ledger.leases.values()}
         holders |= set(self._last_pushes.workers(self._clock()))
-        holders |= {task.holder for task in self.tasks.queue[:1] if task.holder is not None}
+        holders |= {place for place in (self.tasks.awaited,) if place is not None}
         return [member for member in silent if (member.slot, member.incarnation) in holders]
 
     def _next_assignment(self, slot: int, incarnation: int) -> Assignment:

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 from pydantic import ValidationError
 
 from shoal_trainer.contract import STATUS_PATH, Message
-from shoal_trainer.coordinator.protocol import MAX_BODY, MAX_FILE, MAX_JOIN, PURPOSE, REQUESTS
+from shoal_trainer.coordinator.protocol import FILES, MAX_BODY, MAX_FILE, MAX_JOIN, PURPOSE, REQUESTS
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.server import RefusalLog
 from shoal_trainer.security import Credentials
@@ -55,10 +55,14 @@ CODES: Mapping[type[Exception], HTTPStatus] = {
 Handler = Callable[[Any], Message]
 Upload = Callable[[int, int, tuple[int, int], str, Iterator[bytes]], None]
 """(slot, incarnation, task's token, name, chunks): writes one file of a task."""
+Content = tuple[int, IO[bytes]]
+"""The size of a file, and its content."""
+Download = Callable[[int, int, tuple[int, int], str], contextlib.AbstractContextManager[Content]]
+"""(slot, incarnation, task's token, name): opens a file of an earlier task."""
 
 
 class ControlServer:
-    """Serves `handlers` (by the names of `protocol.REQUESTS`), `status` and `upload` on `host`:`port`."""
+    """Serves `handlers` (by the names of `protocol.REQUESTS`), `status` and files of tasks on `host`:`port`."""
 
     def __init__(
         self,
@@ -69,12 +73,14 @@ class ControlServer:
         port: int = 0,
         status: Callable[[], Message] | None = None,
         upload: Upload | None = None,
+        download: Download | None = None,
         proof_seconds: float = PROOF_SECONDS,
     ) -> None:
         self.credentials = credentials
         self.handlers = dict(handlers)
         self.status = status
         self.upload = upload
+        self.download = download
         self.proof_seconds = proof_seconds
         self._server = _Server((host, port), self)
         self.port: int = self._server.server_address[1]
@@ -182,7 +188,11 @@ class _Connection(BaseHTTPRequestHandler):
     """Bytes of an upload that have not been read."""
 
     def do_GET(self) -> None:
-        """The status."""
+        """The status, or a file of an earlier task under the path of `do_PUT`."""
+        if self.path.startswith(FILES):
+            with contextlib.ExitStack() as opened:
+                self._reply(lambda: opened.enter_context(self._opened()))
+            return
 
         def answer() -> Message:
             if self.path != STATUS_PATH or self.server.control.status is None:
@@ -213,30 +223,45 @@ class _Connection(BaseHTTPRequestHandler):
         self._reply(answer)
 
     def do_PUT(self) -> None:
-        """A file of a task: `/v1/files/<slot>/<incarnation>/<term>/<counter>/<name>`."""
+        """A file of a task."""
 
         def answer() -> Message:
             self._authorize(PURPOSE)
             self._unread = self._length(MAX_FILE)
-            upload = self.server.control.upload
-            parts = self.path.removeprefix("/v1/files/").split("/", 4)
-            if upload is None or len(parts) != 5 or not all(part.isdecimal() for part in parts[:4]):
+            if (upload := self.server.control.upload) is None:
                 raise ProtocolError(f"unknown path {self.path[:200]}")
-            slot, incarnation, term, counter = (int(part) for part in parts[:4])
-            upload(slot, incarnation, (term, counter), safe_name(unquote(parts[4])), self._chunks())
+            upload(*self._file(), self._chunks())
             return Message()
 
         self._reply(answer)
+
+    def _opened(self) -> contextlib.AbstractContextManager[Content]:
+        self._authorize(PURPOSE)
+        if (download := self.server.control.download) is None:
+            raise ProtocolError(f"unknown path {self.path[:200]}")
+        return download(*self._file())
+
+    def _file(self) -> tuple[int, int, tuple[int, int], str]:
+        """(slot, incarnation, token, name) of the path; see `protocol.FILES`."""
+        parts = self.path.removeprefix(FILES).split("/", 4)
+        if len(parts) != 5 or not all(part.isdecimal() for part in parts[:4]):
+            raise ProtocolError(f"unknown path {self.path[:200]}")
+        slot, incarnation, term, counter = (int(part) for part in parts[:4])
+        return slot, incarnation, (term, counter), safe_name(unquote(parts[4]))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log requests: several arrive each second."""
 
     # ---
 
-    def _reply(self, answer: Callable[[], Message]) -> None:
-        status, body = HTTPStatus.OK, b""
+    def _reply(self, answer: Callable[[], Message | Content]) -> None:
+        status, body, content = HTTPStatus.OK, b"", None
         try:
-            body = answer().to_json().encode()
+            answered = answer()
+            if isinstance(answered, Message):
+                body = answered.to_json().encode()
+            else:
+                content = answered
         except tuple(CODES) as error:
             status = next(code for kind, code in CODES.items() if isinstance(error, kind))
             body = str(error).encode()[:4096]
@@ -252,12 +277,31 @@ class _Connection(BaseHTTPRequestHandler):
             status, self.close_connection = HTTPStatus.INTERNAL_SERVER_ERROR, True
         with contextlib.suppress(OSError):
             self.send_response(status)
-            self.send_header("Content-Type", "application/json" if status is HTTPStatus.OK else "text/plain")
-            self.send_header("Content-Length", str(len(body)))
+            kind = "application/json" if status is HTTPStatus.OK else "text/plain"
+            self.send_header("Content-Type", kind if content is None else "application/octet-stream")
+            self.send_header("Content-Length", str(len(body) if content is None else content[0]))
             if self.close_connection:
                 self.send_header("Connection", "close")
             self.end_headers()
-            self.wfile.write(body)
+            if content is None:
+                self.wfile.write(body)
+            else:
+                self._stream(content)
+
+    def _stream(self, content: Content) -> None:
+        """Send a file. If it cannot be read to its end, the connection is closed, and the client sees that it lacks."""
+        unsent, handle = content
+        while unsent:
+            try:
+                chunk = handle.read(min(CHUNK, unsent))
+            except Exception as error:  # each object store raises its own classes
+                log.warning("%s cannot be read: %r", self.path[:200], error)
+                chunk = b""
+            if not chunk:
+                self.close_connection = True
+                return
+            self.wfile.write(chunk)
+            unsent -= len(chunk)
 
     def _authorize(self, purpose: str) -> None:
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from typing import IO
 
 from shoal_trainer.contract import Message, RuntimeConfig, ShardReport, StatusReport
 from shoal_trainer.coordinator.artefacts import Artefacts
@@ -151,6 +152,17 @@ class CoordinatorService:
             check()  # the task may have been reassigned during the upload
 
         self.artefacts.receive(token, check().kind, name, checked_chunks())
+
+    @contextlib.contextmanager
+    def download(
+        self, slot: int, incarnation: int, token: tuple[int, int], name: str
+    ) -> Iterator[tuple[int, IO[bytes]]]:
+        """The size and the content of a file of the callbacks, for the worker that exports the model."""
+        task = self.coordinator.held_task(slot, incarnation, token)
+        if task is None or task.kind != "export":
+            raise Overtaken("this worker does not hold the export")
+        with self.artefacts.open(name) as found:
+            yield found
 
     def status(self) -> StatusReport:
         """The coordinator's status with that of the shards."""

@@ -1,7 +1,8 @@
 """The queue of tasks: evaluate an epoch, run the callbacks of an epoch, export the model. Pure.
 
 A task is leased to one worker, and reassigned if that worker is lost. Tasks run in order: callbacks see the metrics of
-their epoch, and the export is last.
+their epoch, and the export is last. The worker that evaluated an epoch also runs its callbacks, because it has the
+parameters that were evaluated: a checkpoint of the best epoch contains these.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Tasks:
     evaluated: int = 0
     """Epochs whose tasks were queued."""
     exported: bool = False
+    evaluator: tuple[int, int] | None = None
+    """The (slot, incarnation) that did the last evaluation, until it is lost."""
 
     def epoch_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
         """Record the loss and metrics of training in a complete epoch, and queue its tasks."""
@@ -60,9 +63,21 @@ class Tasks:
         """Whether tasks of more than one epoch are queued or running."""
         return len({task.epoch for task in self.queue}) > 1
 
+    @property
+    def awaited(self) -> tuple[int, int] | None:
+        """The worker that holds the first task, or has to run it; None if there is no task, or any worker may."""
+        if not self.queue:
+            return None
+        first = self.queue[0]
+        return self.evaluator if first.holder is None and first.kind == "callbacks" else first.holder
+
     def grant(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
-        """Lease the first task; None if it is leased already."""
-        if not self.queue or self.queue[0].holder is not None:
+        """Lease the first task; None if it is leased already, or another worker's."""
+        if (
+            not self.queue
+            or self.awaited not in {None, (slot, incarnation)}
+            or self.queue[0].holder is not None
+        ):
             return None
         task = self.queue[0]
         task.holder, task.token = (slot, incarnation), token
@@ -79,6 +94,7 @@ class Tasks:
         if not self.queue or self.queue[0].holder is None or self.queue[0].token != token:
             return None
         task = self.queue.pop(0)
+        self.evaluator = task.holder if task.kind == "evaluate" else None
         while len(self.history) <= task.epoch:
             self.history.append({})
         self.history[task.epoch].update(metrics)
@@ -87,6 +103,7 @@ class Tasks:
 
     def resume_after(self, epochs: int) -> None:
         """Begin another run after so many complete epochs: the epoch that an earlier stop ended goes on."""
+        self.evaluator = None
         self.queue = [task for task in self.queue if task.kind != "export" and task.epoch < epochs]
         self.evaluated = min(self.evaluated, epochs)
         del self.history[epochs:]
@@ -98,6 +115,8 @@ class Tasks:
 
     def release(self, slot: int, incarnation: int) -> None:
         """Release the tasks of this worker."""
+        if self.evaluator == (slot, incarnation):
+            self.evaluator = None
         for task in self.queue:
             if task.holder == (slot, incarnation):
                 task.holder = None
@@ -112,6 +131,7 @@ class Tasks:
 
     def load(self, saved: dict[str, Any]) -> None:
         """The inverse of `dump`."""
+        self.evaluator = None
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]
         self.evaluated = int(saved["evaluated"])

@@ -123,12 +123,6 @@ def _check(callback: Any, trained: Sequence[str]) -> None:
     path = getattr(callback, path_attribute(callback) or "", None)
     if isinstance(path, str) and os.path.normpath(path).startswith(".."):
         raise UserError(f"{kind}({path!r}) writes outside of logs/. Use a path without '..'.")
-    if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights:
-        raise UserError(
-            "EarlyStopping(restore_best_weights=True) cannot restore the parameters of an earlier epoch: the exported "
-            "model is the last one. Leave the option out, and save the best model as well with "
-            'ModelCheckpoint("best.keras", monitor=…, save_best_only=True).'
-        )
     best = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
     if (best or isinstance(callback, keras.callbacks.EarlyStopping)) and not _known(
         callback.monitor, trained

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import keras
 import numpy as np
@@ -113,7 +114,7 @@ def compose(
     tasks = Tasks(job, flat_model, config.batch_size, config.stop_after.epochs, drain)
 
     def do_task(work: TaskWork, flat: npt.NDArray[np.float32]) -> None:
-        run_task(work, lambda: tasks.do(work, flat), coordinator, drain)
+        run_task(work, lambda: tasks.do(work, flat, partial(coordinator.fetch, work)), coordinator, drain)
 
     feed = Feed(
         job.data,

@@ -119,6 +119,10 @@ class ControlPlane:
                 self._uploaded[name] = state
         self._client.task_done(work.token, metrics, tuple(sent), stop=stop, message=message)
 
+    def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
+        """Get a file of an earlier task, for an export; False if there is none."""
+        return self._client.download(work.token, name, path)
+
     def leave(self, wasted: Wasted) -> None:
         """Leave the job."""
         self._client.leave(wasted.steps, wasted.acknowledged)

@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
+from shoal_trainer.worker import best_weights
+from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import path_attribute, remember, unchanged
 
 log = logging.getLogger(__name__)
@@ -72,6 +76,25 @@ class Hooks:
         except (Exception, SystemExit) as error:
             raise UserError(f"A callback failed: {where(error)}") from error
         return bool(self._model.stop_training)
+
+    @property
+    def restoring(self) -> Any:
+        """The EarlyStopping that restores the best weights, of several the last, as in Keras; None if there is none."""
+        found = [
+            callback
+            for callback in self._callbacks
+            if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights
+        ]
+        return found[-1] if found else None
+
+    def save_if_best(self, epoch: int, parameters: npt.NDArray[np.float32]) -> None:
+        """Keep the parameters of this epoch, after `run`, if it is the best one so far."""
+        stopping, ran = self.restoring, len(self._seen or ()) == epoch + 1
+        if stopping is not None and ran and stopping.best is not None and stopping.best_epoch == epoch:
+            try:
+                best_weights.save(self._folder, Best(parameters, epoch, float(stopping.best)))
+            except OSError as error:
+                raise UserError(f"The weights of the best epoch cannot be saved: {where(error)}") from error
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """The files of the callbacks, with their relative names."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from shoal_trainer.data.batch import Batch, leaves
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import Interrupted, TrainerError, UserError
 from shoal_trainer.training import Training
-from shoal_trainer.worker import saving
+from shoal_trainer.worker import best_weights, saving
 from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validation_batches
+from shoal_trainer.worker.best_weights import Best
 from shoal_trainer.worker.callbacks import callbacks_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
@@ -34,6 +36,8 @@ from shoal_trainer.worker.work import TaskWork
 
 log = logging.getLogger(__name__)
 
+Fetch = Callable[[str, Path], bool]
+"""(name, target): gets a file that an earlier task of this run uploaded; False if there is none."""
 MAX_VALUES = 100
 """Metrics with more values are left out."""
 
@@ -89,15 +93,17 @@ class Tasks:
         self._ended: list[BaseException] = []
         self._dataset: Any = None
         """Yields `_rows`, and adds their error to `_ended`. Kept: TensorFlow never frees all memory of a data set."""
+        self._evaluated: tuple[dict[str, float], npt.NDArray[np.float32]] | None = None
+        """The metrics and the parameters of this worker's last evaluation, for the callbacks of its epoch."""
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-task-")
         if unwritten:
             saving.warn(flat_model.model, unwritten)
 
-    def do(self, work: TaskWork, flat: npt.NDArray[np.float32]) -> Outcome:
+    def do(self, work: TaskWork, flat: npt.NDArray[np.float32], fetch: Fetch) -> Outcome:
         """Run a task of any kind with these parameters."""
         if work.kind == "evaluate":
             return self.evaluate(flat)
-        return self.export(flat) if work.kind == "export" else self.run_callbacks(flat, work.history)
+        return self.export(flat, fetch) if work.kind == "export" else self.run_callbacks(flat, work.history)
 
     def evaluate(self, flat: npt.NDArray[np.float32]) -> Outcome:
         """Run Keras' `evaluate` on the validation data; metrics have the names of `fit` (`val_loss`, …).
@@ -129,7 +135,10 @@ class Tasks:
         finally:
             self._rows = iter(())
         model.reset_metrics()
-        return Outcome(dict(_numbers(results)))
+        metrics = dict(_numbers(results))
+        if self._job.callbacks is not None:
+            self._evaluated = metrics, flat
+        return Outcome(metrics)
 
     def _until_drain(self, rows: Iterator[Batch]) -> Iterator[Batch]:
         for batch in rows:
@@ -147,27 +156,51 @@ class Tasks:
             )
 
     def run_callbacks(self, flat: npt.NDArray[np.float32], history: Sequence[dict[str, float]]) -> Outcome:
-        """Run the callbacks for the last epoch of `history` (the logs of each epoch so far)."""
+        """Run the callbacks for the last epoch of `history` (the logs of each epoch so far).
+
+        With the parameters of its evaluation if that was this worker's, so that a checkpoint contains the model with
+        these metrics; else with `flat`.
+        """
+        if self._evaluated is not None and history and _has(history[-1], self._evaluated[0]):
+            flat = self._evaluated[1]
+        self._evaluated = None
         self._flat_model.load(flat)
         stop = self._hooks.run(history)
+        self._hooks.save_if_best(len(history) - 1, flat)
         return Outcome(stop=stop, files={f"logs/{name}": path for name, path in self._hooks.files()})
 
-    def export(self, flat: npt.NDArray[np.float32]) -> Outcome:
-        """Save the model; with `use_ema`, the averaged one."""
+    def export(self, flat: npt.NDArray[np.float32], fetch: Fetch | None = None) -> Outcome:
+        """Save the model: with `EarlyStopping(restore_best_weights=True)` the best one, with `use_ema` the average."""
         self._flat_model.load(flat)
         model = self._flat_model.model
         take_average(model)
+        note = "model/ contains the moving average of use_ema, and the metrics are of the last parameters"
+        notes = [note] if unwrap(model.optimizer).use_ema else []
+        if (stopping := self._hooks.restoring) is not None:
+            best = self._best(fetch)
+            if best is None:
+                notes.append(
+                    "model/ contains the last parameters, because no epoch of this run had the best "
+                    f"{stopping.monitor}"
+                )
+            else:
+                self._flat_model.load(best.parameters)
+                notes = [
+                    f"model/ contains the parameters of epoch {best.epoch + 1}, which had the best "
+                    f"{stopping.monitor}: {best.value:.4g}; the metrics are of the last parameters"
+                ]
         folder = Path(self._folder.name) / "model"
         folder.mkdir(exist_ok=True)
-        notes = [saving.save(model, folder)]
-        if unwrap(model.optimizer).use_ema:
-            notes.append(
-                "model/ contains the moving average of use_ema, and the metrics are of the last parameters"
-            )
+        notes.insert(0, saving.save(model, folder))
         return Outcome(
             files={str(path.relative_to(folder)): path for path in _files(folder)},
             message="; ".join(filter(None, notes)),
         )
+
+    def _best(self, fetch: Fetch | None) -> Best | None:
+        path = Path(self._folder.name) / best_weights.NAME
+        found = fetch is not None and fetch(f"logs/{best_weights.NAME}", path)
+        return best_weights.load(path) if found else None
 
     def close(self) -> None:
         """End the callbacks, and delete the temporary files."""
@@ -200,6 +233,11 @@ def _numbers(results: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             log.warning(
                 "the metric %s is left out: it has %d values, more than %d", name, values.size, MAX_VALUES
             )
+
+
+def _has(logs: Mapping[str, float], metrics: Mapping[str, float]) -> bool:
+    """Whether these logs contain the metrics of an evaluation, of which the coordinator left out non-finite values."""
+    return all(logs.get(name) == value for name, value in metrics.items() if math.isfinite(value))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -142,5 +142,8 @@ class Coordinator(Protocol):
     ) -> None:
         """Upload the new and changed files, and send the result of a task."""
 
+    def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
+        """Write a file that an earlier task of the run uploaded to `path`, for an export; False if there is none."""
+
     def leave(self, wasted: Wasted) -> None:
         """Leave the job; the coordinator releases the rest of the leases."""

@@ -1,6 +1,8 @@
 """A control server on loopback with handlers that tests control."""
 
+import contextlib
 import http.client
+import io
 import socket
 import threading
 import time
@@ -15,13 +17,29 @@ from shoal_trainer.security import create_secret_dir
 SECONDS = 20
 
 
+class Broken(io.BytesIO):
+    """A file that cannot be read beyond a position."""
+
+    def __init__(self, content, position):
+        super().__init__(content)
+        self.position = position
+
+    def read(self, size=-1):
+        if self.position is not None and self.tell() >= self.position:
+            raise RuntimeError("the object store has lost it")
+        return super().read(size)
+
+
 class Served:
-    """A control server whose `next` raises `error` if set, and whose uploads go to `files`."""
+    """A control server whose requests raise `error` if set, and whose uploads go to `files`."""
 
     def __init__(self, folder, **options):
         self.credentials = create_secret_dir(folder)
         self.error = None
         self.files = {}
+        self.content = b""
+        """What downloads get; `broken`: where its reading fails."""
+        self.broken = None
         self.cut = threading.Event()
         self.server = ControlServer(
             self.credentials,
@@ -29,6 +47,7 @@ class Served:
             host="127.0.0.1",
             status=lambda: StatusReport(job_uid="u", phase=Phase.TRAINING, step=7),
             upload=self.upload,
+            download=self.download,
             **options,
         )
         self.server.start()
@@ -51,6 +70,13 @@ class Served:
             self.cut.set()
             raise
         self.files[slot, incarnation, token, name] = content
+
+    @contextlib.contextmanager
+    def download(self, slot, incarnation, token, name):
+        if self.error is not None:
+            raise self.error
+        self.asked = slot, incarnation, token, name
+        yield len(self.content), Broken(self.content, self.broken)
 
     def connect(self):
         plain = socket.create_connection(("127.0.0.1", self.server.port), SECONDS)

@@ -6,7 +6,7 @@ import pytest
 
 from shoal_trainer.contract import Phase, StopAfter
 from shoal_trainer.coordinator import report
-from shoal_trainer.coordinator.protocol import TaskDone
+from shoal_trainer.coordinator.protocol import Leave, TaskDone
 from shoal_trainer.errors import UserError
 from tests.unit.trainer.coordinator.bench import Bench
 
@@ -95,11 +95,51 @@ def test_training_runs_at_most_one_epoch_ahead_of_callbacks(callbacks):
     bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token, metrics={"val_loss": 1.0}))
     if callbacks:
         assert work.kind == "idle"
-        held = bench.ask(1)
+        assert bench.ask(1).kind == "idle"  # the worker that evaluated has the parameters for the callbacks
+        held = bench.ask(0)
         assert (held.task, held.epoch) == ("callbacks", 0)
-        bench.coordinator.task_done(TaskDone(slot=1, incarnation=0, token=held.token))
+        bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token))
         assert bench.ask(0).epoch == 1
         assert bench.ask(1).kind == "data"
+
+
+def evaluated(workers=2):
+    """A job of one epoch, all of whose samples are trained and which worker 0 has evaluated."""
+    bench = Bench(validation=True, callbacks=True)
+    for slot in range(workers):
+        bench.join(slot)
+    held = bench.train(0)
+    bench.coordinator.task_done(TaskDone(slot=0, incarnation=0, token=held.token, metrics={"val_loss": 1.0}))
+    assert bench.ask(1).kind == "idle"
+    return bench
+
+
+def test_callbacks_of_an_evaluator_that_leaves_are_reassigned():
+    bench = evaluated()
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
+    assert bench.ask(1).task == "callbacks"
+
+
+def test_callbacks_of_a_replaced_evaluator_are_reassigned():
+    bench = evaluated()
+    bench.join(0, incarnation=1)
+    assert bench.ask(1).task == "callbacks"
+
+
+def test_callbacks_of_a_lost_evaluator_are_reassigned_when_another_worker_idles():
+    bench = evaluated()
+    for _ in range(7):
+        bench.now += 1.0
+        bench.coordinator.heartbeat(1, 0)
+        bench.coordinator.tick()
+    assert bench.ask(1).task == "callbacks"
+
+
+def test_callbacks_are_any_workers_after_a_restart_of_the_server():
+    new = evaluated().successor()
+    for slot in (0, 1):
+        new.join(slot)
+    assert new.ask(1).task == "callbacks"
 
 
 def test_step_limit_is_exact():

@@ -1,4 +1,4 @@
-"""Uploads to the control plane."""
+"""Uploads to the control plane, and downloads from it."""
 
 import socket
 
@@ -65,3 +65,46 @@ def test_truncated_upload_stores_no_file(start_server):
     assert served.cut.wait(SECONDS)
     assert served.files == {}
     assert served.works()
+
+
+@pytest.fixture
+def worker(start_server):
+    served = start_server()
+    client = CoordinatorClient(served.address, served.credentials, 2, 1, timeout=SECONDS)
+    client.served = served
+    yield client
+    client.close()
+
+
+def test_downloaded_file_arrives_whole(worker, tmp_path):
+    worker.served.content = bytes(range(256)) * 20_000
+    assert worker.download((4, 9), "logs/ü 1.npz", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == worker.served.content
+    assert worker.served.asked == (2, 1, (4, 9), "logs/ü 1.npz")
+
+
+def test_download_of_a_missing_file_says_so(worker, tmp_path):
+    assert not worker.download((4, 9), "logs/x", tmp_path / "file")
+
+
+@pytest.mark.parametrize("error", [Overtaken("not the export"), Unreachable("no storage")])
+def test_refused_download_keeps_its_error(worker, tmp_path, error):
+    worker.served.error = error
+    with pytest.raises(type(error), match=str(error)):
+        worker.download((4, 9), "logs/x", tmp_path / "file")
+
+
+def test_download_that_breaks_off_is_repeated_and_not_used(worker, tmp_path):
+    worker.served.content, worker.served.broken = bytes(5 << 20), 2 << 20
+    with pytest.raises(Unreachable, match="IncompleteRead"):
+        worker.download((4, 9), "logs/x", tmp_path / "file")
+    worker.served.broken = None
+    assert worker.download((4, 9), "logs/x", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == worker.served.content
+
+
+@pytest.mark.parametrize("path", ["1/2/3/logs", "a/0/0/0/x", "0/0/0/0/../x", "0/0/0/0/"])
+def test_malformed_paths_of_files_are_refused(worker, path):
+    assert worker.served.ask("GET", f"/v1/files/{path}")[0] == 400
+    assert worker.served.ask("GET", "/v1/files/0/0/0/0/x", token="wrong")[0] == 401
+    assert worker.served.works()

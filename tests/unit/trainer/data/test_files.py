@@ -80,7 +80,7 @@ def test_wrong_compression_is_named(tmp_path, written, declared):
     if declared == written:
         assert seen([files.example(4)]) == [0, 1, 2, 3]
         return
-    with pytest.raises(UserError, match="Check the compression of Files.tfrecord"):
+    with pytest.raises(UserError, match=r"Check the compression of Files\.tfrecord"):
         files.example(4)
 
 

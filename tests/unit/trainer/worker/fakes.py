@@ -90,6 +90,9 @@ class FakeCoordinator:
             (work.kind, dict(metrics), {name: path.read_bytes() for name, path in files.items()}, stop)
         )
 
+    def fetch(self, _work, _name, _path):
+        return False
+
     def leave(self, _wasted):
         self.left += 1
 

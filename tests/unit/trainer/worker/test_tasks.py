@@ -94,7 +94,6 @@ def test_callbacks_on_another_worker_replay_the_history():
     [
         (callbacks.ReduceLROnPlateau, r"^ReduceLROnPlateau cannot change .* Use a schedule of keras"),
         (lambda: 7, "returned a int"),
-        (lambda: callbacks.EarlyStopping(restore_best_weights=True), "save the best model as well"),
         (lambda: callbacks.ModelCheckpoint("b.keras", save_freq=100), r"\(save_freq=100\) would never save"),
         (callbacks.SwapEMAWeights, "^SwapEMAWeights has no effect.*exported model is the averaged one"),
         (lambda: object.__new__(callbacks.OrbaxCheckpoint), "Use ModelCheckpoint"),  # without its package

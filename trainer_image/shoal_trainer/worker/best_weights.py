@@ -1,0 +1,44 @@
+"""The parameters of the best epoch, for `EarlyStopping(restore_best_weights=True)`.
+
+Keras keeps them in the process that trains. Here any worker may run the callbacks of an epoch, and it may be lost
+afterwards. So they are a file in the run's `logs/`, which the worker that exports the model gets from the coordinator.
+"""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+log = logging.getLogger(__name__)
+
+NAME = "best_weights.npz"
+"""In `logs/`. Written by each epoch that is better than all before it."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """`parameters`: the flat vector that the servers hold. `value`: of the metric that EarlyStopping monitors."""
+
+    parameters: npt.NDArray[np.float32]
+    epoch: int
+    value: float
+
+
+def save(folder: Path, best: Best) -> None:
+    """Write the file, which replaces that of an earlier epoch."""
+    np.savez(folder / NAME, parameters=best.parameters, epoch=best.epoch, value=best.value)
+
+
+def load(path: Path) -> Best | None:
+    """The inverse of `save`; None if the file is damaged, which is logged."""
+    try:
+        with path.open("rb") as file, np.load(file) as saved:  # `np.load` would leave a damaged file open
+            return Best(saved["parameters"], int(saved["epoch"]), float(saved["value"]))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        log.warning("logs/%s cannot be read: %r", NAME, error)
+        return None
