@@ -138,7 +138,7 @@ class Coordinator(Record):
         with self._lock:
             self._contact(request.slot, request.incarnation)
             metrics = {n: v for n, v in request.metrics.items() if v is not None and math.isfinite(v)}
-            if (task := self.tasks.done(request.token, metrics)) is None:
+            if (task := self.tasks.done(request.token, metrics, self._clock())) is None:
                 return None
             if task.kind == "callbacks" and request.stop:
                 self._stop("a callback stopped training")
@@ -285,7 +285,7 @@ class Coordinator(Record):
             return []
         holders = {(lease.slot, lease.incarnation) for lease in self.ledger.leases.values()}
         holders |= set(self._last_pushes.workers(self._clock()))
-        holders |= {place for place in (self.tasks.awaited,) if place is not None}
+        holders |= {place for place in (self.tasks.awaited(self._clock()),) if place is not None}
         return [member for member in silent if (member.slot, member.incarnation) in holders]
 
     def _next_assignment(self, slot: int, incarnation: int) -> Assignment:
@@ -293,7 +293,7 @@ class Coordinator(Record):
             return self._idle()
         self._task_counter += 1
         token = (self._term, self._task_counter)
-        if (task := self.tasks.grant(slot, incarnation, token)) is not None:
+        if (task := self.tasks.grant(slot, incarnation, token, self._clock())) is not None:
             history = tuple(self.tasks.history[: task.epoch + 1]) if task.kind == "callbacks" else ()
             return Assignment(kind="task", task=task.kind, token=token, epoch=task.epoch, history=history)
         if (lease := self._lease(slot, incarnation)) is not None:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["evaluate", "callbacks", "export"]
+RESERVED_SECONDS = 30.0
+"""How long callbacks wait for the worker that evaluated: it may have lost its connection to a parameter server."""
 
 
 @dataclass
@@ -34,6 +36,8 @@ class Tasks:
     exported: bool = False
     evaluator: tuple[int, int] | None = None
     """The (slot, incarnation) that did the last evaluation, until it is lost."""
+    reserved_until: float = 0.0
+    """Until when the callbacks of its epoch are for it."""
 
     def epoch_ended(self, epoch: int, logs: dict[str, float], *, validation: bool, callbacks: bool) -> None:
         """Record the loss and metrics of training in a complete epoch, and queue its tasks."""
@@ -63,19 +67,19 @@ class Tasks:
         """Whether tasks of more than one epoch are queued or running."""
         return len({task.epoch for task in self.queue}) > 1
 
-    @property
-    def awaited(self) -> tuple[int, int] | None:
+    def awaited(self, now: float) -> tuple[int, int] | None:
         """The worker that holds the first task, or has to run it; None if there is no task, or any worker may."""
         if not self.queue:
             return None
         first = self.queue[0]
-        return self.evaluator if first.holder is None and first.kind == "callbacks" else first.holder
+        reserved = first.holder is None and first.kind == "callbacks" and now < self.reserved_until
+        return self.evaluator if reserved else first.holder
 
-    def grant(self, slot: int, incarnation: int, token: tuple[int, int]) -> Task | None:
+    def grant(self, slot: int, incarnation: int, token: tuple[int, int], now: float) -> Task | None:
         """Lease the first task; None if it is leased already, or another worker's."""
         if (
             not self.queue
-            or self.awaited not in {None, (slot, incarnation)}
+            or self.awaited(now) not in {None, (slot, incarnation)}
             or self.queue[0].holder is not None
         ):
             return None
@@ -89,12 +93,13 @@ class Tasks:
         matches = task is not None and task.holder == (slot, incarnation) and task.token == token
         return task if matches else None
 
-    def done(self, token: tuple[int, int], metrics: dict[str, float]) -> Task | None:
+    def done(self, token: tuple[int, int], metrics: dict[str, float], now: float) -> Task | None:
         """Record a result; None if the task was reassigned."""
         if not self.queue or self.queue[0].holder is None or self.queue[0].token != token:
             return None
         task = self.queue.pop(0)
         self.evaluator = task.holder if task.kind == "evaluate" else None
+        self.reserved_until = now + RESERVED_SECONDS
         while len(self.history) <= task.epoch:
             self.history.append({})
         self.history[task.epoch].update(metrics)

@@ -102,8 +102,8 @@ def test_saved_history_does_not_change_with_later_results():
     tasks.epoch_ended(0, {"loss": 0.5}, validation=True, callbacks=False)
     saved = tasks.dump()
     token = (1, 1)
-    assert tasks.grant(0, 0, token) is not None
-    tasks.done(token, {"val_loss": 1.0})
+    assert tasks.grant(0, 0, token, 0.0) is not None
+    tasks.done(token, {"val_loss": 1.0}, 0.0)
     assert saved["history"] == [{"loss": 0.5}]
 
 

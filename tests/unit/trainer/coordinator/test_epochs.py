@@ -126,6 +126,18 @@ def test_callbacks_of_a_replaced_evaluator_are_reassigned():
     assert bench.ask(1).task == "callbacks"
 
 
+def test_callbacks_do_not_wait_long_for_an_evaluator_that_asks_for_no_work():
+    bench = evaluated()
+    for _ in range(29):
+        bench.now += 1.0
+        for slot in (0, 1):
+            bench.coordinator.heartbeat(slot, 0)
+        assert bench.ask(1).kind == "idle"
+    bench.now += 1.0
+    assert bench.ask(1).task == "callbacks"
+    assert bench.ask(0).kind == "idle"
+
+
 def test_callbacks_of_a_lost_evaluator_are_reassigned_when_another_worker_idles():
     bench = evaluated()
     for _ in range(7):
