@@ -128,6 +128,8 @@ COLUMNS = [
         wide=True,
         description="Expected seconds to completion",
     ),
+    _column("Cost", ".status.cost.accumulated", wide=True, description="Cost of the workers' nodes so far"),
+    _column("Plan", ".status.plan.summary", wide=True, description="Workers wanted by pool"),
     _column(
         "Failures",
         ".status.restarts.failures",
