@@ -20,7 +20,7 @@ WorkerTemplate = Annotated[
     dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("worker")))
 ]
 PoolNames = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=63)]],
+    tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
     Field(max_length=MOST_POOLS, json_schema_extra={"x-kubernetes-list-type": "set"}),
 ]
 
@@ -42,7 +42,7 @@ class ParameterServers(Strict):
     capacity: Capacity = "OnDemand"
     """Kind of nodes, by the platform's labels: OnDemand (nodes without a known spot label), Spot, or Any. Terms of the
     template's nodeAffinity apply as well."""
-    pools: PoolNames = []
+    pools: PoolNames = ()
     """CapacityPools that they may run on, the first with room. They replace `capacity`. Empty: any node of that
     kind."""
     snapshot: SnapshotSpec = SnapshotSpec()
@@ -119,12 +119,12 @@ class Workers(Strict):
     capacity: Capacity = "Spot"
     """Kind of nodes, by the platform's labels: Spot, OnDemand (nodes without a known spot label), or Any. On a cluster
     whose nodes have no spot labels: Any. Terms of the template's nodeAffinity apply as well."""
-    pools: PoolNames = []
+    pools: PoolNames = ()
     """CapacityPools that they may run on, in order of preference. They replace `capacity`. Empty: any node of that
     kind."""
     zone_policy: Literal["Same", "Preferred", "Any"] = "Any"
-    """Whether workers run in the zone of parameter server 0: Same (only there), Preferred, or Any. Traffic between zones
-    is slower, and is paid for."""
+    """Whether workers run in the zone of parameter server 0: Same (only there), Preferred, or Any. Traffic between
+    zones is slower, and is paid for."""
     on_demand_base: Natural = 0
     """This many workers run on on-demand nodes, the others as `capacity` or `pools` say."""
     fallback: Fallback | None = None

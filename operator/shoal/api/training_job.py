@@ -263,7 +263,8 @@ class TrainingJobSpec(Strict):
                 "parameterServers.replicas can change only while the job is suspended: set suspend to true first",
             ),
             (
-                "!(self.elasticity.mode in ['Advise', 'Auto']) || (has(self.workers.pools) && size(self.workers.pools) > 0)",
+                "!(self.elasticity.mode in ['Advise', 'Auto'])"
+                " || (has(self.workers.pools) && size(self.workers.pools) > 0)",
                 "elasticity.mode Advise and Auto need workers.pools: name the CapacityPools to choose from",
             ),
             (
