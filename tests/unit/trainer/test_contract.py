@@ -20,7 +20,9 @@ def sums(seconds: list[float]) -> LogSums:
 
 
 def test_a_report_of_an_older_trainer_parses() -> None:
-    old = '{"version":1,"jobUid":"u","phase":"Training","step":3,"shards":[{"index":0,"epoch":2,"version":7}]}'
+    old = (
+        '{"version":1,"jobUid":"u","phase":"Training","step":3,"shards":[{"index":0,"epoch":2,"version":7}]}'
+    )
     report = StatusReport.model_validate_json(old)
     assert report.phase is Phase.TRAINING
     assert (report.model, report.speed, report.samples_left) == (None, (), None)
