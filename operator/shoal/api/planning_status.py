@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from shoal.api.base import Status
+from shoal.api.capacity_pool import Usage
 
 
 class PlanStatus(Status):
@@ -57,24 +58,10 @@ class CostStatus(Status):
     one."""
 
 
-class PoolUsage(Status):
+class PoolUsage(Usage):
     """What the job used and met in one pool. All counts only grow, and include each thing once."""
 
-    node_seconds: int = 0
-    """Seconds that nodes had workers of this job, summed over nodes."""
-    starts: int = 0
-    """Workers that started."""
-    start_seconds: int = 0
-    """Sum of the seconds from their creation until they ran."""
-    start_seconds_squared: int = 0
-    """Sum of the squares of these."""
-    unfulfilled: int = 0
-    """Workers that waited for a node in vain."""
-    interruptions: int = 0
-    """Nodes that the platform took from running workers."""
-    shocks: int = 0
-    """How often it took several within a minute."""
     last_interruption: datetime | None = None
-    """When it last took one."""
+    """When the platform last took one of its workers."""
     in_last_shock: int = 0
     """How many it took within a minute of each other the last time."""

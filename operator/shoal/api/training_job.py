@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from shoal.api.base import Resource, Strict
+from shoal.api.base import Column, Resource, Scale, Strict
 from shoal.api.elasticity import Elasticity
 from shoal.api.roles import ParameterServers, Workers
 from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules
@@ -314,6 +314,40 @@ class TrainingJob(Resource):
 
     PLURAL: ClassVar[str] = "trainingjobs"
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ("etj",)
+    SCALE: ClassVar[Scale | None] = Scale(
+        ".spec.workers.replicas", ".status.workers.active", ".status.workers.selector"
+    )
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("Phase", ".status.phase"),
+        Column("PS", ".status.parameterServers.ready", "integer", description="Parameter servers ready"),
+        Column("Workers", ".status.workers.ready", "integer", description="Workers ready"),
+        Column("Desired", ".spec.workers.replicas", "integer", description="Desired workers"),
+        Column("Speed", ".status.training.samplesPerSecond", description="Samples per second of the job"),
+        Column("Progress", ".status.training.progressPercent", "integer", description="Progress in percent"),
+        Column(
+            "Disruptions", ".status.restarts.disruptions", "integer", description="Disruptions of workers"
+        ),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column(
+            "ETA",
+            ".status.training.remainingSeconds",
+            "integer",
+            wide=True,
+            description="Expected seconds to completion",
+        ),
+        Column(
+            "Cost", ".status.cost.accumulated", wide=True, description="Cost of the workers' nodes so far"
+        ),
+        Column("Plan", ".status.plan.summary", wide=True, description="Workers wanted by pool"),
+        Column(
+            "Failures",
+            ".status.restarts.failures",
+            "integer",
+            wide=True,
+            description="Failures of the job itself",
+        ),
+        Column("Reason", ".status.reason", wide=True, description="Reason of the most important condition"),
+    )
 
     kind: Literal["TrainingJob"] = "TrainingJob"
     spec: TrainingJobSpec

@@ -11,27 +11,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from shoal.api.base import Condition as JobCondition
 from shoal.api.base import Status
 from shoal.api.planning_status import CostStatus, PlanStatus, PoolUsage, PredictionStatus
 
 SlotState = Literal["Starting", "Running", "Silent", "Draining", "Ended"]
-
-
-class JobCondition(Status):
-    """A metav1.Condition."""
-
-    type: str
-    """Running, Degraded, Complete, Failed, …"""
-    status: Literal["True", "False", "Unknown"]
-    """True, False or Unknown."""
-    observed_generation: int = 0
-    """The generation of the spec that the condition was set for."""
-    last_transition_time: datetime
-    """When `status` last changed."""
-    reason: str
-    """Why, in one CamelCase word."""
-    message: str = ""
-    """Details for people."""
 
 
 class Slot(Status):
