@@ -48,7 +48,7 @@ def values(registry: str, tag: str) -> dict[str, str]:
 
 def install_command(registry: str, tag: str) -> str:
     """The `helm install` that uses them, to copy."""
-    sets = [f"--set {name}={shlex.quote(value)}" for name, value in values(registry, tag).items()]
+    sets = [f"--set-string {name}={shlex.quote(value)}" for name, value in values(registry, tag).items()]
     first = "helm install shoal charts/shoal --namespace shoal-system --create-namespace"
     return " \\\n    ".join([first, *sets])
 

@@ -54,7 +54,7 @@ def documented_installs() -> Iterator[list[str]]:
     yield from (shlex.split(line) for line in commands if line.startswith("helm install"))
 
 
-@pytest.mark.parametrize("words", documented_installs(), ids=["kind", "make images"])
+@pytest.mark.parametrize("words", list(documented_installs()), ids=["kind", "make images"])
 def test_documented_install_renders(tools: Path, words: list[str]) -> None:
     done = subprocess.run(
         [str(tools / "helm"), "template", *words[2:]], cwd=ROOT, capture_output=True, text=True, check=False
@@ -67,7 +67,9 @@ def test_documented_install_renders(tools: Path, words: list[str]) -> None:
 
 def test_crds_are_part_of_the_release_and_kept_on_uninstall(tools: Path) -> None:
     crds = of_kind(render(tools), "CustomResourceDefinition")
-    assert [c["metadata"]["name"] for c in crds] == ["trainingjobs.shoal.dev"]
+    assert [c["metadata"]["name"] for c in crds] == [
+        path.stem.partition("_")[2] + ".shoal.dev" for path in sorted((ROOT / "crds").glob("*.yaml"))
+    ]
     assert all(c["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for c in crds)
     assert of_kind(render(tools, "crds.install=false"), "CustomResourceDefinition") == []
 

@@ -17,7 +17,7 @@ from dev.images import DEMO, IMAGES
 from dev.paths import ROOT
 from dev.publish import commands, install_command, reference, values
 from shoal import __version__
-from shoal.api.crd import COLUMNS
+from shoal.api.training_job import TrainingJob
 from tests.unit.docs.pages import read
 
 
@@ -46,7 +46,7 @@ def test_make_targets_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/kind.md"])
 def test_header_of_kubectl_get_is_that_of_the_crd(page: str) -> None:
-    expected = ["NAME", *(column["name"].upper() for column in COLUMNS if not column.get("priority"))]
+    expected = ["NAME", *(column.name.upper() for column in TrainingJob.COLUMNS if not column.wide)]
     shown = [line.split() for block in blocks(page, "") for line in block.splitlines() if "NAME" in line]
     assert shown == [expected]
 
@@ -90,4 +90,4 @@ def test_images_are_built_before_those_that_are_made_from_them() -> None:
     pushed = [words[2] for words in commands("docker", "r.io/t/", "1") if words[1] == "push"]
     assert pushed == order
     assert set(values("r.io/t", "1").values()) - {"1"} <= {*pushed, "r.io/t/shoal-operator"}
-    assert "--set trainer.psImage=r.io/t/shoal-ps:1" in install_command("r.io/t", "1")
+    assert "--set-string trainer.psImage=r.io/t/shoal-ps:1" in install_command("r.io/t", "1")
