@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from shoal.api.base import API_VERSION
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Node, Pod, Service
+from shoal.api.labels import JOB
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.reflector import Source
 from shoal.cluster.work_queue import Priority
-from shoal.policy.model import Service
-from shoal.policy.names import JOB
 
 Key = tuple[str, str]
 """(namespace, name) of a job."""

@@ -19,7 +19,7 @@ from shoal.controller.cluster_state import ClusterState
 from shoal.controller.events import Recorder
 from shoal.errors import Refused, Unavailable
 from shoal.policy.model import Event
-from shoal.policy.telemetry import differs_in_telemetry_only
+from shoal.policy.tell.progress import differs_in_telemetry_only
 from shoal.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
