@@ -236,18 +236,39 @@ class WorkerReport(Message):
     input_seconds: float | None = None
     staleness: float | None = None
     batch_size: int = 0
+    device: str = ""
+    """Its accelerator by the name of the operator's catalogue ("T4"), "CPU" without one, "" before it has said so."""
+    device_name: str = ""
+    """The same as TensorFlow names it ("Tesla T4")."""
+    devices: int = 1
+    """Accelerators; 1 for "CPU"."""
+    cores: int = 0
+    """CPU cores that it may use, rounded up; 0: unknown."""
     node: str = ""
     message: str = ""
 
 
 class ShardReport(Message):
-    """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds)."""
+    """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds).
+
+    `busy_seconds`, `updates` and `bytes_received` are cumulative over the life of the shard's process (`boot`): a
+    reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that one update
+    costs the shard, from which its capacity follows at any number of workers.
+    """
 
     index: int
     epoch: int
+    boot: int = 0
+    """Identifies the process, other than the epoch, which a restarted container keeps."""
     version: int = 0
     ready: bool = True
     last_snapshot_at: float | None = None
+    busy_seconds: float = 0.0
+    """Time in which the shard worked on pushes: the optimizer's update and the conversion of the answer."""
+    updates: int = 0
+    """Pushes applied by this process."""
+    bytes_received: int = 0
+    """Of parameters and gradients, without headers."""
 
 
 class DataReport(Message):
@@ -259,9 +280,90 @@ class DataReport(Message):
     done: int = 0
     leased: int = 0
     total: int | None = None
+    samples_per_epoch: int | None = None
+    """Samples of one pass over all data; None until it is known (files are counted in the first epoch)."""
     repeated: int = 0
     partial: int = 0
     lost: int = 0
+
+
+class ModelReport(Message):
+    """What is exchanged of the job's model, and what one sample of it costs."""
+
+    fingerprint: str
+    """The SHA-256 (hex) of the layout: path, shape and dtype of every exchanged tensor. The only one in the project:
+    workers, shards, snapshots and SpeedProfiles use it."""
+    parameters: int
+    """Trainable values."""
+    tensors: int
+    """Trainable variables; 0: unknown."""
+    flops_per_sample: float | None = None
+    """Floating point operations of one sample's forward pass (a multiply-add is two); None until a worker has counted
+    them, or where they cannot be counted."""
+
+
+class LogSums(Message):
+    """Count, sum and sum of squares of ln(seconds) of one part of a step.
+
+    Step times are skewed and their spread is a ratio, so their logarithms are summed.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean of ln(seconds); 0 for none."""
+        return self.total / self.count if self.count else 0.0
+
+    @property
+    def variance(self) -> float:
+        """The population variance of ln(seconds), at least 0."""
+        return max(0.0, self.squares / self.count - self.mean**2) if self.count else 0.0
+
+    def since(self, earlier: LogSums) -> LogSums:
+        """What was added after `earlier`, a report of the same sums."""
+        return LogSums(
+            count=self.count - earlier.count,
+            total=self.total - earlier.total,
+            squares=self.squares - earlier.squares,
+        )
+
+
+class SpeedSums(Message):
+    """The measured steps of all workers in one configuration, which the first six fields identify.
+
+    Only steps while the members were unchanged for a settling time count, and none right after a task or an outage.
+    """
+
+    device: str
+    """The accelerator by its name in the operator's catalogue ("T4"); "CPU" without one."""
+    devices: int
+    """Accelerators of one worker; 1 for "CPU"."""
+    cores: int
+    """CPU cores that one worker may use, rounded up; 0: unknown."""
+    batch_size: int
+    """Samples in one step of one worker."""
+    workers: int
+    """Workers that were active, of all devices."""
+    servers: int
+    """Parameter servers."""
+    compute: LogSums = LogSums()
+    """Computing a step and waiting for its input."""
+    pull: LogSums = LogSums()
+    """Waiting for the servers' answer and reading it."""
+    push: LogSums = LogSums()
+    """Sending the update."""
+
+    @property
+    def key(self) -> tuple[str, int, int, int, int, int]:
+        """The configuration."""
+        return self.device, self.devices, self.cores, self.batch_size, self.workers, self.servers
+
+
+MAX_SPEEDS = 64
+"""Configurations in a report; beyond that, the one that was measured longest ago is dropped."""
 
 
 class Phase(StrEnum):
@@ -302,9 +404,14 @@ class StatusReport(Message):
     samples_per_second: float | None = None
     progress_percent: float | None = None
     remaining_seconds: float | None = None
+    samples_left: float | None = None
+    """Samples still to be trained until `stopAfter`; None if it is a metric, or the data's size is unknown."""
     wasted_steps: int = 0
     rollbacks: int = 0
     """How often the job returned to its newest snapshot because of a non-finite loss."""
+    restarted_from_nothing: int = 0
+    """How often training began again from its initial parameters, because the servers were lost, and with them all
+    snapshots and copies (`storage: ephemeral`). What was trained before and is trained again is in `data.repeated`."""
     goodput: float | None = None
     """Share of the computed steps that count, 0 to 1."""
     input_wait: float | None = None
@@ -312,6 +419,13 @@ class StatusReport(Message):
     data: DataReport = DataReport()
     workers: tuple[WorkerReport, ...] = ()
     shards: tuple[ShardReport, ...] = ()
+    model: ModelReport | None = None
+    """None until a worker has connected."""
+    speed: tuple[SpeedSums, ...] = ()
+    """The measured steps by configuration, cumulative over the life of the coordinator's process (`speed_epoch`): a
+    reader takes differences, so that a missed report loses nothing. At most `MAX_SPEEDS`."""
+    speed_epoch: str = ""
+    """Identifies the process whose sums `speed` are: with another one they begin at 0."""
     message: str = ""
 
     @property

@@ -1,0 +1,60 @@
+"""Reports: older ones parse, sums of logarithms give mean and variance, and differences of reports add up."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_trainer.contract import LogSums, Phase, SpeedSums, StatusReport
+
+SECONDS = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=50)
+
+
+def sums(seconds: list[float]) -> LogSums:
+    logs = [math.log(s) for s in seconds]
+    return LogSums(count=len(logs), total=sum(logs), squares=sum(x * x for x in logs))
+
+
+def test_a_report_of_an_older_trainer_parses() -> None:
+    old = (
+        '{"version":1,"jobUid":"u","phase":"Training","step":3,"shards":[{"index":0,"epoch":2,"version":7}]}'
+    )
+    report = StatusReport.model_validate_json(old)
+    assert report.phase is Phase.TRAINING
+    assert (report.model, report.speed, report.samples_left) == (None, (), None)
+    assert report.restarted_from_nothing == 0
+    assert report.shards[0].updates == 0
+
+
+def test_speeds_survive_json() -> None:
+    row = SpeedSums(
+        device="T4", devices=2, cores=4, batch_size=128, workers=3, servers=2, compute=sums([0.1, 0.2])
+    )
+    report = StatusReport(job_uid="u", phase=Phase.TRAINING, speed=(row,), speed_epoch="1-2")
+    assert StatusReport.model_validate_json(report.to_json()) == report
+    assert row.key == ("T4", 2, 4, 128, 3, 2)
+
+
+@given(SECONDS)
+def test_mean_and_variance_are_those_of_the_logarithms(seconds: list[float]) -> None:
+    logs = [math.log(s) for s in seconds]
+    found = sums(seconds)
+    assert found.mean == pytest.approx(statistics.fmean(logs))
+    assert found.variance == pytest.approx(statistics.pvariance(logs), abs=1e-9)
+
+
+def test_no_measurement_has_mean_and_variance_zero() -> None:
+    assert (LogSums().mean, LogSums().variance) == (0.0, 0.0)
+
+
+@given(SECONDS, SECONDS)
+def test_the_difference_of_two_reports_is_what_was_measured_between_them(
+    early: list[float], late: list[float]
+) -> None:
+    difference = sums(early + late).since(sums(early))
+    assert difference.count == len(late)
+    assert difference.mean == pytest.approx(sums(late).mean, abs=1e-9)
