@@ -18,7 +18,9 @@ class FleetPool:
     `accelerator` None: nodes without one, whose workers compute on `cores` CPU cores. `limit`: nodes that Shoal
     may use, all jobs together. `price_per_hour` None: no offer, nothing is planned there. `startup_seen` and
     `interruptions_seen` (in `node_hours`) are how often these were measured; the rest is the prior.
-    `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now. `available`: nodes that could be had now; None: not known.
+    `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now. `available`:
+    nodes that could be had now; None: not known. `together`: the part of the pool's nodes that is lost when several are
+    lost at once.
     """
 
     name: str
