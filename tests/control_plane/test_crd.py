@@ -277,7 +277,7 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
         .stdout.splitlines()[0]
         .split()
     )
-    assert wide[-3:] == ["ETA", "FAILURES", "REASON"]
+    assert wide[-5:] == ["ETA", "COST", "PLAN", "FAILURES", "REASON"]
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.yaml")), ids=lambda p: p.name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -50,12 +52,51 @@ class ObjectMeta(Status):
     annotations: dict[str, str] = {}
 
 
+class Condition(Status):
+    """A metav1.Condition."""
+
+    type: str
+    """Its name, in CamelCase."""
+    status: Literal["True", "False", "Unknown"]
+    """True, False or Unknown."""
+    observed_generation: int = 0
+    """The generation of the spec that the condition was set for."""
+    last_transition_time: datetime
+    """When `status` last changed."""
+    reason: str
+    """Why, in one CamelCase word."""
+    message: str = ""
+    """Details for people."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of `kubectl get`. `wide`: shown only with `-o wide`."""
+
+    name: str
+    path: str
+    kind: str = "string"
+    wide: bool = False
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The paths of the `scale` subresource, which `kubectl scale` and autoscalers use."""
+
+    spec_replicas: str
+    status_replicas: str
+    label_selector: str
+
+
 class Resource(Strict):
-    """A custom resource: subclasses add `spec`, `status` and their names."""
+    """A custom resource: subclasses add `spec`, perhaps `status`, and how the API server presents the kind."""
 
     PLURAL: ClassVar[str]
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ()
     NAMESPACED: ClassVar[bool] = True
+    COLUMNS: ClassVar[tuple[Column, ...]] = ()
+    SCALE: ClassVar[Scale | None] = None
 
     api_version: str = API_VERSION
     kind: str

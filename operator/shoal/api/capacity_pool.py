@@ -1,7 +1,8 @@
 """The CapacityPool: interchangeable nodes, described by the platform team.
 
-Prices and rates in the spec are priors; measurements are in the status and take precedence once there are enough.
-One worker uses one node of a pool with all its accelerators. Money is a decimal string in the cluster's currency.
+Prices and rates in the spec are priors, which Git owns; what was measured is in the status and takes precedence once
+there is enough of it. One worker uses one node of a pool with all its accelerators. Money is a decimal string in the
+cluster's currency.
 """
 
 from __future__ import annotations
@@ -10,10 +11,25 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from shoal.api.base import Resource, Status, Strict
-from shoal.api.rules import DECIMAL, rules
+from shoal.api.base import Column, Condition, Resource, Status, Strict
+from shoal.api.rules import DECIMAL, Positive, rules
 
-__all__ = ["AcceleratorSpec", "CapacityPool", "CapacityPoolSpec", "CapacityPoolStatus", "Toleration"]
+__all__ = [
+    "AcceleratorSpec",
+    "CapacityPool",
+    "CapacityPoolSpec",
+    "CapacityPoolStatus",
+    "CountedUsage",
+    "MeasuredInterruptions",
+    "MeasuredStartup",
+    "Recommendation",
+    "Toleration",
+    "UnfulfilledWaits",
+    "Usage",
+]
+
+NOT_NEGATIVE = "^[0-9]+([.][0-9]+)?([eE]-?[0-9]{1,2})?$"
+"""A decimal string of zero or more."""
 
 
 class AcceleratorSpec(Strict):
@@ -48,7 +64,7 @@ class PoolLimits(Strict):
 class Price(Strict):
     """Price of a node."""
 
-    per_hour: str = Field(pattern=DECIMAL, max_length=32)
+    per_hour: str = Field(pattern=NOT_NEGATIVE, max_length=32)
     """Price of one node per hour, a decimal in quotes: `"0.35"`."""
 
 
@@ -88,7 +104,9 @@ class CapacityPoolSpec(Strict):
     """The description of the pool."""
 
     accelerator: AcceleratorSpec | None = None
-    """Accelerators of one node. Unset: nodes without accelerators, for parameter servers."""
+    """Accelerators of one node. Unset: nodes without accelerators, for parameter servers and for workers on CPUs."""
+    cores: int | None = Field(None, ge=1, le=4096)
+    """CPU cores of one node. Unset: as its nodes report."""
     capacity_type: Literal["Spot", "OnDemand"] = "OnDemand"
     """Spot: the cloud may reclaim nodes. OnDemand: it does not."""
     zone: str = Field("", max_length=63)
@@ -99,18 +117,44 @@ class CapacityPoolSpec(Strict):
     """Tolerations that pods need to run on these nodes."""
     limits: PoolLimits
     """Limits of the pool's size."""
-    price: Price
-    """Price of a node."""
+    price: Price | None = None
+    """Price of a node. Unset: the pool is offered to no plan, since its cost is not known."""
     transfer_per_gib: str = Field("0", alias="transferPerGiB", pattern=DECIMAL, max_length=32)
     """Price of one GiB of traffic to another zone, both directions together, a decimal in quotes."""
     startup_seconds: int = Field(180, ge=0, le=86_400)
     """Seconds from requesting a node until its worker trains; used until it has been measured."""
     interruptions_per_hour: str = Field("0", pattern=DECIMAL, max_length=32)
     """Interruptions per node and hour, a decimal in quotes; used until they have been measured: `"0.05"`."""
-    batch_size: int | None = Field(None, ge=1)
+    batch_size: Positive | None = None
     """Samples in one step of a worker on this pool. Unset: the job's batchSize."""
     scaling: Scaling = Scaling()
     """How the pool is scaled to the recommended size."""
+
+
+class Usage(Status):
+    """What jobs used of the pool: cumulative sums."""
+
+    node_seconds: int = 0
+    """Seconds that worker pods held nodes."""
+    starts: int = 0
+    """Worker pods that reached their first push."""
+    start_seconds: int = 0
+    """Sum over these of the seconds from the pod's creation to its first push."""
+    start_seconds_squared: int = 0
+    """Sum of the squares of these seconds."""
+    unfulfilled: int = 0
+    """Requests for a node that were not fulfilled in time."""
+    interruptions: int = 0
+    """Workers that the platform took."""
+    shocks: int = 0
+    """Times when several workers were taken together."""
+
+
+class CountedUsage(Usage):
+    """The part of one job, as it was last counted."""
+
+    uid: str
+    """The job's uid."""
 
 
 class MeasuredInterruptions(Status):
@@ -122,6 +166,8 @@ class MeasuredInterruptions(Status):
     """Number of interruptions."""
     node_hours: str = "0"
     """Observed node-hours."""
+    shocks: int = 0
+    """Times when several nodes were lost together."""
     together: str | None = None
     """Share of the pool's nodes that is lost when several are lost at once."""
 
@@ -131,8 +177,19 @@ class MeasuredStartup(Status):
 
     seconds: int = 0
     """Mean seconds from requesting a node until its worker trains."""
+    deviation_seconds: int = 0
+    """Standard deviation of these seconds."""
     seen: int = 0
     """Number of start-ups."""
+
+
+class UnfulfilledWaits(Status):
+    """Requests for a node that the pool did not fulfil."""
+
+    waits: int = 0
+    """How many, so far."""
+    pending: int = 0
+    """Worker pods that wait for a node of the pool now, for longer than twice its start-up time."""
 
 
 class Recommendation(Status):
@@ -144,33 +201,32 @@ class Recommendation(Status):
     """Why, for people."""
 
 
-class PoolCondition(Status):
-    """A metav1.Condition."""
-
-    type: str
-    status: Literal["True", "False", "Unknown"]
-    reason: str = ""
-    message: str = ""
-    last_transition_time: str | None = None
-
-
 class CapacityPoolStatus(Status):
     """The observed state and the recommended size."""
 
+    observed_generation: int = 0
+    """The generation of the spec that this status is based on."""
     nodes: int = 0
     """Existing nodes."""
-    free_accelerators: int = 0
-    """Accelerators that no pod uses."""
-    used_accelerators: int = 0
-    """Accelerators in use."""
+    used: int = 0
+    """Nodes with a pod of a TrainingJob."""
     startup: MeasuredStartup = MeasuredStartup()
     """Measured start-ups."""
     interruptions: MeasuredInterruptions = MeasuredInterruptions()
     """Measured interruptions."""
+    unfulfilled: UnfulfilledWaits = UnfulfilledWaits()
+    """Requests for a node that were not fulfilled."""
     recommended: Recommendation = Recommendation()
     """The recommended size, and why."""
-    conditions: tuple[PoolCondition, ...] = ()
-    """Conditions such as FieldConflict."""
+    counted: tuple[CountedUsage, ...] = ()
+    """The part of each existing job in the measurements."""
+    retired: Usage = Usage()
+    """The part of jobs that were deleted."""
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    """Ready, Exhausted, FieldConflict: each with a reason and a message."""
 
 
 class CapacityPool(Resource):
@@ -179,9 +235,26 @@ class CapacityPool(Resource):
     PLURAL: ClassVar[str] = "capacitypools"
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ("cpool",)
     NAMESPACED: ClassVar[bool] = False
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("Accelerator", ".spec.accelerator.name"),
+        Column("Type", ".spec.capacityType"),
+        Column("Price", ".spec.price.perHour", description="Price of a node per hour"),
+        Column("Nodes", ".status.nodes", "integer", description="Existing nodes"),
+        Column("Used", ".status.used", "integer", description="Nodes with a pod of a TrainingJob"),
+        Column("Recommended", ".status.recommended.nodes", "integer", description="Recommended nodes"),
+        Column(
+            "Interruptions/h",
+            ".status.interruptions.perHour",
+            description="Measured interruptions per node and hour",
+        ),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Limit", ".spec.limits.nodes", "integer", wide=True, description="Most nodes"),
+        Column("Exhausted", ".status.conditions[?(@.type=='Exhausted')].status", wide=True),
+        Column("Reason", ".status.recommended.reason", wide=True, description="Why this size"),
+    )
 
     kind: Literal["CapacityPool"] = "CapacityPool"
     spec: CapacityPoolSpec
     """The description of the pool."""
     status: CapacityPoolStatus = CapacityPoolStatus()
-    """The observed state."""
+    """The observed state, written only by the operator."""

@@ -8,7 +8,7 @@ ones.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from shoal.api.base import GROUP, VERSION, Resource
+from shoal.api.base import GROUP, VERSION, Column, Resource
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
+
+KINDS: tuple[type[Resource], ...] = (TrainingJob, CapacityPool, SpeedProfile)
+"""Every custom resource of the group."""
 
 Schema = dict[str, Any]
 
@@ -103,54 +108,63 @@ def _without_defaults(schema: Schema) -> Schema:
     return kept
 
 
-def _column(
-    name: str, path: str, kind: str = "string", *, wide: bool = False, description: str = ""
-) -> Schema:
-    column: Schema = {"name": name, "type": kind, "jsonPath": path}
-    if description:
-        column["description"] = description
-    return column | ({"priority": 1} if wide else {})
+def _columns(columns: Sequence[Column]) -> list[Schema]:
+    """The additionalPrinterColumns of a version."""
+    return [
+        {
+            "name": column.name,
+            "type": column.kind,
+            "jsonPath": column.path,
+            **({"description": column.description} if column.description else {}),
+            **({"priority": 1} if column.wide else {}),
+        }
+        for column in columns
+    ]
 
 
-COLUMNS = [
-    _column("Phase", ".status.phase"),
-    _column("PS", ".status.parameterServers.ready", "integer", description="Parameter servers ready"),
-    _column("Workers", ".status.workers.ready", "integer", description="Workers ready"),
-    _column("Desired", ".spec.workers.replicas", "integer", description="Desired workers"),
-    _column("Speed", ".status.training.samplesPerSecond", description="Samples per second of the job"),
-    _column("Progress", ".status.training.progressPercent", "integer", description="Progress in percent"),
-    _column("Disruptions", ".status.restarts.disruptions", "integer", description="Disruptions of workers"),
-    _column("Age", ".metadata.creationTimestamp", "date"),
-    _column(
-        "ETA",
-        ".status.training.remainingSeconds",
-        "integer",
-        wide=True,
-        description="Expected seconds to completion",
-    ),
-    _column(
-        "Failures",
-        ".status.restarts.failures",
-        "integer",
-        wide=True,
-        description="Failures of the job itself",
-    ),
-    _column("Reason", ".status.reason", wide=True, description="Reason of the most important condition"),
-]
+def _subresources(model: type[Resource]) -> Schema:
+    found: Schema = {"status": {}} if "status" in model.model_fields else {}
+    if (scale := model.SCALE) is not None:
+        found["scale"] = {
+            "specReplicasPath": scale.spec_replicas,
+            "statusReplicasPath": scale.status_replicas,
+            "labelSelectorPath": scale.label_selector,
+        }
+    return found
 
 
-def custom_resource_definition(model: type[Resource], columns: list[Schema]) -> Schema:
-    """The CustomResourceDefinition of a resource with scalable workers."""
+def custom_resource_definition(model: type[Resource]) -> Schema:
+    """The CustomResourceDefinition of a resource, as its model describes it."""
     schema = structural(model)
     properties = schema["properties"]
     properties |= {
         "apiVersion": {"type": "string", "description": f"Always {GROUP}/{VERSION}."},
         "kind": {"type": "string", "description": f"Always {model.__name__}."},
         "metadata": {"type": "object"},
-        "status": _without_defaults(properties["status"]),
     }
-    schema["required"] = ["spec"]
+    if "status" in properties:
+        properties["status"] = _without_defaults(properties["status"])
+    required = model.model_fields["spec"].is_required()
+    schema.pop("required", None)
+    if required:
+        schema["required"] = ["spec"]
     kind = model.__name__
+    names = {
+        "kind": kind,
+        "listKind": f"{kind}List",
+        "plural": model.PLURAL,
+        "singular": kind.lower(),
+        **({"shortNames": list(model.SHORT_NAMES)} if model.SHORT_NAMES else {}),
+        "categories": ["training"],
+    }
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": _subresources(model),
+        "additionalPrinterColumns": _columns(model.COLUMNS),
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -158,40 +172,20 @@ def custom_resource_definition(model: type[Resource], columns: list[Schema]) -> 
         "spec": {
             "group": GROUP,
             "scope": "Namespaced" if model.NAMESPACED else "Cluster",
-            "names": {
-                "kind": kind,
-                "listKind": f"{kind}List",
-                "plural": model.PLURAL,
-                "singular": kind.lower(),
-                "shortNames": list(model.SHORT_NAMES),
-                "categories": ["training"],
-            },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": schema},
-                    "subresources": {
-                        "status": {},
-                        "scale": {
-                            "specReplicasPath": ".spec.workers.replicas",
-                            "statusReplicasPath": ".status.workers.active",
-                            "labelSelectorPath": ".status.workers.selector",
-                        },
-                    },
-                    "additionalPrinterColumns": columns,
-                }
-            ],
+            "names": names,
+            "versions": [version],
         },
     }
 
 
 def files() -> dict[str, str]:
     """File name -> content of every CRD."""
-    crd = custom_resource_definition(TrainingJob, COLUMNS)
     head = "# Generated by `python -m shoal.api.crd` from operator/shoal/api. Do not edit.\n"
-    return {f"{GROUP}_{TrainingJob.PLURAL}.yaml": head + yaml.safe_dump(crd, sort_keys=False, width=110)}
+    return {
+        f"{GROUP}_{model.PLURAL}.yaml": head
+        + yaml.safe_dump(custom_resource_definition(model), sort_keys=False, width=110)
+        for model in KINDS
+    }
 
 
 def main(folders: list[str]) -> None:

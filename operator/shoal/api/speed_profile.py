@@ -1,7 +1,7 @@
-"""The SpeedProfile: measured step times of one model, kept in the cluster for new jobs.
+"""The SpeedProfile: what was measured of one model on every accelerator, kept in the cluster for new jobs.
 
-It is the predictor's training data. The operator writes it; a user can write one to plan before the first run. It has
-no status.
+It is the predictor's training data. The spec is the user's priors, to plan before the first run, and Git owns it. The
+status is what running jobs measured; only the operator writes it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,25 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from shoal.api.base import Resource, Strict
-from shoal.api.rules import DECIMAL, rules
+from shoal.api.base import Column, Resource, Status, Strict
+from shoal.api.rules import DECIMAL, Positive, rules
+from shoal.errors import NotEnoughData
 
-__all__ = ["Convergence", "ProfiledModel", "SpeedProfile", "SpeedProfileSpec", "SpeedRow"]
+__all__ = [
+    "Convergence",
+    "LogMoments",
+    "MeasuredModel",
+    "MeasuredRow",
+    "ProfiledModel",
+    "ServerLoad",
+    "SpeedProfile",
+    "SpeedProfileSpec",
+    "SpeedProfileStatus",
+    "SpeedRow",
+    "SpeedSource",
+]
+
+MOST_ROWS = 512
 
 
 class ProfiledModel(Strict):
@@ -23,13 +38,13 @@ class ProfiledModel(Strict):
     """Identifies the model: equal for equal architectures."""
     flops_per_sample: str = Field(pattern=DECIMAL, max_length=32)
     """Floating point operations of one sample's forward pass, a decimal in quotes: `"8.2e7"`."""
-    parameters: int = Field(ge=1)
+    parameters: int = Field(ge=1, le=10**15)
     """Trainable parameters."""
-    tensors: int = Field(ge=1)
+    tensors: Positive
     """Variables exchanged with the parameter servers."""
-    bytes_per_sample: int | None = Field(None, ge=0)
+    bytes_per_sample: int | None = Field(None, ge=0, le=10**15)
     """Accelerator memory used by one sample of a batch. Unset: memory is not checked."""
-    samples_per_epoch: int | None = Field(None, ge=1)
+    samples_per_epoch: int | None = Field(None, ge=1, le=10**15)
     """Samples in one pass over the data; needed to plan a job that stops after epochs."""
 
 
@@ -44,9 +59,9 @@ class Convergence(Strict):
     """Amplitude."""
     r4: str = Field(pattern=DECIMAL, max_length=32)
     """The loss at which the curve levels off."""
-    least_batch: int = Field(1, ge=1)
+    least_batch: Positive = 1
     """Smallest weighted batch size of the fit."""
-    most_batch: int = Field(1_000_000_000, ge=1)
+    most_batch: Positive = 1_000_000_000
     """Largest weighted batch size of the fit."""
 
 
@@ -57,11 +72,11 @@ class SpeedRow(Strict):
     """Name of the accelerator in the catalogue, or as the cloud labels it."""
     accelerator_count: int = Field(1, ge=1, le=64)
     """Accelerators per worker."""
-    batch_size: int = Field(ge=1)
+    batch_size: Positive
     """Samples in one step of a worker."""
-    workers: int = Field(1, ge=1)
+    workers: Positive = 1
     """Number of workers."""
-    parameter_servers: int = Field(1, ge=1)
+    parameter_servers: Positive = 1
     """Number of parameter servers."""
     step_seconds: str = Field(pattern=DECIMAL, max_length=32)
     """Mean time of a worker's step in seconds, a decimal in quotes."""
@@ -73,14 +88,14 @@ class SpeedRow(Strict):
     """The part spent fetching parameters."""
     push_seconds: str | None = Field(None, pattern=DECIMAL, max_length=32)
     """The part spent sending gradients."""
-    count: int = Field(1, ge=1)
+    count: Positive = 1
     """Number of measurements."""
     last_seen: str | None = Field(None, max_length=64)
     """When it was last measured (RFC 3339)."""
 
 
 class SpeedProfileSpec(Strict):
-    """The model and its measurements."""
+    """What the user knows of the model before the first run."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -91,19 +106,156 @@ class SpeedProfileSpec(Strict):
         )
     )
 
-    model: ProfiledModel
-    """The model."""
+    model: ProfiledModel | None = None
+    """The model. Unset: as jobs report it."""
     convergence: Convergence | None = None
     """Its loss curve. Unset: unknown."""
-    rows: list[SpeedRow] = Field(default=[], max_length=512)
-    """Measured step times."""
+    rows: list[SpeedRow] = Field(default=[], max_length=MOST_ROWS)
+    """Step times that are known from elsewhere."""
+
+
+class LogMoments(Status):
+    """Mean and variance of the natural logarithm of a duration in seconds, and how many durations these stand for."""
+
+    mean_log: str = "0"
+    """Mean of ln(seconds), a decimal."""
+    variance_log: str = "0"
+    """Variance of ln(seconds) between single steps, a decimal."""
+    count: str = "0"
+    """Number of steps, a decimal: old ones count less."""
+
+
+class MeasuredRow(Status):
+    """The parts of a worker's step in one configuration."""
+
+    device: str
+    """Name of the accelerator in the catalogue; `CPU` without one."""
+    devices: int = 1
+    """Accelerators per worker."""
+    cores: int = 0
+    """CPU cores per worker; 0: unknown."""
+    batch_size: int
+    """Samples in one step of a worker."""
+    workers: int
+    """Number of workers."""
+    parameter_servers: int
+    """Number of parameter servers."""
+    compute: LogMoments = LogMoments()
+    """Computing the gradient, with the wait for input."""
+    pull: LogMoments = LogMoments()
+    """Receiving parameters."""
+    push: LogMoments = LogMoments()
+    """Sending the gradient."""
+    last_seen: str = ""
+    """When it was last measured (RFC 3339)."""
+
+
+class ServerLoad(Status):
+    """What one update costs the parameter servers, for a number of them."""
+
+    parameter_servers: int
+    """Number of parameter servers."""
+    busy_seconds: str = "0"
+    """Seconds spent on updates, summed over the servers, a decimal."""
+    updates: str = "0"
+    """Updates applied, summed over the servers, a decimal."""
+    bytes: str = "0"
+    """Bytes received, summed over the servers, a decimal."""
+    last_seen: str = ""
+    """When it was last measured (RFC 3339)."""
+
+
+class SpeedSource(Status):
+    """The reports of one job that are already in `rows` and `serverLoad`, so that none is counted twice."""
+
+    uid: str
+    """The job's uid."""
+    report: str = ""
+    """The life of the coordinator whose cumulative sums these are."""
+    counts: dict[str, str] = Field(default_factory=dict)
+    """Cumulative sums by row, as last merged."""
+    at: str = ""
+    """When they were merged (RFC 3339)."""
+
+
+class MeasuredModel(Status):
+    """Properties of the model, as its jobs report them."""
+
+    fingerprint: str = ""
+    """SHA-256 of the paths, shapes and types of its tensors."""
+    flops_per_sample: str | None = None
+    """Floating point operations of one sample's forward pass, a decimal."""
+    parameters: int = 0
+    """Trainable parameters."""
+    tensors: int = 0
+    """Variables exchanged with the parameter servers."""
+    samples_per_epoch: int | None = None
+    """Samples in one pass over the data."""
+
+
+class SpeedProfileStatus(Status):
+    """What jobs measured."""
+
+    observed_generation: int = 0
+    """The generation of the spec that this status is based on."""
+    model: MeasuredModel | None = None
+    """The model."""
+    rows: tuple[MeasuredRow, ...] = Field(default=(), max_length=MOST_ROWS)
+    """Measured parts of steps, by configuration."""
+    row_count: int = 0
+    """Number of rows."""
+    devices: str = ""
+    """The devices that were measured."""
+    server_load: tuple[ServerLoad, ...] = Field(default=(), max_length=16)
+    """Measured cost of an update on the parameter servers."""
+    convergence: Convergence | None = None
+    """The loss curve that was fitted to its jobs."""
+    sources: tuple[SpeedSource, ...] = Field(default=(), max_length=256)
+    """The jobs whose measurements these are."""
+    last_updated: str = ""
+    """When the newest measurement was merged (RFC 3339)."""
 
 
 class SpeedProfile(Resource):
     """Measured step times of one model on all accelerators."""
 
     PLURAL: ClassVar[str] = "speedprofiles"
+    SHORT_NAMES: ClassVar[tuple[str, ...]] = ("sprofile",)
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("Parameters", ".status.model.parameters", "integer"),
+        Column("Devices", ".status.devices", description="Devices that were measured"),
+        Column("Rows", ".status.rowCount", "integer", description="Measured configurations"),
+        Column("Updated", ".status.lastUpdated", "date"),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Fingerprint", ".status.model.fingerprint", wide=True),
+    )
 
     kind: Literal["SpeedProfile"] = "SpeedProfile"
-    spec: SpeedProfileSpec
-    """The model and its measurements."""
+    spec: SpeedProfileSpec = SpeedProfileSpec()
+    """What the user knows before the first run."""
+    status: SpeedProfileStatus = SpeedProfileStatus()
+    """What jobs measured, written only by the operator."""
+
+    @property
+    def model(self) -> ProfiledModel:
+        """The model: as measured, or else as the user describes it.
+
+        Raises:
+            NotEnoughData: neither is known.
+        """
+        measured, prior = self.status.model, self.spec.model
+        if measured is None or measured.flops_per_sample is None or not measured.parameters:
+            if prior is None:
+                raise NotEnoughData(
+                    f"SpeedProfile {self.metadata.name or '?'} does not describe its model yet: set spec.model,"
+                    " or run a job of it"
+                )
+            return prior
+        return ProfiledModel(
+            fingerprint=measured.fingerprint,
+            flops_per_sample=measured.flops_per_sample,
+            parameters=measured.parameters,
+            tensors=max(1, measured.tensors),
+            bytes_per_sample=prior.bytes_per_sample if prior else None,
+            samples_per_epoch=measured.samples_per_epoch or (prior.samples_per_epoch if prior else None),
+        )

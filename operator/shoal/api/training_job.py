@@ -9,22 +9,24 @@ There are no floats: losses and ratios are decimal strings, times are whole seco
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from shoal.api.base import Resource, Strict
-from shoal.api.pod_template import pod_template_schema
+from shoal.api.base import Column, Resource, Scale, Strict
+from shoal.api.elasticity import Elasticity
+from shoal.api.roles import ParameterServers, Workers
 from shoal.api.rules import DECIMAL, MOST, STORED, Natural, Positive, explained, rules
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal_trainer.contract import FALLS, RISES, names_of
 
 MANAGED_BY = "shoal.dev/operator"
 """The value of `spec.managedBy` that means Shoal itself, as an unset field does."""
-MOST_SHARDS = 16
 
 _URI = "^(s3|gs|file)://.+"
 _ENTRYPOINT = "^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+_RUN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_RUN_WORDS = "must contain only a-z, 0-9 and '-', and begin and end with a letter or digit: it names a folder"
 StorageUri = Annotated[
     str,
     Field(
@@ -44,10 +46,6 @@ Entrypoint = Annotated[
             _ENTRYPOINT, "must be module:object, for example digits:job for job in digits.py"
         ),
     ),
-]
-PsTemplate = Annotated[dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("ps")))]
-WorkerTemplate = Annotated[
-    dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("worker")))
 ]
 
 
@@ -69,7 +67,7 @@ class Ephemeral(Strict):
 class Storage(Strict):
     """Where snapshots, the trained model and the logs of a run go. Set exactly one field.
 
-    A run is stored under `<namespace>/<job>/<uid>/`.
+    A run is stored under `<namespace>/<job>/<uid>/`, or, with `run`, under `<namespace>/<job>/<run>/`.
     """
 
     model_config = ConfigDict(
@@ -88,6 +86,12 @@ class Storage(Strict):
     """A PersistentVolumeClaim, mounted by the parameter servers only."""
     ephemeral: Ephemeral | None = None
     """No storage (`{}`): snapshots and the model are lost with the pods."""
+    run: str | None = Field(
+        None, min_length=1, max_length=63, json_schema_extra=explained(_RUN, _RUN_WORDS), pattern=_RUN
+    )
+    """A name for the run, instead of the job's uid: `<namespace>/<job>/<run>/`. A job with the same name, namespace and
+    run continues what lies there, also if a GitOps controller has deleted and created the TrainingJob. Unset: each
+    TrainingJob is a new run."""
 
 
 class FailureRule(Strict):
@@ -98,6 +102,14 @@ class FailureRule(Strict):
     action: Literal["FailJob", "Restart", "Ignore", "CountAsDisruption"]
     """FailJob: the job fails at once. Restart: a failure that counts against backoffLimit. Ignore: the pod is
     replaced and nothing is counted. CountAsDisruption: the pod is replaced and a disruption is counted."""
+
+
+class SchedulingPolicy(Strict):
+    """How the job's pods are queued."""
+
+    queue: str = Field("", max_length=63)
+    """The LocalQueue of Kueue, where it is installed with its integration for plain pods: each pod is admitted by
+    itself, so training begins with those that are. Empty: pods are not queued."""
 
 
 class RunPolicy(Strict):
@@ -120,6 +132,8 @@ class RunPolicy(Strict):
     """Force-delete a pod that is Terminating on a lost node after this many seconds."""
     failure_rules: list[FailureRule] = Field(default=[], max_length=16)
     """What exit codes mean; the first match applies. Unset: any code is a failure, unless the pod was disrupted."""
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy()
+    """How the job's pods are queued."""
 
 
 class StopAfter(Strict):
@@ -197,14 +211,23 @@ class AcceleratorBatchSize(Strict):
     """Samples in one step of such a worker."""
 
 
+class CodeSource(Strict):
+    """Python files outside of the image."""
+
+    config_map: str = Field(min_length=1, max_length=253)
+    """A ConfigMap of the job's namespace, whose keys are the names of files: `digits.py`."""
+
+
 class TrainingSpec(Strict):
     """What is trained. Immutable."""
 
     entrypoint: Entrypoint
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
     args: dict[str, int | str] = Field(default_factory=dict, max_length=64)
-    """Arguments of the entrypoint function: integers, or strings such as `"0.1"` in quotes, which it receives as
-    strings."""
+    """Arguments of the entrypoint function: integers, strings, or decimals in quotes such as `"0.1"`, which it
+    receives as floats."""
+    code: CodeSource | None = None
+    """Code that is not in the image. Its modules are first on Python's path of the workers."""
     batch_size: Positive = 128
     """Samples in one step of one worker. A push is weighted by its samples; this many have weight 1."""
     batch_sizes: list[AcceleratorBatchSize] = Field(
@@ -223,72 +246,6 @@ class TrainingSpec(Strict):
     data_tls: bool = False
     """Encrypt gradients and parameters on the network with TLS 1.3, at the cost of CPU time. false: connections are
     authenticated with the job's key, but their traffic is not encrypted."""
-
-
-class SnapshotSpec(Strict):
-    """How often parameters, optimizer state and the data ledger are saved together."""
-
-    every_seconds: Positive = 60
-    """Seconds between snapshots."""
-    retain: int = Field(3, ge=1, le=100)
-    """Number of snapshots to keep."""
-
-
-class ParameterServers(Strict):
-    """The processes that hold the model. They run on nodes without a known spot label."""
-
-    replicas: int = Field(1, ge=1, le=MOST_SHARDS)
-    """Number of shards of the parameters. Can change only while the job is suspended."""
-    snapshot: SnapshotSpec = SnapshotSpec()
-    """How often the model is saved. A change applies to servers that start later, as after a suspension."""
-    template: PsTemplate = Field(default_factory=dict)
-    """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named `ps`.
-    A change applies to pods that have not run yet."""
-
-
-class Workers(Strict):
-    """The processes that compute gradients.
-
-    They run on spot nodes unless the template sets another nodeAffinity.
-    """
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
-                "replicas must not exceed maxReplicas: lower replicas or raise maxReplicas",
-            ),
-            (
-                "!has(self.minReplicas) || self.replicas == 0 || self.minReplicas <= self.replicas",
-                "replicas must not be less than minReplicas: raise replicas or lower minReplicas",
-            ),
-        )
-    )
-
-    replicas: int = Field(ge=0, le=1000)
-    """Number of workers. `kubectl scale` changes it while training continues. 0: no workers for now."""
-    min_replicas: int = Field(1, ge=0, le=1000)
-    """With fewer ready workers than this the job is Degraded, but it keeps training with those that it has."""
-    max_replicas: int | None = Field(None, ge=1, le=1000)
-    """Upper limit of `replicas`. Unset: no limit."""
-    max_surge: int | str = Field(
-        "25%",
-        json_schema_extra={
-            "x-kubernetes-int-or-string": True,
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
-            **rules(
-                (
-                    "type(self) == int ? self >= 0 : self.matches('^(100|[1-9]?[0-9])%$')",
-                    'must be a non-negative integer, or a percentage in quotes such as "25%"',
-                )
-            ),
-        },
-    )
-    """How many replacement pods may run alongside pods that are still terminating: a number, or a percentage of
-    replicas, rounded up."""
-    template: WorkerTemplate = Field(default_factory=dict)
-    """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named
-    `worker`. A change applies to pods that have not run yet."""
 
 
 class TrainingJobSpec(Strict):
@@ -314,6 +271,15 @@ class TrainingJobSpec(Strict):
                 " || (self.suspend && oldSelf.suspend)",
                 "parameterServers.replicas can change only while the job is suspended: set suspend to true first",
             ),
+            (
+                "!(self.elasticity.mode in ['Advise', 'Auto'])"
+                " || (has(self.workers.pools) && size(self.workers.pools) > 0)",
+                "elasticity.mode Advise and Auto need workers.pools: name the CapacityPools to choose from",
+            ),
+            (
+                "self.elasticity.mode != 'Auto' || has(self.workers.maxReplicas)",
+                "elasticity.mode Auto needs workers.maxReplicas: set the most workers that you want",
+            ),
         )
     )
 
@@ -331,6 +297,8 @@ class TrainingJobSpec(Strict):
     """The processes that hold the model, on nodes without a known spot label."""
     workers: Workers
     """The processes that compute gradients, on spot nodes. They may join and leave at any time."""
+    elasticity: Elasticity = Elasticity()
+    """Who decides how many workers there are, and on which pools: you, or Shoal by an objective."""
 
 
 class TrainingJob(Resource):
@@ -355,6 +323,42 @@ class TrainingJob(Resource):
 
     PLURAL: ClassVar[str] = "trainingjobs"
     SHORT_NAMES: ClassVar[tuple[str, ...]] = ("etj",)
+    SCALE: ClassVar[Scale | None] = Scale(
+        ".spec.workers.replicas", ".status.workers.active", ".status.workers.selector"
+    )
+    COLUMNS: ClassVar[tuple[Column, ...]] = (
+        Column("Phase", ".status.phase"),
+        Column("PS", ".status.parameterServers.ready", "integer", description="Parameter servers ready"),
+        Column("Workers", ".status.workers.ready", "integer", description="Workers ready"),
+        Column("Desired", ".spec.workers.replicas", "integer", description="Desired workers"),
+        Column("Samples/s", ".status.training.samplesPerSecond", description="Samples per second of the job"),
+        Column(
+            "Progress(%)", ".status.training.progressPercent", "integer", description="Progress in percent"
+        ),
+        Column(
+            "Disruptions", ".status.restarts.disruptions", "integer", description="Disruptions of workers"
+        ),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+        Column(
+            "ETA(s)",
+            ".status.training.remainingSeconds",
+            "integer",
+            wide=True,
+            description="Expected seconds to completion",
+        ),
+        Column(
+            "Cost", ".status.cost.accumulated", wide=True, description="Cost of the workers' nodes so far"
+        ),
+        Column("Plan", ".status.plan.summary", wide=True, description="Workers wanted by pool"),
+        Column(
+            "Failures",
+            ".status.restarts.failures",
+            "integer",
+            wide=True,
+            description="Failures of the job itself",
+        ),
+        Column("Reason", ".status.reason", wide=True, description="Reason of the most important condition"),
+    )
 
     kind: Literal["TrainingJob"] = "TrainingJob"
     spec: TrainingJobSpec

@@ -11,26 +11,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from shoal.api.base import Condition as JobCondition
 from shoal.api.base import Status
+from shoal.api.planning_status import CostStatus, PlanStatus, PoolUsage, PredictionStatus
 
 SlotState = Literal["Starting", "Running", "Silent", "Draining", "Ended"]
-
-
-class JobCondition(Status):
-    """A metav1.Condition."""
-
-    type: str
-    """Running, Degraded, Complete, Failed, …"""
-    status: Literal["True", "False", "Unknown"]
-    """True, False or Unknown."""
-    observed_generation: int = 0
-    """The generation of the spec that the condition was set for."""
-    last_transition_time: datetime
-    """When `status` last changed."""
-    reason: str
-    """Why, in one CamelCase word."""
-    message: str = ""
-    """Details for people."""
 
 
 class Slot(Status):
@@ -53,7 +38,7 @@ class Slot(Status):
     boot_id: str = ""
     """The node's boot ID, for the same reason."""
     pool: str = ""
-    """The node pool of the node, from the cloud provider's label."""
+    """The CapacityPool that it was created for; empty without pools."""
     restarts: int = 0
     """Container restarts in place that have been counted (parameter servers)."""
     attempts: int = 0
@@ -143,6 +128,17 @@ class LastFailure(Status):
     """The message of the trainer or of Kubernetes."""
     time: datetime
     """When the operator noticed it."""
+
+
+class ExcludedNode(Status):
+    """A node that new workers avoid."""
+
+    node: str
+    """Its name."""
+    reason: str = ""
+    """Why, in one CamelCase word."""
+    until: datetime
+    """When it is tried again."""
 
 
 class TrainingProgress(Status):
@@ -253,6 +249,18 @@ class TrainingJobStatus(Status):
     """Progress through the data."""
     output: Output | None = None
     """The trained model, when the job has succeeded."""
+    plan: PlanStatus | None = None
+    """How many workers of which pool are wanted; of a job with pools. In mode Advise: what Shoal would choose."""
+    prediction: PredictionStatus | None = None
+    """How fast the job is expected to be; of a job with pools."""
+    cost: CostStatus | None = None
+    """What the nodes of the workers cost; of a job with pools that have prices."""
+    pool_usage: dict[str, PoolUsage] = Field(default_factory=dict, max_length=64)
+    """What the job used and met in each pool. Only grows."""
+    counted_until: datetime | None = None
+    """Until when poolUsage and cost are counted."""
+    excluded_nodes: tuple[ExcludedNode, ...] = Field(default=(), max_length=64)
+    """Nodes that new workers avoid."""
 
     def condition(self, kind: str) -> JobCondition | None:
         """The condition of this type, if set."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from shoal.api.training_job_status import JobCondition
+from shoal.api.base import Condition as JobCondition
 from shoal.policy.model import Reason
 from shoal.policy.times import whole
 from shoal.policy.wording import short

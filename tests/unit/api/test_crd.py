@@ -10,7 +10,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from shoal.api.crd import files, structural
+from shoal.api.base import Resource
+from shoal.api.crd import KINDS, custom_resource_definition, files, structural
 from shoal.api.reference import reference
 from shoal.api.training_job import RunPolicy, TrainingJob
 
@@ -36,7 +37,8 @@ def test_reference_describes_the_pod_template_once() -> None:
     assert "template.spec" not in text
 
 
-def test_schema_is_structural() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_schema_is_structural(kind: type[Resource]) -> None:
     """Nothing that the API server rejects in a CRD or silently misinterprets."""
 
     def walk(part: Any, path: str) -> None:
@@ -52,7 +54,7 @@ def test_schema_is_structural() -> None:
         for name, each in part.items():
             walk(each, f"{path}.{name}")
 
-    walk(structural(TrainingJob), "")
+    walk(structural(kind), "")
 
 
 def test_only_templates_keep_unknown_fields() -> None:
@@ -61,11 +63,46 @@ def test_only_templates_keep_unknown_fields() -> None:
     assert kept == 10  # spec, containers, their env and resources, of the two templates
 
 
-def test_schema_has_no_floats() -> None:
-    assert "type: number" not in next(iter(files().values()))
+def test_schemas_have_no_floats() -> None:
+    assert not [name for name, text in files().items() if "type: number" in text]
 
 
-def test_integers_of_the_spec_are_bounded_and_stored_ones_clamped() -> None:
+def test_each_kind_is_described_by_its_model_alone() -> None:
+    """`scale` only where the model has it, `spec` required only where it is, a status subresource for each status."""
+    crds = {kind.__name__: custom_resource_definition(kind)["spec"] for kind in KINDS}
+    versions = {name: spec["versions"][0] for name, spec in crds.items()}
+    assert {name for name, version in versions.items() if "scale" in version["subresources"]} == {
+        "TrainingJob"
+    }
+    assert all("status" in version["subresources"] for version in versions.values())
+    required = {name: v["schema"]["openAPIV3Schema"].get("required") for name, v in versions.items()}
+    assert required == {"TrainingJob": ["spec"], "CapacityPool": ["spec"], "SpeedProfile": None}
+    assert {name: spec["scope"] for name, spec in crds.items()} == {
+        "TrainingJob": "Namespaced",
+        "CapacityPool": "Cluster",
+        "SpeedProfile": "Namespaced",
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_and_scale_read_fields_that_exist(kind: type[Resource]) -> None:
+    """A column whose path has a typing error shows nothing, without any error."""
+    schema = structural(kind)
+    scale = (
+        [kind.SCALE.spec_replicas, kind.SCALE.status_replicas, kind.SCALE.label_selector]
+        if kind.SCALE
+        else []
+    )
+    for path in [*(column.path for column in kind.COLUMNS), *scale]:
+        at = schema
+        if path.startswith(".metadata"):
+            continue
+        for part in path.split("[")[0].strip(".").split("."):
+            at = at["properties"][part]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_of_the_spec_are_bounded(kind: type[Resource]) -> None:
     def integers(part: Any, path: str) -> Iterator[str]:
         if isinstance(part, dict):
             if part.get("type") == "integer" and "maximum" not in part:
@@ -74,7 +111,10 @@ def test_integers_of_the_spec_are_bounded_and_stored_ones_clamped() -> None:
                 if not part.get("x-kubernetes-int-or-string") or name == "properties":
                     yield from integers(each, f"{path}.{name}")
 
-    assert list(integers(structural(TrainingJob)["properties"]["spec"], "")) == []
+    assert list(integers(structural(kind)["properties"]["spec"], "")) == []
+
+
+def test_stored_integers_beyond_the_bound_are_clamped() -> None:
     policy = RunPolicy.model_validate({"activeDeadlineSeconds": 2**63 - 1, "progressDeadlineSeconds": 10**12})
     assert policy.active_deadline_seconds == policy.progress_deadline_seconds == 2**31 - 1
 

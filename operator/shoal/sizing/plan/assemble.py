@@ -104,7 +104,7 @@ class _Assembly:
         parameters = self.speeds.features.parameters
         return Servers(
             counts=self._fixed_count(most) if pool is None else _counts(pool, most),
-            price=float(pool.spec.price.per_hour) if pool else 0.0,
+            price=_price(pool) if pool else 0.0,
             model=speed.model,
             sigma=speed.sigma,
             measured=speed.measured,
@@ -162,7 +162,7 @@ class _Assembly:
 
     def _fits(self, pool: CapacityPool) -> bool:
         """Whether the model fits into a pool's accelerators; a note if it does not."""
-        model, batch, sheet = self.profile.spec.model, self._batch(pool), self._sheet(pool)
+        model, batch, sheet = self.profile.model, self._batch(pool), self._sheet(pool)
         if model.bytes_per_sample is None:
             return True
         needed = BYTES_PER_PARAMETER * model.parameters + model.bytes_per_sample * batch / _count(pool)
@@ -188,7 +188,7 @@ class _Assembly:
         return Pool(
             name=name,
             limit=spec.limits.nodes,
-            price=float(spec.price.per_hour),
+            price=_price(pool),
             step_seconds=speed.step_seconds,
             step_sigma=speed.sigma,
             batch=batch,
@@ -226,7 +226,7 @@ class _Assembly:
         zones = {pool.spec.zone for pool in self._candidates()}
         if self.request.workers.zone_policy == "Same" and all(zones):
             bare = [pool for pool in bare if not pool.spec.zone or pool.spec.zone in zones] or bare
-        return min(bare, key=lambda pool: float(pool.spec.price.per_hour), default=None)
+        return min(bare, key=_price, default=None)
 
     def _fixed_count(self, most: int | None) -> tuple[int, ...]:
         replicas = self.job.spec.parameter_servers.replicas
@@ -268,3 +268,9 @@ def _counts(pool: CapacityPool, most: int | None) -> tuple[int, ...]:
             f"CapacityPool {pool.metadata.name} is for the parameter servers and has limit 0: raise it"
         )
     return tuple(range(1, most + 1))
+
+
+def _price(pool: CapacityPool) -> float:
+    if pool.spec.price is None:
+        raise UsageError(f"CapacityPool {pool.metadata.name} has no price: set spec.price.perHour")
+    return float(pool.spec.price.per_hour)

@@ -48,7 +48,7 @@ class Speeds:
     """Step times from one model's profile."""
 
     def __init__(self, profile: SpeedProfile, catalogue: Catalogue) -> None:
-        model = profile.spec.model
+        model = profile.model
         name = profile.metadata.name or "model"
         self.features = ModelFeatures(
             float(model.flops_per_sample), model.parameters, model.tensors, model.fingerprint or name

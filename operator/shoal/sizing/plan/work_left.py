@@ -92,7 +92,7 @@ def _samples_left(job: TrainingJob, profile: SpeedProfile, notes: list[str]) -> 
     stop, data = job.spec.training.stop_after, job.status.data
     if stop.epochs is None:
         return None
-    per_epoch = profile.spec.model.samples_per_epoch
+    per_epoch = profile.model.samples_per_epoch
     if per_epoch is None:
         if stop.steps is None:
             raise UsageError(

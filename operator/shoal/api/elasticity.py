@@ -1,0 +1,63 @@
+"""`spec.elasticity` of a TrainingJob: who decides how many workers there are, and by which objective."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from shoal.api.base import Strict
+from shoal.api.rules import Natural, Positive, rules
+
+_AMOUNT = "^[0-9]+([.][0-9]+)?$"
+
+
+class Objective(Strict):
+    """What a plan aims at."""
+
+    deadline_seconds: Positive | None = None
+    """Finish within this many seconds of the job's start. Suspended time counts. Unset: no deadline."""
+    max_cost: str | None = Field(
+        None,
+        max_length=32,
+        json_schema_extra=rules(
+            (f"self.matches('{_AMOUNT}')", 'must be an amount in quotes, for example "40" or "12.50"')
+        ),
+    )
+    """Spend at most this much on workers, in the currency of the CapacityPools' prices, a decimal in quotes: `"40"`.
+    Unset: no limit."""
+    prefer: Literal["MinCost", "MinTime"] = "MinCost"
+    """Among the plans that keep the deadline and the budget: the cheapest (MinCost) or the fastest (MinTime)."""
+
+
+class Stabilization(Strict):
+    """For how long a plan must hold before it is carried out."""
+
+    up: Natural = 30
+    """Seconds during which more workers were planned before workers are added."""
+    down: Natural = 300
+    """Seconds during which fewer workers were planned before workers are removed."""
+
+
+class Elasticity(Strict):
+    """Who decides how many workers there are."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.mode in ['Advise', 'Auto'] || (!has(self.objective.deadlineSeconds) &&"
+                " !has(self.objective.maxCost))",
+                "objective is used by mode Advise and Auto only: set mode, or remove deadlineSeconds and maxCost",
+            )
+        )
+    )
+
+    mode: Literal["Off", "Manual", "Advise", "Auto"] = "Manual"
+    """`"Off"` (in quotes: in YAML, Off without them is false) and Manual: `workers.replicas`, which `kubectl scale` and
+    autoscalers may change. Advise: the same, and what Shoal would do is in status.plan, in events and in metrics.
+    Auto: Shoal chooses, between `workers.minReplicas` and `workers.maxReplicas`, and begins with
+    `workers.replicas`."""
+    objective: Objective = Objective()
+    """What a plan aims at."""
+    stabilization_seconds: Stabilization = Stabilization()
+    """For how long a plan must hold before mode Auto carries it out."""

@@ -1,0 +1,67 @@
+"""The parts of a TrainingJob's status about pools: the plan, the prediction, what was used and what it costs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from shoal.api.base import Status
+from shoal.api.capacity_pool import Usage
+
+
+class PlanStatus(Status):
+    """How many workers of which pool are wanted, and what that is expected to give."""
+
+    revision: int = 0
+    """Grows with each change of the counts."""
+    summary: str = ""
+    """The counts in a few characters."""
+    pools: dict[str, int] = Field(default_factory=dict)
+    """Workers wanted, by CapacityPool."""
+    parameter_servers: int | None = None
+    """Parameter servers that the plan is made for. A different number of them takes effect only if you set it."""
+    finish_time: datetime | None = None
+    """When the job is expected to finish."""
+    cost: str | None = None
+    """What the whole job is expected to cost, including what was spent, a decimal."""
+    confidence: str | None = None
+    """The probability with which deadline and budget are expected to be kept, 0 to 1, a decimal."""
+    reason: str = ""
+    """Why these counts."""
+    decided_at: datetime | None = None
+    """When the counts last changed."""
+
+
+class PredictionStatus(Status):
+    """How fast the job is expected to be with its workers, and how wrong that was."""
+
+    samples_per_second: str | None = None
+    """Expected speed of the whole job, a decimal."""
+    remaining_seconds: int | None = None
+    """Expected seconds until training ends."""
+    relative_error: str | None = None
+    """By how much the measured speed differs from the expected one, as a share of it, a decimal."""
+    basis: str = ""
+    """What the expectation is based on."""
+
+
+class CostStatus(Status):
+    """What the nodes of the workers cost, in the currency of the CapacityPools' prices. Amounts are decimals."""
+
+    per_hour: str = "0"
+    """Of the nodes in use now."""
+    accumulated: str = "0"
+    """Up to status.countedUntil. Only grows."""
+    saved_versus_on_demand: str = "0"
+    """What the same node hours would have cost more at on-demand prices of the same accelerator, where a pool has
+    one."""
+
+
+class PoolUsage(Usage):
+    """What the job used and met in one pool. All counts only grow, and include each thing once."""
+
+    last_interruption: datetime | None = None
+    """When the platform last took one of its workers."""
+    in_last_shock: int = 0
+    """How many it took within a minute of each other the last time."""

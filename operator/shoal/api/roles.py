@@ -1,0 +1,136 @@
+"""`spec.parameterServers` and `spec.workers` of a TrainingJob: how many, where, and from which template."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from shoal.api.base import Strict
+from shoal.api.pod_template import pod_template_schema
+from shoal.api.rules import Natural, Positive, rules
+
+MOST_SHARDS = 16
+MOST_POOLS = 16
+
+Capacity = Literal["Spot", "OnDemand", "Any"]
+"""Kinds of nodes, told apart by the labels of the platform."""
+PsTemplate = Annotated[dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("ps")))]
+WorkerTemplate = Annotated[
+    dict[str, Any], Field(json_schema_extra=lambda s: s.update(pod_template_schema("worker")))
+]
+PoolNames = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
+    Field(max_length=MOST_POOLS, json_schema_extra={"x-kubernetes-list-type": "set"}),
+]
+
+
+class SnapshotSpec(Strict):
+    """How often parameters, optimizer state and the data ledger are saved together."""
+
+    every_seconds: Positive = 60
+    """Seconds between snapshots."""
+    retain: int = Field(3, ge=1, le=100)
+    """Number of snapshots to keep."""
+
+
+class ParameterServers(Strict):
+    """The processes that hold the model."""
+
+    replicas: int = Field(1, ge=1, le=MOST_SHARDS)
+    """Number of shards of the parameters. Can change only while the job is suspended."""
+    capacity: Capacity = "OnDemand"
+    """Kind of nodes, by the platform's labels: OnDemand (nodes without a known spot label), Spot, or Any. Terms of the
+    template's nodeAffinity apply as well."""
+    pools: PoolNames = ()
+    """CapacityPools that they may run on, the first with room. They replace `capacity`. Empty: any node of that
+    kind."""
+    snapshot: SnapshotSpec = SnapshotSpec()
+    """How often the model is saved. A change applies to servers that start later, as after a suspension."""
+    template: PsTemplate = Field(default_factory=dict)
+    """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named `ps`.
+    A change applies to pods that have not run yet."""
+
+
+class Fallback(Strict):
+    """What happens when no spot node is to be had."""
+
+    after_seconds: Positive = 300
+    """Workers that waited for a spot node for this many seconds run on on-demand nodes instead."""
+    return_after_seconds: Positive = 1800
+    """After this many seconds, one worker at a time tries a spot node again; when it runs, an on-demand worker
+    ends."""
+
+
+class NodeExclusion(Strict):
+    """When workers avoid a node."""
+
+    failures_before_exclude: Positive = 2
+    """Workers that failed on a node, before others avoid it. Disruptions do not count."""
+    cooldown_seconds: Positive = 3600
+    """Seconds for which workers avoid the node."""
+
+
+class Workers(Strict):
+    """The processes that compute gradients."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
+                "replicas must not exceed maxReplicas: lower replicas or raise maxReplicas",
+            ),
+            (
+                "!has(self.minReplicas) || self.replicas == 0 || self.minReplicas <= self.replicas",
+                "replicas must not be less than minReplicas: raise replicas or lower minReplicas",
+            ),
+            (
+                "!has(self.maxReplicas) || self.onDemandBase <= self.maxReplicas",
+                "onDemandBase must not exceed maxReplicas: lower onDemandBase or raise maxReplicas",
+            ),
+            (
+                "!has(self.fallback) || (has(self.pools) && size(self.pools) > 0) || self.capacity == 'Spot'",
+                "fallback is for workers on spot nodes: set capacity to Spot, or remove fallback",
+            ),
+        )
+    )
+
+    replicas: int = Field(ge=0, le=1000)
+    """Number of workers. `kubectl scale` changes it while training continues. 0: no workers for now."""
+    min_replicas: int = Field(1, ge=0, le=1000)
+    """With fewer ready workers than this the job is Degraded, but it keeps training with those that it has."""
+    max_replicas: int | None = Field(None, ge=1, le=1000)
+    """Upper limit of `replicas`. Unset: no limit."""
+    max_surge: int | str = Field(
+        "25%",
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            **rules(
+                (
+                    "type(self) == int ? self >= 0 : self.matches('^(100|[1-9]?[0-9])%$')",
+                    'must be a non-negative integer, or a percentage in quotes such as "25%"',
+                )
+            ),
+        },
+    )
+    """How many replacement pods may run alongside pods that are still terminating: a number, or a percentage of
+    replicas, rounded up."""
+    capacity: Capacity = "Spot"
+    """Kind of nodes, by the platform's labels: Spot, OnDemand (nodes without a known spot label), or Any. On a cluster
+    whose nodes have no spot labels: Any. Terms of the template's nodeAffinity apply as well."""
+    pools: PoolNames = ()
+    """CapacityPools that they may run on, in order of preference. They replace `capacity`. Empty: any node of that
+    kind."""
+    zone_policy: Literal["Same", "Preferred", "Any"] = "Any"
+    """Whether workers run in the zone of parameter server 0: Same (only there), Preferred, or Any. Traffic between
+    zones is slower, and is paid for."""
+    on_demand_base: Natural = 0
+    """This many workers run on on-demand nodes, the others as `capacity` or `pools` say."""
+    fallback: Fallback | None = None
+    """What happens when no spot node is to be had. Unset: workers wait for one."""
+    node_exclusion: NodeExclusion | None = None
+    """When workers avoid a node. Unset: never."""
+    template: WorkerTemplate = Field(default_factory=dict)
+    """A PodTemplateSpec, merged over Shoal's defaults as `kubectl patch` does. The training container is named
+    `worker`. A change applies to pods that have not run yet."""
