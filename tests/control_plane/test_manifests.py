@@ -10,8 +10,8 @@ import pytest
 
 from dev.cluster import ControlPlane
 from shoal import manifests
-from shoal.policy.model import Images
 from shoal.api.labels import Place
+from shoal.policy.model import Images
 from tests.unit.policy import build
 
 pytestmark = pytest.mark.control_plane

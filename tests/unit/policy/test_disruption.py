@@ -13,10 +13,10 @@ from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
 from shoal.manifests.platforms import is_spot
 from shoal.policy.facts.read import read
-from shoal.policy.tell import pod_problems
 from shoal.policy.facts.signals import Meaning, node_signal
 from shoal.policy.facts.verdict import PodOutcome, Verdict
 from shoal.policy.facts.verdict import judge as judge_with
+from shoal.policy.tell import pod_problems
 from shoal_trainer.contract import Outcome
 from tests.unit.policy import build
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shoal import manifests
+from shoal.api.labels import Place
 from shoal.manifests import names
 from shoal.manifests.merge import merge
-from shoal.api.labels import Place
-from shoal_trainer.contract import SECRET_DIR, AcceleratorBatch, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.contract import CODE_DIR, SECRET_DIR, AcceleratorBatch, RuntimeConfig, Shard, StopAfter
 from tests.unit.policy import build
 
 
@@ -258,3 +258,13 @@ def test_manifests_are_json() -> None:
 )  # fmt: skip
 def test_merge(defaults: dict[str, Any], patch: dict[str, Any], merged: dict[str, Any]) -> None:
     assert merge(defaults, patch) == merged
+
+
+def test_code_of_a_config_map_is_mounted_in_workers_only() -> None:
+    training = {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}, "code": {"configMap": "digits-code"}}
+    pod = worker(training=training)
+    assert {"name": "shoal-code", "configMap": {"name": "digits-code"}} in pod["spec"]["volumes"]
+    mounted = {mount["name"]: mount for mount in container(pod, "worker")["volumeMounts"]}
+    assert mounted["shoal-code"] == {"name": "shoal-code", "mountPath": CODE_DIR, "readOnly": True}
+    assert "shoal-code" not in json.dumps(server(training=training))
+    assert "shoal-code" not in json.dumps(worker())

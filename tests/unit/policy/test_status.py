@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from shoal.api.training_job_status import DataStatus, TrainingJobStatus
+from shoal.policy.facts.read import read
 from shoal.policy.model import CreatePod, Images, Refusal, RefusalKind
 from shoal.policy.plan import plan
-from shoal.policy.facts.read import read
 from shoal.policy.tell.progress import differs_in_telemetry_only, final, progress
 from shoal_trainer.contract import DataReport, Outcome, TerminationMessage
 from tests.unit.policy import build

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from shoal.policy.decide.workers import max_surge
 from shoal.policy.model import CreatePod, NameConflict, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
-from shoal.policy.decide.workers import max_surge
 from shoal_trainer.contract import WorkerReport, WorkerState
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world

@@ -1,0 +1,178 @@
+"""The step time of one worker: one hierarchical model over all networks and accelerators.
+
+    ln t = ln(a_g + b_g F B / d + c_g N) + r_g ln d + discrepancy
+
+for F FLOPs of a sample, a batch of B samples on d accelerators of kind g, and N tensors. The coefficients of an
+accelerator are its data sheet's times what was learned of all accelerators and of this one; the discrepancy is a
+Gaussian process with an effect of the network, one of the network on this accelerator, and a smooth part over the
+size of the work that grows where nothing was measured. So a new network, a new accelerator and both at once are
+answered by the same posterior, and its variance says how sure it is. docs/sizing.md has the derivation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.sizing.accelerators import CPU, Catalogue, catalogue
+from shoal.sizing.speed import priors
+from shoal.sizing.speed.measurements import Model
+from shoal.sizing.speed.posterior import Posterior, width_factor
+
+__all__ = ["Configuration", "Observation", "WorkerModel"]
+
+Floats = NDArray[np.float64]
+
+GLOBAL = 5  # ln a, ln b, ln c, the weight of arithmetic, the exponent of overheads
+OWN = 4  # of an accelerator: deviations of a, b, c, and the loss of efficiency over several devices
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A worker: a model with `batch` samples in a step on `devices` accelerators of one kind, fed by `cores`."""
+
+    model: Model
+    device: str
+    batch: float
+    devices: int = 1
+    cores: float = 0.0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The measured time of a configuration: ln(seconds) and the variance of that mean."""
+
+    configuration: Configuration
+    log_seconds: float
+    variance: float
+
+
+class _Table:
+    """Configurations as arrays, each (n,)."""
+
+    def __init__(self, rows: Sequence[Configuration], sheets: Catalogue) -> None:
+        self.models = [row.model.fingerprint for row in rows]
+        found = [sheets.sheet(row.device, row.cores) for row in rows]
+        self.devices = [sheet.name for sheet in found]
+        self.log_devices = np.log([float(row.devices) for row in rows])
+        self.work = np.array([_flops(row.model) * row.batch / row.devices for row in rows])
+        self.tensors = np.array([float(row.model.tensors) for row in rows])
+        parameters = np.array([float(row.model.parameters) for row in rows])
+        self.guessed = np.array([float(row.model.flops is None) for row in rows])
+        arithmetic = np.log([sheet.arithmetic_tflops / priors.REFERENCE_TFLOPS for sheet in found])
+        memory = np.log([sheet.bandwidth_gbs / priors.REFERENCE_BANDWIDTH for sheet in found])
+        self.balance = arithmetic - memory
+        self.memory = memory
+        self.small = np.where([sheet.is_cpu for sheet in found], 0.0, (arithmetic + memory) / 2)
+        cores = np.log(
+            [max(row.cores, 1e-3) if sheet.is_cpu else 1.0 for row, sheet in zip(rows, found, strict=True)]
+        )
+        self.place = np.column_stack(
+            [np.log(self.work), np.log(self.tensors), np.log(parameters), cores, self.log_devices]
+        )
+
+
+class WorkerModel:
+    """The posterior of a worker's step time, given observations (none: the data sheets' prior)."""
+
+    def __init__(self, observations: Sequence[Observation] = (), sheets: Catalogue | None = None) -> None:
+        self._sheets = sheets or catalogue()
+        rows = [o.configuration for o in observations]
+        self.devices = sorted({self._sheets.sheet(row.device, row.cores).name for row in rows})
+        self._at = {name: i for i, name in enumerate(self.devices)}
+        self._seen = _Table(rows, self._sheets)
+        size = GLOBAL + OWN * len(self.devices)
+        prior = np.zeros(size)
+        prior[:GLOBAL] = priors.GLOBAL_MEAN
+        prior[GLOBAL + OWN - 1 :: OWN] = priors.DEVICES_LOSS
+        spread = np.array([*priors.GLOBAL_SIGMA, *(s for name in self.devices for s in _own_sigma(name))])
+        noise = np.array([o.variance for o in observations]) + priors.CAMPAIGN**2
+        kernel = self._kernel(self._seen, self._seen) + np.diag(noise + 1e-10)
+        self._posterior = Posterior(
+            lambda theta: self._mean(self._seen, theta),
+            np.array([o.log_seconds for o in observations]),
+            kernel,
+            prior,
+            spread,
+        )
+        self._factor = 1.0
+        if rows:
+            self._factor = width_factor(self._posterior.held_out(self._seen.models), self._seen.models)
+
+    def _mean(self, table: _Table, theta: Floats) -> tuple[Floats, Floats]:
+        """(n,) ln seconds by the form, and its derivatives (n, p)."""
+        n = len(table.models)
+        a, b, c, weight, overhead = theta[:GLOBAL]
+        own = np.zeros((n, OWN))
+        own[:, -1] = priors.DEVICES_LOSS
+        known = np.array([self._at.get(name, -1) for name in table.devices], dtype=int)
+        for i, at in enumerate(known):
+            if at >= 0:
+                own[i] = theta[GLOBAL + OWN * at : GLOBAL + OWN * (at + 1)]
+        parts = np.column_stack(
+            [
+                a + own[:, 0] - overhead * table.small,
+                b + own[:, 1] - table.memory - weight * table.balance + np.log(table.work),
+                c + own[:, 2] - overhead * table.small + np.log(table.tensors),
+            ]
+        )
+        top = parts.max(axis=1, keepdims=True) if n else np.zeros((0, 1))
+        whole = top + np.log(np.exp(parts - top).sum(axis=1, keepdims=True))
+        share = np.exp(parts - whole)
+        jacobian = np.zeros((n, len(theta)))
+        jacobian[:, :3] = share
+        jacobian[:, 3] = -share[:, 1] * table.balance
+        jacobian[:, 4] = -(share[:, 0] + share[:, 2]) * table.small
+        for i, at in enumerate(known):
+            if at >= 0:
+                jacobian[i, GLOBAL + OWN * at : GLOBAL + OWN * (at + 1)] = [*share[i], table.log_devices[i]]
+        return whole[:, 0] + own[:, 3] * table.log_devices, jacobian
+
+    def _kernel(self, one: _Table, other: _Table) -> Floats:
+        """(n, m) covariance of the discrepancy."""
+        model, device = _equal(one.models, other.models), _equal(one.devices, other.devices)
+        far = np.zeros(model.shape)
+        for column, length in enumerate(priors.LENGTHS):
+            far += (np.subtract.outer(one.place[:, column], other.place[:, column]) / length) ** 2
+        smooth = np.exp(-far / 2)
+        kernel = priors.MODEL**2 * model + priors.SMOOTH**2 * smooth
+        kernel += device * (priors.BOTH**2 * model + priors.SMOOTH_OWN**2 * smooth)
+        kernel += priors.UNKNOWN_FLOPS**2 * model * np.outer(one.guessed, other.guessed)
+        return np.asarray(kernel)
+
+    def predict(self, rows: Sequence[Configuration], *, again: bool = False) -> tuple[Floats, Floats]:
+        """(n,) mean and (n,) standard deviation of ln(seconds). `again`: of one more measurement, noise included."""
+        table = _Table(rows, self._sheets)
+        mean, jacobian = self._mean(table, self._posterior.theta)
+        own = priors.MODEL**2 + priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2
+        variance = own + priors.UNKNOWN_FLOPS**2 * table.guessed + self._unseen(table, jacobian)
+        cross = self._kernel(self._seen, table)
+        mean, variance = self._posterior.predict(mean, jacobian, cross, variance)
+        return mean, self._factor * np.sqrt(variance + (priors.CAMPAIGN**2 if again else 0.0))
+
+    def _unseen(self, table: _Table, jacobian: Floats) -> Floats:
+        """(n,) variance from the deviations of accelerators that were never measured."""
+        new = np.array([float(name not in self._at) for name in table.devices])
+        own = np.array([_own_sigma(name) for name in table.devices]).reshape(-1, OWN)
+        terms = np.column_stack([jacobian[:, :3], table.log_devices])
+        return np.asarray(new * ((terms * own) ** 2).sum(axis=1))
+
+
+def _own_sigma(device: str) -> tuple[float, ...]:
+    """The standard deviations of an accelerator's own coefficients."""
+    factor = priors.CPU_FACTOR if device == CPU else 1.0
+    return tuple(factor * sigma for sigma in priors.OWN_SIGMA)
+
+
+def _equal(one: Sequence[str], other: Sequence[str]) -> Floats:
+    """(n, m) 1 where two names are equal."""
+    same = np.equal.outer(np.array(one, dtype=object), np.array(other, dtype=object))
+    return np.asarray(same, dtype=np.float64)
+
+
+def _flops(model: Model) -> float:
+    """FLOPs of a sample's forward pass; unknown: two for each parameter and position, a guess of a factor."""
+    return model.flops if model.flops is not None else priors.FLOPS_PER_PARAMETER * model.parameters
