@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 LOCKS := dev ps worker worker-gpu operator
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down test unit lint format generate lock bench soak nightly clean
+.PHONY: help install possible demo demo-down images test unit lint format generate lock bench soak nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -17,7 +17,7 @@ $(VENV): lock/dev.txt pyproject.toml
 	@dev/bootstrap.sh
 	@touch $@
 
-demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed (CLUSTER=kind|local, KEEP=1)
+demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed (as root on Linux; KEEP=1 keeps it)
 	@$(PYTHON) -m dev demo
 
 possible:
@@ -25,6 +25,10 @@ possible:
 
 demo-down: install  ## Delete the cluster that KEEP=1 kept
 	@$(PYTHON) -m dev down
+
+images: install  ## Build and push all images: make images REGISTRY=registry.example.com/team
+	@[ -n "$(REGISTRY)" ] || { echo "error: say where to: make images REGISTRY=registry.example.com/team" >&2; exit 2; }
+	@$(PYTHON) -m dev images push $(REGISTRY)
 
 test: install lint  ## Run the linters and all tests
 	@$(PYTHON) -m dev setup

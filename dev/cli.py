@@ -20,6 +20,7 @@ from dev.console import console, say
 from dev.demo.kind import Kind
 from dev.errors import DevError
 from dev.paths import clusters
+from shoal import __version__
 
 CONTROL_PLANE_FOLDER = "control-plane"
 
@@ -205,6 +206,16 @@ def images_load(names: tuple[str, ...], cluster: str) -> None:
     ensure_template(references)
     for reference in references:
         LocalCluster(cluster).load_image(reference)
+
+
+@images.command("push")
+@click.argument("registry")
+@click.option("--tag", default=__version__)
+def images_push(registry: str, tag: str) -> None:
+    """Build all images for REGISTRY with Docker or buildah, push them, print the `helm install` that uses them."""
+    from dev.publish import publish
+
+    click.echo(publish(registry, tag))
 
 
 @main.command()

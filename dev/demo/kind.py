@@ -1,5 +1,6 @@
-"""The demo on kind, with a Docker engine. Not tested: see dev/README.md.
+"""The demo on kind, with a Docker engine. Not run yet: see dev/README.md. Chosen only by CLUSTER=kind.
 
+The cluster is that of kind-config.yaml, to which an audit log of the API server is added for the demo's figures.
 The kubelets of kind do not use logind, so the notice is simulated: the kubelet is stopped, the node's status is that
 of a shutdown, and the containers get SIGTERM.
 """
@@ -10,9 +11,12 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from dev.cluster.control_plane import AUDIT_POLICY
 from dev.commands import command
@@ -24,6 +28,35 @@ from dev.paths import ROOT
 from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH
 
 CLUSTER = "shoal-demo"
+CONFIG = ROOT / "kind-config.yaml"
+_AUDIT_PATCH = """\
+kind: ClusterConfiguration
+apiServer:
+  extraArgs:
+    - {name: audit-policy-file, value: /etc/kubernetes/audit/policy.yaml}
+    - {name: audit-log-path, value: /var/log/kubernetes/audit.log}
+  extraVolumes:
+    - {name: policy, hostPath: /etc/kubernetes/audit, mountPath: /etc/kubernetes/audit, readOnly: true}
+    - {name: log, hostPath: /var/log/kubernetes, mountPath: /var/log/kubernetes, pathType: DirectoryOrCreate}
+"""
+
+
+def audited(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration of a kind cluster whose API server writes its audit log into `folder`/logs.
+
+    `folder`/audit-policy.yaml must exist when the cluster is made.
+    """
+    mounts = [
+        {
+            "hostPath": str(folder / "audit-policy.yaml"),
+            "containerPath": "/etc/kubernetes/audit/policy.yaml",
+            "readOnly": True,
+        },
+        {"hostPath": str(folder / "logs"), "containerPath": "/var/log/kubernetes"},
+    ]
+    extra = {"extraMounts": mounts, "kubeadmConfigPatches": [_AUDIT_PATCH]}
+    nodes = [{**node, **(extra if node["role"] == "control-plane" else {})} for node in config["nodes"]]
+    return {**config, "nodes": nodes}
 
 
 class Kind:
@@ -59,7 +92,7 @@ class Kind:
             raise DevError("No Docker engine answers this user: start it, or make `docker info` work.")
 
     def up(self) -> None:
-        """Build the images with Docker, create the cluster of kind.yaml, load the images."""
+        """Build the images with Docker, create the cluster of kind-config.yaml, load the images."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         (self.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY))
         bases = (IMAGES[name].after for name in DEMO)
@@ -71,10 +104,11 @@ class Kind:
                 dockerfile = str(context / image.dockerfile)
                 command("docker", "build", *target, "-f", dockerfile, "-t", image.reference, str(context))
         with step("kind cluster", every=30):
-            config = str(Path(__file__).with_name("kind.yaml"))
+            config = self.folder / "kind-config.yaml"
+            config.write_text(yaml.safe_dump(audited(yaml.safe_load(CONFIG.read_text()), self.folder)))
             kubeconfig = str(self.kubeconfig)
             self.down()
-            options = ["--name", CLUSTER, "--config", config, "--kubeconfig", kubeconfig]
+            options = ["--name", CLUSTER, "--config", str(config), "--kubeconfig", kubeconfig]
             command("kind", "create", "cluster", *options, cwd=ROOT)
         for name in DEMO:
             with step(f"loading {IMAGES[name].reference}", every=30):

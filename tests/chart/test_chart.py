@@ -1,6 +1,7 @@
 """The chart as rendered by `helm`: objects, permissions, and rejected values."""
 
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+
+from dev.images import IMAGES
+from dev.paths import ROOT
+from dev.publish import install_command
 
 CHART = Path(__file__).parents[2] / "charts" / "shoal"
 
@@ -42,9 +47,29 @@ def test_lint(tools: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def documented_installs() -> Iterator[list[str]]:
+    """The `helm install` of docs/kind.md, and the one that `make images` prints."""
+    page = (ROOT / "docs" / "kind.md").read_text(encoding="utf-8")
+    commands = [*page.splitlines(), install_command("registry.example.com/team", "1").replace("\\\n", "")]
+    yield from (shlex.split(line) for line in commands if line.startswith("helm install"))
+
+
+@pytest.mark.parametrize("words", list(documented_installs()), ids=["kind", "make images"])
+def test_documented_install_renders(tools: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        [str(tools / "helm"), "template", *words[2:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    [deployment] = of_kind([d for d in yaml.safe_load_all(done.stdout) if d], "Deployment")
+    image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image in {IMAGES["operator"].reference, "registry.example.com/team/shoal-operator:1"}
+
+
 def test_crds_are_part_of_the_release_and_kept_on_uninstall(tools: Path) -> None:
     crds = of_kind(render(tools), "CustomResourceDefinition")
-    assert [c["metadata"]["name"] for c in crds] == ["trainingjobs.shoal.dev"]
+    assert [c["metadata"]["name"] for c in crds] == [
+        path.stem.partition("_")[2] + ".shoal.dev" for path in sorted((ROOT / "crds").glob("*.yaml"))
+    ]
     assert all(c["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for c in crds)
     assert of_kind(render(tools, "crds.install=false"), "CustomResourceDefinition") == []
 

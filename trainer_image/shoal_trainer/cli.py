@@ -87,7 +87,7 @@ def work() -> None:
     "args",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An argument of the entrypoint, an integer or a string as in spec.training.args. Repeatable.",
+    help="An argument of the entrypoint: an integer, a decimal or a string, as in spec.training.args. Repeatable.",
 )
 @click.option(
     "--storage",
@@ -170,6 +170,37 @@ def run(
     except UserError as error:
         raise click.BadParameter(str(error), param_hint="MODULE:OBJECT") from error
     sys.exit(watch(job))
+
+
+@main.command()
+@click.argument("entrypoint", metavar="MODULE:OBJECT")
+@click.option(
+    "--batch-size", default=32, show_default=True, type=COUNT, metavar="N", help="Samples per step."
+)
+@click.option("--workers", default=1, show_default=True, type=COUNT, metavar="N", help="As many are planned.")
+@click.option("--until", metavar="METRIC=VALUE", help="The target, as for `run`.")
+@click.option("--mode", type=click.Choice(["min", "max"], case_sensitive=False), help="As for `run`.")
+@click.option(
+    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint. Repeatable."
+)
+@click.option(
+    "--output", "-o", default="text", show_default=True, type=click.Choice(["text", "json"]), help="Format."
+)
+def check(
+    entrypoint: str, batch_size: int, workers: int, until: str | None, mode: Literal["min", "max"] | None,
+    args: tuple[str, ...], output: str,
+) -> None:  # fmt: skip
+    """Try MODULE:OBJECT in seconds, on this machine: what would fail later, or only on a cluster or a GPU.
+
+    Imports it, builds the model on one batch of the data, trains a step with and without XLA, evaluates, runs the
+    callbacks for one epoch and exports the model. Exit code: 0 if a cluster would take it (with or without warnings),
+    1 if not, 2 if the command line is wrong.
+    """
+    from shoal_trainer.checking import rehearse
+
+    given = dict(_argument(text) for text in args)
+    stop_after = _stop_after(1 if until is None else None, None, until, mode)
+    sys.exit(rehearse(entrypoint, given, batch_size, workers, stop_after, output))
 
 
 def _uri(folder: str) -> str:

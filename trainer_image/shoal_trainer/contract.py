@@ -31,6 +31,13 @@ During a rotation also `previous-key` and `previous-key-id`.
 STORAGE_DIR = "/var/run/shoal/storage"
 """The mount path of the job's volume claim or ephemeral volume; its URI is `file://` + this."""
 
+CODE_DIR = "/var/run/shoal/code"
+"""The mount path of the job's code from a ConfigMap, first on the path of workers."""
+
+EPOCH_LINE = "epoch report: "
+"""PS 0 logs each complete epoch in a line that ends in this and an `EpochReport` as JSON: the history of the job for
+whoever may read logs. After a rollback an epoch may come again; the last line counts."""
+
 TERMINATION_LOG = "/dev/termination-log"
 DATA_PORT = 7070
 CONTROL_PORT = 7071

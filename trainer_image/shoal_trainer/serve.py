@@ -40,6 +40,7 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.epoch_log import EpochLog
 from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
@@ -102,6 +103,7 @@ class ParameterServer:
             staleness=config.staleness,
         )
         self.service: CoordinatorService | None = None
+        self._epoch_log = EpochLog()
         self._follower = Follower(self.shard, self._store)
         if config.index == 0:
             self.service = CoordinatorService(
@@ -180,6 +182,7 @@ class ParameterServer:
                 continue
             coordinator = self.service.coordinator
             coordinator.tick()
+            self._epoch_log.update(coordinator)
             if coordinator.finished is not None:
                 now = time.monotonic()
                 ended_at = now if ended_at is None else ended_at
@@ -198,6 +201,8 @@ class ParameterServer:
                 self._marker.touch()
 
     def _ended(self, message: TerminationMessage) -> int:
+        if self.service is not None:
+            self._epoch_log.update(self.service.coordinator)
         if self.service is not None and not self.service.snapshotter.settled(SETTLE_SECONDS):
             log.warning("the last snapshot of this run is from before the end of training")
         write_termination(message)

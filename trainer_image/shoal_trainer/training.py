@@ -6,6 +6,7 @@ TensorFlow and Keras are imported only where they are used: parameter servers im
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,8 @@ from shoal_trainer.errors import UserError
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
+
+_DECIMAL = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +124,28 @@ def as_training(found: Any, args: dict[str, Any], where: str) -> Training:
             f"{where} is a {type(found).__name__}. It must be a shoal_trainer.Training or return one."
         )
     try:
-        inspect.signature(found).bind(**args)
+        signature = inspect.signature(found)
+        args = {name: _number(value, signature.parameters.get(name)) for name, value in args.items()}
+        signature.bind(**args)
     except TypeError as error:
-        raise UserError(f"{where} cannot be called with spec.training.args: {error}.") from error
+        takes = f"takes {', '.join(map(str, signature.parameters.values())) or 'no arguments'}"
+        raise UserError(f"{where} cannot be called with spec.training.args: {error}. It {takes}.") from error
     except ValueError:
         pass  # a built-in without a signature: the call below raises
     made = found(**args)
     if not isinstance(made, Training):
         raise UserError(f"{where}() returned {type(made).__name__}. It must return a shoal_trainer.Training.")
     return made
+
+
+def _number(value: Any, parameter: inspect.Parameter | None) -> Any:
+    """A decimal as a float: the API of Kubernetes has none, so 0.001 arrives as the string "0.001".
+
+    A parameter that is a string, by its annotation or its default, gets the string.
+    """
+    if not isinstance(value, str) or not _DECIMAL.match(value):
+        return value
+    wants_text = parameter is not None and (
+        parameter.annotation in {str, "str"} or isinstance(parameter.default, str)
+    )
+    return value if wants_text else float(value)

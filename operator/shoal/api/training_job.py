@@ -211,14 +211,23 @@ class AcceleratorBatchSize(Strict):
     """Samples in one step of such a worker."""
 
 
+class CodeSource(Strict):
+    """Python files outside of the image."""
+
+    config_map: str = Field(min_length=1, max_length=253)
+    """A ConfigMap of the job's namespace, whose keys are the names of files: `digits.py`."""
+
+
 class TrainingSpec(Strict):
     """What is trained. Immutable."""
 
     entrypoint: Entrypoint
     """`module:object` in the worker image: a shoal_trainer.Training, or a function that returns one."""
     args: dict[str, int | str] = Field(default_factory=dict, max_length=64)
-    """Arguments of the entrypoint function: integers, or strings such as `"0.1"` in quotes, which it receives as
-    strings."""
+    """Arguments of the entrypoint function: integers, strings, or decimals in quotes such as `"0.1"`, which it
+    receives as floats."""
+    code: CodeSource | None = None
+    """Code that is not in the image. Its modules are first on Python's path of the workers."""
     batch_size: Positive = 128
     """Samples in one step of one worker. A push is weighted by its samples; this many have weight 1."""
     batch_sizes: list[AcceleratorBatchSize] = Field(
@@ -322,14 +331,16 @@ class TrainingJob(Resource):
         Column("PS", ".status.parameterServers.ready", "integer", description="Parameter servers ready"),
         Column("Workers", ".status.workers.ready", "integer", description="Workers ready"),
         Column("Desired", ".spec.workers.replicas", "integer", description="Desired workers"),
-        Column("Speed", ".status.training.samplesPerSecond", description="Samples per second of the job"),
-        Column("Progress", ".status.training.progressPercent", "integer", description="Progress in percent"),
+        Column("Samples/s", ".status.training.samplesPerSecond", description="Samples per second of the job"),
+        Column(
+            "Progress(%)", ".status.training.progressPercent", "integer", description="Progress in percent"
+        ),
         Column(
             "Disruptions", ".status.restarts.disruptions", "integer", description="Disruptions of workers"
         ),
         Column("Age", ".metadata.creationTimestamp", "date"),
         Column(
-            "ETA",
+            "ETA(s)",
             ".status.training.remainingSeconds",
             "integer",
             wide=True,

@@ -17,7 +17,15 @@ from shoal.policy.merge import merge
 from shoal.policy.model import Images, Manifest
 from shoal.policy.placement import affinity, tolerations
 from shoal.policy.runtime_config import NODE_NAME_ENV, POD_IP_ENV, as_environment, runtime_config
-from shoal_trainer.contract import CONFIG_ENV, CONTROL_PORT, DATA_PORT, METRICS_PORT, SECRET_DIR, STORAGE_DIR
+from shoal_trainer.contract import (
+    CODE_DIR,
+    CONFIG_ENV,
+    CONTROL_PORT,
+    DATA_PORT,
+    METRICS_PORT,
+    SECRET_DIR,
+    STORAGE_DIR,
+)
 
 USER = 65532
 GRACE_SECONDS = {"worker": 20, "ps": 60}
@@ -133,6 +141,10 @@ def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[di
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shoal-secret", "mountPath": SECRET_DIR, "readOnly": True},
     ]
+    code = job.spec.training.code
+    if role == "worker" and code is not None:
+        volumes.append({"name": "shoal-code", "configMap": {"name": code.config_map}})
+        mounts.append({"name": "shoal-code", "mountPath": CODE_DIR, "readOnly": True})
     storage = job.spec.storage
     if role == "ps" and storage.uri is None:
         claim = storage.volume_claim

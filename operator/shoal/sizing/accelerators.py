@@ -19,6 +19,9 @@ __all__ = ["Accelerator", "Catalogue", "SpeedUp", "catalogue"]
 
 # How much accelerators with equal data sheets differ in practice (drivers, clocks, host).
 _LIKENESS = 0.1
+CPU = "CPU"
+# A core of a cloud's processor: half of a physical core with AVX2 at 3 GHz, and its share of the memory.
+_CORE_TFLOPS, _CORE_BANDWIDTH, _CORE_MEMORY = 0.05, 5.0, 4.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,20 @@ class Accelerator:
     memory_gb: float
     bandwidth_gbs: float
     source: str = ""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is a processor, whose speed is given by its cores."""
+        return self.name == CPU
+
+    @property
+    def arithmetic_tflops(self) -> float:
+        """Peak arithmetic of a float32 training step.
+
+        TensorFlow multiplies float32 in TF32 where the accelerator can; other kernels stay in fp32. Which part a model
+        has is unknown, so the geometric mean of both.
+        """
+        return math.sqrt(self.fp32_tflops * self.tf32_tflops) if self.tf32_tflops > 0 else self.fp32_tflops
 
 
 @dataclass(frozen=True)
@@ -90,6 +107,19 @@ class Catalogue:
                 "or add its data sheet with --accelerators"
             )
         return entry
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a data sheet of this name."""
+        return str(name).strip().lower() in self._rows or str(name).strip().upper() == CPU
+
+    def sheet(self, name: str, cores: float = 0.0) -> Accelerator:
+        """The data sheet of a device; of a CPU, by its number of cores (0: not known, 1)."""
+        if str(name).strip().upper() != CPU:
+            return self.find(name)
+        number = cores if cores > 0 else 1.0
+        return Accelerator(
+            CPU, _CORE_TFLOPS * number, math.nan, math.nan, _CORE_MEMORY * number, _CORE_BANDWIDTH * number
+        )
 
     def speed_up(self, source: str, target: str) -> SpeedUp:
         """How `target` compares with `source` by their data sheets.

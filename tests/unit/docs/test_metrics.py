@@ -10,7 +10,15 @@ from prometheus_client.registry import Collector
 
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.runtime.metrics import Metrics
-from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+from shoal_trainer.contract import (
+    LogSums,
+    Phase,
+    ShardReport,
+    SpeedSums,
+    StatusReport,
+    WorkerReport,
+    WorkerState,
+)
 from shoal_trainer.coordinator.metrics import StatusCollector
 from tests.unit.docs.pages import code, read, rows, section
 from tests.unit.policy import build
@@ -59,7 +67,20 @@ def test_coordinator_metrics_match_the_collector() -> None:
         progress_percent=1.0,
         goodput=1.0,
         input_wait=0.0,
+        samples_left=1.0,
         workers=(worker,),
+        shards=(ShardReport(index=0, epoch=0),),
+        speed=(
+            SpeedSums(
+                device="T4",
+                devices=1,
+                cores=4,
+                batch_size=8,
+                workers=1,
+                servers=1,
+                compute=LogSums(count=1),
+            ),
+        ),
     )
     collector: Collector = StatusCollector(lambda: status)
     assert documented("Coordinator") == exported(collector.collect())

@@ -10,7 +10,7 @@ import pytest
 from shoal.policy import manifests, names
 from shoal.policy.merge import merge
 from shoal.policy.names import Place
-from shoal_trainer.contract import SECRET_DIR, AcceleratorBatch, RuntimeConfig, Shard, StopAfter
+from shoal_trainer.contract import CODE_DIR, SECRET_DIR, AcceleratorBatch, RuntimeConfig, Shard, StopAfter
 from tests.unit.policy import build
 
 
@@ -257,3 +257,13 @@ def test_manifests_are_json() -> None:
 )  # fmt: skip
 def test_merge(defaults: dict[str, Any], patch: dict[str, Any], merged: dict[str, Any]) -> None:
     assert merge(defaults, patch) == merged
+
+
+def test_code_of_a_config_map_is_mounted_in_workers_only() -> None:
+    training = {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}, "code": {"configMap": "digits-code"}}
+    pod = worker(training=training)
+    assert {"name": "shoal-code", "configMap": {"name": "digits-code"}} in pod["spec"]["volumes"]
+    mounted = {mount["name"]: mount for mount in container(pod, "worker")["volumeMounts"]}
+    assert mounted["shoal-code"] == {"name": "shoal-code", "mountPath": CODE_DIR, "readOnly": True}
+    assert "shoal-code" not in json.dumps(server(training=training))
+    assert "shoal-code" not in json.dumps(worker())

@@ -10,20 +10,25 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from shoal_trainer.contract import CODE_DIR
 from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training, as_training
 
 
 def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | None = None) -> Training:
-    """Import the module from `folder` (default: the working directory) or the installed packages, and get the object.
+    """Import the module and get the object.
+
+    It is looked for in `folder` (default: the job's own code if it came in a ConfigMap, then the working directory) and
+    among the installed packages.
 
     Raises `UserError` if the module or the object does not exist, or the object does not give a `Training`.
     """
-    folder = folder or Path.cwd()
-    module_name, attribute = check(entrypoint, folder)
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    code = Path(CODE_DIR)
+    folders = [folder] if folder else [*([code] if code.is_dir() else []), Path.cwd()]
+    folder = folders[0]
+    module_name, attribute = check(entrypoint, *folders)
+    sys.path[:0] = [str(each) for each in folders if str(each) not in sys.path]
     try:
         module = importlib.import_module(module_name)
     except UserError as error:
@@ -51,7 +56,7 @@ def load(entrypoint: str, args: dict[str, Any] | None = None, folder: Path | Non
         raise UserError(f"The entrypoint {entrypoint!r} failed: {where(error)}") from error
 
 
-def check(entrypoint: str, folder: Path) -> tuple[str, str]:
+def check(entrypoint: str, *folders: Path) -> tuple[str, str]:
     """Split "module:object" and look for the top-level module without importing it. Raises `UserError`."""
     module_name, separator, attribute = entrypoint.partition(":")
     is_path = "/" in module_name or module_name.endswith(".py")
@@ -62,10 +67,10 @@ def check(entrypoint: str, folder: Path) -> tuple[str, str]:
     top = module_name.partition(".")[0]
     if (
         top not in sys.modules
-        and PathFinder.find_spec(top, [str(folder)]) is None
+        and PathFinder.find_spec(top, [str(folder) for folder in folders]) is None
         and importlib.util.find_spec(top) is None
     ):
-        raise _missing(entrypoint, module_name, folder)
+        raise _missing(entrypoint, module_name, folders[0])
     return module_name, attribute
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection
 
-from shoal_trainer.contract import StopAfter
+from shoal_trainer.contract import StopAfter, names_of
 from shoal_trainer.errors import UserError
+
+SHARES = ("([a-z]+_)*acc(uracy)?", "((roc|pr)_)?auc", "precision", "recall", "f1(_?score)?")
+"""Patterns of metrics that are at most 1."""
 
 
 def check_target(stop_after: StopAfter, evaluated: Collection[str] | None) -> None:
@@ -28,6 +32,17 @@ def check_target(stop_after: StopAfter, evaluated: Collection[str] | None) -> No
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UserError(
             f"Training should stop at a value of the unknown metric {name}; known: {', '.join(evaluated)}.{hint}"
+        )
+    value = stop_after.value
+    if (
+        value is not None
+        and stop_after.direction == "Max"
+        and value > 1
+        and re.match(names_of(*SHARES), name)
+    ):
+        raise UserError(
+            f"Training should stop when {name} reaches {value:g}, but it is at most 1. Give it as a share, for example "
+            "0.95."
         )
     if stop_after.direction is None:
         raise UserError(

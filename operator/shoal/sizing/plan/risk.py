@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.sizing.plan.elastic import REPLACEMENT_SPREAD
 from shoal.sizing.plan.problem import Floats, Pool, Problem
-from shoal.sizing.predict.cluster_speed import soft_min
+from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["chance", "finish_times", "is_risky"]
 

@@ -333,3 +333,32 @@ def test_ranges_of_the_epoch_that_is_not_complete_do_not_count():
         0,
         1,
     )
+
+
+def test_restart_from_nothing_is_counted_with_what_is_trained_again():
+    """Ephemeral storage: with shard 0 its snapshots are gone, so a worker's journal does not reach back far enough."""
+    new = Bench(boot=2, epoch=1)
+    new.join(0, known_samples=6)
+    new.now += 60.0
+    new.join(1, known_samples=7)  # its copy was newer
+    new.join(0, known_samples=7)  # once more
+    counters = new.coordinator.counters
+    assert (counters.restarted_from_nothing, counters.repeated) == (1, 7)
+    report = new.coordinator.status()
+    assert (report.restarted_from_nothing, report.data.repeated) == (1, 7)
+
+
+def test_restart_before_training_or_from_a_snapshot_is_not_one_from_nothing():
+    fresh = Bench(boot=2, epoch=1)
+    fresh.join(0)
+    old = Bench()
+    old.join(0)
+    lease = old.ask(0).lease
+    old.push(0, lease, lease.stop)
+    resumed = old.successor()
+    resumed.join(0, known_samples=4)
+    first = Bench()
+    first.join(0, known_samples=4)
+    for bench in (fresh, resumed, first):
+        assert bench.coordinator.counters.restarted_from_nothing == 0
+        assert bench.coordinator.counters.repeated == 0

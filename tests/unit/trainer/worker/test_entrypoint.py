@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from shoal_trainer import Training, UserError
+from shoal_trainer.worker import entrypoint
 from shoal_trainer.worker.entrypoint import load
 
 GOOD = """
@@ -112,3 +113,20 @@ def test_invalid_training_says_what_to_change(options, words):
     with pytest.raises(UserError) as caught:
         Training(**(right | options))
     assert words in str(caught.value)
+
+
+def test_code_of_the_job_is_before_that_of_the_image(folder, monkeypatch):
+    image, code = folder / "image", folder / "code"
+    for each, size in ((image, 1), (code, 2)):
+        each.mkdir()
+        (each / "bothjob.py").write_text(GOOD.replace("np.ones(4)", f"np.ones({size})"))
+    (image / "helper.py").write_text(GOOD)
+    monkeypatch.chdir(image)
+    assert load("bothjob:job").data.size == 1
+    sys.modules.pop("bothjob")
+    monkeypatch.setattr(entrypoint, "CODE_DIR", str(code))
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(image)])
+    assert load("bothjob:job").data.size == 2
+    assert load("helper:job").data.size == 4, "the image's own modules stay"
+    for name in ("bothjob", "helper"):
+        sys.modules.pop(name)

@@ -1,0 +1,71 @@
+"""Build the images for a registry and push them: `make images REGISTRY=registry.example.com/team`.
+
+With Docker where an engine answers, else with buildah. Prints the `helm install` that uses them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator
+
+from dev.commands import command
+from dev.console import step
+from dev.demo.backend import docker_answers
+from dev.errors import DevError
+from dev.images import IMAGES, Image
+from dev.paths import ROOT
+from shoal import __version__
+
+
+def reference(image: Image, registry: str, tag: str) -> str:
+    """The name of an image in the registry."""
+    return f"{registry.rstrip('/')}/shoal-{image.name}:{tag}"
+
+
+def commands(tool: str, registry: str, tag: str) -> Iterator[list[str]]:
+    """The commands that build and push all images, bases first. `tool` is docker or buildah: both know these words."""
+    for image in IMAGES.values():
+        context = ROOT / image.context
+        words = [tool, "build", "-f", str(context / image.dockerfile), "-t", reference(image, registry, tag)]
+        if image.target:
+            words += ["--target", image.target]
+        if image.after:
+            words += ["--build-arg", f"BASE={reference(IMAGES[image.after], registry, tag)}"]
+        yield [*words, str(context)]
+        yield [tool, "push", reference(image, registry, tag)]
+
+
+def values(registry: str, tag: str) -> dict[str, str]:
+    """The chart's values for these images."""
+    return {
+        "image.repository": reference(IMAGES["operator"], registry, tag).rpartition(":")[0],
+        "image.tag": tag,
+        "trainer.psImage": reference(IMAGES["ps"], registry, tag),
+        "trainer.workerImage": reference(IMAGES["worker"], registry, tag),
+    }
+
+
+def install_command(registry: str, tag: str) -> str:
+    """The `helm install` that uses them, to copy."""
+    sets = [f"--set-string {name}={shlex.quote(value)}" for name, value in values(registry, tag).items()]
+    first = "helm install shoal charts/shoal --namespace shoal-system --create-namespace"
+    return " \\\n    ".join([first, *sets])
+
+
+def publish(registry: str, tag: str = __version__) -> str:
+    """Build and push; returns the `helm install` to run next.
+
+    Raises:
+        DevError: neither Docker nor buildah is there, or a build or push failed.
+    """
+    if docker_answers():
+        tool = "docker"
+    elif shutil.which("buildah"):
+        tool = "buildah"
+    else:
+        raise DevError("Building images needs a Docker engine that answers, or buildah: install one of them.")
+    for words in commands(tool, registry, tag):
+        with step(shlex.join(words[:2] + words[-1:]), every=30):
+            command(*words, cwd=ROOT)
+    return install_command(registry, tag)

@@ -1,0 +1,22 @@
+"""Plans for all jobs that share capacity pools: what the operator runs once a minute, and `shoal plan` for files.
+
+`plan_fleet` is a pure function of frozen values. It needs numpy only: nothing that it imports may import pandas, scipy,
+scikit-learn or matplotlib.
+"""
+
+from shoal.sizing.fleet.planner import plan_fleet
+from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
+from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
+
+__all__ = [
+    "FleetJob",
+    "FleetPlan",
+    "FleetPool",
+    "JobPlan",
+    "LogMean",
+    "Model",
+    "Profile",
+    "Row",
+    "ServerLoad",
+    "plan_fleet",
+]

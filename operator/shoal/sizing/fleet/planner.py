@@ -1,0 +1,181 @@
+"""Plan all jobs that share pools: by priority, then by least slack; each sees what the ones before it left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shoal.errors import UsageError
+from shoal.sizing.fleet.problems import JobProblem, job_problem, unusable
+from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
+from shoal.sizing.plan.explain import explain
+from shoal.sizing.plan.planner import Plan, plan
+from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.risk import finish_times
+from shoal.sizing.speed.measurements import Profile
+from shoal.sizing.speed.model import SpeedModel
+from shoal.sizing.speed.servers import soft_min
+
+__all__ = ["plan_fleet"]
+
+
+def plan_fleet(
+    pools: Sequence[FleetPool],
+    profiles: Sequence[Profile],
+    jobs: Sequence[FleetJob],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> FleetPlan:
+    """The counts of every job, each with a reason. There is an answer for every job, whatever its input.
+
+    Args:
+        pools: all pools that any of the jobs names.
+        profiles: everything measured, of all models.
+        jobs: all jobs that share the pools.
+        confidence: probability with which deadlines and budgets are to be kept.
+        seed: of the simulated runs.
+
+    """
+    speeds = SpeedModel(profiles)
+    left = {pool.name: pool.limit for pool in pools}
+    plans: dict[str, JobPlan] = {}
+    for job in sorted(jobs, key=lambda job: (-job.priority, _slack(job, pools, speeds), job.name)):
+        planned = _one(job, pools, left, speeds, confidence, seed)
+        plans[job.name] = planned
+        for name, count in planned.counts.items():
+            left[name] = max(left[name] - count, 0)
+    return FleetPlan({job.name: plans[job.name] for job in jobs})
+
+
+def _slack(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> float:
+    """The time to the deadline, over the time that the job takes with all the workers that it may have."""
+    if job.deadline_seconds is None or job.model is None or job.samples_left is None:
+        return math.inf
+    try:
+        one = job_problem(
+            job, job.model, job.samples_left, pools, {p.name: p.limit for p in pools}, speeds, 0.95
+        )
+    except UsageError:
+        return math.inf
+    rates = sorted(
+        (pool.batch / pool.step_seconds for pool in one.problem.pools for _ in range(pool.limit)),
+        reverse=True,
+    )
+    fastest = sum(rates[: job.max_workers])
+    return job.deadline_seconds * fastest / max(job.samples_left, 1.0)
+
+
+def _one(
+    job: FleetJob,
+    pools: Sequence[FleetPool],
+    left: dict[str, int],
+    speeds: SpeedModel,
+    confidence: float,
+    seed: int,
+) -> JobPlan:
+    if job.model is None or job.samples_left is None:
+        missing = (
+            "The model is not known before a worker has reported it"
+            if job.model is None
+            else "The job ends by a metric, so that the work left is not known"
+        )
+        return _unplanned(
+            job, pools, left, f"{missing}: what runs is kept, with at least minReplicas workers."
+        )
+    try:
+        if job.deadline_seconds is not None and job.deadline_seconds <= 0:
+            late = replace(job, deadline_seconds=None, prefer="MinTime")
+            return _late(
+                _one(late, pools, left, speeds, confidence, seed), "deadline", "The deadline has passed."
+            )
+        if job.budget_left is not None and job.budget_left <= 0:
+            spent = replace(job, budget_left=None)
+            return _late(_one(spent, pools, left, speeds, confidence, seed), "budget", "The budget is spent.")
+        one = job_problem(job, job.model, job.samples_left, pools, left, speeds, confidence)
+        return _answer(job, one, plan(one.problem), seed)
+    except UsageError as error:
+        return _unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}.")
+
+
+def _late(found: JobPlan, binding: str, words: str) -> JobPlan:
+    return replace(found, feasible=False, binding=binding, confidence=0.0, reason=f"{words} {found.reason}")
+
+
+def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
+    problem = one.problem
+    times = finish_times(problem, found.counts, found.servers, seed=seed)
+    low, high = (float(q) for q in np.quantile(times, (0.05, 0.95)))
+    used = [(pool.name, n) for pool, n in zip(problem.pools, found.counts, strict=True)]
+    hourly = sum(pool.price * n for pool, n in zip(problem.pools, found.counts, strict=True))
+    expected = _samples_per_second(problem, found.counts)
+    now = [job.running.get(pool.name, 0) for pool in problem.pools]
+    measured = job.measured_samples_per_second
+    error = None
+    if measured and any(now):
+        error = _samples_per_second(problem, now) / measured - 1
+    return JobPlan(
+        counts=dict(used),
+        parameter_servers=found.servers,
+        finish_seconds=found.seconds,
+        finish_low=min(low, found.seconds),
+        finish_high=max(high, found.seconds),
+        cost=found.cost,
+        cost_per_hour=hourly,
+        confidence=found.chance,
+        feasible=found.feasible,
+        binding=found.binding,
+        reason=" ".join([explain(found, ""), *one.notes]),
+        samples_per_second=expected,
+        relative_error=error,
+        basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
+    )
+
+
+def _samples_per_second(problem: Problem, counts: Sequence[int]) -> float:
+    """Samples a second of these workers, all of them at work."""
+    pairs = list(zip(problem.pools, counts, strict=True))
+    alone = sum(n / pool.step_seconds for pool, n in pairs)
+    samples = sum(n * pool.batch / pool.step_seconds for pool, n in pairs)
+    ps, number = problem.servers, problem.servers.counts[0]
+    if alone <= 0 or ps.model.update_seconds <= 0:
+        return samples
+    cap = number**ps.model.scaling / ps.model.update_seconds
+    return samples * float(soft_min(np.array([alone]), cap, ps.model.sharpness)[0]) / alone
+
+
+def _unplanned(job: FleetJob, pools: Sequence[FleetPool], left: dict[str, int], reason: str) -> JobPlan:
+    """What runs, and at least the workers that the job requires, in its order of preference."""
+    by_name = {pool.name: pool for pool in pools}
+    usable = [name for name in job.pools if name in by_name and unusable(by_name[name]) is None]
+    named = usable or [name for name in job.pools if name in by_name]
+    counts = {name: min(job.running.get(name, 0), left[name]) for name in named}
+    for name in named:
+        room = 0 if by_name[name].exhausted else left[name] - counts[name]
+        counts[name] += max(0, min(job.min_workers - sum(counts.values()), room))
+    hourly = sum((by_name[name].price_per_hour or 0.0) * n for name, n in counts.items())
+    return JobPlan(
+        counts=counts,
+        parameter_servers=job.parameter_servers,
+        finish_seconds=None,
+        finish_low=None,
+        finish_high=None,
+        cost=None,
+        cost_per_hour=hourly,
+        confidence=None,
+        feasible=False,
+        binding=None,
+        reason=f"{reason} {fleet_of(counts)}",
+        samples_per_second=None,
+        relative_error=None,
+        basis="nothing",
+    )
+
+
+def fleet_of(counts: dict[str, int]) -> str:
+    """'Run 2 workers from a and 1 from b.'"""
+    used = [f"{n} from {name}" for name, n in counts.items() if n]
+    return f"Run {' and '.join(used)}." if used else "Run no worker."

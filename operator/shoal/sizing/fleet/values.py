@@ -1,0 +1,109 @@
+"""The input and the output of `plan_fleet`: frozen, picklable values. Times are in seconds, money in one currency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shoal.sizing.speed.measurements import Model
+
+__all__ = ["FleetJob", "FleetPlan", "FleetPool", "JobPlan"]
+
+
+@dataclass(frozen=True)
+class FleetPool:
+    """A capacity pool: what its spec says, and what was measured. One worker uses one node.
+
+    `accelerator` None: nodes without one, whose workers compute on `cores` CPU cores. `limit`: nodes that Shoal
+    may use, all jobs together. `price_per_hour` None: no offer, nothing is planned there. `startup_seen` and
+    `interruptions_seen` (in `node_hours`) are how often these were measured; the rest is the prior.
+    `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now. `available`:
+    nodes that could be had now; None: not known. `together`: the part of the pool's nodes that is lost when several are
+    lost at once.
+    """
+
+    name: str
+    accelerator: str | None
+    devices: int = 1
+    cores: float = 0.0
+    spot: bool = False
+    zone: str = ""
+    limit: int = 0
+    price_per_hour: float | None = None
+    startup_seconds: float = 180.0
+    startup_seen: int = 0
+    interruptions_per_hour: float = 0.0
+    interruptions_seen: int = 0
+    node_hours: float = 0.0
+    unfulfilled_waits: int = 0
+    exhausted: bool = False
+    available: int | None = None
+    measured_startup_seconds: float | None = None
+    together: float | None = None
+    transfer_per_gib: float = 0.0
+
+
+@dataclass(frozen=True)
+class FleetJob:
+    """A job: the work that is left, what it may use, and what it is wanted for.
+
+    `model` None: not reported yet. `samples_left` None: the job ends by a metric. `deadline_seconds` and `budget_left`
+    are what is left from now; None: no limit. `running` workers need no start-up.
+    """
+
+    name: str
+    pools: tuple[str, ...]
+    priority: int = 0
+    model: Model | None = None
+    samples_left: float | None = None
+    batch_size: int = 1
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
+    min_workers: int = 1
+    max_workers: int = 1
+    on_demand_base: int = 0
+    zone_policy: Literal["Same", "Preferred", "Any"] = "Same"
+    parameter_servers: int = 1
+    running: Mapping[str, int] = field(default_factory=dict)
+    deadline_seconds: float | None = None
+    budget_left: float | None = None
+    prefer: Literal["MinCost", "MinTime"] = "MinCost"
+    spent: float = 0.0
+    measured_samples_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """What a job should run, and what is expected of it.
+
+    `feasible`: deadline and budget are met with the confidence asked for. `binding`: the limit that cannot be met, or
+    that makes the plan what it is. `finish_low` and `finish_high` enclose the finish in 90 % of simulated runs.
+    `relative_error`: predicted over measured speed, less 1; None: not measured.
+    """
+
+    counts: Mapping[str, int]
+    parameter_servers: int
+    finish_seconds: float | None
+    finish_low: float | None
+    finish_high: float | None
+    cost: float | None
+    cost_per_hour: float
+    confidence: float | None
+    feasible: bool
+    binding: str | None
+    reason: str
+    samples_per_second: float | None
+    relative_error: float | None
+    basis: str
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """The plans of all jobs, by name. `cost`: of all of them, where known."""
+
+    jobs: dict[str, JobPlan]
+
+    @property
+    def cost(self) -> float:
+        """The expected cost of all jobs from now on."""
+        return sum(plan.cost or 0.0 for plan in self.jobs.values())

@@ -1,0 +1,122 @@
+"""What was measured: step times of models on accelerators, and the work of parameter servers. One table for all.
+
+The rows are those of SpeedProfile.status. Times are kept as mean and variance of their logarithm, since step times
+differ by factors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shoal.errors import UsageError
+
+__all__ = ["LogMean", "Model", "Profile", "Row", "ServerLoad"]
+
+
+@dataclass(frozen=True)
+class LogMean:
+    """Mean and variance of ln(seconds), and how many times were measured."""
+
+    mean_log: float
+    variance_log: float = 0.0
+    count: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean_log) and abs(self.mean_log) <= 50):
+            raise UsageError(
+                f"the mean of ln(seconds) is {self.mean_log}: give a time between 1e-20 and 1e20 s"
+            )
+        if not (math.isfinite(self.variance_log) and self.variance_log >= 0 and self.count > 0):
+            raise UsageError(
+                f"a measured time needs a variance >= 0 and a count > 0, not {self.variance_log} and {self.count}"
+            )
+
+    @classmethod
+    def of(cls, seconds: float, spread: float = 0.0, count: float = 1.0) -> LogMean:
+        """From a mean time and its standard deviation, both in s."""
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise UsageError(f"a measured time must be a number of seconds above 0, not {seconds:g}")
+        if not 0 <= spread <= seconds:
+            raise UsageError(
+                f"the spread of a time of {seconds:g} s must be between 0 and that time, not {spread:g}: both are "
+                "in seconds"
+            )
+        return cls(math.log(seconds), math.log1p((spread / seconds) ** 2), count)
+
+    @property
+    def seconds(self) -> float:
+        """The median time in s."""
+        return math.exp(self.mean_log)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What determines a model's speed. `flops`: of one sample's forward pass, two for each multiply-add."""
+
+    fingerprint: str
+    flops: float | None
+    parameters: int
+    tensors: int
+
+    def __post_init__(self) -> None:
+        if self.flops is not None and not (math.isfinite(self.flops) and self.flops > 0):
+            raise UsageError(
+                f"flopsPerSample of {self.fingerprint} must be a number above 0, not {self.flops}"
+            )
+        if self.parameters < 1 or self.tensors < 1:
+            raise UsageError(f"the model {self.fingerprint} needs at least 1 parameter and 1 tensor")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The times of one configuration; `workers` and `parameter_servers` were active meanwhile.
+
+    `compute` is a worker's compute and input; `pull` and `push` its exchange, which overlaps with it. `step` is the
+    whole step, for rows that were measured without their parts. A row weighs half after each half-life of its `age`.
+    """
+
+    device: str
+    devices: int = 1
+    cores: float = 0.0
+    batch_size: int = 1
+    workers: int = 1
+    parameter_servers: int = 1
+    compute: LogMean | None = None
+    pull: LogMean | None = None
+    push: LogMean | None = None
+    step: LogMean | None = None
+    age_seconds: float = 0.0
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """Seconds of a pull and a push together, if both were measured."""
+        return self.pull.seconds + self.push.seconds if self.pull and self.push else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of a step: measured, or the longer of compute and exchange, which overlap."""
+        if self.step is not None:
+            return self.step.seconds
+        if self.compute is None:
+            return None
+        return max(self.compute.seconds, self.exchange_seconds or 0.0)
+
+
+@dataclass(frozen=True)
+class ServerLoad:
+    """The work of all shards together: seconds busy, updates applied (one a shard and push), bytes received."""
+
+    busy_seconds: float
+    updates: float
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One model and everything measured of it. `server_load` by the number of parameter servers."""
+
+    model: Model
+    rows: tuple[Row, ...] = ()
+    server_load: Mapping[int, ServerLoad] = field(default_factory=dict)

@@ -1,0 +1,133 @@
+"""The predictor: everything that was measured of all models and accelerators in one place, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.speed import priors
+from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row
+from shoal.sizing.speed.servers import Cluster, Load, ServerModel
+from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
+
+__all__ = ["SpeedModel", "WorkerSpeed"]
+
+
+@dataclass(frozen=True)
+class WorkerSpeed:
+    """Seconds of a worker's step alone, the standard deviation of its logarithm, and what it is based on."""
+
+    seconds: float
+    sigma: float
+    basis: str
+
+
+class SpeedModel:
+    """The posterior of step times and of servers, from profiles (none: the data sheets)."""
+
+    def __init__(self, profiles: Sequence[Profile] = (), sheets: Catalogue | None = None) -> None:
+        self._sheets = sheets or catalogue()
+        self._profiles = {profile.model.fingerprint: profile for profile in profiles}
+        known: list[Observation] = []
+        for profile in profiles:
+            for row in profile.rows:
+                alone = _alone(row)
+                if alone is not None and self._sheets.knows(row.device):
+                    known.append(_observation(profile.model, row, alone))
+        self._observations = _merged(known)
+        self.workers = WorkerModel(self._observations, self._sheets)
+
+    @cached_property
+    def servers(self) -> ServerModel:
+        """The posterior of the parameter servers."""
+        loads = [
+            Load(profile.model, count, load.busy_seconds / load.updates, load.updates)
+            for profile in self._profiles.values()
+            for count, load in profile.server_load.items()
+            if load.updates > 0 and load.busy_seconds > 0
+        ]
+        counted = {load.model.fingerprint for load in loads}
+        clusters = [
+            cluster
+            for profile in self._profiles.values()
+            if profile.model.fingerprint not in counted
+            for row in profile.rows
+            if (cluster := self._cluster(profile.model, row)) is not None
+        ]
+        return ServerModel(loads, clusters)
+
+    def worker(self, model: Model, device: str, devices: int, cores: float, batch: float) -> WorkerSpeed:
+        """The step time of one worker without contention."""
+        one = Configuration(model, device, batch, devices, cores)
+        mean, sigma = self.workers.predict([one])
+        return WorkerSpeed(
+            math.exp(float(mean[0])), max(float(sigma[0]), priors.LEAST_SIGMA), self._basis(one)
+        )
+
+    def _basis(self, one: Configuration) -> str:
+        """In words, what a prediction rests on."""
+        name = self._sheets.sheet(one.device, one.cores).name
+        rows = [o.configuration for o in self._observations]
+        same = [c for c in rows if c.model.fingerprint == one.model.fingerprint]
+        here = [
+            c
+            for c in same
+            if self._sheets.sheet(c.device, c.cores).name == name
+            and c.devices == one.devices
+            and (name != "CPU" or abs(math.log(max(c.cores, 1e-3) / max(one.cores, 1e-3))) < 0.05)
+        ]
+        if any(abs(math.log(c.batch / one.batch)) < 0.01 for c in here):
+            return "measured"
+        if here:
+            return "other batch sizes of the model on this accelerator"
+        if same:
+            return "the model on other accelerators"
+        return "other models" if rows else "data sheets"
+
+    def _cluster(self, model: Model, row: Row) -> Cluster | None:
+        step = row.step_seconds
+        if row.workers < 2 or step is None or not self._sheets.knows(row.device):
+            return None
+        alone = self.worker(model, row.device, row.devices, row.cores, row.batch_size)
+        return Cluster(
+            model,
+            row.workers,
+            row.parameter_servers,
+            row.workers / alone.seconds,
+            row.workers / step,
+            alone.sigma,
+            f"{model.fingerprint} {row.device} {row.devices} {row.batch_size}",
+        )
+
+
+def _alone(row: Row) -> LogMean | None:
+    """The time of a worker alone: compute and input, at any number of workers; or the whole step of a single one."""
+    if row.compute is not None:
+        return row.compute
+    return row.step if row.workers == 1 else None
+
+
+def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
+    """A row as an observation: what is old weighs less."""
+    fresh = 0.5 ** (max(row.age_seconds, 0.0) / priors.HALF_LIFE)
+    variance = alone.variance_log / max(alone.count * fresh, 1e-3)
+    drift = priors.DRIFT**2 * max(row.age_seconds, 0.0) / priors.HALF_LIFE
+    one = Configuration(model, row.device, row.batch_size, row.devices, row.cores)
+    return Observation(one, alone.mean_log, variance + drift)
+
+
+def _merged(known: Sequence[Observation]) -> list[Observation]:
+    """One observation for each configuration, weighted by precision; the most certain ones if there are too many."""
+    groups: dict[Configuration, list[Observation]] = {}
+    for each in known:
+        groups.setdefault(each.configuration, []).append(each)
+    merged = []
+    for configuration, members in groups.items():
+        weights = [1 / (each.variance + priors.CAMPAIGN**2) for each in members]
+        total = sum(weights)
+        mean = sum(w * each.log_seconds for w, each in zip(weights, members, strict=True)) / total
+        merged.append(Observation(configuration, mean, max(1 / total - priors.CAMPAIGN**2, 0.0)))
+    return sorted(merged, key=lambda each: each.variance)[: priors.MOST_ROWS]

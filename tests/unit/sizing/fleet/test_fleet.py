@@ -1,0 +1,160 @@
+"""Plans for all jobs that share pools."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
+
+MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
+SPOT = FleetPool("spot", "P100", spot=True, limit=16, price_per_hour=0.5, interruptions_per_hour=0.1)
+STEADY = FleetPool("steady", "P100", limit=16, price_per_hour=1.5, startup_seconds=150)
+PROFILE = Profile(
+    MODEL,
+    (Row("P100", batch_size=128, workers=4, compute=LogMean.of(0.083, 0.004, 500)),),
+    {1: ServerLoad(60.0, 6000)},
+)
+
+
+def job(name: str = "a", **changes: object) -> FleetJob:
+    values: dict[str, object] = {
+        "pools": ("spot", "steady"), "model": MODEL, "samples_left": 2e7, "batch_size": 128, "max_workers": 16,
+        "deadline_seconds": 3600.0,
+    }  # fmt: skip
+    return FleetJob(name, **(values | changes))  # type: ignore[arg-type]
+
+
+def test_job_gets_cheapest_workers_that_meet_its_deadline() -> None:
+    found = plan_fleet([SPOT, STEADY], [PROFILE], [job()]).jobs["a"]
+    # 20 million samples in an hour are 5,556 a second; one P100 does 1,542.
+    assert found.feasible
+    assert found.counts["spot"] >= 4
+    assert found.counts["steady"] == 0
+    assert found.finish_seconds is not None
+    assert found.finish_low is not None
+    assert found.finish_high is not None
+    assert found.finish_low <= found.finish_seconds <= found.finish_high
+    assert found.confidence is not None
+    assert found.confidence >= 0.95
+    assert found.basis == "spot: measured"
+    assert "deadline" in found.reason
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_two_jobs_never_get_more_than_pool_holds() -> None:
+    small = replace(SPOT, limit=8)
+    both = plan_fleet([small, STEADY], [PROFILE], [job("a"), job("b")]).jobs
+    assert both["a"].counts["spot"] + both["b"].counts["spot"] <= 8
+    assert both["a"].feasible
+    assert both["b"].feasible
+
+
+def test_higher_priority_takes_pool_first() -> None:
+    tight = [replace(SPOT, limit=5), replace(STEADY, limit=0)]
+    found = plan_fleet(tight, [PROFILE], [job("low"), job("high", priority=10)]).jobs
+    assert found["high"].feasible
+    assert not found["low"].feasible
+
+
+def test_less_slack_goes_first_at_equal_priority() -> None:
+    tight = [replace(SPOT, limit=9), replace(STEADY, limit=0)]
+    found = plan_fleet(
+        tight, [PROFILE], [job("a", deadline_seconds=7200.0), job("b", deadline_seconds=2700.0)]
+    ).jobs
+    assert found["b"].feasible
+
+
+def test_pool_without_price_is_no_offer_and_is_said_so() -> None:
+    found = plan_fleet([replace(SPOT, price_per_hour=None), STEADY], [PROFILE], [job()]).jobs["a"]
+    assert found.counts.get("spot", 0) == 0
+    assert "spot has no price" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"model": None}, "model is not known"),
+        ({"samples_left": None}, "ends by a metric"),
+        ({"deadline_seconds": -5.0}, "deadline has passed"),
+        ({"budget_left": 0.0}, "budget is spent"),
+        ({"pools": ("nowhere",)}, "no CapacityPool nowhere"),
+    ],
+)
+def test_every_job_gets_an_answer(changes: dict[str, object], word: str) -> None:
+    found = plan_fleet([SPOT, STEADY], [PROFILE], [job(**changes)]).jobs["a"]
+    assert not found.feasible
+    assert word in found.reason
+
+
+def test_unknown_accelerator_is_left_out_and_named() -> None:
+    odd = FleetPool("odd", "Abacus", limit=4, price_per_hour=0.01)
+    found = plan_fleet([odd, STEADY], [PROFILE], [job(pools=("odd", "steady"))]).jobs["a"]
+    assert found.counts.get("odd", 0) == 0
+    assert "Abacus" in found.reason
+
+
+def test_exhausted_pool_gets_no_new_workers() -> None:
+    found = plan_fleet([replace(SPOT, exhausted=True), STEADY], [PROFILE], [job(running={"spot": 1})]).jobs[
+        "a"
+    ]
+    assert found.counts["spot"] <= 1
+    assert found.feasible
+
+
+def test_cpu_pool_is_a_pool_like_any_other() -> None:
+    cpu = FleetPool("cpu", None, cores=8, limit=4, price_per_hour=0.2)
+    profile = Profile(
+        MODEL, (Row("CPU", cores=8, batch_size=128, workers=2, compute=LogMean.of(2.0, 0.1, 50)),)
+    )
+    found = plan_fleet([cpu], [profile], [job(pools=("cpu",), samples_left=1e5)]).jobs["a"]
+    assert found.basis == "cpu: measured"
+    assert found.samples_per_second == pytest.approx(found.counts["cpu"] * 64, rel=0.1)
+
+
+def test_measured_speed_shows_how_wrong_the_prediction_is() -> None:
+    found = plan_fleet(
+        [SPOT], [PROFILE], [job(pools=("spot",), running={"spot": 4}, measured_samples_per_second=5000.0)]
+    )
+    assert found.jobs["a"].relative_error == pytest.approx(4 * 128 / 0.083 / 5000 - 1, abs=0.1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    limits=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    sizes=st.lists(st.floats(1e5, 5e7), min_size=1, max_size=3),
+    least=st.integers(1, 3),
+)
+def test_limits_hold_for_any_jobs(limits: tuple[int, int], sizes: list[float], least: int) -> None:
+    pools = [replace(SPOT, limit=limits[0]), replace(STEADY, limit=limits[1])]
+    jobs = [job(str(i), samples_left=size, min_workers=least, priority=i % 2) for i, size in enumerate(sizes)]
+    found = plan_fleet(pools, [PROFILE], jobs).jobs
+    for pool in pools:
+        assert sum(each.counts.get(pool.name, 0) for each in found.values()) <= pool.limit
+    for each in found.values():
+        assert each.reason
+        assert sum(each.counts.values()) <= 16
+        assert all(math.isfinite(x) for x in (each.finish_seconds, each.cost) if x is not None)
+
+
+def test_planner_imports_numpy_only_and_stays_small() -> None:
+    script = """
+import sys
+from pathlib import Path
+from shoal.sizing.fleet import FleetJob, FleetPool, Model, plan_fleet
+pool = FleetPool("spot", "T4", spot=True, limit=16, price_per_hour=0.4, interruptions_per_hour=0.1)
+job = FleetJob("a", ("spot",), model=Model("m", 1e9, 10**6, 50), samples_left=1e6, batch_size=64, max_workers=16)
+plan_fleet([pool], [], [job])
+heavy = {"pandas", "scipy", "sklearn", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 70 * 1024  # KiB

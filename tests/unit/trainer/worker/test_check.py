@@ -1,0 +1,179 @@
+"""`shoal-trainer check` names at once what a cluster would refuse part by part, each after a start of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from click.testing import CliRunner
+
+from shoal_trainer.cli import main
+from shoal_trainer.contract import StopAfter
+from shoal_trainer.worker.rehearsal import Rehearsal
+
+# Keras' h5 files with this numpy.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+GOOD = """
+    import keras, numpy as np
+    from shoal_trainer import Indexed, Training
+
+    x, y = np.random.default_rng(0).normal(size=(640, 4)).astype("float32"), np.arange(640) % 2
+    DATA = Indexed.from_arrays(x, y)
+
+    def build(loss="sparse_categorical_crossentropy", layer=None, **options):
+        layers = [keras.Input((4,)), *([layer] if layer else []), keras.layers.Dense(2, activation="softmax")]
+        model = keras.Sequential(layers)
+        model.compile("adam", loss, metrics=["accuracy"], **options)
+        return model
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Rehearse a job of these lines; returns {part: finding}."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(lines: str, args: dict | None = None, **options):
+        monkeypatch.delitem(sys.modules, "case", raising=False)
+        (tmp_path / "case.py").write_text(dedent(GOOD) + dedent(lines))
+        settings = {"batch_size": 32, "stop_after": StopAfter(epochs=1)} | options
+        rehearsal = Rehearsal("case:job", args or {}, folder=tmp_path, **settings)
+        assert rehearsal.run() == rehearsal.passed
+        return {finding.part: finding for finding in rehearsal.findings}
+
+    return run
+
+
+def states(findings) -> dict[str, str]:
+    """The parts that are not ok. Their messages are printed for a failing test."""
+    for finding in findings.values():
+        print(finding.part, finding.state, finding.message)
+    return {part: finding.state for part, finding in findings.items() if finding.state != "ok"}
+
+
+def test_a_good_job_passes_every_part(check):
+    found = check("""
+        job = Training(model=build, data=DATA, validation=DATA,
+                       callbacks=lambda: [keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True)])
+    """)
+    assert states(found) == {}
+    assert "10 parameters" in found["model and data"].message
+    assert "float32(32, 4)" in found["model and data"].message
+    assert "compiles with XLA" in found["as on a GPU"].message
+    assert "val_accuracy" in found["evaluation"].message
+    assert "logs/best.keras" in found["callbacks"].message
+
+
+@pytest.mark.parametrize(
+    ("lines", "part", "words"),
+    [
+        ("job = 1 / 0", "import", "ZeroDivisionError"),
+        ("job = Training(model=lambda: keras.Sequential(), data=DATA)", "model and data", "not compiled"),
+        ("job = Training(model=lambda: build(loss='mse_'), data=DATA)", "model and data", "Did you mean"),
+        (
+            "job = Training(model=build, data=Indexed.from_arrays(np.full((640, 4), np.nan, 'float32'), y))",
+            "training step",
+            "not finite",
+        ),
+        (
+            "import tensorflow as tf\n"
+            "class Slow(keras.layers.Layer):\n"
+            "    def call(self, x):\n"
+            "        return tf.ensure_shape(tf.numpy_function(lambda v: v, [x], tf.float32), x.shape)\n"
+            "job = Training(model=lambda: build(layer=Slow()), data=DATA)",
+            "as on a GPU",
+            r"(?s)XLA, which Keras uses on a GPU.*PyFunc.*jit_compile=False",
+        ),
+        (
+            "job = Training(model=build, data=DATA, callbacks=lambda: [keras.callbacks.ReduceLROnPlateau()])",
+            "callbacks",
+            "ReduceLROnPlateau cannot change the learning rate",
+        ),
+        (
+            "import tensorflow as tf\n"
+            "def batched():\n"
+            "    return tf.data.Dataset.from_tensor_slices((x, y)).batch(32, drop_remainder=True)\n"
+            "job = Training(model=build, data=DATA, validation=batched)",
+            "evaluation",
+            "single samples: do not batch",
+        ),
+    ],
+)  # fmt: skip
+def test_what_would_fail_later_is_named(check, lines, part, words):
+    finding = check(lines)[part]
+    assert finding.state == "error"
+    assert re.search(words, finding.message), finding.message
+
+
+def test_one_run_names_all_errors(check):
+    found = check("""
+        import tensorflow as tf
+        def batched():
+            return tf.data.Dataset.from_tensor_slices((x, y)).batch(32, drop_remainder=True)
+        job = Training(model=build, data=DATA, validation=batched,
+                       callbacks=lambda: [keras.callbacks.ReduceLROnPlateau()])
+    """, stop_after=StopAfter(metric="val_acuracy", value=0.9))  # fmt: skip
+    assert states(found) == {"target": "error", "evaluation": "error", "callbacks": "error"}
+    assert "Did you mean val_accuracy" in found["target"].message
+
+
+def test_xla_that_is_switched_off_is_respected(check):
+    found = check("""
+        import tensorflow as tf
+        class Slow(keras.layers.Layer):
+            def call(self, x):
+                return tf.ensure_shape(tf.numpy_function(lambda v: v, [x], tf.float32), x.shape)
+        job = Training(model=lambda: build(layer=Slow(), jit_compile=False), data=DATA)
+    """)
+    assert found["as on a GPU"].state == "ok"
+
+
+def test_too_few_steps_for_the_workers_are_a_warning(check):
+    found = check("job = Training(model=build, data=DATA)", batch_size=600, workers=3)
+    assert states(found) == {"amount of data": "warning"}
+    assert found["amount of data"].warnings == [
+        "2 steps in an epoch: few for 3 workers, since asynchronous training needs many small steps. Use a smaller "
+        "batch size, or fewer workers"
+    ]
+
+
+def test_a_decimal_arrives_as_a_float(check):
+    found = check("""
+        def job(rate, name="1.5", tag: str = ""):
+            assert (rate, name, tag) == (0.001, "2.5", "3.5"), (rate, name, tag)
+            return Training(model=build, data=DATA)
+    """, {"rate": "1e-3", "name": "2.5", "tag": "3.5"})  # fmt: skip
+    assert states(found) == {}
+
+
+def test_a_wrong_argument_lists_those_that_there_are(check):
+    found = check("def job(rate=0.1, width=3): return Training(model=build, data=DATA)", {"lr": 1})
+    assert states(found) == {"import": "error"}
+    assert "It takes rate=0.1, width=3" in found["import"].message
+
+
+def test_a_share_above_one_is_no_target(check):
+    found = check("job = Training(model=build, data=DATA, validation=DATA)",
+                  stop_after=StopAfter(metric="val_accuracy", value=95))  # fmt: skip
+    assert "at most 1" in found["target"].message
+
+
+@pytest.mark.parametrize(("lines", "code"), [("job = Training(model=build, data=DATA)", 0), ("job = 3", 1)])
+def test_exit_code_and_json(tmp_path, monkeypatch, lines, code):
+    (tmp_path / f"case{code}.py").write_text(dedent(GOOD) + lines)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    result = CliRunner().invoke(main, ["check", f"case{code}:job", "-o", "json"])
+    assert result.exit_code == code
+    report = json.loads(result.stdout)
+    assert report["passed"] == (code == 0)
+    assert {finding["state"] for finding in report["findings"]} == ({"ok"} if code == 0 else {"error"})
+
+
+def test_usage_error_has_another_exit_code():
+    assert CliRunner().invoke(main, ["check"]).exit_code == 2

@@ -1,0 +1,319 @@
+"""Everything that a worker does once, done in seconds on this machine: `shoal-trainer check`.
+
+A cluster finds a mistake only where it happens: in the first step, after the first epoch, on a GPU, at the export. Each
+of these is tried here on one batch with the worker's own code, and the rehearsal goes on after an error, so one run
+names everything at once. Nothing is sent, nothing is stored; callbacks see one epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from keras.src.trainers.trainer import Trainer, model_supports_jit
+
+from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, StopAfter
+from shoal_trainer.data.batch import Batch, leaves
+from shoal_trainer.data.source import Extent, Part, Source
+from shoal_trainer.data.store import Local
+from shoal_trainer.data.user_code import where
+from shoal_trainer.errors import TrainerError, UserError
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.training import Training
+from shoal_trainer.worker.alone import validation_batches
+from shoal_trainer.worker.compose import build_flat_model
+from shoal_trainer.worker.entrypoint import load
+from shoal_trainer.worker.flat_model import FlatModel, Step
+from shoal_trainer.worker.optimizers import place
+from shoal_trainer.worker.target import check_target
+from shoal_trainer.worker.tasks import Tasks, evaluated
+
+State = Literal["ok", "warning", "error", "skipped"]
+PLACES = {True: "parameter servers", False: "workers"}
+_UNSUPPORTED = re.compile(
+    r"Detected unsupported operations[^:]*:\s*(.+?)(?:\n|$)"
+    r"|(.*is not compilable.*)|(No registered .* OpKernel for XLA[^\n]*)"
+)
+
+
+@dataclass
+class Finding:
+    """What one part of the rehearsal showed. `message`: what it found, or what to change."""
+
+    part: str
+    state: State = "ok"
+    message: str = ""
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FirstBatch(Source):
+    """A data source of one batch that was read already."""
+
+    batch: Batch
+
+    def describe(self) -> Extent:
+        """As many samples as the batch has."""
+        return Extent(self.batch.samples)
+
+    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:  # noqa: ARG002
+        """Yield the batch."""
+        yield self.batch
+
+    def example(self, batch_size: int) -> Batch:  # noqa: ARG002
+        """The batch."""
+        return self.batch
+
+
+class Rehearsal:
+    """Tries a job. `findings` grows part by part; `report` is called with each when it is complete."""
+
+    def __init__(
+        self,
+        entrypoint: str,
+        args: dict[str, Any],
+        *,
+        batch_size: int,
+        stop_after: StopAfter,
+        workers: int = 1,
+        folder: Path | None = None,
+        report: Callable[[Finding], None] = lambda _: None,
+    ) -> None:
+        self.findings: list[Finding] = []
+        self._entrypoint, self._args, self._folder = entrypoint, args, folder
+        self._stop_after, self._workers, self._report = stop_after, workers, report
+        self._config = RuntimeConfig(
+            job=JobIdentity(namespace="check", name="check", uid="check"), role=Role.WORKER, index=0, incarnation=0,
+            parameter_servers=(), entrypoint=entrypoint, args=args, batch_size=batch_size, storage_uri="",
+        )  # fmt: skip
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was found that would end the job on a cluster."""
+        return not any(finding.state == "error" for finding in self.findings)
+
+    def run(self) -> bool:
+        """Try all parts; returns `passed`. Parts that need one that failed are skipped."""
+        job = self._part("import", lambda _: load(self._entrypoint, self._args, self._folder))
+        if job is None:
+            return False
+        model = self._part("model and data", lambda say: self._build(job, say))
+        if model is None:
+            return False
+        step = self._part("training step", lambda say: self._step(model, say))
+        self._part("as on a GPU", lambda say: self._step_as_on_gpu(job, say))
+        self._part("amount of data", lambda say: self._amount(job, say))
+        validation = self._part("validation", lambda say: self._validation(job, say))
+        judged = dataclasses.replace(job, validation=validation)
+        self._part("target", lambda say: self._target(judged, model, say))
+        metrics = self._part("evaluation", lambda say: self._evaluate(judged, model, say))
+        self._part("callbacks", lambda say: self._callbacks(judged, model, step, metrics or {}, say))
+        self._part("export", lambda say: self._export(judged, model, say))
+        return self.passed
+
+    def _part(self, name: str, attempt: Callable[[Callable[[str], None]], Any]) -> Any:
+        """Run one part; None if it failed. What it logs as a warning, and what it says, becomes its message."""
+        finding, said, start = Finding(name), list[str](), time.monotonic()
+        result = None
+        try:
+            with _warnings() as found:
+                result = attempt(said.append)
+        except TrainerError as error:
+            finding.state, said = "error", [str(error)]
+        except (Exception, SystemExit) as error:
+            finding.state, said = "error", [where(error)]
+        finding.warnings = list(dict.fromkeys(found))
+        if finding.warnings and finding.state == "ok":
+            finding.state = "warning"
+        finding.message, finding.seconds = ". ".join(said), time.monotonic() - start
+        self.findings.append(finding)
+        self._report(finding)
+        return result
+
+    def _build(self, job: Training, say: Callable[[str], None]) -> FlatModel:
+        model = build_flat_model(job, self._config)
+        size = model.layout.size
+        width = 2 if job.wire == "bf16" else 4
+        say(f"{size:,} parameters, {_bytes(size * width)} in each push and pull")
+        arrays = leaves((model.example.x, model.example.y))
+        say(f"a batch is {', '.join(f'{_name(leaf)}{tuple(leaf.shape)}' for leaf in arrays)}")
+        return model
+
+    def _step(self, model: FlatModel, say: Callable[[str], None]) -> Step:
+        model.trace()
+        parameters = aligned(model.layout.size, model.dtype)
+        parameters[:] = model.initial().astype(parameters.dtype)
+        tensor = model.alias(parameters)
+        step = model.step(tensor, model.example)
+        if not step.finite:
+            raise UserError(
+                f"The loss of the first batch is {step.loss}, or its gradient is not finite. Look for zeros in "
+                "divisions and logarithms, for NaN in the data, and for a learning rate that is much too high."
+            )
+        placement = place(model.model, model.layout, self._config.batch_size, model.found.without_gradient)
+        if placement.reason:
+            logging.getLogger(__name__).warning(
+                "the optimizer runs on the workers: %s. Each worker has its own optimizer state",
+                placement.reason,
+            )
+        say(f"loss {step.loss:.4g}; the optimizer runs on the {PLACES[placement.on_server]}")
+        return step
+
+    def _step_as_on_gpu(self, job: Training, say: Callable[[str], None]) -> None:
+        """On a GPU, Keras compiles the step with XLA, unless `compile(jit_compile=False)` says otherwise."""
+        with as_on_gpu():
+            model = build_flat_model(job, self._config)
+        if not model.model.jit_compile:
+            say(
+                "XLA is off for this model, by compile() or because Keras knows a layer that XLA cannot compile"
+            )
+            return
+        try:
+            self._step(model, lambda _: None)
+        except UserError as error:
+            raise UserError(
+                f"XLA, which Keras uses on a GPU, cannot run the training step{_reason(error)}. Replace the "
+                "operation, or pass jit_compile=False to compile()."
+            ) from error
+        say("the training step compiles with XLA")
+
+    def _amount(self, job: Training, say: Callable[[str], None]) -> None:
+        extent, size = job.data.describe(), self._config.batch_size
+        if extent.size is None:
+            say(f"{len(extent.files)} files; their lengths are learned in the first epoch")
+            if len(extent.files) < self._workers:
+                _log.warning(
+                    "a worker reads a file at a time: %d files keep no more than %d of %d workers busy",
+                    *(len(extent.files), len(extent.files), self._workers),
+                )
+            return
+        steps = math.ceil(extent.size / size)
+        say(f"{extent.size:,} samples, {_count(steps, 'step')} in an epoch")
+        if steps < 10 * self._workers:
+            _log.warning(
+                "%s in an epoch: few for %s, since asynchronous training needs many small steps. Use a smaller batch "
+                "size, or fewer workers",
+                *(_count(steps, "step"), _count(self._workers, "worker")),
+            )
+
+    def _validation(self, job: Training, say: Callable[[str], None]) -> Source | None:
+        if job.validation is None:
+            say("none: there will be no val_… metrics")
+            return None
+        batch = next(validation_batches(job.validation, self._config.batch_size))
+        say(f"a batch of {batch.samples} samples was read")
+        return FirstBatch(batch)
+
+    def _target(self, job: Training, model: FlatModel, say: Callable[[str], None]) -> None:
+        check_target(self._stop_after, evaluated(job, model.model))
+        name, value = self._stop_after.metric, self._stop_after.value
+        say(f"training stops when {name} reaches {value:g}" if name is not None else "none")
+
+    def _evaluate(self, job: Training, model: FlatModel, say: Callable[[str], None]) -> dict[str, float]:
+        with self._tasks(dataclasses.replace(job, callbacks=None), model) as tasks:
+            metrics = tasks.evaluate(model.initial()).metrics
+        say(", ".join(f"{name} {value:.4g}" for name, value in metrics.items()) or "nothing to evaluate")
+        return metrics
+
+    def _callbacks(
+        self,
+        job: Training,
+        model: FlatModel,
+        step: Step | None,
+        metrics: dict[str, float],
+        say: Callable[[str], None],
+    ) -> None:
+        if job.callbacks is None:
+            say("none")
+            return
+        trained = {each.name: each.total / (each.weight or 1.0) for each in (step.metrics if step else ())}
+        with self._tasks(job, model) as tasks:
+            logs = {"loss": step.loss if step else 0.0, **trained, **metrics}
+            outcome = tasks.run_callbacks(model.initial(), [logs])
+            say("ran for one epoch" + (f"; they write {', '.join(outcome.files)}" if outcome.files else ""))
+
+    def _export(self, job: Training, model: FlatModel, say: Callable[[str], None]) -> None:
+        with self._tasks(dataclasses.replace(job, callbacks=None, validation=None), model) as tasks:
+            outcome = tasks.export(model.initial())
+            sizes = {name: path.stat().st_size for name, path in outcome.files.items()}
+        say(f"{len(sizes)} files, {_bytes(sum(sizes.values()))}")
+        if outcome.message:
+            _log.warning("%s", outcome.message)
+
+    @contextlib.contextmanager
+    def _tasks(self, job: Training, model: FlatModel) -> Iterator[Tasks]:
+        tasks = Tasks(job, model, self._config.batch_size, 1, threading.Event())
+        try:
+            yield tasks
+        finally:
+            tasks.close()
+
+
+@contextlib.contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Let `jit_compile="auto"`, Keras' default, decide as on a machine with a GPU; it turns XLA off without one."""
+    before = Trainer._resolve_auto_jit_compile
+    Trainer._resolve_auto_jit_compile = model_supports_jit
+    try:
+        yield
+    finally:
+        Trainer._resolve_auto_jit_compile = before
+
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect what the trainer logs as a warning instead of printing it."""
+    found: list[str] = []
+    logger = logging.getLogger("shoal_trainer")
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler, propagate = Collector(logging.WARNING), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield found
+    finally:
+        logger.propagate = propagate
+        logger.removeHandler(handler)
+
+
+def _reason(error: BaseException) -> str:
+    """`: ` and the words of XLA, which are in one of the errors behind this one; else those of the error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := _UNSUPPORTED.search(str(cause)):
+            return f": {' '.join(next(filter(None, found.groups())).split())[:300]}"
+        cause = cause.__cause__
+    return f": {error}"
+
+
+def _name(leaf: Any) -> str:
+    return str(getattr(leaf.dtype, "name", leaf.dtype))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
