@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from shoal.api.base import Status
+from shoal.api.events import Event
 from shoal.api.kube import Node, OwnedMeta, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
@@ -216,15 +217,6 @@ Action = (
     | DeleteDisruptionBudget
     | DeleteJob
 )
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event about the job. Reasons are stable; the controller deduplicates by (reason, message)."""
-
-    type: Literal["Normal", "Warning"]
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
