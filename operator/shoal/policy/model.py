@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from shoal.api.capacity_pool import CapacityPool
+from shoal.api.events import Event
 from shoal.api.kube import Node, Pod, Service, ServiceSpec
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
@@ -244,15 +245,6 @@ Action = (
     | ConfirmAbsent
     | DeleteJob
 )
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event about the job. Reasons are stable; the controller deduplicates by (reason, message)."""
-
-    type: Literal["Normal", "Warning"]
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
