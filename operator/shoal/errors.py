@@ -38,7 +38,14 @@ class Refused(ClusterError):
 
 
 class Unavailable(ClusterError):
-    """No answer from the API server, or one that may differ on retry."""
+    """No answer from the API server, or one that may differ on retry.
+
+    `retry_after`: seconds that the server asks to wait (its header Retry-After), if it does.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class LeaseLost(ClusterError):

@@ -1,6 +1,7 @@
 """The features that predict a model's speed: FLOPs per sample, parameters and tensors (docs/sizing.md).
 
-A library function: with it, users fill in the model of a SpeedProfile before the first run.
+A worker of each job counts the FLOPs of its model once. As a library function: with it, users fill in the model of a
+SpeedProfile before the first run.
 
 FLOPs are those of the forward pass of one sample at inference. A multiply-add is two operations. Only matrix products
 and convolutions count, also inside einsum, attention and recurrent layers; element-wise operations, normalization,
@@ -9,7 +10,6 @@ activations and look-ups do not. A training step takes about three times as many
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ __all__ = ["Features", "model_features"]
 
 @dataclass(frozen=True)
 class Features:
-    """FLOPs of one sample's forward pass, trainable parameters, trainable tensors, and a hash of the architecture."""
+    """FLOPs of one sample's forward pass, trainable parameters, trainable tensors, and the fingerprint.
+
+    The fingerprint is that of the layout, by which workers, servers, snapshots and SpeedProfiles identify the model.
+    """
 
     flops_per_sample: float
     parameters: int
@@ -72,12 +75,31 @@ def model_features(model: Any, input_shape: Any = None) -> Features:
         def forward(*tensors: Any) -> Any:
             return model(tensors[0] if len(tensors) == 1 else list(tensors), training=False)
 
+    from shoal_trainer.worker.layout import layout_of
+
+    layout = layout_of(model)
+    return Features(float(_flops(forward, specs)), layout.trainable, layout.tensors, layout.fingerprint)
+
+
+def flops_per_sample(model: Any, x: Any) -> int:
+    """FLOPs of the forward pass of one sample of the batch `x`, a structure of arrays or tensors."""
+    import keras
+    import tensorflow as tf
+
+    flat = keras.tree.flatten(x)
+    specs = [tf.TensorSpec((1, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)) for leaf in flat]
+
+    def forward(*tensors: Any) -> Any:
+        return model(keras.tree.pack_sequence_as(x, tensors), training=False)
+
+    return _flops(forward, specs)
+
+
+def _flops(forward: Callable[..., Any], specs: Sequence[Any]) -> int:
+    import tensorflow as tf
+
     graph = tf.function(forward, autograph=False).get_concrete_function(*specs).graph
-    flops = _count(_used(graph), lambda name: _body(graph, name))
-    shapes_of = [tuple(int(d) for d in v.shape) for v in model.trainable_variables]
-    parameters = sum(math.prod(s) for s in shapes_of)
-    description = repr((flops, shapes_of)).encode()
-    return Features(float(flops), parameters, len(shapes_of), hashlib.sha256(description).hexdigest()[:16])
+    return _count(_used(graph), lambda name: _body(graph, name))
 
 
 def _shapes(input_shape: Any, count: int) -> list[tuple[int, ...]]:

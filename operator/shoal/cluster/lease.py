@@ -34,7 +34,7 @@ class LeaseTimes:
 
 
 class Lease:
-    """A candidate for one Lease: `acquire`, then `keep`, and `check` before every write."""
+    """A candidate for one Lease: `acquire`, then `keep`, and `seconds_left` before every write."""
 
     def __init__(
         self,
@@ -62,10 +62,18 @@ class Lease:
         """Whether writes may be sent now."""
         return self._renewed_at is not None and self._now() < self._renewed_at + self._times.renew_deadline
 
-    def check(self) -> None:
-        """Raise `LeaseLost` unless writes may be sent now."""
-        if not self.held:
+    def seconds_left(self) -> float:
+        """How long writes may still be sent.
+
+        Raises:
+            LeaseLost: they may not be sent any more.
+        """
+        left = (
+            0.0 if self._renewed_at is None else self._renewed_at + self._times.renew_deadline - self._now()
+        )
+        if left <= 0:
             raise LeaseLost(f"{self.identity} does not hold Lease {self._name}: the request is not sent")
+        return left
 
     async def acquire(self) -> None:
         """Wait until the Lease is held."""
@@ -92,7 +100,7 @@ class Lease:
                     raise LeaseLost(f"another process holds Lease {self._name}")
             except (Unavailable, TimeoutError) as error:
                 logger.warning("%s", error)
-            self.check()
+            self.seconds_left()
 
     async def release(self) -> None:
         """Release the Lease for the next leader. Nothing may be written afterwards."""

@@ -8,10 +8,20 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.telemetry.metrics import Metrics
-from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.runtime.metrics import Metrics
+from shoal_trainer.contract import (
+    LogSums,
+    Phase,
+    ShardReport,
+    SpeedSums,
+    StatusReport,
+    WorkerReport,
+    WorkerState,
+)
 from shoal_trainer.coordinator.metrics import StatusCollector
 from tests.unit.docs.pages import code, read, rows, section
+from tests.unit.policy import build
 
 Series = dict[str, tuple[str, frozenset[str]]]
 """Name -> (type, names of the labels)."""
@@ -37,8 +47,10 @@ def exported(families: Iterable[Metric]) -> Series:
 
 def test_operator_metrics_match_the_registry() -> None:
     metrics = Metrics()
-    metrics.count_jobs(lambda: ["Running"], lambda: 1)
-    for metric in vars(metrics).values():
+    jobs = JobMetrics(metrics)
+    jobs.count_jobs(lambda: [build.job()])
+    metrics.live("shoal_queue_length", "…", "controller", lambda: {"trainingjob": 1})
+    for metric in (*vars(metrics).values(), *vars(jobs).values()):
         if isinstance(metric, MetricWrapperBase) and metric._labelnames:
             metric.labels(*("x" for _ in metric._labelnames))
     assert documented("Operator") == exported(metrics.registry.collect())
@@ -55,7 +67,20 @@ def test_coordinator_metrics_match_the_collector() -> None:
         progress_percent=1.0,
         goodput=1.0,
         input_wait=0.0,
+        samples_left=1.0,
         workers=(worker,),
+        shards=(ShardReport(index=0, epoch=0),),
+        speed=(
+            SpeedSums(
+                device="T4",
+                devices=1,
+                cores=4,
+                batch_size=8,
+                workers=1,
+                servers=1,
+                compute=LogSums(count=1),
+            ),
+        ),
     )
     collector: Collector = StatusCollector(lambda: status)
     assert documented("Coordinator") == exported(collector.collect())

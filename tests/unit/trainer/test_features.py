@@ -3,6 +3,7 @@
 import math
 import os
 
+import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -10,7 +11,8 @@ keras = pytest.importorskip("keras")
 pytest.importorskip("tensorflow")
 
 from shoal_trainer.errors import UserError  # noqa: E402
-from shoal_trainer.features import model_features  # noqa: E402
+from shoal_trainer.features import flops_per_sample, model_features  # noqa: E402
+from shoal_trainer.worker.layout import layout_of  # noqa: E402
 
 layers = keras.layers
 
@@ -105,6 +107,33 @@ def test_fingerprint_depends_on_the_shape() -> None:
     assert model_features(mlp(3)).fingerprint == model_features(mlp(3)).fingerprint
     assert model_features(mlp(3)).fingerprint != model_features(mlp(5)).fingerprint
     assert not math.isnan(model_features(mlp(3)).flops_per_sample)
+
+
+def test_the_fingerprint_is_that_of_the_layout() -> None:
+    """Workers, servers, snapshots and SpeedProfiles identify the model by it."""
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.BatchNormalization()])
+    found = model_features(model)
+    assert found.fingerprint == layout_of(model).fingerprint
+    assert (found.parameters, found.tensors) == (4 * 3 + 3 + 2 * 3, 4)
+
+
+def test_a_batch_gives_the_same_flops_as_the_models_inputs() -> None:
+    """A worker counts with a batch, because a subclassed model has no inputs."""
+
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = layers.Dense(8, "relu"), layers.Dense(2)
+
+        def call(self, x: dict[str, object]) -> object:
+            return self.second(self.first(x["a"]))
+
+    own = Own()
+    batch = {"a": np.zeros((32, 6), "float32")}
+    own(batch)
+    assert flops_per_sample(own, batch) == 2 * (6 * 8 + 8 * 2)
+    functional = keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(2)])
+    assert flops_per_sample(functional, batch["a"]) == model_features(functional).flops_per_sample
 
 
 def test_inputs_may_be_a_dict() -> None:

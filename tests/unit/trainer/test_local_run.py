@@ -43,9 +43,9 @@ PATIENCE = 50.0
 T = TypeVar("T")
 
 
-def until(run: LocalRun, reached: Callable[[], T | None]) -> T:
+def until(run: LocalRun, reached: Callable[[], T | None], patience: float = PATIENCE) -> T:
     """The first result of `reached` that is not None."""
-    deadline, turn = time.monotonic() + PATIENCE, threading.Event()
+    deadline, turn = time.monotonic() + patience, threading.Event()
     while (result := reached()) is None:
         assert time.monotonic() < deadline, [each.log.read_text()[-500:] for each in run.processes]
         turn.wait(0.02)

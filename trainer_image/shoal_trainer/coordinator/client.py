@@ -19,18 +19,21 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from shoal_trainer.contract import Message, Shard
+from shoal_trainer.contract import Message, Shard, ShardReport
 from shoal_trainer.coordinator.http import CHUNK, CODES
 from shoal_trainer.coordinator.protocol import (
     FILES,
     MAX_TEXT,
     PURPOSE,
+    UNKNOWN,
     Alive,
     AskPushes,
+    AskReport,
     Assignment,
     DataSpec,
     Diverged,
     Done,
+    Equipment,
     Failed,
     FileEnded,
     Heartbeat,
@@ -197,10 +200,12 @@ class CoordinatorClient:
         batch_size: int,
         *,
         node: str = "",
+        equipment: Equipment = UNKNOWN,
         leases: tuple[Lease, ...] = (),
         generation: int = 0,
         wasted_steps: int = 0,
         wasted_acknowledged: int = 0,
+        known_samples: int = 0,
     ) -> Joined:
         """Join; returns the new tokens of the leases that continue."""
         request = Join(
@@ -208,10 +213,12 @@ class CoordinatorClient:
             data=data,
             batch_size=batch_size,
             node=node,
+            **equipment._asdict(),
             leases=leases,
             generation=generation,
             wasted_steps=wasted_steps,
             wasted_acknowledged=wasted_acknowledged,
+            known_samples=known_samples,
             number=next(self._joins),
         )
         return self._client.call("join", request, Joined)
@@ -229,9 +236,10 @@ class CoordinatorClient:
         request = Diverged(**self._identity, generation=generation, reason=reason, **positions)
         self._client.call("diverged", request, Done)
 
-    def heartbeat(self, message: str = "") -> bool:
-        """Send a heartbeat over a separate connection; returns whether the job has finished."""
-        return self._beats.call("heartbeat", Heartbeat(**self._identity, message=message), Alive).finished
+    def heartbeat(self, message: str = "", flops_per_sample: float | None = None) -> Alive:
+        """Send a heartbeat over a separate connection; its answer says whether the job has finished."""
+        beat = Heartbeat(**self._identity, message=message, flops_per_sample=flops_per_sample)
+        return self._beats.call("heartbeat", beat, Alive)
 
     def file_ended(self, token: tuple[int, int], length: int) -> None:
         """Report the length of a leased file."""
@@ -302,6 +310,10 @@ class ShardControl:
     def pushes(self, wanted: Sequence[Span]) -> Pushes:
         """Ask a shard for the pushes that it holds, and for the journal entries of the `wanted` ones."""
         return self._client.call("pushes", AskPushes(wanted=tuple(wanted)), Pushes)
+
+    def report(self) -> ShardReport:
+        """Ask a shard for its entry in the status report."""
+        return self._client.call("report", AskReport(), ShardReport)
 
     def shard_ready(self, index: int, epoch: int) -> None:
         """Tell the coordinator that a shard has restarted."""

@@ -23,7 +23,16 @@ from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
 from shoal_trainer.coordinator.leases import Lease, Segment
 from shoal_trainer.coordinator.members import Member, Members
-from shoal_trainer.coordinator.protocol import Assignment, FileEnded, Join, Joined, Leave, TaskDone
+from shoal_trainer.coordinator.model_facts import ModelFacts
+from shoal_trainer.coordinator.protocol import (
+    Alive,
+    Assignment,
+    FileEnded,
+    Join,
+    Joined,
+    Leave,
+    TaskDone,
+)
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
 from shoal_trainer.coordinator.record import Record
 from shoal_trainer.coordinator.target import target_reached
@@ -55,6 +64,7 @@ class Coordinator(Record):
     ) -> None:
         super().__init__(job, stop_after, batch_size, shard, clock)
         self.members = Members()
+        self.facts = ModelFacts()
         self.finished: TerminationMessage | None = None
         self._wall = wall
         self._task_counter = 0
@@ -78,12 +88,16 @@ class Coordinator(Record):
                 raise Unreachable("this worker has sent another request to join")
             member.join_number = request.number
             member.node, member.batch_size = request.node, request.batch_size
+            member.device, member.device_name = request.device, request.device_name
+            member.devices, member.cores = request.devices, request.cores
+            self.facts.tensors = max(self.facts.tensors, request.tensors)
             if member.left:
                 member.state = WorkerState.ACTIVE
             for older in self.members.older(request.slot, request.incarnation):
                 self._remove(older, WorkerState.FENCED, "its successor has joined")
             self.shard.fence(request.slot, request.incarnation)
             self._set_data(request.data)
+            self._count_restart(request.known_samples)
             self._joined.add(request.slot)
             self.counters.wasted_steps += member.newly_wasted(request)
             joined = Joined(renamed=self._reclaim(request))
@@ -119,11 +133,17 @@ class Coordinator(Record):
             member.request_number = number or 0
             return member.assignment
 
-    def heartbeat(self, slot: int, incarnation: int, message: str = "") -> bool:
-        """Record a heartbeat; returns whether the job has finished."""
+    def heartbeat(
+        self, slot: int, incarnation: int, message: str = "", flops_per_sample: float | None = None
+    ) -> Alive:
+        """Record a heartbeat; the answer asks the first worker that trains to count the model's FLOPs."""
         with self._lock:
-            self._contact(slot, incarnation).message = message
-            return self.finished is not None
+            member, now = self._contact(slot, incarnation), self._clock()
+            member.message = message
+            if flops_per_sample is not None:
+                self.facts.counted(flops_per_sample)
+            count = member.steps > 0 and member.pushes(now) and self.facts.wants_flops(now)
+            return Alive(finished=self.finished is not None, count_flops=count)
 
     def file_ended(self, request: FileEnded) -> None:
         """Record the length of a leased file."""
@@ -182,7 +202,9 @@ class Coordinator(Record):
         if member.first_push_at is None:
             member.first_push_at = self._wall()
         meta = push.meta
+        member.last_push = now
         member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
+        self.speeds.pushed(now, member.key, lambda: member.configuration, meta.timings)
         self.pace.pushed(now, meta.samples, meta.loss)
         self.means.pushed(meta)
         if self._ready and self.ledger is not None:
@@ -219,6 +241,12 @@ class Coordinator(Record):
                 self._fence(member)
             self.shard.set_live_workers(sum(self.shard.connected(m.slot) for m in self.members.active()) or 1)
             self._advance()
+            self._measure()
+
+    def disturbed(self) -> None:
+        """A server was lost or rolled back: the speeds before and after it are not to be mixed."""
+        with self._lock:
+            self.speeds.disturbed(self._clock())
 
     # --- status ---------------------------------------------------------------------------------------------------
 
@@ -238,6 +266,16 @@ class Coordinator(Record):
             self.finished = message
 
     # --- internals ------------------------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        """Observe who trains: the speeds are sums over a time in which that does not change."""
+        now, over = self._clock(), self.ledger is None or self.gathering or self.tasks.ending or self.stopping
+        if (holder := self.tasks.holder) is not None:
+            self.members.get(*holder).last_push = now  # it has a task, and will push again
+            self.speeds.task(now)
+        team = [] if over else [member for member in self.members.active() if member.pushes(now)]
+        slowest = max((member.push_seconds or 0.0 for member in team), default=0.0)
+        self.speeds.observe(now, frozenset(member.key for member in team), slowest)
 
     def _contact(self, slot: int, incarnation: int) -> Member:
         if incarnation < self.members.newest(slot):

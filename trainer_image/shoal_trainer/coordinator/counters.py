@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-NUMBERS = ("repeated", "partial", "lost", "wasted_steps", "steps", "rollbacks")
+NUMBERS = ("repeated", "partial", "lost", "wasted_steps", "steps", "rollbacks", "restarted_from_nothing")
 
 
 @dataclass
@@ -18,6 +18,7 @@ class Counters:
     wasted_steps: int = 0
     steps: int = 0
     rollbacks: int = 0
+    restarted_from_nothing: int = 0
     repeated_ranges: set[tuple[int, int]] = field(default_factory=set)
     partial_ranges: set[tuple[int, int]] = field(default_factory=set)
 

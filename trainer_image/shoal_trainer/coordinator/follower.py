@@ -36,7 +36,12 @@ class Follower:
 
     def handlers(self) -> Mapping[str, Handler]:
         """The handler of each request of the control port."""
-        return {"snapshot": self._snapshot, "pushes": self._pushes, "roll-back": self._roll_back}
+        return {
+            "snapshot": self._snapshot,
+            "pushes": self._pushes,
+            "roll-back": self._roll_back,
+            "report": lambda _: self._shard.report(),
+        }
 
     def _snapshot(self, request: SnapshotShard) -> Message:
         requested = time.monotonic()

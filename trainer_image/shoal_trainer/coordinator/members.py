@@ -22,6 +22,8 @@ LOST_SECONDS = 60.0
 KEPT = 512
 """Members to keep; beyond that, those that left longest ago are removed."""
 WEIGHT = 0.1
+PUSHES_SECONDS = 2.0
+"""A worker that has not pushed for so long, and for 3 of its steps, has nothing to do or is stuck."""
 
 
 @dataclass
@@ -32,6 +34,10 @@ class Member:
     incarnation: int
     node: str = ""
     batch_size: int = 0
+    device: str = ""
+    device_name: str = ""
+    devices: int = 1
+    cores: int = 0
     state: WorkerState = WorkerState.ACTIVE
     last_seen: float = 0.0
     first_push_at: float | None = None
@@ -41,6 +47,7 @@ class Member:
     timings: Timings | None = None
     push_seconds: float | None = None
     """Between pushes."""
+    last_push: float = -math.inf
     message: str = ""
     wasted_steps: int = 0
     """In total, as reported to this coordinator process."""
@@ -66,6 +73,20 @@ class Member:
         if self.push_seconds is None:
             return LOST_SECONDS
         return max(SILENCE_SECONDS, SILENCE_STEPS * self.push_seconds)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(slot, incarnation)."""
+        return self.slot, self.incarnation
+
+    @property
+    def configuration(self) -> tuple[str, int, int, int]:
+        """Its device, devices, cores and batch size."""
+        return self.device, self.devices, self.cores, self.batch_size
+
+    def pushes(self, now: float) -> bool:
+        """Whether it has pushed recently, by its own pace."""
+        return now - self.last_push <= max(PUSHES_SECONDS, SILENCE_STEPS * (self.push_seconds or 0.0))
 
     def newly_wasted(self, request: WithWaste) -> int:
         """The wasted steps that no earlier request counted; one whose answer was lost is repeated."""
@@ -103,6 +124,10 @@ class Member:
             input_seconds=t.input if t else None,
             staleness=self.staleness,
             batch_size=self.batch_size,
+            device=self.device,
+            device_name=self.device_name,
+            devices=self.devices,
+            cores=self.cores,
             node=self.node,
             message=self.message,
         )

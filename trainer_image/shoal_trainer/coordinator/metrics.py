@@ -1,8 +1,13 @@
-"""Exports the status as Prometheus metrics; the only per-worker series is the step time."""
+"""Exports the status as Prometheus metrics.
+
+Labels are bounded: the only per-worker series is the step time, and the measured speeds have at most `MAX_SPEEDS`
+configurations.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +44,7 @@ class StatusCollector(Collector):
                 status.input_wait,
             ),
             "shoal_epoch": ("Completed epochs.", float(status.epoch)),
+            "shoal_samples_left": ("Samples still to be trained.", status.samples_left),
         }
         for name, (text, value) in gauges.items():
             if value is not None:
@@ -54,6 +60,10 @@ class StatusCollector(Collector):
             "shoal_samples": ("Samples applied to the parameters.", status.samples),
             "shoal_wasted_steps": ("Computed steps that were discarded or undone.", status.wasted_steps),
             "shoal_rollbacks": ("Rollbacks to a snapshot.", status.rollbacks),
+            "shoal_restarts_from_nothing": (
+                "Restarts without a snapshot or a copy.",
+                status.restarted_from_nothing,
+            ),
             "shoal_samples_repeated": ("Samples applied more than once.", status.data.repeated),
             "shoal_samples_partial": ("Samples applied on some shards only.", status.data.partial),
             "shoal_samples_lost": ("Samples skipped as done without being applied.", status.data.lost),
@@ -73,6 +83,38 @@ class StatusCollector(Collector):
                     if seconds is not None:
                         parts.add_metric([str(worker.slot), part], seconds)
         yield parts
+        yield from _speeds(status)
+        yield from _shards(status)
+
+
+def _speeds(status: StatusReport) -> Iterator[Metric]:
+    """The measured steps by configuration."""
+    labels = ["device", "devices", "cores", "batch_size", "workers", "servers"]
+    steps = CounterMetricFamily("shoal_measured_steps", "Steps measured in a settled state.", labels=labels)
+    typical = GaugeMetricFamily(
+        "shoal_typical_seconds", "Geometric mean of a part of the measured steps.", labels=[*labels, "part"]
+    )
+    for row in status.speed:
+        key = [str(value) for value in row.key]
+        steps.add_metric(key, row.compute.count)
+        for part, sums in (("compute", row.compute), ("pull", row.pull), ("push", row.push)):
+            if sums.count:
+                typical.add_metric([*key, part], math.exp(sums.mean))
+    yield steps
+    yield typical
+
+
+def _shards(status: StatusReport) -> Iterator[Metric]:
+    """The work of each parameter server."""
+    busy = CounterMetricFamily("shoal_server_busy_seconds", "Time spent on pushes.", labels=["shard"])
+    updates = CounterMetricFamily("shoal_server_updates", "Pushes applied.", labels=["shard"])
+    received = CounterMetricFamily("shoal_server_received_bytes", "Bytes of pushes.", labels=["shard"])
+    for shard in status.shards:
+        key = [str(shard.index)]
+        busy.add_metric(key, shard.busy_seconds)
+        updates.add_metric(key, shard.updates)
+        received.add_metric(key, shard.bytes_received)
+    yield from (busy, updates, received)
 
 
 def serve_metrics(status: Callable[[], StatusReport], host: str, port: int) -> Any:

@@ -7,7 +7,7 @@ gets the output of earlier tasks from `GET /v1/files/…`. A worker's requests c
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -107,12 +107,36 @@ class Join(WithWaste):
     data: DataSpec
     batch_size: int = Field(ge=1)
     node: str = Field(default="", max_length=256)
+    device: str = Field(default="CPU", max_length=63)
+    """Its accelerator as in the operator's catalogue, and as TensorFlow names it."""
+    device_name: str = Field(default="", max_length=256)
+    devices: int = Field(default=1, ge=1, le=64)
+    """Accelerators; 1 without one."""
+    cores: int = Field(default=0, ge=0, le=4096)
+    """CPU cores; 0: unknown."""
+    tensors: int = Field(default=0, ge=0)
+    """Trainable variables of the model."""
+    known_samples: int = Field(default=0, ge=0)
+    """Samples in the parameters when this worker last reached shard 0, which was lost since; 0: it was not."""
     leases: tuple[Lease, ...] = Field(default=(), max_length=4096)
     generation: int = Field(default=0, ge=0)
     """Of the leases."""
     number: int = Field(default=0, ge=0)
     """Grows with each request of this worker to join. One that a later one overtook is refused: its leases may be done.
     0: not counted."""
+
+
+class Equipment(NamedTuple):
+    """What a worker computes with, and the number of variables of its model: fields of `Join`."""
+
+    device: str = "CPU"
+    device_name: str = ""
+    devices: int = 1
+    cores: int = 0
+    tensors: int = 0
+
+
+UNKNOWN = Equipment()
 
 
 class Renamed(Message):
@@ -157,12 +181,16 @@ class Heartbeat(Caller):
     """A worker is alive. `message` appears in the status."""
 
     message: str = Field(default="", max_length=MAX_TEXT)
+    flops_per_sample: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """The answer to `count_flops`: of one sample's forward pass; 0: they cannot be counted."""
 
 
 class Alive(Message):
     """The answer to a heartbeat: whether the job has finished."""
 
     finished: bool = False
+    count_flops: bool = False
+    """Asks this worker to count the model's FLOPs."""
 
 
 class FileEnded(Caller):
@@ -225,6 +253,10 @@ class SnapshotShard(Message):
     generation: int = Field(default=0, ge=0)
 
 
+class AskReport(Message):
+    """Asks another parameter server for its `ShardReport`."""
+
+
 class AskPushes(Message):
     """Asks another parameter server for its pushes, and for the journal entries of the `wanted` ones."""
 
@@ -259,6 +291,7 @@ REQUESTS: dict[str, type[Message]] = {
     "shard-ready": ShardReady,
     "snapshot": SnapshotShard,
     "pushes": AskPushes,
+    "report": AskReport,
     "diverged": Diverged,
     "roll-back": RollBackShard,
 }

@@ -21,6 +21,7 @@ from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.pace import Pace
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Renamed
+from shoal_trainer.coordinator.speeds import Speeds
 from shoal_trainer.coordinator.tasks import Tasks
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.recovery import JITTER, longest_pause
@@ -58,6 +59,7 @@ class Record:
         self._warned_files = False
         self.pace = Pace()
         self.means = EpochMeans()
+        self.speeds = Speeds(shard.shards)
         self.shard = shard
         self._stopping = ""
         self._term = shard.boot
@@ -66,9 +68,15 @@ class Record:
         self._clock = clock
         self._saved: dict[str, Any] | None = None
         self._restarted = shard.follows
+        self._resumed = False
+        """Whether it began with a snapshot of this run."""
         # Also without a snapshot: the workers' copies may contain trained parameters.
         self._gather_until: float | None = math.inf if self._restarted else None
         self._ready = False
+        self._nothing_left = False
+        """Whether shard 0 follows an earlier process of this run, of which neither a snapshot nor a copy is left."""
+        self._begun_with = 0
+        """The samples in the parameters when the shard became ready."""
         self._expected: set[int] | None = None
         self._joined: set[int] = set()
         self._heard: dict[int, float] = {}
@@ -91,8 +99,9 @@ class Record:
 
     def ready(self, version: int, applied: Applied) -> None:
         """Replay the journal once the shard has its parameters. Called inside its lock."""
-        del version
         self._ready = True
+        self._nothing_left = self._restarted and not self._resumed and version == 0
+        self._begun_with = self.shard.samples
         if self._expected is not None:  # some may have joined after the snapshot
             self._expected |= {slot for slot, _ in applied}
         if self._gather_until not in {None, math.inf}:
@@ -133,7 +142,7 @@ class Record:
         """
         with self._lock:
             if not other_run:
-                self._restarted, self._gather_until = True, math.inf
+                self._restarted, self._gather_until, self._resumed = True, math.inf, True
             if not saved:
                 return
             if "partial" in saved:
@@ -167,6 +176,7 @@ class Record:
                 self._resume(saved)
             self.counters.wasted_steps = wasted
             self._expected = self._gather_until = None
+            self.speeds.disturbed(self._clock())
 
     def blank_ledger(self, data: DataSpec) -> Ledger:
         """The ledger of this job before training."""
@@ -228,6 +238,16 @@ class Record:
         return tuple(renamed)
 
     # --- internals ------------------------------------------------------------------------------------------------
+
+    def _count_restart(self, known_samples: int) -> None:
+        """Count a restart from nothing, once a worker that has survived it says that samples had been trained.
+
+        They are trained again; those in the parameters, which a worker's copy may have saved, are then there twice.
+        """
+        if self._nothing_left and known_samples > self._begun_with:
+            self._nothing_left = False
+            self.counters.restarted_from_nothing += 1
+            self.counters.repeated += max(0, self.shard.initial_samples - self._begun_with)
 
     def _set_data(self, data: DataSpec) -> None:
         """Set the job's data at the first join, and compare later ones. The first list of files stays the job's."""

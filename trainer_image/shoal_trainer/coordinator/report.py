@@ -36,7 +36,7 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
     remaining = None
     if rate and share is not None and samples and 0 < share < 1:
         remaining = samples * (1 / share - 1) / rate
-    computed = counters.steps + counters.wasted_steps
+    computed, model = counters.steps + counters.wasted_steps, coordinator.shard.model
     return StatusReport(
         job_uid=coordinator.job.uid,
         phase=phase(coordinator),
@@ -48,16 +48,19 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
         metrics=metrics(coordinator),
         epochs=epochs(coordinator),
         samples_per_second=rate,
+        samples_left=samples_left(coordinator),
         progress_percent=None if share is None else round(100 * share, 2),
         remaining_seconds=remaining,
         wasted_steps=counters.wasted_steps,
         rollbacks=counters.rollbacks,
+        restarted_from_nothing=counters.restarted_from_nothing,
         goodput=None if not computed else round(counters.steps / computed, 4),
         input_wait=coordinator.members.input_wait(),
         data=DataReport(
             done=done,
             leased=leased,
             total=ledger.total() if ledger else None,
+            samples_per_epoch=ledger.total() if ledger else None,
             repeated=counters.repeated,
             partial=counters.partial,
             lost=counters.lost,
@@ -65,6 +68,9 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
         workers=tuple(
             member.report(now) for member in newest_first(coordinator.members.known.values())[:MAX_WORKERS]
         ),
+        model=None if model is None else coordinator.facts.report(model.spec),
+        speed=coordinator.speeds.report(),
+        speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
         message=coordinator.stopping,
     )
 
@@ -165,3 +171,17 @@ def progress(coordinator: Coordinator) -> float | None:
     ):
         shares.append(coordinator.ledger.done_samples / (total * coordinator.stop_after.epochs))
     return min(1.0, max(shares)) if shares else None
+
+
+def samples_left(coordinator: Coordinator) -> float | None:
+    """Samples still to be trained, by the limit that comes first; None if unknown, or if only a metric ends the job."""
+    if coordinator.finished is not None or coordinator.stopping:
+        return 0.0
+    stop, ledger, counters = coordinator.stop_after, coordinator.ledger, coordinator.counters
+    left: list[float] = []
+    if stop.epochs and ledger is not None and (total := ledger.total()) is not None:
+        left.append(float(max(0, total * stop.epochs - ledger.done_samples)))
+    if stop.steps:
+        trained = ledger.done_samples / counters.steps if ledger is not None and counters.steps else 0.0
+        left.append(max(0, stop.steps - counters.steps) * (trained or coordinator.batch_size))
+    return min(left, default=None)

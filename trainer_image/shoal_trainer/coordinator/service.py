@@ -11,13 +11,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
-from shoal_trainer.contract import Message, RuntimeConfig, ShardReport, StatusReport
+from shoal_trainer.contract import Message, RuntimeConfig, StatusReport
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.http import Handler
 from shoal_trainer.coordinator.protocol import (
-    Alive,
     Diverged,
     Done,
     Failed,
@@ -30,10 +29,11 @@ from shoal_trainer.coordinator.protocol import (
 )
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import Rollback
+from shoal_trainer.coordinator.shard_reports import ShardReports
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.coordinator.tasks import Task
 from shoal_trainer.errors import Fenced, Overtaken, Unreachable
-from shoal_trainer.ps.shard import ShardStore, State
+from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials
 from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.storage import Storage
@@ -71,6 +71,7 @@ class CoordinatorService:
         self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
         self.artefacts = Artefacts(storage, config.job.uid)
+        self._reports = ShardReports(others(ASK_SECONDS))
         self._reconciler = Reconciler(shard, [*others(ASK_SECONDS).values()], self.coordinator)
         self.coordinator.compare_soon = self._reconciler.schedule
         self.snapshotter = Snapshotter(
@@ -94,10 +95,12 @@ class CoordinatorService:
         if follows:
             self._reconciler.schedule()
         self._rollback.start()
+        self._reports.start()
 
     def stop(self) -> None:
         """Begin no further rollback."""
         self._rollback.stop()
+        self._reports.stop()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -167,21 +170,11 @@ class CoordinatorService:
     def status(self) -> StatusReport:
         """The coordinator's status with that of the shards."""
         last = self.snapshotter.last
-        shards = [
-            ShardReport(
-                index=0,
-                epoch=self._shard.epoch,
-                version=self._shard.version,
-                ready=self._shard.state is State.READY,
-                last_snapshot_at=last.wall_time if last else None,
-            )
-        ]
-        if last is not None:
-            shards += [
-                ShardReport(index=p.index, epoch=p.epoch, version=p.version, last_snapshot_at=last.wall_time)
-                for p in last.shards[1:]
-            ]
-        return self.coordinator.status().model_copy(update={"shards": tuple(shards)})
+        at = {"last_snapshot_at": last.wall_time if last else None}
+        shards = [self._shard.report(), *self._reports.newest()]
+        return self.coordinator.status().model_copy(
+            update={"shards": tuple(shard.model_copy(update=at) for shard in shards)}
+        )
 
     # ---
 
@@ -209,7 +202,9 @@ class CoordinatorService:
         )
 
     def _heartbeat(self, request: Heartbeat) -> Message:
-        return Alive(finished=self.coordinator.heartbeat(request.slot, request.incarnation, request.message))
+        return self.coordinator.heartbeat(
+            request.slot, request.incarnation, request.message, request.flops_per_sample
+        )
 
     def _file_ended(self, request: FileEnded) -> Message:
         self.coordinator.file_ended(request)
@@ -225,6 +220,7 @@ class CoordinatorService:
 
     def _shard_ready(self, request: ShardReady) -> Message:
         log.warning("shard %d is reachable again, at epoch %d", request.index, request.epoch)
+        self.coordinator.disturbed()
         self._rollback.shard_restarted(request.index)
         self._reconciler.schedule()
         return Done()

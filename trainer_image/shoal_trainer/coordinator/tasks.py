@@ -63,6 +63,11 @@ class Tasks:
         return True
 
     @property
+    def holder(self) -> tuple[int, int] | None:
+        """The worker that runs a task now."""
+        return self.queue[0].holder if self.queue else None
+
+    @property
     def lagging(self) -> bool:
         """Whether tasks of more than one epoch are queued or running."""
         return len({task.epoch for task in self.queue}) > 1

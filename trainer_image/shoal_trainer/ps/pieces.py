@@ -40,3 +40,8 @@ def parts(io: Payload, low: int = 0, high: int | None = None) -> Iterator[tuple[
         yield from io.parts(low, high)
     elif low < high:
         yield slice(low, high), io[low:high]
+
+
+def nbytes(io: Payload) -> int:
+    """The bytes of a payload."""
+    return sum(array.nbytes for array in io.arrays) if isinstance(io, Pieces) else int(io.nbytes)

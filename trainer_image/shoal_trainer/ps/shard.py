@@ -11,10 +11,11 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
-from shoal_trainer.contract import Staleness
+from shoal_trainer.contract import ShardReport, Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.journal import PushJournal
+from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
 from shoal_trainer.ps.pieces import Payload
 from shoal_trainer.ps.recovery import Recovery
@@ -52,7 +53,8 @@ class ShardStore(WorkerRegistry):
         self.index = index
         self.shards = shards
         self.epoch = epoch
-        self.boot = secrets.randbits(63) if boot is None else boot
+        self.boot = self.first_boot = secrets.randbits(63) if boot is None else boot
+        """`boot` changes at each rollback; `first_boot` identifies the process."""
         self.generation = 0
         self.on_applied = on_applied
         self.on_ready = on_ready
@@ -63,6 +65,9 @@ class ShardStore(WorkerRegistry):
         self.journal = PushJournal()
         self.contents = Contents()
         """The pushes in the parameters."""
+        self.load = Load()
+        self.initial_samples = 0
+        """See `initialize`."""
         self.follows = epoch > 0 if follows is None else follows
         self._state = State.RECOVERING if self.follows else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
@@ -116,13 +121,17 @@ class ShardStore(WorkerRegistry):
             self._settle()
             return self._welcome(slot, incarnation, wants_copy)
 
-    def initialize(self, values: Payload) -> None:
-        """Set the first parameters (fp32); ignored if the shard already has some."""
+    def initialize(self, values: Payload, samples: int = 0) -> None:
+        """Set the first parameters (fp32); ignored if the shard already has some.
+
+        `samples`: those in the copy of a worker that had trained before the shard lost everything else.
+        """
         with self.lock:
             model = self._check_size(values)
             self._settle()
             if self._state is State.EMPTY:
                 model.set(values)
+                self.initial_samples = samples
                 self._become_ready()
 
     def offer(
@@ -181,11 +190,13 @@ class ShardStore(WorkerRegistry):
         with self.lock:
             if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
                 return self._answer(slot, base)
+            started = self._clock()
             tau = max(0, self.version - base)
             exponent = EXPONENTS[self.staleness.policy]
             weight = model.optimizer.config.weight(meta.samples) / max(1, tau) ** exponent
             non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, self._members.live)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
+            self.load.add(self._clock() - started, io)
             return self._applied(slot, incarnation, seq, base, tau, weight, meta, False)
 
     def delta(
@@ -207,10 +218,26 @@ class ShardStore(WorkerRegistry):
         with self.lock:
             if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
                 return self._answer(slot, base)
-            non_finite = model.merge(io, self._clock()) if merge else model.add(io, meta.scale)
+            started = self._clock()
+            non_finite = model.merge(io, started) if merge else model.add(io, meta.scale)
+            self.load.add(self._clock() - started, io)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
             tau = max(0, self.version - base)
             return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
+
+    def report(self) -> ShardReport:
+        """Its entry in the status report, without its snapshot."""
+        with self.lock:
+            return ShardReport(
+                index=self.index,
+                epoch=self.epoch,
+                boot=self.first_boot,
+                version=self.version,
+                ready=self.state is State.READY,
+                busy_seconds=self.load.busy_seconds,
+                updates=self.load.updates,
+                bytes_received=self.load.bytes_received,
+            )
 
     def wait_ready(self, timeout: float) -> bool:
         """Wait until the shard is READY; False if it is not after `timeout` seconds.

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
 from shoal_trainer.coordinator.client import CoordinatorClient
-from shoal_trainer.coordinator.protocol import MAX_LIST, MAX_TEXT, Assignment, DataSpec, Lease
+from shoal_trainer.coordinator.protocol import (
+    MAX_LIST,
+    MAX_TEXT,
+    UNKNOWN,
+    Assignment,
+    DataSpec,
+    Equipment,
+    Lease,
+)
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 from shoal_trainer.retry import FIRST_PAUSE, Backoff
 from shoal_trainer.security import Credentials
@@ -38,8 +46,19 @@ HEARTBEAT_SECONDS = 1.0
 class ControlPlane:
     """Implements `work.Coordinator`; `start` begins to join and to send heartbeats."""
 
-    def __init__(self, config: RuntimeConfig, credentials: Credentials, job: Training) -> None:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        credentials: Credentials,
+        job: Training,
+        equipment: Equipment = UNKNOWN,
+        count_flops: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._config = config
+        self._equipment = equipment
+        self._count_flops = count_flops
+        self._flops: float | None = None
+        """Once they are counted, until they are reported."""
         self._client = CoordinatorClient(
             config.parameter_servers[0], credentials, config.index, config.incarnation
         )
@@ -64,10 +83,12 @@ class ControlPlane:
             self._data,
             self._config.batch_size,
             node=self._config.node_name,
+            equipment=self._equipment,
             leases=tuple(_lease(work, token) for token, work in leases.items()),
             generation=max((work.generation for work in leases.values()), default=0),
             wasted_steps=wasted.steps,
             wasted_acknowledged=wasted.acknowledged,
+            known_samples=wasted.known_samples,
         )
         self._joined.set()
         return {renamed.old: renamed.new for renamed in joined.renamed}
@@ -147,12 +168,24 @@ class ControlPlane:
                 return text[:MAX_TEXT]
         return ""
 
+    def _beat(self) -> None:
+        flops = self._flops
+        alive = self._client.heartbeat(self._message_text(), flops)
+        self._finished = alive.finished
+        if flops is not None:
+            self._flops = None
+        if alive.count_flops:  # tracing takes seconds for a large model, in which heartbeats must go on
+            threading.Thread(target=self._count, name="count-flops", daemon=True).start()
+
+    def _count(self) -> None:
+        self._flops = self._count_flops()
+
     def _run(self) -> None:
         backoff = Backoff(FIRST_PAUSE, HEARTBEAT_SECONDS)
         while not self._stop.is_set():
             try:
                 if self._joined.is_set():
-                    self._finished = self._client.heartbeat(self._message_text())
+                    self._beat()
                 else:
                     self.join({}, Wasted())
             except Unreachable as error:

@@ -14,6 +14,7 @@ concatenated first: a deep model has hundreds, and each output of the function h
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,7 @@ import tensorflow as tf
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
+from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
 from shoal_trainer.wire.messages import MetricSum
 from shoal_trainer.worker.build import BUILD_PARTS, build
@@ -37,6 +39,8 @@ from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
+
+log = logging.getLogger(__name__)
 
 Wire = Literal["bf16", "fp32"]
 
@@ -188,6 +192,14 @@ class FlatModel:
     def initial(self) -> npt.NDArray[np.float32]:
         """The model's current parameters, fp32, shape (layout.size,)."""
         return flatten(self.model, self.layout)
+
+    def flops_per_sample(self) -> float:
+        """Floating point operations of one sample's forward pass; 0 if they cannot be counted. For another thread."""
+        try:
+            return float(flops_per_sample(self.model, self.example.x))
+        except Exception as error:  # a model without call(), a layer that needs more than one sample
+            log.info("the FLOPs of the model cannot be counted: %s", where(error))
+            return 0.0
 
     def load(self, flat: npt.NDArray[np.float32]) -> None:
         """Set the model's variables, to evaluate or save it."""

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
+from shoal_trainer.coordinator.protocol import Equipment
 
 NO_ACCELERATOR = "CPU"
 THREADS_ENV = "TF_NUM_INTRAOP_THREADS"
@@ -34,6 +35,32 @@ def cores(limit: Path = CPU_MAX) -> int:
 def shared_by(processes: int) -> dict[str, str]:
     """The environment that divides the cores among N processes, unless TensorFlow's threads are already set."""
     return {THREADS_ENV: os.environ.get(THREADS_ENV, str(max(1, cores() // max(1, processes))))}
+
+
+CATALOGUE: tuple[tuple[str, str], ...] = (
+    ("A100-80GB", "a100 80gb"), ("A100-40GB", "a100"), ("V100-32GB", "v100 32gb"), ("V100-16GB", "v100"),
+    ("H100-80GB", "h100"), ("H200-141GB", "h200"), ("GB200", "gb200"), ("B200", "b200"), ("B300", "b300"),
+    ("RTX-PRO-6000-Blackwell-SE", "rtx pro 6000"), ("L40S", "l40s"), ("L4", "l4"), ("A10G", "a10g"), ("T4", "t4"),
+    ("P100", "p100"), ("P4", "p4"), ("K80", "k80"),
+)  # fmt: skip
+"""The names of accelerators in the operator's catalogue, and the words of the names that drivers give them: the first
+entry whose words are all in a device's name is its name. A test compares this with the catalogue."""
+
+
+def catalogue_name(device: str) -> str:
+    """The name by which the operator knows a device: "T4" for "Tesla T4"; one that it does not know keeps its own."""
+    words = _words(device)
+    known = (name for name, wanted in CATALOGUE if _words(wanted) <= words)
+    own = "-".join(re.findall(r"[A-Za-z0-9]+", re.sub(r"(?i)^(nvidia|tesla)\b", "", device.strip())))
+    return next(known, own[:63] or "GPU")
+
+
+def equipment(device: str, tensors: int) -> Equipment:
+    """What this worker computes with. `device`: from `device_name`; `tensors`: of its model."""
+    import tensorflow as tf
+
+    devices = len(tf.config.list_physical_devices("GPU"))
+    return Equipment(catalogue_name(device), device[:256], min(64, max(1, devices)), cores(), tensors)
 
 
 def device_name() -> str:

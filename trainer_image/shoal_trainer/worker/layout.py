@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -57,10 +58,21 @@ class Layout:
         """Floats in the flat vector."""
         return sum(entry.size for entry in self.entries)
 
+    @property
+    def tensors(self) -> int:
+        """Trainable variables."""
+        return sum(entry.offset < self.trainable for entry in self.entries)
+
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of (path, shape, dtype) of every entry: models with equal fingerprints can share parameters."""
-        described = [[e.path, list(e.shape), e.dtype] for e in self.entries] + [self.trainable]
+        """SHA-256 of (path, shape, dtype) of every entry: models with equal fingerprints can share parameters.
+
+        The numbers that Keras appends to names count all layers of a process, so they are counted per model here:
+        a model has the same fingerprint in a worker and in a notebook that has built others before.
+        """
+        paths = numbered(entry.path for entry in self.entries)
+        entries = [[path, list(e.shape), e.dtype] for path, e in zip(paths, self.entries, strict=True)]
+        described = [*entries, self.trainable]
         return hashlib.sha256(json.dumps(described, separators=(",", ":")).encode()).hexdigest()
 
     @cached_property
@@ -106,6 +118,19 @@ def outside_layout(model: Any) -> list[Any]:
         for v in layer._trainable_variables + layer._non_trainable_variables
     ]
     return list({id(v): v for v in own if id(v) not in inside}.values())
+
+
+def numbered(paths: Iterable[str]) -> list[str]:
+    """The paths with the numbers of their parts counted from the first of a name: "dense_7/bias" is "dense/bias"."""
+    seen: dict[str, dict[str, int]] = {}
+
+    def renamed(part: str) -> str:
+        base = re.sub(r"_[0-9]+$", "", part)
+        of_base = seen.setdefault(base, {})
+        number = of_base.setdefault(part, len(of_base))
+        return f"{base}_{number}" if number else base
+
+    return ["/".join(map(renamed, path.split("/"))) for path in paths]
 
 
 @dataclass(frozen=True)

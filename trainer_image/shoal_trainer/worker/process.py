@@ -34,7 +34,7 @@ from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
 from shoal_trainer.retry import until_reachable
 from shoal_trainer.sigterm import in_thread
 from shoal_trainer.termination import write_termination
-from shoal_trainer.worker.hardware import device_name, fitted, shared_by
+from shoal_trainer.worker.hardware import device_name, equipment, fitted, shared_by
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,12 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
                 raise
 
         flat_model = until_reachable(built, drain.flag, "the data")
-        coordinator = until_reachable(lambda: ControlPlane(config, credentials, job), drain.flag, "the data")
+        facts = equipment(device, flat_model.layout.tensors)
+
+        def control() -> ControlPlane:
+            return ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample)
+
+        coordinator = until_reachable(control, drain.flag, "the data")
         coordinator.start()  # send heartbeats while the model is traced
         flat_model.trace()
     traced = time.monotonic()

@@ -186,7 +186,7 @@ class Upstream:
         if not welcome.initialized:  # only the workers' copies of the parameters are left
             first = aligned(self._buffers.current.size)
             kernels.decode(self._buffers.current, first)
-            self._exchange.initialize(first).result()
+            self._exchange.initialize(first, self._pulled.samples).result()
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:
@@ -218,11 +218,13 @@ class Upstream:
     def _rejoin(self, surviving: int) -> None:
         """Present the leases after the loss of shard 0 and its ledger; they may get new tokens."""
         self._wasted += self._leases.lost(surviving)
-        leases = self._leases.held()
-        self._leases.rename(leases.keys(), self._join_coordinator(leases))
+        leases, known = self._leases.held(), 0 if self._pulled is None else self._pulled.samples
+        self._leases.rename(leases.keys(), self._join_coordinator(leases, known))
 
-    def _join_coordinator(self, leases: Mapping[Token, DataWork]) -> Mapping[Token, Token]:
-        renamed = self._coordinator.join(leases, Wasted(self._wasted, self._acknowledged))
+    def _join_coordinator(
+        self, leases: Mapping[Token, DataWork], known_samples: int = 0
+    ) -> Mapping[Token, Token]:
+        renamed = self._coordinator.join(leases, Wasted(self._wasted, self._acknowledged, known_samples))
         self._acknowledged = self._wasted
         return renamed
 

@@ -108,6 +108,8 @@ class Wasted(NamedTuple):
 
     steps: int = 0
     acknowledged: int = 0
+    known_samples: int = 0
+    """The samples in the parameters when this worker last reached shard 0, which was lost since; 0: it was not."""
 
 
 class Coordinator(Protocol):

@@ -27,12 +27,9 @@ import numpy as np
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.evaluation import Evaluated, Evaluator
 from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem
-from shoal.sizing.predict.cluster_speed import busy, soft_min
+from shoal.sizing.speed.servers import busy, soft_min
 
-__all__ = ["REPLACEMENT_SPREAD", "ElasticModel"]
-
-REPLACEMENT_SPREAD = 0.5
-"""Standard deviation of the time to a replacement, relative to its mean."""
+__all__ = ["ElasticModel"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,14 @@ class ElasticModel:
     def objective(self) -> Objective:
         """The objective of the problem."""
         return self.problem.objective
+
+    def seconds(self, counts: Sequence[int], servers: int) -> float:
+        """Expected time of one plan in s; infinite if it is not allowed."""
+        own = [each for each in self.evaluators() if each.servers == servers] or [
+            _Evaluator(self.problem, servers, "", self.margin)
+        ]
+        column = np.array([counts], dtype=np.float64).T
+        return min(float(each(column).seconds[0]) for each in own)
 
     def evaluators(self) -> Sequence[Evaluator]:
         """One for each number and zone of the parameter servers."""
@@ -83,7 +88,9 @@ class _Evaluator:
         """(k,) steps/s of one worker of each pool, reduced by the time without a node."""
         return np.array(
             [
-                1 / pool.step_seconds / (1 + pool.interruptions_per_hour * pool.startup_seconds / 3600)
+                pool.process.mean
+                / pool.step_seconds
+                / (1 + pool.interruptions_per_hour * pool.startup_seconds / 3600)
                 for pool in self.problem.pools
             ]
         )
@@ -96,7 +103,8 @@ class _Evaluator:
             money = money_per_step(pool, self.zone, self.problem.servers.bytes_per_step)
             # A shock takes a binomial number K of n workers: E[K²] = (f n)² + f (1 - f) n.
             single = pool.interruptions_per_hour * (1 - pool.shock_share * pool.shock_size) * _lost(pool)
-            rows.append([rate, rate * pool.batch, pool.price, rate * money, rate * pool.step_sigma, single])
+            paid = pool.price * pool.process.mean
+            rows.append([rate, rate * pool.batch, paid, rate * money, rate * pool.step_sigma, single])
         return np.array(rows).T
 
     @cached_property
@@ -174,5 +182,5 @@ class _Evaluator:
 
 
 def _lost(pool: Pool) -> float:
-    """Mean square of the work (steps) that one revocation costs."""
-    return float((pool.startup_seconds / pool.step_seconds) ** 2 * (1 + REPLACEMENT_SPREAD**2))
+    """Square of the work (steps) that one revocation costs."""
+    return float((pool.startup_seconds / pool.step_seconds) ** 2)

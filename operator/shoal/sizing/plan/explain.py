@@ -65,13 +65,11 @@ def _found(plan: Plan, currency: str) -> list[str]:
         "MinTime": "the fastest plan",
         "BestValue": "the plan with the most speed for its cost",
     }[objective.prefer]
-    if plan.by_simulation:
-        return [
-            what,
-            "By the formula no plan is sure enough. This one, the fastest, was in simulated runs; a cheaper one "
-            "may be as well.",
-        ]
-    why = f"This is {superlative}"
+    why = (
+        f"This is {superlative}"
+        if plan.proved
+        else f"No better plan was found than this one; it is {superlative}"
+    )
     why += f" that {' and '.join(limits)}." if limits else "."
     sentences = [what, why]
     other = plan.unlimited
@@ -119,12 +117,19 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
             )
         return sentences
     deadline = objective.deadline or 0.0
-    if plan.seconds <= deadline:
+    allowed = plan.sure_seconds if plan.finish is None else max(plan.finish[1], plan.seconds)
+    if plan.binding == "confidence":
+        limits = [] if objective.deadline is None else [f"the deadline of {duration(deadline)}"]
+        if objective.budget is not None:
+            limits.append(f"the budget of {money(objective.budget, currency)}")
+        many = "them" if len(limits) > 1 else "it"
         return [
-            f"The deadline of {duration(deadline)} can be kept only if nothing goes wrong: no plan keeps it with a "
-            f"probability of {objective.confidence:.0%}.",
+            f"{' and '.join(limits)[0].upper()}{' and '.join(limits)[1:]} can be kept only if nothing goes wrong: no "
+            f"plan keeps {many} with a probability of {objective.confidence:.0%}.",
             fastest,
-            f"Allow {duration(plan.sure_seconds)}, ask for less confidence, or add on-demand workers.",
+            f"Allow {duration(allowed)}, ask for less confidence, or add on-demand workers."
+            if objective.deadline is not None
+            else "Raise the budget, or ask for less confidence.",
         ]
     sentences = [f"No plan ends within {duration(deadline)}.", fastest]
     full = [p.name for p, n in zip(plan.pools, plan.counts, strict=True) if n and n == p.limit]
@@ -133,15 +138,20 @@ def _not_found(plan: Plan, currency: str) -> list[str]:
         if full
         else ""
     )
-    sentences.append(f"Allow at least {duration(plan.sure_seconds)}{more}.")
+    sentences.append(f"Allow at least {duration(allowed)}{more}.")
     return sentences
 
 
 def _risk(plan: Plan) -> list[str]:
-    if plan.chance is None or plan.objective.deadline is None:
+    kept = []
+    if plan.chance is not None and plan.objective.deadline is not None:
+        kept.append(f"the deadline was kept in {plan.chance:.1%}")
+    if plan.budget_chance is not None and plan.objective.budget is not None:
+        kept.append(f"the budget was kept in {plan.budget_chance:.1%}")
+    if not kept:
         return []
     return [
-        f"In simulated runs with revocations and uncertain speed the deadline was kept in {plan.chance:.1%} "
+        f"In simulated runs with revocations and uncertain speed {' and '.join(kept)} "
         f"(asked for: {plan.objective.confidence:.0%})."
     ]
 

@@ -12,7 +12,11 @@ from shoal.sizing.plan.evaluation import Evaluated
 from shoal.sizing.plan.pareto import Front
 from shoal.sizing.plan.problem import Floats, Objective
 
-__all__ = ["Candidate", "Found", "feasible", "ranks"]
+__all__ = ["Candidate", "Found", "Shortlist", "feasible", "ranks"]
+
+SHORTLIST = 4096
+LIKELY = 1.05
+"""A plan whose mean is above a limit by more than this part does not keep it with any confidence worth asking for."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,47 @@ def feasible(objective: Objective, out: Evaluated) -> tuple[NDArray[np.bool_], N
     return finite & (out.sure_seconds <= deadline), finite & (out.cost <= budget)
 
 
+class Shortlist:
+    """The combinations with the least objective, in its order, up to `SHORTLIST` of them."""
+
+    def __init__(self, pools: int) -> None:
+        self.first: Floats = np.empty(0)
+        self.counts: Floats = np.empty((pools, 0))
+        self.variant: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.seconds: Floats = np.empty(0)
+        self.cost: Floats = np.empty(0)
+        self.complete = True
+        """Whether nothing was dropped for want of room."""
+
+    def add(self, first: Floats, counts: Floats, variant: int, seconds: Floats, cost: Floats) -> None:
+        """Add combinations (k, m)."""
+        if len(self.first) >= SHORTLIST:
+            better = first < self.first[-1]
+            self.complete &= bool(better.all())
+            first, counts, seconds, cost = first[better], counts[:, better], seconds[better], cost[better]
+            if not len(first):
+                return
+        self._join(first, counts, np.full(len(first), variant), seconds, cost)
+
+    def merge(self, other: Shortlist) -> None:
+        """Add another shortlist."""
+        self.complete &= other.complete
+        self._join(other.first, other.counts, other.variant, other.seconds, other.cost)
+
+    def _join(
+        self, first: Floats, counts: Floats, variant: NDArray[np.int64], seconds: Floats, cost: Floats
+    ) -> None:
+        first = np.concatenate([self.first, first])
+        order = np.lexsort((np.concatenate([self.seconds, seconds]), first))
+        self.complete &= len(order) <= SHORTLIST
+        order = order[:SHORTLIST]
+        self.first = first[order]
+        self.counts = np.concatenate([self.counts, counts], axis=1)[:, order]
+        self.variant = np.concatenate([self.variant, variant])[order]
+        self.seconds = np.concatenate([self.seconds, seconds])[order]
+        self.cost = np.concatenate([self.cost, cost])[order]
+
+
 @dataclass
 class Found:
     """The result of a search, or of a part of it."""
@@ -56,11 +101,17 @@ class Found:
     in_time: int = 0
     in_budget: int = 0
     feasible: int = 0
+    possible: int = 0
+    """Combinations whose means are within all limits."""
+    after: float = -np.inf
+    """The shortlist begins above this value of the objective."""
     front: Front = field(init=False)
+    shortlist: Shortlist = field(init=False)
     _kept: dict[str, tuple[tuple[Any, ...], Candidate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.front = Front(self.pools)
+        self.shortlist = Shortlist(self.pools)
 
     @property
     def best(self) -> Candidate | None:
@@ -82,14 +133,6 @@ class Found:
         """The cheapest of all."""
         return self._get("cheapest")
 
-    def reject_best(self) -> None:
-        """Drop the best: simulation showed that it misses the deadline."""
-        self._kept.pop("best", None)
-
-    def accept(self, candidate: Candidate) -> None:
-        """Set the best: simulation showed that it meets the deadline."""
-        self._kept["best"] = ((), candidate)
-
     def _get(self, name: str) -> Candidate | None:
         return self._kept[name][1] if name in self._kept else None
 
@@ -106,12 +149,32 @@ class Found:
         if here:
             first, second = ranks(self.objective, out)
             self._keep("best", np.where(both, first, np.inf), second, counts, out, variant)
-        self._keep("fastest", out.sure_seconds, out.cost, counts, out, variant)
+        self._shorten(counts, out, variant)
+        self._keep("fastest", out.seconds, out.cost, counts, out, variant)
         self._keep("cheapest", out.cost, out.seconds, counts, out, variant)
         if self.objective.budget is not None:
-            sure = np.where(in_budget, out.sure_seconds, np.inf)
-            self._keep("fastest in budget", sure, out.cost, counts, out, variant)
+            within = np.where(in_budget, out.seconds, np.inf)
+            self._keep("fastest in budget", within, out.cost, counts, out, variant)
         self.front.add(out.seconds, out.cost, counts, variant)
+
+    def _shorten(self, counts: Floats, out: Evaluated, variant: int) -> None:
+        """Add what meets the limits on average to the shortlist."""
+        objective = self.objective
+        likely = np.isfinite(out.seconds)
+        if objective.deadline is not None:
+            likely &= out.seconds <= LIKELY * objective.deadline
+        if objective.budget is not None:
+            likely &= out.cost <= LIKELY * objective.budget
+        means = np.isfinite(out.seconds)
+        if objective.deadline is not None:
+            means &= out.seconds <= objective.deadline
+        if objective.budget is not None:
+            means &= out.cost <= objective.budget
+        self.possible += int(np.count_nonzero(means))
+        first, _ = ranks(objective, out)
+        at = np.flatnonzero(likely & (first > self.after))
+        if len(at):
+            self.shortlist.add(first[at], counts[:, at], variant, out.seconds[at], out.cost[at])
 
     def _keep(
         self, name: str, first: Floats, second: Floats, counts: Floats, out: Evaluated, variant: int
@@ -140,9 +203,10 @@ class Found:
 
     def merge(self, other: Found) -> None:
         """Add another part."""
-        for name in ("searched", "valid", "in_time", "in_budget", "feasible"):
+        for name in ("searched", "valid", "in_time", "in_budget", "feasible", "possible"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, kept in other._kept.items():
             if name not in self._kept or kept[0] < self._kept[name][0]:
                 self._kept[name] = kept
         self.front.merge(other.front)
+        self.shortlist.merge(other.shortlist)

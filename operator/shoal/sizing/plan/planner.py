@@ -1,9 +1,9 @@
-"""From a problem to a plan: search, then check the risk by simulation. There is always an answer."""
+"""From a problem to a plan: search, then simulate in the order of the objective. There is always an answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -12,16 +12,15 @@ import numpy as np
 from shoal.errors import UsageError
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.evaluation import Evaluator, Model
-from shoal.sizing.plan.found import Candidate, Found
+from shoal.sizing.plan.found import Candidate, Found, Shortlist
 from shoal.sizing.plan.problem import SCALING_SIGMA, LossWork, Objective, Pool, Problem, Servers, Work
-from shoal.sizing.plan.risk import chance
+from shoal.sizing.plan.risk import Checked, Walk, is_risky
 from shoal.sizing.plan.search import EXACT_LIMIT, search
 
 __all__ = ["Plan", "Point", "plan", "plan_with"]
 
-MARGINS = 5  # times that the margin is raised when simulated runs miss the deadline too often
-RAISE = 1.3
-BISECTIONS = 3  # between the margin that was too small and the one that was large enough
+PASSES = 8
+"""Times that the search is continued where the shortlist ends without a plan that is sure enough."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,10 @@ class Point:
 class Plan:
     """The workers of each pool and the parameter servers, with time and cost.
 
-    `binding`: the constraint that keeps the plan from being cheaper (or faster), or that cannot be met. `chance`: the
-    share of simulated runs that met the deadline; None if nothing was simulated. `unlimited`: the best plan without
-    the constraint `binding`. `by_simulation`: the formula found no plan, but the fastest one was good enough in
-    simulated runs; cheaper ones were not simulated.
+    `binding`: the constraint that keeps the plan from being cheaper (or faster), or that cannot be met. `chance` and
+    `budget_chance`: the share of simulated runs that met the deadline, and the budget; None if there is none or
+    nothing is random. `finish`: the 5 and 95 % quantiles of the simulated time. `unlimited`: the best plan without
+    the constraint `binding`. `proved`: every combination that is better by the objective was ruled out.
     """
 
     pools: tuple[Pool, ...]
@@ -64,7 +63,9 @@ class Plan:
     cheapest: Point
     fastest: Point
     notes: tuple[str, ...] = ()
-    by_simulation: bool = False
+    budget_chance: float | None = None
+    finish: tuple[float, float] | None = None
+    proved: bool = True
 
     def as_json(self, reason: str) -> dict[str, Any]:
         """The answer of `shoal plan --json`."""
@@ -81,6 +82,9 @@ class Plan:
             "exact": self.exact,
             "binding": self.binding,
             "deadlineKept": self.chance,
+            "budgetKept": self.budget_chance,
+            "finishSeconds": None if self.finish is None else {"p5": self.finish[0], "p95": self.finish[1]},
+            "proved": self.proved,
             "pareto": [
                 {
                     "counts": list(p.counts),
@@ -94,72 +98,86 @@ class Plan:
         }
 
 
-def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT) -> Plan:
+def plan(problem: Problem, *, exact_limit: int = EXACT_LIMIT, seed: int = 0) -> Plan:
     """Plan with Shoal's model. Raises UsageError if no combination is allowed."""
     objective = problem.objective
-    margin = NormalDist().inv_cdf(objective.confidence) if objective.deadline is not None else 0.0
-    by_simulation, too_small = False, None
-    for _ in range(MARGINS):
-        attempt = _attempt(problem, margin, exact_limit)
-        if attempt.found.best is None or attempt.good:
-            break
-        too_small, margin = margin, margin * RAISE + 0.1
+    limited = objective.deadline is not None or objective.budget is not None
+    model = ElasticModel(problem, NormalDist().inv_cdf(objective.confidence) if limited else 0.0)
+    found, exact = search(model, exact_limit=exact_limit)
+    if found.fastest is None or found.cheapest is None:
+        raise UsageError(_no_plan_at_all(problem.work))
+    evaluators = model.evaluators()
+    anything = is_risky(problem, [1] * len(problem.pools), max(problem.servers.counts))
+    walk = Walk(model, (found.best or found.cheapest).seconds, seed)
+    proved = exact
+    if limited and anything:
+        best, checked, walked = _first_sure(walk, model, found, exact_limit)
+        proved = exact and walked
     else:
-        # The simulation misses the deadline with every margin.
-        attempt.found.reject_best()
-    if attempt.found.best is not None and too_small is not None:
-        attempt = _cheaper(problem, attempt, too_small, margin, exact_limit)
-    model, found, exact, kept = attempt.model, attempt.found, attempt.exact, attempt.kept
-    if found.best is None and found.fastest is not None:
-        # The formula can be too careful: simulated runs decide.
-        surest = found.fastest_in_budget if objective.budget is not None else found.fastest
-        kept = _chance(problem, model, surest or found.fastest)
-        if surest is not None and kept is not None and kept >= objective.confidence:
-            found.accept(surest)
-            by_simulation = True
-        elif surest is not found.fastest:
-            kept = _chance(problem, model, found.fastest)
-    shown = found.best or found.fastest
-    notes = tuple(problem.notes)
-    if shown is not None:
-        notes += _extrapolated(problem.servers, model.evaluators()[shown.variant].servers)
-    return replace(_answer(model, found, exact, problem.work, kept, notes), by_simulation=by_simulation)
+        best = found.best
+        checked = walk.check((best or found.fastest).counts, (best or found.fastest).variant)
+    shown = best or found.fastest
+    if best is None and checked is None:
+        checked = walk.check(shown.counts, shown.variant)
+    notes = (*problem.notes, *_extrapolated(problem.servers, evaluators[shown.variant].servers))
+    return _answer(
+        model, found, best, exact, problem.work, _facts(problem, shown, evaluators, checked), notes, proved
+    )
 
 
 @dataclass(frozen=True)
-class _Attempt:
-    """The search with one margin. `kept`: the chance of its best plan; None if nothing of it is random."""
+class _Facts:
+    """What the simulated runs say of the plan that is shown."""
 
-    model: ElasticModel
-    found: Found
-    exact: bool
-    kept: float | None
-
-    @property
-    def good(self) -> bool:
-        """Whether there is a plan that is sure enough in simulated runs."""
-        sure = self.kept is None or self.kept >= self.model.objective.confidence
-        return self.found.best is not None and sure
+    chance: float | None = None
+    budget_chance: float | None = None
+    finish: tuple[float, float] | None = None
 
 
-def _attempt(problem: Problem, margin: float, exact_limit: int) -> _Attempt:
-    model = ElasticModel(problem, margin)
-    found, exact = search(model, exact_limit=exact_limit)
-    kept = None if found.best is None else _chance(problem, model, found.best)
-    return _Attempt(model, found, exact, kept)
+def _facts(
+    problem: Problem, shown: Candidate, evaluators: Sequence[Evaluator], checked: Checked | None
+) -> _Facts:
+    servers = evaluators[shown.variant].servers
+    if checked is None or not is_risky(problem, shown.counts, servers):
+        return _Facts()
+    low, high = (float(q) for q in np.quantile(checked.runs.finish, (0.05, 0.95), method="nearest"))
+    return _Facts(checked.in_time, checked.in_budget, (low, high))
 
 
-def _cheaper(problem: Problem, good: _Attempt, low: float, high: float, exact_limit: int) -> _Attempt:
-    """The good attempt with the smallest margin in (low, high] that a bisection finds; `good` is that of `high`."""
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        attempt = _attempt(problem, middle, exact_limit)
-        low, high, good = (low, middle, attempt) if attempt.good else (middle, high, good)
-    return good
+def _first_sure(
+    walk: Walk, model: ElasticModel, found: Found, exact_limit: int
+) -> tuple[Candidate | None, Checked | None, bool]:
+    """The best plan that is sure enough, its runs, and whether everything better was ruled out."""
+    shortlist, confidence = found.shortlist, model.objective.confidence
+    for number in range(PASSES):
+        checked = walk.first_sure(shortlist)
+        if checked is not None:
+            return _candidate(model, shortlist, checked.at), checked, True
+        if shortlist.complete or number == PASSES - 1:
+            break
+        more, _ = search(model, exact_limit=exact_limit, after=float(shortlist.first[-1]))
+        shortlist = more.shortlist
+    # What the formula holds to be sure, or else the fastest: the simulation decides.
+    for candidate in (found.best, found.fastest_in_budget, found.fastest):
+        if candidate is not None and not shortlist.complete:
+            checked = walk.check(candidate.counts, candidate.variant)
+            if checked.sure(confidence):
+                return candidate, checked, False
+    return None, None, shortlist.complete
 
 
-def _chance(problem: Problem, model: Model, candidate: Candidate) -> float | None:
-    return chance(problem, candidate.counts, model.evaluators()[candidate.variant].servers)
+def _candidate(model: ElasticModel, shortlist: Shortlist, at: int) -> Candidate:
+    counts = tuple(int(n) for n in shortlist.counts[:, at])
+    variant = int(shortlist.variant[at])
+    out = model.evaluators()[variant](np.array([counts], dtype=np.float64).T)
+    return Candidate(
+        counts,
+        variant,
+        float(out.seconds[0]),
+        float(out.sure_seconds[0]),
+        float(out.cost[0]),
+        float(out.iterations[0]),
+    )
 
 
 def _extrapolated(servers: Servers, number: int) -> tuple[str, ...]:
@@ -177,24 +195,32 @@ def _extrapolated(servers: Servers, number: int) -> tuple[str, ...]:
 def plan_with(model: Model, work: Work, *, exact_limit: int = EXACT_LIMIT, notes: Sequence[str] = ()) -> Plan:
     """Plan with any model of time and cost, such as spotDNN's, without simulation."""
     found, exact = search(model, exact_limit=exact_limit)
-    return _answer(model, found, exact, work, None, tuple(notes))
+    if found.fastest is None or found.cheapest is None:
+        raise UsageError(_no_plan_at_all(work))
+    return _answer(model, found, found.best, exact, work, _Facts(), tuple(notes), exact)
 
 
 def _answer(
-    model: Model, found: Found, exact: bool, work: Work, chance: float | None, notes: tuple[str, ...]
+    model: Model,
+    found: Found,
+    best: Candidate | None,
+    exact: bool,
+    work: Work,
+    facts: _Facts,
+    notes: tuple[str, ...],
+    proved: bool,
 ) -> Plan:
     evaluators = model.evaluators()
     fastest, cheapest = found.fastest, found.cheapest
-    if fastest is None or cheapest is None:
-        raise UsageError(_no_plan_at_all(work))
-    shown = found.best or fastest
-    sure = chance is not None and chance >= model.objective.confidence
-    binding, unlimited = _binding(found, model.objective, shown, sure)
+    assert fastest is not None
+    assert cheapest is not None
+    shown = best or fastest
+    binding, unlimited = _binding(found, model.objective, best, shown)
     return Plan(
         pools=tuple(model.pools),
         objective=model.objective,
         work=work,
-        feasible=found.best is not None,
+        feasible=best is not None,
         counts=shown.counts,
         servers=evaluators[shown.variant].servers,
         zone=evaluators[shown.variant].zone,
@@ -205,34 +231,35 @@ def _answer(
         searched=found.searched,
         exact=exact,
         binding=binding,
-        chance=chance,
+        chance=facts.chance,
         pareto=_points(found, evaluators),
         unlimited=_point(unlimited, evaluators) if unlimited else None,
         cheapest=_point(cheapest, evaluators),
         fastest=_point(fastest, evaluators),
         notes=notes,
+        budget_chance=facts.budget_chance,
+        finish=facts.finish,
+        proved=proved,
     )
 
 
 def _binding(
-    found: Found, objective: Objective, shown: Candidate, sure: bool
+    found: Found, objective: Objective, best: Candidate | None, shown: Candidate
 ) -> tuple[str | None, Candidate | None]:
-    """The constraint that binds, and the plan that would be best without it.
-
-    `sure`: the plan meets the deadline by simulation.
-    """
+    """The constraint that binds, and the plan that would be best without it."""
     fastest, cheapest = found.fastest, found.cheapest
     assert fastest is not None
     assert cheapest is not None
-    if found.best is None:
-        in_time = found.in_time or sure
-        if in_time and found.in_budget and objective.deadline and objective.budget:
-            if found.feasible == 0:
-                return "deadline and budget", found.fastest_in_budget
-            return "confidence", None
+    if best is None:
+        in_time = objective.deadline is None or fastest.seconds <= objective.deadline
+        in_budget = objective.budget is None or cheapest.cost <= objective.budget
         if not in_time:
             return "deadline", None
-        return ("budget", cheapest) if found.in_budget == 0 else ("confidence", None)
+        if not in_budget:
+            return "budget", cheapest
+        if objective.deadline and objective.budget and not found.possible:
+            return "deadline and budget", found.fastest_in_budget
+        return "confidence", None
     if objective.prefer == "MinTime":
         better = fastest.seconds < shown.seconds * (1 - 1e-9) and objective.budget is not None
         return ("budget", fastest) if better else (None, None)

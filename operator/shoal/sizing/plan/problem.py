@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
+from shoal.sizing.availability.process import Availability, Calm, Markov
 from shoal.sizing.types import PsModel
 
 __all__ = [
     "Floats",
-    "Lifetimes",
     "LossWork",
     "Objective",
     "Pool",
@@ -38,14 +38,6 @@ CONFIDENCE = 0.95
 """Default probability of meeting the deadline."""
 SCALING_SIGMA = 0.2
 """Standard deviation of s in the capacity k^s of k servers, beyond the number measured."""
-
-
-class Lifetimes(Protocol):
-    """Measured lifetimes of a pool's nodes, including simultaneous losses."""
-
-    def sample(self, nodes: int, runs: int, seed: int = 0) -> Floats:
-        """(runs, nodes) lifetimes in s; infinite beyond the observed range."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,17 @@ class Pool:
     shock_size: float = 0.5
     step_sigma: float = 0.0
     running: int = 0
-    lifetimes: Lifetimes | None = field(default=None, compare=False, repr=False)
+    availability: Availability | None = field(default=None, compare=False, repr=False)
+    """Where its nodes come from and go; None: losses at the rates above, each replaced after a start-up."""
+
+    @property
+    def process(self) -> Availability:
+        """The nodes of the pool over time."""
+        if self.availability is not None:
+            return self.availability
+        if self.interruptions_per_hour <= 0:
+            return Calm()
+        return Markov(self.interruptions_per_hour, shock_share=self.shock_share, shock_size=self.shock_size)
 
     def __post_init__(self) -> None:
         _number(self.limit, f"the limit of pool {self.name}", least=0)

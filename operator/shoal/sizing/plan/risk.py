@@ -1,30 +1,44 @@
-"""The probability of meeting a deadline: simulated runs of one plan, with revocations, shocks and uncertain speeds.
+"""The probability of keeping the limits: simulated runs of plans, with losses, stock-outs and uncertain speeds.
 
-The search uses mean and standard deviation. The plan that it finds is checked here against the whole distribution,
-which is skewed: a shock that takes half of a pool is rare and expensive.
+The search uses mean and standard deviation. What it finds is checked here against the whole distribution, which is
+skewed: a shock that takes half of a pool is rare and expensive. `cheapest` walks the candidates in the order of the
+objective until one is sure enough, so that "the cheapest" is true of what it answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.sizing.plan.elastic import REPLACEMENT_SPREAD
-from shoal.sizing.plan.problem import Floats, Pool, Problem
-from shoal.sizing.speed.servers import soft_min
+from shoal.sizing.availability.engine import RUNS, TABLE_RUNS, Engine, Runs
+from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.found import Shortlist
+from shoal.sizing.plan.problem import Floats, Problem
 
-__all__ = ["chance", "finish_times", "is_risky"]
+__all__ = ["Checked", "Walk", "chance", "engine_for", "finish_times", "is_risky"]
 
-RUNS = 4000
+NEAR = 0.02
+"""Candidates whose chance by the table is below the confidence by less than this are simulated in full."""
+MOST_CHECKED = 150
+BEYOND = 1.25
+MOST_SECONDS = 10 * 365 * 86400.0
 
 
 def is_risky(problem: Problem, counts: Sequence[int], servers: int) -> bool:
     """Whether the time of this plan is random."""
     return problem.servers.capacity_sigma(servers) > 0 or any(
-        n and (pool.interruptions_per_hour > 0 or pool.step_sigma > 0 or pool.lifetimes is not None)
+        n and (pool.interruptions_per_hour > 0 or pool.step_sigma > 0 or pool.availability is not None)
         for pool, n in zip(problem.pools, counts, strict=True)
     )
+
+
+def engine_for(problem: Problem, seconds: float, *, runs: int = RUNS, seed: int = 0) -> Engine:
+    """Simulated runs up to a little after the deadline, or to twice the expected time without one."""
+    deadline = problem.objective.deadline
+    horizon = 2 * min(seconds, MOST_SECONDS) if deadline is None else BEYOND * deadline
+    return Engine(problem, max(horizon, 1e-3), runs=runs, seed=seed)
 
 
 def chance(problem: Problem, counts: Sequence[int], servers: int) -> float | None:
@@ -39,60 +53,72 @@ def finish_times(
     problem: Problem, counts: Sequence[int], servers: int, runs: int = RUNS, seed: int = 0
 ) -> Floats:
     """(runs,) seconds until the work is done with a fixed plan that replaces lost workers."""
-    rng = np.random.default_rng(seed)
-    used = [(pool, n) for pool, n in zip(problem.pools, counts, strict=True) if n]
-    rates = np.array([n / pool.step_seconds for pool, n in used])
-    alone = float(rates.sum())
-    ps = problem.servers
-    batch = sum(rate * pool.batch for rate, (pool, _) in zip(rates, used, strict=True)) / alone
-    steps = problem.work.iterations(np.array([batch]), np.array([float(sum(counts))]))[0]
-    ready = ps.wait(servers)
-    waits = [
-        (max(n - pool.running, 0) * max(pool.startup_seconds, ready) + min(n, pool.running) * ready) / n
-        for pool, n in used
-    ]
-    startup = float(rates @ np.array(waits)) / alone
-    sigma = sum(rate * pool.step_sigma for rate, (pool, _) in zip(rates, used, strict=True)) / alone
-    speed = alone * np.exp(-sigma * rng.standard_normal(runs))
-    if ps.model.update_seconds > 0:
-        # Both errors are drawn before the minimum: a busy server hides a slow worker.
-        cap = servers**ps.model.scaling / ps.model.update_seconds
-        cap = cap * np.exp(-ps.capacity_sigma(servers) * rng.standard_normal(runs))
-        speed = soft_min(speed, cap, ps.model.sharpness)
-    training = steps / speed * (1 + ps.snapshot_seconds / ps.snapshot_every)
-    lost = np.zeros(runs)
-    # Lost time prolongs the run, in which more is lost: two rounds are enough for small shares.
-    for _ in range(2):
-        whole = startup + training + lost
-        lost = np.zeros(runs)
-        for pool, n in used:
-            away = _away(pool, n, whole, rng)
-            lost += away / pool.step_seconds / alone
-        failures = rng.poisson(servers * ps.interruptions_per_hour * whole / 3600)
-        lost += failures * (rng.random(runs) * ps.snapshot_every + ps.recovery_seconds)
-    return np.asarray(startup + training + lost)
+    expected = ElasticModel(problem).seconds(counts, servers)
+    return engine_for(problem, expected, runs=runs, seed=seed).run(counts, servers).finish
 
 
-def _away(pool: Pool, n: int, seconds: Floats, rng: np.random.Generator) -> Floats:
-    """(runs,) worker-seconds that a pool's n workers are missing in `seconds` (runs,)."""
-    hours = seconds / 3600
-    rate = pool.interruptions_per_hour
-    if pool.lifetimes is not None:
-        lives = pool.lifetimes.sample(n, len(seconds), int(rng.integers(2**31)))
-        ended = lives < seconds[:, None]
-        count = ended.sum(axis=1)
-        # Replacements are lost at the pool's mean rate.
-        left = np.where(ended, np.maximum(seconds[:, None] - lives - pool.startup_seconds, 0.0), 0.0).sum(
-            axis=1
+@dataclass(frozen=True)
+class Checked:
+    """A plan in simulated runs: how often it kept the deadline and the budget (None: no such limit)."""
+
+    at: int
+    runs: Runs
+    in_time: float | None
+    in_budget: float | None
+
+    def sure(self, confidence: float) -> bool:
+        """Whether both are kept together with this confidence."""
+        return min(x for x in (self.in_time, self.in_budget, 1.0) if x is not None) >= confidence
+
+
+class Walk:
+    """Simulated checks of one problem's candidates, with the same runs for all."""
+
+    def __init__(self, model: ElasticModel, seconds: float, seed: int = 0) -> None:
+        self._model, self._problem = model, model.problem
+        self._evaluators = model.evaluators()
+        self._engine = engine_for(self._problem, seconds, seed=seed)
+        self._table = engine_for(self._problem, seconds, runs=TABLE_RUNS, seed=seed + 1)
+        self.checked = 0
+
+    def check(self, counts: Sequence[int], variant: int, at: int = 0) -> Checked:
+        """Simulate one plan."""
+        evaluator, objective = self._evaluators[variant], self._problem.objective
+        runs = self._engine.run(counts, evaluator.servers, evaluator.zone)
+        self.checked += 1
+        return Checked(
+            at,
+            runs,
+            None if objective.deadline is None else float(np.mean(runs.finish <= objective.deadline)),
+            None if objective.budget is None else float(np.mean(runs.cost <= objective.budget)),
         )
-        count = count + rng.poisson(rate * left / 3600)
-    else:
-        count = rng.poisson(n * rate * (1 - pool.shock_share) * hours)
-        if pool.shock_share > 0 and pool.shock_size > 0:
-            shocks = rng.poisson(rate * pool.shock_share / pool.shock_size * hours)
-            count = count + rng.binomial(n * shocks, pool.shock_size)
-    if pool.startup_seconds <= 0:
-        return np.zeros(len(seconds))
-    spread = REPLACEMENT_SPREAD**2
-    # The sum of equal gamma variables is a gamma variable.
-    return np.where(count > 0, rng.gamma(np.maximum(count, 1) / spread, pool.startup_seconds * spread), 0.0)
+
+    def first_sure(self, shortlist: Shortlist) -> Checked | None:
+        """The first candidate of the shortlist that keeps the limits with the confidence asked for."""
+        confidence = self._problem.objective.confidence
+        start, size, tried = 0, 64, 0
+        while start < len(shortlist.first) and tried < MOST_CHECKED:
+            part = slice(start, start + size)
+            for at in np.flatnonzero(self._likely(shortlist, part)):
+                counts = [int(n) for n in shortlist.counts[:, start + at]]
+                found = self.check(counts, int(shortlist.variant[start + at]), start + int(at))
+                tried += 1
+                if found.sure(confidence):
+                    return found
+                if tried >= MOST_CHECKED:
+                    break
+            start, size = start + size, min(size * 4, 2048)
+        return None
+
+    def _likely(self, shortlist: Shortlist, part: slice) -> Floats:
+        """(m,) whether the table of each pool's work lets a candidate keep the limits often enough."""
+        variants = shortlist.variant[part]
+        likely = np.zeros(len(variants), dtype=bool)
+        counts = shortlist.counts[:, part].astype(np.int64)
+        hourly = shortlist.cost[part] / shortlist.seconds[part] * 3600
+        for variant in np.unique(variants):
+            at = np.flatnonzero(variants == variant)
+            servers = self._evaluators[variant].servers
+            in_time, in_budget = self._table.chances(counts[:, at], servers, hourly[at])
+            likely[at] = np.minimum(in_time, in_budget) >= self._problem.objective.confidence - NEAR
+        return likely

@@ -6,6 +6,7 @@ heuristic (`local`) is needed only beyond that.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,16 +25,23 @@ EXACT_LIMIT = 20_000_000
 _SMALL = 8  # the most blocks that are evaluated without threads
 
 
-def search(model: Model, *, exact_limit: int = EXACT_LIMIT) -> tuple[Found, bool]:
-    """Search a model's combinations. The second value: whether all of them were evaluated."""
+def search(model: Model, *, exact_limit: int = EXACT_LIMIT, after: float = -math.inf) -> tuple[Found, bool]:
+    """Search a model's combinations. The second value: whether all of them were evaluated.
+
+    The shortlist has those whose objective is above `after`.
+    """
     evaluators = model.evaluators()
     if Grid(model.limits).size * len(evaluators) <= exact_limit:
-        return exact_search(evaluators, model.limits, model.objective), True
+        return exact_search(evaluators, model.limits, model.objective, after=after), True
     return local_search(model), False
 
 
 def exact_search(
-    evaluators: Sequence[Evaluator], limits: Sequence[int], objective: Objective, threads: int | None = None
+    evaluators: Sequence[Evaluator],
+    limits: Sequence[int],
+    objective: Objective,
+    threads: int | None = None,
+    after: float = -math.inf,
 ) -> Found:
     """Evaluate every combination with every evaluator, with one thread per processor."""
     grid = Grid(limits)
@@ -41,7 +49,7 @@ def exact_search(
     workers = min(threads or len(os.sched_getaffinity(0)), tasks)
 
     def part(first: int) -> Found:
-        found = Found(objective, len(limits))
+        found = Found(objective, len(limits), after=after)
         for task in range(first, tasks, workers):
             block, variant = divmod(task, len(evaluators))
             counts = grid[block]
@@ -51,7 +59,7 @@ def exact_search(
     if tasks <= _SMALL or workers == 1:
         workers = 1
         return part(0)
-    whole = Found(objective, len(limits))
+    whole = Found(objective, len(limits), after=after)
     with ThreadPoolExecutor(workers) as pool:  # numpy releases the GIL in its loops
         for found in pool.map(part, range(workers)):
             whole.merge(found)

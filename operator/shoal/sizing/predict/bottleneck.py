@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.sizing.predict.cluster_speed import soft_min
+from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["Bottleneck", "Observation", "Verdict", "WorkerParts", "diagnose"]
 

@@ -9,33 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shoal.sizing.speed.servers import soft_min
 from shoal.sizing.types import PsModel
 
-__all__ = ["busy", "cluster_samples", "cluster_throughput", "soft_min"]
+__all__ = ["cluster_samples", "cluster_throughput"]
 
 Floats = NDArray[np.float64]
-
-
-def soft_min(demand: Floats, cap: Floats | float, sharpness: float) -> Floats:
-    """A smooth minimum (demand^-p + cap^-p)^(-1/p) of two speeds: 0 where demand is 0, at most either one."""
-    ratio = demand / cap
-    if np.isinf(sharpness):
-        return np.asarray(np.minimum(demand, cap))
-    # Factoring out the smaller one keeps powers from overflowing.
-    small = np.minimum(ratio, 1.0)
-    other = np.minimum(1.0, 1.0 / np.maximum(ratio, 1.0))
-    worst = np.where(ratio <= 1.0, small, other)
-    return np.asarray(np.minimum(demand, cap) * (1.0 + worst**sharpness) ** (-1.0 / sharpness))
-
-
-def busy(speed: Floats, alone: Floats, sharpness: float) -> Floats:
-    """How much the servers' capacity determines the speed: 0 far below it, 1 at it.
-
-    It is d log(speed) / d log(capacity) of the smooth minimum; the rest to 1 is the derivative by the workers' speed.
-    """
-    if np.isinf(sharpness):
-        return np.asarray(np.where(speed < alone, 1.0, 0.0))
-    return np.asarray(1.0 - np.minimum(speed / alone, 1.0) ** sharpness)
 
 
 def cluster_throughput(

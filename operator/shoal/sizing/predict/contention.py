@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 
 from shoal.errors import NotEnoughData
 from shoal.sizing.accelerators import Catalogue, catalogue
-from shoal.sizing.predict.cluster_speed import busy, cluster_throughput
+from shoal.sizing.predict.cluster_speed import cluster_throughput
 from shoal.sizing.predict.conformal import (
     FEW_GROUPS,
     group_folds,
@@ -28,6 +28,7 @@ from shoal.sizing.predict.conformal import (
     little_data_factor,
 )
 from shoal.sizing.predict.worker_speed import Z90, WorkerSpeed
+from shoal.sizing.speed.servers import busy
 from shoal.sizing.types import ModelFeatures, PsModel
 
 __all__ = ["ClusterSpeed", "Contention", "alone_speeds"]

@@ -1,4 +1,4 @@
-"""The revocations of a pool measured in a trace, for the planner: rate, lifetimes and shocks."""
+"""The availability of a pool measured in a trace, for the planner: windows of it, and the rate of losses."""
 
 from __future__ import annotations
 
@@ -7,46 +7,52 @@ import dataclasses
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.sizing.availability.process import Markov, Windows
 from shoal.sizing.plan.problem import Problem
-from shoal.sizing.predict.lifetimes import Lifetimes
 from shoal.sizing.simulate.traces import Trace
 
-__all__ = ["with_trace"]
+__all__ = ["PRIOR_NODE_HOURS", "PRIOR_OUT_SHARE", "PRIOR_REQUESTS", "windows_of", "with_trace"]
 
-TOGETHER = 300.0
-"""Losses within this many seconds of each other are one shock."""
+PRIOR_NODE_HOURS = 20.0
+"""Weight of a pool's prior interruption rate, in node-hours."""
+PRIOR_OUT_SHARE, PRIOR_REQUESTS = 0.02, 10.0
+"""The part of the time in which a spot pool is out of stock before anything was seen, and its weight in requests."""
+STEP = 60.0
+
+
+def windows_of(traces: list[Trace], rate: float, shock_size: float = 0.5) -> Windows:
+    """Windows of traces of one pool, with the prior of a pool whose nodes are lost `rate` times an hour."""
+    binned = []
+    for trace in traces:
+        nodes, lost = trace.bins(min(STEP, max(trace.span, 1.0)))
+        lost[0] = 0  # the wrap-around of a repeated trace is no loss
+        binned.append((nodes.astype(np.float64), lost.astype(np.float64), min(STEP, max(trace.span, 1.0))))
+    prior = Markov(
+        rate, PRIOR_NODE_HOURS * max(rate, 0.01), shock_size=shock_size, out_share=PRIOR_OUT_SHARE,
+        requests_seen=PRIOR_REQUESTS,
+    )  # fmt: skip
+    return Windows(tuple(binned), max(float(max(nodes.max() for nodes, _, _ in binned)), 1.0), prior)
 
 
 def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:
-    """The problem with the revocations of one pool taken from the trace."""
+    """The problem with the availability of one pool taken from the trace."""
     names = [p.name for p in problem.pools]
     if pool not in names:
         raise UsageError(
             f"--trace names the pool {pool}, which is not among {', '.join(names)}: correct the name"
         )
-    end = max(trace.span, 1.0)
-    lost = np.isfinite(trace.ends)
-    ended = np.where(lost, trace.ends, end)
-    lived = np.maximum(ended - trace.begins, 1.0)
-    if len(lived) == 0:
+    if len(trace.begins) == 0:
         raise UsageError(f"the trace {trace.name} has no nodes: give another one for the pool {pool}")
     before = problem.pools[names.index(pool)]
-    lifetimes = Lifetimes(prior_per_hour=before.interruptions_per_hour).fit(lived, lost, ended, TOGETHER)
-    hours = float(lived.sum()) / 3600
-    rate = float(lost.sum()) / hours
-    share = 0.0
-    if rate > 0 and lifetimes.shock_per_hour > 0:
-        share = min(1.0, lifetimes.shock_per_hour * lifetimes.shock_share / rate)
-    after = dataclasses.replace(
-        before,
-        interruptions_per_hour=rate,
-        shock_share=share,
-        shock_size=lifetimes.shock_share if share else before.shock_size,
-        lifetimes=lifetimes,
-    )
+    lost = int(np.isfinite(trace.ends).sum())
+    hours = float((np.where(np.isfinite(trace.ends), trace.ends, trace.span) - trace.begins).sum()) / 3600
+    # A short trace says little: the pool's own rate counts as 20 node-hours.
+    rate = (before.interruptions_per_hour * PRIOR_NODE_HOURS + lost) / (PRIOR_NODE_HOURS + hours)
+    measured = windows_of([trace], rate, before.shock_size)
+    after = dataclasses.replace(before, interruptions_per_hour=rate, availability=measured)
     note = (
-        f"In {hours:.0f} node-hours of {trace.name}, {int(lost.sum())} nodes of {pool} were revoked: "
-        f"{rate:.2g} per node and hour."
+        f"In {hours:.0f} node-hours of {trace.name}, {lost} nodes of {pool} were revoked, and {measured.mean:.0%} of "
+        f"{measured.size:.0f} nodes were there on average: the plan expects the same part of the pool's limit."
     )
     pools = tuple(after if p.name == pool else p for p in problem.pools)
     return dataclasses.replace(problem, pools=pools, notes=(*problem.notes, note))

@@ -10,7 +10,7 @@ import numpy as np
 from shoal.errors import UsageError
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.problem import Floats, Pool, Problem, StepWork
-from shoal.sizing.predict.cluster_speed import soft_min
+from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["Scenario", "scenario_of"]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
 
-__all__ = ["Cluster", "Load", "ServerModel", "soft_min"]
+__all__ = ["Cluster", "Load", "ServerModel", "busy", "soft_min"]
 
 Floats = NDArray[np.float64]
 
@@ -60,6 +60,13 @@ def soft_min(demand: Floats, cap: Floats | float, sharpness: float) -> Floats:
     # Factoring out the smaller one keeps powers from overflowing.
     worst = np.where(ratio <= 1.0, np.minimum(ratio, 1.0), np.minimum(1.0, 1.0 / np.maximum(ratio, 1.0)))
     return np.asarray(np.minimum(demand, cap) * (1.0 + worst**sharpness) ** (-1.0 / sharpness))
+
+
+def busy(speed: Floats, alone: Floats, sharpness: float) -> Floats:
+    """How much the servers' capacity determines the speed, d ln(speed) / d ln(capacity): 0 far below it, 1 at it."""
+    if np.isinf(sharpness):
+        return np.asarray(np.where(speed < alone, 1.0, 0.0))
+    return np.asarray(1.0 - np.minimum(speed / alone, 1.0) ** sharpness)
 
 
 class ServerModel:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.accelerators import CPU, Catalogue, catalogue
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import Model
+from shoal.sizing.speed.posterior import Posterior, width_factor
 
 __all__ = ["Configuration", "Observation", "WorkerModel"]
 
@@ -83,62 +84,30 @@ class WorkerModel:
         self.devices = sorted({self._sheets.sheet(row.device, row.cores).name for row in rows})
         self._at = {name: i for i, name in enumerate(self.devices)}
         self._seen = _Table(rows, self._sheets)
-        self._y = np.array([o.log_seconds for o in observations])
         size = GLOBAL + OWN * len(self.devices)
-        self._prior = np.zeros(size)
-        self._prior[:GLOBAL] = priors.GLOBAL_MEAN
-        self._prior[GLOBAL + OWN - 1 :: OWN] = priors.DEVICES_LOSS[0]
-        self._spread = np.array([*priors.GLOBAL_SIGMA, *(priors.OWN_SIGMA * len(self.devices))])
-        self._theta = self._prior.copy()
-        self._root: Floats = np.zeros((0, 0))
-        self._covariance = np.diag(self._spread**2)
+        prior = np.zeros(size)
+        prior[:GLOBAL] = priors.GLOBAL_MEAN
+        prior[GLOBAL + OWN - 1 :: OWN] = priors.DEVICES_LOSS
+        spread = np.array([*priors.GLOBAL_SIGMA, *(s for name in self.devices for s in _own_sigma(name))])
+        noise = np.array([o.variance for o in observations]) + priors.CAMPAIGN**2
+        kernel = self._kernel(self._seen, self._seen) + np.diag(noise + 1e-10)
+        self._posterior = Posterior(
+            lambda theta: self._mean(self._seen, theta),
+            np.array([o.log_seconds for o in observations]),
+            kernel,
+            prior,
+            spread,
+        )
+        self._factor = 1.0
         if rows:
-            noise = np.array([o.variance for o in observations]) + priors.CAMPAIGN**2
-            kernel = self._kernel(self._seen, self._seen, same=True) + np.diag(noise)
-            self._root = np.asarray(np.linalg.cholesky(kernel), dtype=np.float64)
-            self._fit()
-
-    # -- fitting ------------------------------------------------------------------------------------------------
-
-    def _fit(self) -> None:
-        """Gauss-Newton with damping on the log posterior of the coefficients."""
-        precision = 1 / self._spread**2
-        theta, damping = self._theta, 1e-3
-        loss = self._loss(theta)
-        for _ in range(priors.MOST_ITERATIONS):
-            mean, jacobian = self._mean(self._seen, theta)
-            J = np.linalg.solve(self._root, jacobian)
-            r = np.linalg.solve(self._root, self._y - mean)
-            H = J.T @ J + np.diag(precision)
-            step = np.linalg.solve(
-                H + damping * np.diag(np.diag(H)), J.T @ r - precision * (theta - self._prior)
-            )
-            tried = self._loss(theta + step)
-            if tried > loss:
-                damping *= 10
-                if damping > 1e8:
-                    break
-                continue
-            theta, done = theta + step, loss - tried < 1e-9 * (1 + loss)
-            loss, damping = tried, max(damping / 10, 1e-9)
-            if done:
-                break
-        self._theta = theta
-        mean, jacobian = self._mean(self._seen, theta)
-        self._J = np.linalg.solve(self._root, jacobian)
-        self._covariance = np.linalg.inv(self._J.T @ self._J + np.diag(precision))
-        self._residual = np.linalg.solve(self._root, self._y - mean)
-
-    def _loss(self, theta: Floats) -> float:
-        r = np.linalg.solve(self._root, self._y - self._mean(self._seen, theta)[0])
-        return float(r @ r + np.sum(((theta - self._prior) / self._spread) ** 2))
+            self._factor = width_factor(self._posterior.held_out(self._seen.models), self._seen.models)
 
     def _mean(self, table: _Table, theta: Floats) -> tuple[Floats, Floats]:
         """(n,) ln seconds by the form, and its derivatives (n, p)."""
         n = len(table.models)
         a, b, c, weight, overhead = theta[:GLOBAL]
         own = np.zeros((n, OWN))
-        own[:, -1] = priors.DEVICES_LOSS[0]
+        own[:, -1] = priors.DEVICES_LOSS
         known = np.array([self._at.get(name, -1) for name in table.devices], dtype=int)
         for i, at in enumerate(known):
             if at >= 0:
@@ -162,14 +131,9 @@ class WorkerModel:
                 jacobian[i, GLOBAL + OWN * at : GLOBAL + OWN * (at + 1)] = [*share[i], table.log_devices[i]]
         return whole[:, 0] + own[:, 3] * table.log_devices, jacobian
 
-    def _kernel(self, one: _Table, other: _Table, *, same: bool) -> Floats:
+    def _kernel(self, one: _Table, other: _Table) -> Floats:
         """(n, m) covariance of the discrepancy."""
-        model = np.equal.outer(
-            np.array(one.models, dtype=object), np.array(other.models, dtype=object)
-        ).astype(float)
-        device = np.equal.outer(
-            np.array(one.devices, dtype=object), np.array(other.devices, dtype=object)
-        ).astype(float)
+        model, device = _equal(one.models, other.models), _equal(one.devices, other.devices)
         far = np.zeros(model.shape)
         for column, length in enumerate(priors.LENGTHS):
             far += (np.subtract.outer(one.place[:, column], other.place[:, column]) / length) ** 2
@@ -177,35 +141,36 @@ class WorkerModel:
         kernel = priors.MODEL**2 * model + priors.SMOOTH**2 * smooth
         kernel += device * (priors.BOTH**2 * model + priors.SMOOTH_OWN**2 * smooth)
         kernel += priors.UNKNOWN_FLOPS**2 * model * np.outer(one.guessed, other.guessed)
-        if same:
-            kernel += 1e-10 * np.eye(len(one.models))
         return np.asarray(kernel)
-
-    # -- predicting ---------------------------------------------------------------------------------------------
 
     def predict(self, rows: Sequence[Configuration], *, again: bool = False) -> tuple[Floats, Floats]:
         """(n,) mean and (n,) standard deviation of ln(seconds). `again`: of one more measurement, noise included."""
         table = _Table(rows, self._sheets)
-        mean, jacobian = self._mean(table, self._theta)
-        prior = np.full(len(rows), priors.MODEL**2 + priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2)
-        prior += priors.UNKNOWN_FLOPS**2 * table.guessed
-        prior += self._unseen(table, jacobian)
-        if len(self._y):
-            across = np.linalg.solve(self._root, self._kernel(self._seen, table, same=False))
-            mean = mean + across.T @ self._residual
-            prior -= (across**2).sum(axis=0)
-            jacobian = jacobian - across.T @ self._J
-        variance = np.maximum(prior, 1e-8) + np.einsum("ij,jk,ik->i", jacobian, self._covariance, jacobian)
-        return mean, np.sqrt(variance + (priors.CAMPAIGN**2 if again else 0.0))
+        mean, jacobian = self._mean(table, self._posterior.theta)
+        own = priors.MODEL**2 + priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2
+        variance = own + priors.UNKNOWN_FLOPS**2 * table.guessed + self._unseen(table, jacobian)
+        cross = self._kernel(self._seen, table)
+        mean, variance = self._posterior.predict(mean, jacobian, cross, variance)
+        return mean, self._factor * np.sqrt(variance + (priors.CAMPAIGN**2 if again else 0.0))
 
     def _unseen(self, table: _Table, jacobian: Floats) -> Floats:
         """(n,) variance from the deviations of accelerators that were never measured."""
         new = np.array([float(name not in self._at) for name in table.devices])
-        share = jacobian[:, :3]
-        own = np.array(priors.OWN_SIGMA)
-        spread = share**2 @ own[:3] ** 2 + (own[3] * table.log_devices) ** 2
-        cpu = np.array([name == "CPU" for name in table.devices])
-        return np.asarray(new * np.where(cpu, priors.CPU_FACTOR**2, 1.0) * spread)
+        own = np.array([_own_sigma(name) for name in table.devices]).reshape(-1, OWN)
+        terms = np.column_stack([jacobian[:, :3], table.log_devices])
+        return np.asarray(new * ((terms * own) ** 2).sum(axis=1))
+
+
+def _own_sigma(device: str) -> tuple[float, ...]:
+    """The standard deviations of an accelerator's own coefficients."""
+    factor = priors.CPU_FACTOR if device == CPU else 1.0
+    return tuple(factor * sigma for sigma in priors.OWN_SIGMA)
+
+
+def _equal(one: Sequence[str], other: Sequence[str]) -> Floats:
+    """(n, m) 1 where two names are equal."""
+    same = np.equal.outer(np.array(one, dtype=object), np.array(other, dtype=object))
+    return np.asarray(same, dtype=np.float64)
 
 
 def _flops(model: Model) -> float:

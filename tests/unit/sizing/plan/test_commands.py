@@ -98,7 +98,7 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
         ("request.yaml", "spot-k80, ", "ps, ", "ps, which has no accelerator"),
         ("request.yaml", "plan.shoal.dev", "shoal.dev", "must be plan.shoal.dev/v1alpha1"),
         ("request.yaml", "deadlineSeconds", "deadline", "objective.deadline: there is no such field"),
-        ("job.yaml", "    maxReplicas: 16", "    pools: [spot-k80]", "workers.pools: there is no such field"),
+        ("job.yaml", "    maxReplicas: 16", "    pool: [spot-k80]", "workers.pool: there is no such field"),
         (
             "job.yaml",
             "stopAfter: {epochs: 400}",

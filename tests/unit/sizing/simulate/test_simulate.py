@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import UsageError
-from shoal.sizing.plan import Pool, Problem, Servers, StepWork
+from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.risk import chance
 from shoal.sizing.simulate.measured import with_trace
 from shoal.sizing.simulate.policies import UniformProgress, View
 from shoal.sizing.simulate.scenario import Scenario, scenario_of
@@ -35,6 +36,22 @@ def counts(tmp_path: Path, nodes: list[int], gap: float = 300) -> Trace:
     path = tmp_path / "counts.json"
     path.write_text(json.dumps({"metadata": {"gap_seconds": gap}, "data": nodes}))
     return read_trace(path)
+
+
+def counts_of(trace: Trace, scale: float) -> Trace:
+    """The trace of a pool that is smaller by `scale`."""
+    nodes, _ = trace.bins(60.0)
+    begins: list[float] = []
+    ends: list[float] = []
+    alive: list[float] = []
+    for i, n in enumerate(np.floor(nodes * scale).astype(int)):
+        alive += [i * 60.0] * (n - len(alive))
+        while len(alive) > n:
+            begins.append(alive.pop(0))
+            ends.append(i * 60.0)
+    begins += alive
+    ends += [math.inf] * len(alive)
+    return Trace(trace.name, np.array(begins), np.array(ends), trace.span)
 
 
 @pytest.mark.parametrize(("hours", "slack"), [(0.5, 1.2), (2, 1.2), (2, 1.5), (8, 1.2)])
@@ -223,13 +240,41 @@ def test_uniform_progress_keeps_spot_and_replaces_idle_workers_late() -> None:
     assert calm(view(0.9, done=0.99, on_demand=5, spot=WORKERS - 5))[1] == 0
 
 
-def test_trace_sets_interruptions_and_lifetimes_of_pool() -> None:
+def test_trace_sets_interruptions_and_availability_of_pool() -> None:
     problem = scenario(1, 1.2).problem
     spot = with_trace(problem, "spot", read_trace(AWS)).pools[0]
     assert 0 < spot.interruptions_per_hour < 5
-    assert spot.lifetimes is not None
+    assert spot.process.mean == pytest.approx(0.75, abs=0.05)
     with pytest.raises(UsageError, match="not among spot, steady"):
         with_trace(problem, "other", read_trace(AWS))
+
+
+def test_trace_without_time_keeps_the_prior_rate(tmp_path: Path) -> None:
+    problem = scenario(1, 1.2).problem
+    known = replace(problem.pools[0], interruptions_per_hour=0.2)
+    one = with_trace(replace(problem, pools=(known, problem.pools[1])), "spot", counts(tmp_path, [8], gap=1))
+    assert one.pools[0].interruptions_per_hour == pytest.approx(0.2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("workers", "hours", "slack"), [(16, 1, 1.1), (24, 1, 1.3), (32, 1, 1.2), (32, 4, 1.3)]
+)
+def test_promise_with_a_trace_is_kept_in_its_replay(workers: int, hours: float, slack: float) -> None:
+    """Before, the plan promised 100 % where the replay of the same trace kept 0 to 82 %."""
+    trace = read_trace(AWS)
+    spot = Pool("spot", workers, 0.9, STEP, 128, startup_seconds=180)
+    steady = Pool("steady", workers, 3.0, STEP, 128, spot=False, startup_seconds=180)
+    work = StepWork(steps=hours * 3600 * workers / STEP)
+    problem = Problem((spot, steady), work, Servers(interruptions_per_hour=0), max_workers=workers)
+    made = scenario_of(problem, slack=slack)
+    limited = replace(problem, objective=Objective(deadline=made.deadline))
+    promised = chance(with_trace(limited, "spot", trace), (workers, 0), 1)
+    assert promised is not None
+    # The replay has 32 nodes of the trace for a pool of so many workers: scale the trace as the plan does.
+    scaled = counts_of(trace, workers / 32)
+    kept = run(made, [scaled], runs=400).outcome("spot only").kept
+    assert promised == pytest.approx(kept, abs=0.12)
+    assert promised < 0.9
 
 
 def test_slack_counts_the_start_of_parameter_servers() -> None:

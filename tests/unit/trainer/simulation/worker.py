@@ -204,6 +204,7 @@ class Worker:
             generation=max((work.generation for work in held.values()), default=0),
             wasted_steps=wasted.steps,
             wasted_acknowledged=wasted.acknowledged,
+            known_samples=wasted.known_samples,
             number=next(self.joins),
         )
         joined = self.exchange.ask(lambda server: server.coordinator.join(request))

@@ -8,7 +8,7 @@ import pytest
 from shoal_trainer import Files, UserError
 from shoal_trainer.contract import JobIdentity, Outcome, Role, RuntimeConfig, Shard, TerminationMessage
 from shoal_trainer.coordinator.artefacts import Artefacts, ModelManifest
-from shoal_trainer.coordinator.protocol import MAX_TEXT, Assignment, Joined
+from shoal_trainer.coordinator.protocol import MAX_TEXT, Alive, Assignment, Joined
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.snapshot.storage import LocalStorage
@@ -28,7 +28,8 @@ class Client:
         self.calls = 0
         self.finished = False
         self.lost = set()
-        self.beats = queue.Queue()
+        self.beats, self.counted = queue.Queue(), queue.Queue()
+        self.count_flops = False
 
     def join(self, *_, **__):
         return Joined()
@@ -37,9 +38,11 @@ class Client:
         self.asked = generation, stopped
         return Assignment(kind="idle")
 
-    def heartbeat(self, message):
+    def heartbeat(self, message, flops=None):
         self.beats.put(message)
-        return self.finished
+        if flops is not None:
+            self.counted.put(flops)
+        return Alive(finished=self.finished, count_flops=self.count_flops)
 
     def close(self):
         pass
@@ -260,3 +263,18 @@ def test_request_for_work_reports_the_stop_that_the_worker_knows(bench):
     plane.join({}, Wasted())
     plane.next_work(3, 7)
     assert plane._client.asked == (3, 7)
+
+
+def test_flops_are_counted_when_asked_and_reported_once(bench, monkeypatch):
+    monkeypatch.setattr(coordination, "HEARTBEAT_SECONDS", 0.001)
+    plane = bench.worker()
+    plane._count_flops = lambda: 80.0
+    plane.start()
+    try:
+        plane._client.beats.get(timeout=30)
+        assert plane._client.counted.empty()
+        plane._client.count_flops = True
+        assert plane._client.counted.get(timeout=30) == 80.0
+    finally:
+        plane.close()
+        plane._thread.join(30)

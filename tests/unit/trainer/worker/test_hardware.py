@@ -1,5 +1,8 @@
 """Unequal workers: the batch size follows the accelerator, and the weight of a push follows the batch."""
 
+import csv
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.hardware import cores, device_name, fitted, shared_by
+from shoal_trainer.worker.hardware import catalogue_name, cores, device_name, equipment, fitted, shared_by
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.optimizers import place
 from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
@@ -136,3 +139,41 @@ def test_workers_with_different_batch_sizes_share_a_job(tmp_path):
     assert {(slot, samples) for slot, samples, _ in pushed} == {(0, 8), (1, 16)}
     for _, samples, weight in pushed:  # before staleness
         assert weight == pytest.approx(samples / REFERENCE)
+
+
+SHEETS = Path(__file__).parents[4] / "operator/shoal/sizing/accelerators.csv"
+
+
+def test_devices_have_the_names_of_the_operators_catalogue():
+    """The trainer may not import it; every name and alias in it is found by the words of a driver's name."""
+    for row in csv.DictReader(SHEETS.read_text().splitlines()):
+        for name in (row["name"], *(row["aliases"] or "").split()):
+            assert catalogue_name(name) == row["name"], name
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("Tesla T4", "T4"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA H200", "H200-141GB"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Blackwell-SE"),
+        ("NVIDIA GeForce RTX 3090", "GeForce-RTX-3090"),
+        ("NVIDIA A10", "A10"),
+        ("GPU", "GPU"),
+        ("", "GPU"),
+        ("x" * 200, "x" * 63),
+        ("CPU", "CPU"),
+    ],
+)
+def test_driver_names_become_names_of_the_catalogue(driver, name):
+    assert catalogue_name(driver) == name
+
+
+def test_a_worker_without_an_accelerator_is_one_device_with_its_cores():
+    found = equipment(device_name(), 4)
+    assert found == ("CPU", "CPU", 1, cores(), 4)

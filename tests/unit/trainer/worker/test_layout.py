@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker import layout
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.layout import RUN, SMALL, Entry, Layout
+from shoal_trainer.worker.layout import RUN, SMALL, Entry, Layout, layout_of, numbered
 from tests.unit.trainer.worker.models import functional
 from tests.unit.trainer.worker.trained import BATCHES
 
@@ -46,3 +47,28 @@ def test_the_update_does_not_depend_on_the_runs(wire, monkeypatch):
     assert len(apart) > len(together) == 1
     assert np.array_equal(found, expected)
     assert np.unique(expected).size > 10
+
+
+def test_the_fingerprint_does_not_depend_on_models_that_were_built_before():
+    """A notebook has built others; a worker builds one."""
+
+    def mlp():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(3)])
+
+    first, second = layout_of(mlp()), layout_of(mlp())
+    assert [entry.path for entry in first.entries] != [entry.path for entry in second.entries]
+    assert first.fingerprint == second.fingerprint
+
+
+def test_numbers_in_paths_are_counted_per_name():
+    assert numbered(["dense_7/kernel", "dense_7/bias", "dense_9/kernel", "conv2d/kernel"]) == [
+        "dense/kernel",
+        "dense/bias",
+        "dense_1/kernel",
+        "conv2d/kernel",
+    ]
+
+
+def test_the_tensors_are_the_trainable_variables():
+    model = functional()
+    assert layout_of(model).tensors == len(model.trainable_variables)

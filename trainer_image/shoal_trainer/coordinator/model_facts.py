@@ -1,0 +1,39 @@
+"""What is known of the job's model beside its parameters. One worker is asked to count its FLOPs, in the background."""
+
+from __future__ import annotations
+
+from shoal_trainer.contract import ModelReport
+from shoal_trainer.wire.messages import ModelSpec
+
+ASK_AGAIN_SECONDS = 300.0
+"""A worker that was asked may have been lost."""
+
+
+class ModelFacts:
+    """Set by the joins and heartbeats of the workers."""
+
+    def __init__(self) -> None:
+        self.tensors = 0
+        self._flops: float | None = None
+        self._asked = False
+        self._ask_at = 0.0
+
+    def wants_flops(self, now: float) -> bool:
+        """Whether to ask the worker that makes contact now; it then counts as asked."""
+        if self._flops is not None or (self._asked and now < self._ask_at):
+            return False
+        self._asked, self._ask_at = True, now + ASK_AGAIN_SECONDS
+        return True
+
+    def counted(self, flops: float) -> None:
+        """A worker has counted; 0: they cannot be counted."""
+        self._flops = flops
+
+    def report(self, spec: ModelSpec) -> ModelReport:
+        """Its entry in the status report."""
+        return ModelReport(
+            fingerprint=spec.fingerprint,
+            parameters=spec.parameters,
+            tensors=self.tensors,
+            flops_per_sample=self._flops or None,
+        )

@@ -1,0 +1,142 @@
+"""The measured steps of all workers, as cumulative sums by configuration: what the speed predictor learns from. Pure.
+
+A step counts only in a settled state. After a change of the members the parameter servers' queue, the new worker's
+caches and the clock of its GPU need some steps to become steady, so the first `SETTLE_STEPS` of the slowest worker, and
+at least `SETTLE_SECONDS`, are left out. A loss is noticed late (a worker is silent for seconds before anybody knows),
+so sums are kept back for as long as that takes, and dropped if it turns out that a member was lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal_trainer.contract import MAX_SPEEDS, SILENCE_SECONDS, SILENCE_STEPS, LogSums, SpeedSums
+from shoal_trainer.wire.messages import Timings
+
+SETTLE_SECONDS = 10.0
+SETTLE_STEPS = 10
+TASK_STEPS = 2
+"""Steps of the slowest worker after a task that are left out: the worker with the task returns, and its first pull
+waits for nothing."""
+SHORTEST = 1e-6
+"""Seconds; a part of a step may have taken none by the clock."""
+
+Worker = tuple[int, int]
+"""(slot, incarnation)."""
+Key = tuple[str, int, int, int, int, int]
+"""As `SpeedSums.key`."""
+
+
+@dataclass
+class _Sum:
+    """Count, sum and sum of squares of ln(seconds)."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        value = math.log(max(SHORTEST, seconds))
+        self.count, self.total, self.squares = self.count + 1, self.total + value, self.squares + value**2
+
+    def merge(self, other: _Sum) -> None:
+        self.count, self.total = self.count + other.count, self.total + other.total
+        self.squares += other.squares
+
+    def report(self) -> LogSums:
+        return LogSums(count=self.count, total=self.total, squares=self.squares)
+
+
+@dataclass
+class _Row:
+    """The sums of one configuration, and when it was last measured."""
+
+    compute: _Sum = field(default_factory=_Sum)
+    pull: _Sum = field(default_factory=_Sum)
+    push: _Sum = field(default_factory=_Sum)
+    at: float = 0.0
+
+    def add(self, timings: Timings) -> None:
+        self.compute.add(timings.compute + timings.input)
+        self.pull.add(timings.pull)
+        self.push.add(timings.push)
+
+    def merge(self, other: _Row, now: float) -> None:
+        self.compute.merge(other.compute)
+        self.pull.merge(other.pull)
+        self.push.merge(other.push)
+        self.at = now
+
+
+class Speeds:
+    """The sums of a job with `servers` parameter servers. Call `observe` a few times a second."""
+
+    def __init__(self, servers: int) -> None:
+        self._servers = servers
+        self._rows: dict[Key, _Row] = defaultdict(_Row)
+        self._fresh: dict[Key, _Row] = defaultdict(_Row)
+        """What was measured since `_since`, and in the window before that: both may still be dropped."""
+        self._kept: dict[Key, _Row] = defaultdict(_Row)
+        self._since = -math.inf
+        self._team: frozenset[Worker] = frozenset()
+        self._slowest = 0.0
+        self._settled_at = math.inf
+
+    def observe(self, now: float, team: frozenset[Worker], slowest: float) -> None:
+        """The workers that push now, and the longest time between two pushes of one of them, in seconds."""
+        self._slowest = slowest
+        if team != self._team:
+            self._team = team
+            self.disturbed(now)
+        elif now - self._since >= max(SILENCE_SECONDS, SILENCE_STEPS * slowest):
+            self._merge(self._kept, now)
+            self._kept, self._fresh = self._fresh, defaultdict(_Row)
+            self._since = now
+
+    def disturbed(self, now: float) -> None:
+        """The members changed, or a server was lost: drop what may have been measured in between, and settle again."""
+        self._fresh.clear()
+        self._kept.clear()
+        self._since = now
+        self._settled_at = now + max(SETTLE_SECONDS, SETTLE_STEPS * self._slowest)
+
+    def task(self, now: float) -> None:
+        """A worker has, or had, a task: the steps until shortly after it are not typical."""
+        self._settled_at = max(self._settled_at, now + TASK_STEPS * self._slowest)
+
+    def pushed(
+        self, now: float, worker: Worker, where: Callable[[], tuple[str, int, int, int]], timings: Timings
+    ) -> None:
+        """Add a step of this worker. `where`: its device, devices, cores and batch size."""
+        if now < self._settled_at or worker not in self._team or not timings.step > 0:
+            return
+        self._fresh[(*where(), len(self._team), self._servers)].add(timings)
+
+    def report(self) -> tuple[SpeedSums, ...]:
+        """All rows, the one that was measured last first."""
+        return tuple(
+            SpeedSums(
+                device=device,
+                devices=devices,
+                cores=cores,
+                batch_size=batch_size,
+                workers=workers,
+                servers=servers,
+                compute=row.compute.report(),
+                pull=row.pull.report(),
+                push=row.push.report(),
+            )
+            for (device, devices, cores, batch_size, workers, servers), row in self._newest_first()
+        )
+
+    def _merge(self, rows: dict[Key, _Row], now: float) -> None:
+        for key, row in rows.items():
+            self._rows[key].merge(row, now)
+        for key, _ in self._newest_first()[MAX_SPEEDS:]:
+            del self._rows[key]
+
+    def _newest_first(self) -> list[tuple[Key, _Row]]:
+        return sorted(self._rows.items(), key=lambda item: (-item[1].at, item[0]))
