@@ -14,6 +14,7 @@ from shoal.api.base import GROUP, VERSION
 from shoal.client.api import Api, Json
 from shoal.client.words import age, count
 from shoal.errors import NotFound, Refused
+from shoal.manifests.platforms import SPOT_LABELS
 
 OLDEST = (1, 29)
 """The oldest Kubernetes whose CRDs have the rules that Shoal's use."""
@@ -250,8 +251,6 @@ CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _storage, _co
 
 def is_spot(node: Json) -> bool:
     """Whether a cloud's label says that the node may be reclaimed."""
-    from shoal.policy.disruption import SPOT_LABELS
-
     return any(_labels(node).get(key) in values for key, values in SPOT_LABELS.items())
 
 

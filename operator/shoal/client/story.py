@@ -20,9 +20,12 @@ class Moment:
     kind: str = "normal"
 
 
-def moments(job: TrainingJob, events: Iterable[Mapping[str, Any]] = ()) -> list[Moment]:
-    """From the status, which keeps the newest pod of each slot, and from events as far as Kubernetes still has them."""
-    return sorted({*_life(job), *_pods(job), *_conditions(job), *_events(events)})
+Objects = Iterable[Mapping[str, Any]]
+
+
+def moments(job: TrainingJob, events: Objects = (), pods: Objects = ()) -> list[Moment]:
+    """From the status, which keeps the newest pod of each slot, from pods and events as far as there still are any."""
+    return sorted({*_life(job), *_slots(job), *_pods(pods, job), *_conditions(job), *_events(events)})
 
 
 def _life(job: TrainingJob) -> Iterator[Moment]:
@@ -49,26 +52,48 @@ def _life(job: TrainingJob) -> Iterator[Moment]:
         )
 
 
-def _pods(job: TrainingJob) -> Iterator[Moment]:
+def _slots(job: TrainingJob) -> Iterator[Moment]:
     for slot in job.status.slots:
-        name = f"{slot.role} {slot.index}-{slot.incarnation}"
-        where = f" on {slot.node}" + (f" ({slot.pool})" if slot.pool else "") if slot.node else ""
-        if slot.running_at:
-            waited = (
-                f", {duration((slot.running_at - slot.created_at).total_seconds())} after it was created"
-                if slot.created_at
-                else ""
-            )
-            yield Moment(slot.running_at, f"{name} runs{where}{waited}")
-        elif slot.created_at:
-            yield Moment(slot.created_at, f"{name} was created and does not run yet")
         if slot.ended_at:
-            leaving = "is leaving" if slot.state == "Draining" else "ended"
+            name = f"{slot.role} {slot.index}-{slot.incarnation}"
+            what = "is leaving" if slot.state == "Draining" else "ended"
+            why = f": {slot.cause}" if slot.cause else ""
             yield Moment(
                 slot.ended_at,
-                f"{name} {leaving}{where}" + (f": {slot.cause}" if slot.cause else ""),
-                "warning" if slot.cause else "normal",
+                f"{name} {what}{_where(slot.node, slot.pool)}{why}",
+                "warning" if why else "normal",
             )
+
+
+def _pods(pods: Iterable[Mapping[str, Any]], job: TrainingJob) -> Iterator[Moment]:
+    pools = {(slot.role, slot.index, slot.incarnation): slot.pool for slot in job.status.slots}
+    for pod in pods:
+        labels, status = pod["metadata"].get("labels") or {}, pod.get("status", {})
+        role = labels.get("shoal.dev/role", "")
+        place = (role, int(labels.get("shoal.dev/index", -1)), int(labels.get("shoal.dev/incarnation", -1)))
+        name = f"{role} {place[1]}-{place[2]}"
+        created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+        began = _began(status, role)
+        if began is None:
+            yield Moment(created, f"{name} was created and does not run yet")
+        else:
+            waited = duration((began - created).total_seconds())
+            where = _where(pod["spec"].get("nodeName", ""), pools.get(place, ""))
+            yield Moment(began, f"{name} runs{where}, {waited} after it was created")
+
+
+def _began(status: Mapping[str, Any], container: str) -> datetime | None:
+    """When the container started, as far as its pod says."""
+    for each in status.get("containerStatuses") or ():
+        if each["name"] == container:
+            state = each.get("state") or {}
+            begun = (state.get("running") or state.get("terminated") or {}).get("startedAt")
+            return datetime.fromisoformat(begun) if begun else None
+    return None
+
+
+def _where(node: str, pool: str) -> str:
+    return f" on {node}" + (f" ({pool})" if pool else "") if node else ""
 
 
 def _conditions(job: TrainingJob) -> Iterator[Moment]:

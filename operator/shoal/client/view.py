@@ -72,11 +72,11 @@ def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableT
     counts = f"data done {data.done:,}  leased {data.leased:,}  of {'?' if data.total is None else f'{data.total:,}'}"
     counts += f"  repeated {data.repeated:,}  partial {data.partial:,}  lost {data.lost:,}"
     pods = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for each in ("POD", "STATE", "POOL", "NODE", "AGE", "WHY"):
+    for each in ("POD", "STATE", "POOL", "NODE", "SINCE", "WHY"):
         pods.add_column(each)
     for slot in sorted(status.slots, key=lambda s: (s.role, s.index, s.incarnation)):
         state = Text(slot.state, style=STATES.get(slot.state, ""))
-        since = age(slot.running_at or slot.created_at, now)
+        since = age(slot.ended_at or slot.created_at, now)
         pods.add_row(
             f"{slot.role} {slot.index}-{slot.incarnation}",
             state,

@@ -126,20 +126,36 @@ def test_a_plan_that_is_late_says_by_how_much() -> None:
 
 
 def test_story_is_in_time_order_and_has_the_reason_of_a_loss() -> None:
-    slot = {"role": "worker", "index": 1, "incarnation": 0, "state": "Ended", "node": "spot-1", "pool": "t4"}
-    status = RUNNING | {
-        "slots": [
-            slot | {"cause": "NodeShutdown", "createdAt": stamp(NOW), "runningAt": stamp(NOW + timedelta(seconds=4)),
-                    "endedAt": stamp(NOW + timedelta(seconds=90))},
-            slot | {"incarnation": 1, "state": "Running", "node": "spot-2",
-                    "createdAt": stamp(NOW + timedelta(seconds=90)), "runningAt": stamp(NOW + timedelta(seconds=95))},
-        ]
-    }  # fmt: skip
+    def pod(incarnation: int, node: str, created: float, begun: float) -> dict[str, Any]:
+        return {
+            "metadata": {
+                "creationTimestamp": stamp(NOW + timedelta(seconds=created)),
+                "labels": {
+                    "shoal.dev/role": "worker",
+                    "shoal.dev/index": "1",
+                    "shoal.dev/incarnation": str(incarnation),
+                },
+            },
+            "spec": {"nodeName": node},
+            "status": {
+                "containerStatuses": [
+                    {
+                        "name": "worker",
+                        "state": {"running": {"startedAt": stamp(NOW + timedelta(seconds=begun))}},
+                    }
+                ]
+            },
+        }
+
+    ended = {"role": "worker", "index": 1, "state": "Ended", "node": "spot-1", "pool": "t4", "cause": "NodeShutdown",
+             "endedAt": stamp(NOW + timedelta(seconds=90))}  # fmt: skip
+    status = RUNNING | {"slots": [ended, {"index": 1, "incarnation": 1, "node": "spot-2", "pool": "t4"}]}
     event = {
         "involvedObject": {"kind": "Pod", "name": "digits-worker-1-1"}, "type": "Warning", "reason": "BackOff",
         "message": "Back-off pulling image", "count": 3, "lastTimestamp": stamp(NOW + timedelta(seconds=92)),
     }  # fmt: skip
-    assert [each.what for each in moments(job(status), [event])] == [
+    pods = [pod(0, "spot-1", 0, 4), pod(1, "spot-2", 90, 95)]
+    assert [each.what for each in moments(job(status), [event], pods)] == [
         "worker 1-0 runs on spot-1 (t4), 4s after it was created",
         "worker 1-0 ended on spot-1 (t4): NodeShutdown",
         "digits-worker-1-1: Back-off pulling image [BackOff] (3 times)",
