@@ -13,13 +13,12 @@ from typing import Any
 
 from shoal.api.base import API_VERSION, Resource
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Node, Pod
+from shoal.api.kube import Node, Pod, Service
+from shoal.api.labels import JOB
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.reflector import Source
-from shoal.policy.model import Service
-from shoal.policy.names import JOB
 from shoal.runtime.work_queue import Priority
 
 Key = tuple[str, str]

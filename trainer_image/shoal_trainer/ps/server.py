@@ -306,7 +306,7 @@ class DataServer:
         shard, codec = self._shard, request.codec
         match request.op:
             case Op.INITIALIZE if codec is Codec.FP32:
-                shard.initialize(loan.payload(codec))
+                shard.initialize(loan.payload(codec), request.version)
                 self._send(channel, Op.OK)
             case Op.OFFER:
                 copy = request.version, decode_answer(meta), loan.payload(codec)

@@ -66,6 +66,8 @@ class ShardStore(WorkerRegistry):
         self.contents = Contents()
         """The pushes in the parameters."""
         self.load = Load()
+        self.initial_samples = 0
+        """See `initialize`."""
         self.follows = epoch > 0 if follows is None else follows
         self._state = State.RECOVERING if self.follows else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
@@ -119,13 +121,17 @@ class ShardStore(WorkerRegistry):
             self._settle()
             return self._welcome(slot, incarnation, wants_copy)
 
-    def initialize(self, values: Payload) -> None:
-        """Set the first parameters (fp32); ignored if the shard already has some."""
+    def initialize(self, values: Payload, samples: int = 0) -> None:
+        """Set the first parameters (fp32); ignored if the shard already has some.
+
+        `samples`: those in the copy of a worker that had trained before the shard lost everything else.
+        """
         with self.lock:
             model = self._check_size(values)
             self._settle()
             if self._state is State.EMPTY:
                 model.set(values)
+                self.initial_samples = samples
                 self._become_ready()
 
     def offer(

@@ -19,6 +19,8 @@ CONFLICT_EXPIRES = timedelta(seconds=2)
 EXISTING_EXPIRES = timedelta(minutes=5)
 """A Secret may be deleted by hand, and pods need it. To ask again costs a 409."""
 
+GONE_NODES_EXPIRE = timedelta(minutes=1)
+
 
 @dataclass
 class ApiAnswers:
@@ -29,12 +31,20 @@ class ApiAnswers:
     absent: set[str] = field(default_factory=set)
     """PodDisruptionBudgets that were deleted."""
     refused: dict[str, Refusal] = field(default_factory=dict)
+    gone_pods: dict[str, datetime] = field(default_factory=dict)
+    """Recorded pods of which the API server said that they do not exist: no pod of a run has the name again."""
+    gone_nodes: dict[str, datetime] = field(default_factory=dict)
+    """The same of nodes, whose names are used again; asked again after a while."""
     conflicting: dict[str, tuple[NameConflict, datetime]] = field(default_factory=dict)
     """Objects of other owners, and when they were seen."""
 
     def existing_names(self, now: datetime) -> frozenset[str]:
         """Names that were lately confirmed to exist."""
         return frozenset(name for name, at in self.existing.items() if now - at <= EXISTING_EXPIRES)
+
+    def absent_nodes(self, now: datetime) -> frozenset[str]:
+        """Nodes that lately did not exist."""
+        return frozenset(name for name, at in self.gone_nodes.items() if now - at <= GONE_NODES_EXPIRE)
 
     def next_expiry_seconds(self, now: datetime) -> float | None:
         """Seconds until the first of them has to be confirmed again."""

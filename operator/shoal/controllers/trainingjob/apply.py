@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from shoal import manifests
+from shoal.api import labels
 from shoal.api.base import API_VERSION
-from shoal.api.kube import Pod
+from shoal.api.kube import Node, Pod, Service
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import JSON, MERGE_PATCH, Answer, Transport
 from shoal.controllers.state import ClusterState
@@ -25,9 +27,9 @@ from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import name_conflict
 from shoal.errors import ClusterError, Unavailable
-from shoal.policy import manifests, names
 from shoal.policy.model import (
     Action,
+    ConfirmAbsent,
     CreateDisruptionBudget,
     CreatePod,
     CreateSecret,
@@ -39,7 +41,6 @@ from shoal.policy.model import (
     Manifest,
     Refusal,
     RefusalKind,
-    Service,
     UpdateService,
 )
 
@@ -149,6 +150,8 @@ class Applier:
                 _accept(await self._transport.request("DELETE", path), 403, 404)  # it is only tidied up
                 answers.existing.pop(name, None)
                 answers.absent.add(name)
+            case ConfirmAbsent(name, kind):
+                await self._confirm_absent(job, answers, name, kind)
             case DeleteJob(name, uid):
                 path = _path(f"/apis/{API_VERSION}", job, TrainingJob.PLURAL, name)
                 _accept(await self._delete(path, uid, propagationPolicy="Background"), 404, 409)
@@ -197,7 +200,7 @@ class Applier:
             return False  # deleted meanwhile: the next plan retries
         _accept(answer)
         found = Pod.model_validate_json(answer.body)  # or a Service: any object with an owner
-        if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(names.JOB):
+        if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
             answers.refused.pop(name, None)
             self._saw_pod(answer.body) if "/pods/" in path else self._saw_service(answer.body)
             return True
@@ -224,6 +227,19 @@ class Applier:
     async def _delete(self, path: str, uid: str, **options: Any) -> Answer:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}, **options}
         return await self._transport.request("DELETE", path, body=body, content_type=JSON)
+
+    async def _confirm_absent(self, job: TrainingJob, answers: ApiAnswers, name: str, kind: str) -> None:
+        """Ask for an object that is not in the cache, which may lag behind."""
+        path = _path("/api/v1", job, "pods", name) if kind == "Pod" else f"/api/v1/nodes/{name}"
+        answer = await self._transport.request("GET", path)
+        if answer.status == 404:
+            (answers.gone_pods if kind == "Pod" else answers.gone_nodes)[name] = self._wall()
+            return
+        _accept(answer)
+        if kind == "Pod":
+            self._saw_pod(answer.body)
+        else:
+            self._state.nodes.put(Node.model_validate_json(answer.body))
 
     async def _select(self, job: TrainingJob, name: str, selector: dict[str, str]) -> None:
         known = self._state.services.get(name, job.metadata.namespace)

@@ -9,8 +9,8 @@ from shoal.api.kube import OwnedMeta, Pod
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.state import ClusterState, Key
 from shoal.controllers.trainingjob.api_answers import AnswerStore
+from shoal.policy.common.times import parse_time
 from shoal.policy.model import Images, NameConflict, Observation
-from shoal.policy.times import parse_time
 from shoal.telemetry.poller import Poller
 
 
@@ -72,6 +72,8 @@ class Observer:
             report=report,
             report_age=age,
             refusals=answers.refusals(now, job.metadata.generation),
+            confirmed_absent=frozenset(answers.gone_pods),
+            absent_nodes=answers.absent_nodes(now),
         )
 
 

@@ -16,10 +16,9 @@ from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
-from shoal.policy.internal_error import internal_error
 from shoal.policy.model import DeleteDisruptionBudget, DeleteJob, DeletePod, DeleteService, Observation, Plan
-from shoal.policy.names import place_of
 from shoal.policy.plan import plan
+from shoal.policy.tell.internal_error import internal_error
 from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Endpoint
 from shoal.telemetry.poller import Poller
@@ -128,10 +127,10 @@ class Reconciler:
             self._poller.forget(uid)
             return
         running = [
-            (place.incarnation, pod.status.pod_ip)
+            (pod.place.incarnation, pod.status.pod_ip)
             for pod in seen.pods
-            if (place := place_of(pod)) is not None
-            and place.is_coordinator
+            if pod.place is not None
+            and pod.place.is_coordinator
             and pod.status.phase == "Running"
             and pod.status.pod_ip
         ]

@@ -15,7 +15,7 @@ from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
-from shoal.policy.telemetry import differs_in_telemetry_only
+from shoal.policy.tell.progress import differs_in_telemetry_only
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 

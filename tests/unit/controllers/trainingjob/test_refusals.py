@@ -11,7 +11,7 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
-from shoal.policy.names import budget_name, secret_name
+from shoal.manifests.names import budget_name, secret_name
 from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, NOW, Rig
 
 pytestmark = pytest.mark.looptime
