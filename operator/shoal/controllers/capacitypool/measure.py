@@ -106,7 +106,9 @@ def _startup(total: Usage) -> MeasuredStartup:
         return MeasuredStartup()
     mean = total.start_seconds / total.starts
     variance = max(0.0, total.start_seconds_squared / total.starts - mean * mean)
-    return MeasuredStartup(seconds=round(mean), deviation_seconds=round(math.sqrt(variance)), seen=total.starts)
+    return MeasuredStartup(
+        seconds=round(mean), deviation_seconds=round(math.sqrt(variance)), seen=total.starts
+    )
 
 
 def _interruptions(total: Usage, before: CapacityPoolStatus) -> MeasuredInterruptions:
@@ -155,14 +157,19 @@ def _created(pod: Pod, now: datetime) -> datetime:
 def _conditions(seen: Seen, waiting: Sequence[Pod]) -> tuple[Condition, ...]:
     problem = seen.problem
     if problem is None and seen.overlaps:
-        words = f"nodes of this pool are also selected by CapacityPool {seen.overlaps}: give each node one pool"
+        words = (
+            f"nodes of this pool are also selected by CapacityPool {seen.overlaps}: give each node one pool"
+        )
         problem = ("Overlaps", words)
     ready = ("Ready", problem is None, problem or ("Valid", ""))
     words = f"{len(waiting)} pods wait for a node of this pool, the longest of them for more than its start-up time"
     exhausted = ("Exhausted", bool(waiting), ("NoNodes", words) if waiting else ("NodesAvailable", ""))
     before = {condition.type: condition for condition in seen.pool.status.conditions}
     kept = [each for kind, each in before.items() if kind not in {"Ready", "Exhausted"}]
-    return (*(_condition(seen, before.get(kind), kind, holds, why) for kind, holds, why in (ready, exhausted)), *kept)
+    return (
+        *(_condition(seen, before.get(kind), kind, holds, why) for kind, holds, why in (ready, exhausted)),
+        *kept,
+    )
 
 
 def _condition(

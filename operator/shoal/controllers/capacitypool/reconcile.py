@@ -7,8 +7,9 @@ from datetime import datetime
 
 from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
 from shoal.api.events import Event
+from shoal.api.labels import POOL
 from shoal.controllers.capacitypool.measure import Seen, matches, measure
-from shoal.controllers.state import ClusterState, Key, pool_of_pod
+from shoal.controllers.state import ClusterState, Key
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.accelerators import catalogue
@@ -64,7 +65,9 @@ class PoolReconciler:
             used=len({pod.spec.node_name for pod in pods} & ours),
             jobs=list(state.jobs.all()),
             waiting=[
-                pod for pod in pods if not pod.spec.node_name and pool_of_pod(pod) == pool.metadata.name
+                pod
+                for pod in pods
+                if not pod.spec.node_name and pod.metadata.labels.get(POOL) == pool.metadata.name
             ],
             problem=_problem(pool),
             overlaps=overlaps,
@@ -78,7 +81,9 @@ def _problem(pool: CapacityPool) -> tuple[str, str] | None:
         return "NoNodeSelector", "no node is in this pool: set spec.nodeSelector to the labels of its nodes"
     if spec.accelerator is not None and not catalogue().knows(spec.accelerator.name):
         names = ", ".join(catalogue().names)
-        words = f"the accelerator {spec.accelerator.name} is not in the catalogue, so no speed can be predicted: {names}"
+        words = (
+            f"no speed can be predicted: {spec.accelerator.name} is none of the known accelerators, {names}"
+        )
         return "UnknownAccelerator", words
     if spec.price is None:
         return "NoPrice", "no plan uses this pool, since its cost is not known: set spec.price.perHour"

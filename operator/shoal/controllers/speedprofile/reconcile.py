@@ -80,7 +80,11 @@ class Learner:
                 return named
         for profile in self._state.profiles.all():
             prior = profile.spec.model
-            if profile.metadata.namespace == namespace and prior is not None and prior.fingerprint == fingerprint:
+            if (
+                profile.metadata.namespace == namespace
+                and prior is not None
+                and prior.fingerprint == fingerprint
+            ):
                 return profile.metadata.name
         return profile_name(fingerprint)
 
@@ -147,7 +151,11 @@ class Learner:
         body = {
             "apiVersion": API_VERSION,
             "kind": "SpeedProfile",
-            "metadata": {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "shoal"}},
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "labels": {"app.kubernetes.io/managed-by": "shoal"},
+            },
             "spec": {},
         }
         path = collection_path(SpeedProfile, namespace)
