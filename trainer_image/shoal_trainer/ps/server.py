@@ -282,13 +282,17 @@ class DataServer:
             )
         deadline = self._clock() + WAIT_SECONDS
         self._wait(peer, request, deadline)
-        patience = deadline - self._clock()
-        with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
-            receive_by = self._clock() + 10 + request.length / MIN_RATE
-            for piece in loan.take():
-                if request.length:
-                    channel.receive(octets(piece), deadline=receive_by + loan.waited)
-            self._apply(channel, peer, request, meta, loan)
+        try:
+            patience = deadline - self._clock()
+            with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
+                receive_by = self._clock() + 10 + request.length / MIN_RATE
+                for piece in loan.take():
+                    if request.length:
+                        channel.receive(octets(piece), deadline=receive_by + loan.waited)
+                self._apply(channel, peer, request, meta, loan)
+        finally:
+            if request.op in PUSHES:
+                shard.push_ended(peer.slot)
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
