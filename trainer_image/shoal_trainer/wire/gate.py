@@ -1,9 +1,9 @@
 """Bounds the connections of a port that have not proved who they are.
 
 When a port has as many as it may have, a new connection takes the place of the oldest one of the address that has the
-most, unless its own address would then have as many: it is refused. So a pod that fills the port keeps no worker out, and many
-workers that connect at once do not push each other out of their handshakes. A fixed number for each address would
-refuse the workers of one machine, or let a few pods fill the port.
+most, unless its own address would then have as many: it is refused. So a pod that fills the port keeps no worker out,
+and many workers that connect at once do not push each other out of their handshakes. A fixed number for each address
+would refuse the workers of one machine, or let a few pods fill the port.
 """
 
 from __future__ import annotations
