@@ -5,6 +5,7 @@ ShoalError
 ├── UsageError         bad input that the caller can fix: a file, a flag, a value. The command line exits with 2
 │   └── NotEnoughData  fewer measurements than a fit needs
 └── ClusterError       the API server refused a request or is unreachable
+    ├── NotFound       there is no such object
     ├── Refused        the API server rejects this object (400, 422): terminal until the object changes
     ├── Unavailable    no answer, or one that may differ on retry
     └── LeaseLost      this process may no longer be the leader: nothing may be written
@@ -28,12 +29,23 @@ class ClusterError(ShoalError):
     """The API server refused a request or is unreachable."""
 
 
+class NotFound(ClusterError):
+    """There is no such object, or it is gone."""
+
+
 class Refused(ClusterError):
     """The API server rejects this object (400, 422)."""
 
 
 class Unavailable(ClusterError):
-    """No answer from the API server, or one that may differ on retry."""
+    """No answer from the API server, or one that may differ on retry.
+
+    `retry_after`: seconds that the server asks to wait (its header Retry-After), if it does.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class LeaseLost(ClusterError):

@@ -17,10 +17,10 @@ from kubernetes.aio import client, config
 from dev.kube import ApiError, Json, Kube
 from shoal.cluster.lease import LeaseTimes
 from shoal.cluster.transport import HttpTransport, Transport
-from shoal.controller.operator import LEASE_TIMES, Operator
-from shoal.controller.settings import Settings
 from shoal.errors import Unavailable
 from shoal.policy.model import Images
+from shoal.process.operator import LEASE_TIMES, Operator
+from shoal.process.settings import Settings
 from shoal.telemetry.coordinator import Endpoint
 from shoal_trainer.contract import StatusReport
 
@@ -118,7 +118,7 @@ class OperatorProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "shoal.controller.process",
+                "shoal.process.main",
                 env=self._environment,
                 stdout=log,
                 stderr=log,

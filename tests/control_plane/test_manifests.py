@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dev.cluster import ControlPlane
-from shoal.policy import manifests
+from shoal import manifests
+from shoal.api.labels import Place
 from shoal.policy.model import Images
-from shoal.policy.names import Place
 from tests.unit.policy import build
 
 pytestmark = pytest.mark.control_plane

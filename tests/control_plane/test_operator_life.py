@@ -7,7 +7,7 @@ import pytest
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
-from shoal.cluster.work_queue import Priority
+from shoal.runtime.work_queue import Priority
 from tests.control_plane.operators import COLLECTED_SECONDS, Job, eventually, running_operator
 
 

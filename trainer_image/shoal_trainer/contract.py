@@ -417,8 +417,8 @@ class StatusReport(Message):
     rollbacks: int = 0
     """How often the job returned to its newest snapshot because of a non-finite loss."""
     restarted_from_nothing: int = 0
-    """How often training began again from its initial parameters, because the servers were lost, and with them all
-    snapshots and copies (`storage: ephemeral`). What was trained before and is trained again is in `data.repeated`."""
+    """How often all data were trained again from the beginning, because parameter server 0 was lost, and with it every
+    snapshot (`storage: ephemeral`). Samples that a worker's copy of the parameters saved are in `data.repeated`."""
     goodput: float | None = None
     """Share of the computed steps that count, 0 to 1."""
     input_wait: float | None = None

@@ -87,7 +87,8 @@ class Scaling(Strict):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "(self.mode == 'Scale') == has(self.target)",
+                # The server checks the default `{}` too, before it fills in the mode.
+                "(has(self.mode) && self.mode == 'Scale') == has(self.target)",
                 "set target (the object to scale) if and only if mode is Scale",
             )
         )

@@ -45,8 +45,9 @@ class Elasticity(Strict):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.mode in ['Advise', 'Auto'] || (!has(self.objective.deadlineSeconds) &&"
-                " !has(self.objective.maxCost))",
+                # The server checks the default `{}` too, before it fills in the fields.
+                "!has(self.objective) || (has(self.mode) && self.mode in ['Advise', 'Auto']) ||"
+                " (!has(self.objective.deadlineSeconds) && !has(self.objective.maxCost))",
                 "objective is used by mode Advise and Auto only: set mode, or remove deadlineSeconds and maxCost",
             )
         )

@@ -6,9 +6,13 @@ The caches hold thousands of them, and each watch event is parsed straight into 
 
 from __future__ import annotations
 
+import hashlib
+from functools import cached_property
+
 from pydantic import Field
 
 from shoal.api.base import ObjectMeta, Status
+from shoal.api.labels import Place, place_in
 
 
 class OwnerReference(Status):
@@ -39,12 +43,15 @@ class Condition(Status):
     status: str = "Unknown"
     reason: str = ""
     message: str = ""
+    last_transition_time: str | None = None
 
 
 class Terminated(Status):
     """How a container ended."""
 
     exit_code: int = 0
+    started_at: str | None = None
+    finished_at: str | None = None
     reason: str = ""
     message: str = ""
 
@@ -56,10 +63,17 @@ class Waiting(Status):
     message: str = ""
 
 
+class RunningState(Status):
+    """Since when a container runs."""
+
+    started_at: str | None = None
+
+
 class ContainerState(Status):
     """waiting, terminated, or (with neither set) running."""
 
     waiting: Waiting | None = None
+    running: RunningState | None = None
     terminated: Terminated | None = None
 
 
@@ -79,6 +93,7 @@ class Taint(Status):
     key: str
     value: str = ""
     effect: str = ""
+    time_added: str | None = None
 
 
 class Toleration(Status):
@@ -102,6 +117,8 @@ class PodSpec(Status):
     """The parts of a pod's spec that Shoal reads."""
 
     node_name: str | None = None
+    priority: int = 0
+    """The value of its PriorityClass."""
     tolerations: tuple[Toleration, ...] = ()
 
 
@@ -127,6 +144,22 @@ class Pod(Status):
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type, if set."""
         return next((c for c in self.status.conditions if c.type == kind), None)
+
+    @cached_property
+    def place(self) -> Place | None:
+        """Its place in the job, according to its labels; None if they are incomplete."""
+        return place_in(self.metadata.labels)
+
+    @cached_property
+    def untroubled(self) -> bool:
+        """Whether it runs, and neither it nor a container of it says anything else."""
+        return (
+            self.status.phase == "Running"
+            and not self.status.reason
+            and not self.metadata.deletion_timestamp
+            and not any(c.type == "DisruptionTarget" for c in self.status.conditions)
+            and not any(c.state.terminated or c.state.waiting for c in self.status.container_statuses)
+        )
 
     @property
     def running(self) -> bool:
@@ -157,8 +190,25 @@ class NodeSpec(Status):
     taints: tuple[Taint, ...] = ()
 
 
+class Capacity(Status):
+    """The parts of a node's capacity that Shoal reads."""
+
+    cpu: str = "0"
+
+    @property
+    def cores(self) -> float:
+        """CPU cores, from a Kubernetes quantity."""
+        number, milli = (self.cpu[:-1], 1000) if self.cpu.endswith("m") else (self.cpu, 1)
+        try:
+            return float(number) / milli
+        except ValueError:
+            return 0.0
+
+
 class NodeStatus(Status):
     """The parts of a node's status that Shoal reads."""
+
+    allocatable: Capacity = Capacity()
 
     conditions: tuple[Condition, ...] = ()
     node_info: NodeInfo = NodeInfo()
@@ -171,6 +221,43 @@ class Node(Status):
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
+    @cached_property
+    def machine(self) -> str:
+        """A digest of its uid and of its boot ID (empty before it has one), five characters each."""
+        parts = (self.metadata.uid, self.status.node_info.boot_id)
+        return "".join(hashlib.sha256(part.encode()).hexdigest()[:5] for part in parts if part)
+
+    def is_machine(self, machine: str) -> bool:
+        """Whether this is the machine of the digest, in the same boot, as far as both say."""
+        length = min(len(machine), len(self.machine))
+        return self.machine[:length] == machine[:length]
+
+    @cached_property
+    def untroubled(self) -> bool:
+        """Whether it is Ready, has no taint and is not being deleted."""
+        ready = self.condition("Ready")
+        others = (c for c in self.status.conditions if c.type != "Ready")
+        return (
+            ready is not None
+            and ready.status == "True"
+            and not self.spec.taints
+            and not self.metadata.deletion_timestamp
+            and not any(c.type == "VMEventScheduled" and c.status == "True" for c in others)
+        )
+
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type, if set."""
         return next((c for c in self.status.conditions if c.type == kind), None)
+
+
+class ServiceSpec(Status):
+    """The parts of a Service's spec that Shoal reads."""
+
+    selector: dict[str, str] = Field(default_factory=dict)
+
+
+class Service(Status):
+    """A Service of a job."""
+
+    metadata: OwnedMeta
+    spec: ServiceSpec = ServiceSpec()

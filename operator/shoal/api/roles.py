@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -34,7 +37,17 @@ class SnapshotSpec(Strict):
     """Number of snapshots to keep."""
 
 
-class ParameterServers(Strict):
+class Templated(Strict):
+    """A role whose pods are made from a template."""
+
+    @cached_property
+    def template_digest(self) -> str:
+        """A digest of the template: pods with another one were created before it changed."""
+        template: dict[str, Any] = getattr(self, "template")  # noqa: B009 - each role declares its own
+        return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class ParameterServers(Templated):
     """The processes that hold the model."""
 
     replicas: int = Field(1, ge=1, le=MOST_SHARDS)
@@ -71,7 +84,7 @@ class NodeExclusion(Strict):
     """Seconds for which workers avoid the node."""
 
 
-class Workers(Strict):
+class Workers(Templated):
     """The processes that compute gradients."""
 
     model_config = ConfigDict(

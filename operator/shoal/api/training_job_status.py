@@ -7,48 +7,75 @@ ran is counted exactly once. Counters only grow.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_serializer
 
 from shoal.api.base import Condition as JobCondition
 from shoal.api.base import Status
+from shoal.api.labels import Place
 from shoal.api.planning_status import CostStatus, PlanStatus, PoolUsage, PredictionStatus
 
-SlotState = Literal["Starting", "Running", "Silent", "Draining", "Ended"]
+SlotState = Literal["Planned", "Starting", "Running", "Silent", "Draining", "Ended"]
 
 
 class Slot(Status):
-    """One pod that runs, or last ran, as a worker or parameter server of the job."""
+    """One pod that runs, or last ran, as a worker or parameter server of the job.
 
-    role: Literal["ps", "worker"]
-    """Parameter server or worker."""
+    A job has up to a thousand, so defaults are left out: `{index: 7, node: …}` is worker 7, which runs.
+    """
+
+    role: Literal["ps", "worker"] = "worker"
+    """Parameter server or worker (left out)."""
     index: int
     """The slot of a worker or the shard of a parameter server."""
-    incarnation: int
-    """How many earlier pods had this role and index."""
-    state: SlotState
-    """Starting, Running, Silent (the coordinator no longer hears from it), Draining or Ended."""
+    incarnation: int = 0
+    """How many earlier pods had this role and index; 0 is left out."""
+    state: SlotState = "Running"
+    """Planned (recorded before its pod is created), Starting, Running (left out), Silent (the coordinator no longer
+    hears from it), Draining or Ended."""
     cause: str = ""
     """Why the pod ended or is draining; set when it is counted. Cleared if the notice is withdrawn."""
     node: str = ""
     """The node it is or was bound to."""
-    node_uid: str = ""
-    """The node's uid: a node recreated under the same name is another node."""
-    boot_id: str = ""
-    """The node's boot ID, for the same reason."""
+    machine: str = ""
+    """Digest of that node's uid and boot ID: a node recreated under the same name is another machine."""
     pool: str = ""
     """The CapacityPool that it was created for; empty without pools."""
+    on_demand: bool = False
+    """Its pod is for an on-demand node because of onDemandBase or fallback, in a job without pools."""
+    ran: bool = False
+    """Its container ran before it was draining or ended."""
+    trained: bool = False
+    """Its first push is counted as a start of the pool."""
+    unfulfilled: bool = False
+    """Its wait for a node is counted as unfulfilled."""
     restarts: int = 0
     """Container restarts in place that have been counted (parameter servers)."""
     attempts: int = 0
     """How many incarnations in a row ended abnormally shortly after they started."""
     created_at: datetime | None = None
-    """When the pod was created."""
-    running_at: datetime | None = None
-    """When its container was first seen running."""
+    """When the pod was created or, of a planned one, recorded; until it runs."""
     ended_at: datetime | None = None
     """When it was first seen to have ended or to be draining."""
+
+    @property
+    def place(self) -> Place:
+        """Its place in the job."""
+        return Place(self.role, self.index, self.incarnation)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether its container ever ran."""
+        return self.ran or self.state in {"Running", "Silent"}
+
+    @model_serializer
+    def _without_defaults(self) -> dict[str, Any]:
+        return {alias: value for name, alias in _ALIASES if (value := getattr(self, name)) != _DEFAULTS[name]}
+
+
+_DEFAULTS = {name: field.default for name, field in Slot.model_fields.items()}
+_ALIASES = tuple((name, field.alias or name) for name, field in Slot.model_fields.items())
 
 
 class ParameterServersStatus(Status):
@@ -92,6 +119,11 @@ class Restarts(Status):
     """Errors of the job itself: these count against backoffLimit."""
     disruptions: int = 0
     """Workers that the platform disrupted."""
+    withdrawn: int | None = None
+    """Announced disruptions that did not come. They do not count against maxDisruptions."""
+    excused: int | None = None
+    """Failures that turned out to be disruptions, since their node ended within a minute. They do not count against
+    backoffLimit."""
     by_reason: dict[str, int] = Field(default_factory=dict)
     """Failures and disruptions of workers, by reason."""
 
@@ -169,9 +201,12 @@ class TrainingProgress(Status):
     """When `step` last increased."""
     message: str = ""
     """What the trainer waits for, and of which worker, such as a file that cannot be read or an outage."""
-    metrics: dict[str, str] = Field(default_factory=dict)
+    restarts_from_nothing: int = 0
+    """How often training began again from its initial parameters, because the servers were lost with all snapshots
+    (`storage: ephemeral`). `step` begins again, too."""
+    metrics: dict[str, str] = Field(default_factory=dict, max_length=64)
     """Metrics by their Keras names, decimals: those of training in the newest epoch, and those of the newest
-    evaluation (`val_…`)."""
+    evaluation (`val_…`). At most 64."""
 
 
 class DataStatus(Status):
@@ -259,6 +294,10 @@ class TrainingJobStatus(Status):
     """What the job used and met in each pool. Only grows."""
     counted_until: datetime | None = None
     """Until when poolUsage and cost are counted."""
+    returning_since: datetime | None = None
+    """When a worker last tried to return from an on-demand node to a spot node."""
+    released: bool = False
+    """The Services and the disruption budget of the finished job are given back."""
     excluded_nodes: tuple[ExcludedNode, ...] = Field(default=(), max_length=64)
     """Nodes that new workers avoid."""
 

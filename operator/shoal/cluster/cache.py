@@ -26,8 +26,8 @@ class HasMetadata(Protocol):
 
 T = TypeVar("T", bound=HasMetadata)
 
-OnChange = Callable[[T | None, T | None], None]
-"""Called with the old and the new object; one of them may be None."""
+OnChange = Callable[[T | None, T | None, bool], None]
+"""Called with the old and the new object, one of which may be None, and whether the change is this process's own."""
 
 MAX_DELETED_UIDS = 10_000
 
@@ -57,12 +57,20 @@ class Cache(Generic[T]):
         """The newest object of this name."""
         return self._by_uid.get(self._by_name.get((namespace, name), ""))
 
+    def by_uid(self, uid: str) -> T | None:
+        """The object with this uid."""
+        return self._by_uid.get(uid)
+
     def indexed(self, index: str, key: Hashable) -> tuple[T, ...]:
         """The objects with this key in an index."""
         return tuple(self._indices[index].get(key, {}).values())
 
-    def put(self, fresh: T) -> None:
-        """Add or update an object, unless it is older than the known one or was deleted."""
+    def put(self, fresh: T, *, ours: bool = False) -> None:
+        """Add or update an object, unless it is older than the known one or was deleted.
+
+        `ours`: it is the answer to a write of this process. The watch's event about it has the same version and is
+        no news then.
+        """
         uid = fresh.metadata.uid
         old = self._by_uid.get(uid)
         if version(fresh) <= (self._deleted.get(uid, -1) if old is None else version(old)):
@@ -74,7 +82,12 @@ class Cache(Generic[T]):
         for name, key_of in self._key_of.items():
             if (key := key_of(fresh)) is not None:
                 self._indices[name].setdefault(key, {})[uid] = fresh
-        self._on_change(old, fresh)
+        self._on_change(old, fresh, ours)
+
+    def has_seen(self, uid: str, at: int) -> bool:
+        """Whether the object is known as it was at this resource version, or later, or as deleted."""
+        known = self._by_uid.get(uid)
+        return version(known) >= at if known is not None else self._deleted.get(uid, -1) >= at
 
     def drop(self, uid: str, at: float = math.inf) -> None:
         """Remove an object that was deleted, `at` this resource version according to the watch."""
@@ -85,7 +98,7 @@ class Cache(Generic[T]):
         where = (old.metadata.namespace, old.metadata.name)
         if self._by_name.get(where) == uid:
             del self._by_name[where]
-        self._on_change(old, None)
+        self._on_change(old, None, False)
 
     def replace(self, listed: Iterable[T], at: int, unread: Collection[str] = ()) -> None:
         """Replace all objects by a list taken at resource version `at`; objects newer than the list are kept.

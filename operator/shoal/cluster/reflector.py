@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal
 
@@ -32,6 +32,9 @@ FAILURES_BEFORE_RELIST = 5
 """Watches that fail in a row without an event: the version itself may be what the server cannot continue from."""
 DENIED_SECONDS = 30.0
 """Interval of retries of a list that RBAC forbids."""
+SHORT_WATCH_SECONDS = 1.0
+"""A watch that ends sooner, without an error, has failed."""
+MIN_PAUSE_SECONDS = 0.2
 ABSENT_SECONDS = 3.0
 """Interval of retries of a list whose CRD does not exist yet."""
 
@@ -71,7 +74,10 @@ class Source(Generic[T]):
 
 
 class Reflector(Generic[T]):
-    """Lists and watches one collection. `synced` is set after the first list; `denied`: RBAC forbids it."""
+    """Lists and watches one collection.
+
+    `on_unreadable` is told the metadata of an object that cannot be parsed, and why: its owner has to learn it.
+    """
 
     def __init__(
         self,
@@ -80,15 +86,23 @@ class Reflector(Generic[T]):
         cache: Cache[T],
         *,
         on_restart: Callable[[str], None] = lambda _why: None,
+        on_unreadable: Callable[[Mapping[str, Any], str], None] = lambda _meta, _why: None,
     ) -> None:
         self.synced = asyncio.Event()
+        """Set after the first list."""
         self.denied = False
-        self.first_try = asyncio.Event()
-        """Set when the first list has succeeded or failed."""
+        """RBAC forbids the list, or the CRD does not exist."""
         self._transport = transport
         self._source = source
         self._cache = cache
         self._on_restart = on_restart
+        self._on_unreadable = on_unreadable
+        self._wanted = asyncio.Event()
+        """A list was asked for that begins from now on."""
+        self._begun = 0
+        self._ended = 0
+        """The number of the newest list that succeeded or was refused."""
+        self._changed = asyncio.Condition()
         model: Any = source.model
         self._page: Any = _page_of(model)
         self._frame: Any = _frame_of(model)
@@ -98,9 +112,10 @@ class Reflector(Generic[T]):
         version, failures = "", 0
         while True:
             try:
-                if not version:
+                if not version or self._wanted.is_set():
+                    version = ""  # a list that fails is tried again, whatever the watch could continue from
                     version = await self._relist()
-                version = await self._watch(version)
+                version = await self._watch_until_wanted(version)
                 failures = 0
             except Expired as error:
                 version = ""
@@ -111,27 +126,58 @@ class Reflector(Generic[T]):
                 version = error.version if failures < FAILURES_BEFORE_RELIST else ""
                 self._on_restart("broken")
                 logger.info("%s: watch failed: %s", self._source.path, error)
-                await asyncio.sleep(_backoff(failures))
+                await self._pause(_backoff(failures))
             except (ClusterError, TimeoutError) as error:
                 failures += 1
                 self._on_restart("unavailable")
                 logger.warning("%s: %s", self._source.path, error)
-                await asyncio.sleep(_backoff(failures))
+                await self._pause(_backoff(failures))
             except StreamRefused as error:
-                self._deny(error)
+                await self._deny(error)
                 self._on_restart("refused")
                 version = ""
                 failures += 1
                 pause = {401: DENIED_SECONDS, 403: DENIED_SECONDS, 404: ABSENT_SECONDS}.get(error.status)
-                await asyncio.sleep(_backoff(failures) if pause is None else pause * random.uniform(0.8, 1))
+                await self._pause(_backoff(failures) if pause is None else pause * random.uniform(0.8, 1))
 
-    def _deny(self, error: StreamRefused) -> None:
+    async def refresh(self) -> bool:
+        """List again, and wait until a list that began after this call has ended; False if it was refused.
+
+        What a watch has not reported is not known to be so: a watch may be behind, or silently dead.
+        """
+        async with self._changed:
+            begins = self._begun + 1
+            self._wanted.set()
+            await self._changed.wait_for(lambda: self._ended >= begins)
+        return not self.denied
+
+    def request_refresh(self) -> None:
+        """List again soon."""
+        self._wanted.set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not while a list is wanted: that one is tried at once."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wanted.wait()
+            await asyncio.sleep(min(seconds, MIN_PAUSE_SECONDS))
+        except TimeoutError:
+            pass
+
+    async def _deny(self, error: StreamRefused) -> None:
         if not self.denied:
             logger.warning("cannot list or watch %s: %s", self._source.path, error)
         self.denied = True
-        self.first_try.set()
+        await self._end_list()
+
+    async def _end_list(self) -> None:
+        async with self._changed:
+            self._ended = self._begun
+            self._changed.notify_all()
 
     async def _relist(self) -> str:
+        self._begun += 1
+        self._wanted.clear()
         listed: list[T] = []
         unread: list[str] = []
         query = {**self._source.query, "limit": str(PAGE)}
@@ -147,11 +193,23 @@ class Reflector(Generic[T]):
             if not meta.continue_:
                 break
             query["continue"] = meta.continue_
-        self._cache.replace(listed, int(meta.resource_version), unread)
+        self._cache.replace(listed, _number(meta.resource_version), unread)
         self.denied = False
         self.synced.set()
-        self.first_try.set()
+        await self._end_list()
         return meta.resource_version
+
+    async def _watch_until_wanted(self, version: str) -> str:
+        """Watch until the server ends it or a list is wanted; returns the resource version to continue from."""
+        watch = asyncio.create_task(self._watch(version))
+        wanted = asyncio.create_task(self._wanted.wait())
+        try:
+            await asyncio.wait({watch, wanted}, return_when=asyncio.FIRST_COMPLETED)
+            return await watch if watch.done() else ""
+        finally:
+            for task in (watch, wanted):
+                task.cancel()
+            await asyncio.gather(watch, wanted, return_exceptions=True)
 
     async def _watch(self, version: str) -> str:
         """Watch until the server ends it; returns the resource version to continue from."""
@@ -164,6 +222,7 @@ class Reflector(Generic[T]):
         }
         began = version
         loop = asyncio.get_running_loop()
+        opened = loop.time()
         try:
             async with (
                 asyncio.timeout(SILENCE_SECONDS) as silence,
@@ -178,56 +237,83 @@ class Reflector(Generic[T]):
             raise
         except (Unavailable, TimeoutError) as error:
             raise _WatchFailed(version, progress=version != began, why=repr(error)) from error
+        if loop.time() - opened < SHORT_WATCH_SECONDS:
+            # A proxy, or a server that shuts down: without a pause this would be a request per round trip.
+            raise _WatchFailed(version, progress=version != began, why="it ended at once")
         return version
 
     def _take(self, line: bytes, version: str) -> str:
         """Apply one event; returns its resource version."""
-        if line.startswith(b'{"type":"ERROR"'):
-            status = json.loads(line)["object"]
-            if status.get("code") == 410:
-                raise Expired(status.get("message", ""))
-            raise Unavailable(f"watch: {status.get('message', status)}")
         try:
             frame = self._frame.model_validate_json(line, extra="ignore")
         except ValidationError as error:
-            return self._skip(line, version, error)
+            return self._take_other(line, version, error)
         fresh: T = frame.object
         if frame.type == "DELETED":
-            self._cache.drop(fresh.metadata.uid, at=int(fresh.metadata.resource_version))
+            self._cache.drop(fresh.metadata.uid, at=_number(fresh.metadata.resource_version))
         elif frame.type != "BOOKMARK":
+            _number(fresh.metadata.resource_version)
             self._cache.put(fresh)
         return fresh.metadata.resource_version
 
-    def _skip(self, line: bytes, version: str, error: ValidationError) -> str:
-        """Skip an object that cannot be parsed, and keep its last known state."""
-        event = json.loads(line)
-        meta = event["object"].get("metadata", {})
-        if event["type"] == "DELETED":
-            self._cache.drop(meta.get("uid", ""), at=int(meta.get("resourceVersion", version)))
-        elif event["type"] != "BOOKMARK":
-            _unreadable(meta, error)
-        return str(meta.get("resourceVersion", version))
+    def _take_other(self, line: bytes, version: str, error: ValidationError) -> str:
+        """An error of the server, or an object that cannot be parsed, of which the last known state is kept."""
+        try:
+            event = json.loads(line)
+            kind, found = event["type"], event["object"]
+            meta: dict[str, Any] = found.get("metadata") or {}
+        except (ValueError, KeyError, TypeError, AttributeError) as broken:
+            raise Unavailable(f"watch: a line that is no event: {line[:100]!r}") from broken
+        if kind == "ERROR":
+            if found.get("code") == 410:
+                raise Expired(found.get("message", ""))
+            raise Unavailable(f"watch: {found.get('message', found)}")
+        at = str(meta.get("resourceVersion", version))
+        if kind == "DELETED":
+            self._cache.drop(meta.get("uid", ""), at=_number(at))
+        elif kind != "BOOKMARK":
+            self._unreadable(meta, error)
+        return at
 
     def _parse(self, body: bytes) -> tuple[ListMeta, list[T], list[str]]:
         """The metadata of a page, its objects, and the uids of objects that cannot be parsed."""
         try:
             page = self._page.model_validate_json(body, extra="ignore")
         except ValidationError:
-            loose = _LoosePage.model_validate_json(body)
+            try:
+                loose = _LoosePage.model_validate_json(body)
+            except ValidationError as broken:
+                raise Unavailable(
+                    f"{self._source.path}: an answer that is no list: {body[:100]!r}"
+                ) from broken
             readable: list[T] = []
             unread: list[str] = []
             for item in loose.items:
                 try:
                     readable.append(self._page.model_validate({"items": [item]}, extra="ignore").items[0])
                 except ValidationError as error:
-                    _unreadable(item.get("metadata", {}), error)
+                    self._unreadable(item.get("metadata", {}), error)
                     unread.append(item.get("metadata", {}).get("uid", ""))
             return loose.metadata, readable, unread
         return page.metadata, page.items, []
 
+    def _unreadable(self, meta: Mapping[str, Any], error: ValidationError) -> None:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"] if part not in {"object", "items", 0})
+        logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
+        self._on_unreadable(meta, f"{field}: {first['msg']}")
 
-def _unreadable(meta: dict[str, Any], error: ValidationError) -> None:
-    logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
+
+def _number(version: str) -> int:
+    """A resource version as a number (KEP-5504).
+
+    Raises:
+        Unavailable: it is none.
+    """
+    try:
+        return int(version)
+    except ValueError:
+        raise Unavailable(f"resourceVersion {version!r} is not a number") from None
 
 
 class _WatchFailed(Exception):

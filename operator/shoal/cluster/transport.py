@@ -23,6 +23,8 @@ JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 CONNECTIONS = 100
 """Connections to the API server, including watches."""
+LONGEST_RETRY_AFTER = 120.0
+"""A server that asks for more is asked again after this many seconds."""
 
 Query = Mapping[str, str]
 
@@ -119,7 +121,7 @@ class HttpTransport:
             content = bytes(await answer.read())
         except (aiohttp.ClientError, TimeoutError, OSError, ApiException) as error:
             raise Unavailable(f"{method} {path}: {error!r}") from error
-        return _available(method, path, Answer(answer.status, content))
+        return _available(method, path, Answer(answer.status, content), answer.response.headers)
 
     @asynccontextmanager
     async def stream(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -132,7 +134,7 @@ class HttpTransport:
         try:
             if answer.status != 200:
                 refused = Answer(answer.status, bytes(await answer.read()))
-                raise StreamRefused(_available("GET", path, refused))
+                raise StreamRefused(_available("GET", path, refused, answer.response.headers))
             yield _lines(path, answer.response)
         finally:
             answer.response.close()
@@ -159,18 +161,28 @@ async def _lines(path: str, response: aiohttp.ClientResponse) -> AsyncIterator[b
         raise Unavailable(f"watch of {path}: {error!r}") from error
 
 
-def _available(method: str, path: str, answer: Answer) -> Answer:
+def _available(method: str, path: str, answer: Answer, headers: Mapping[str, str]) -> Answer:
     if answer.status == 429 or answer.status >= 500:
-        raise Unavailable(f"{method} {path}: {answer.status} {answer.message}")
+        raise Unavailable(f"{method} {path}: {answer.status} {answer.message}", _retry_after(headers))
     return answer
 
 
-class Fenced:
-    """A transport that calls `check` before every write, so that none is sent after the Lease's renew deadline."""
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of the header Retry-After. A date, which Kubernetes never sends, is ignored."""
+    text = headers.get("Retry-After", "")
+    return min(float(text), LONGEST_RETRY_AFTER) if text.isdigit() else None
 
-    def __init__(self, inner: Transport, check: Callable[[], None]) -> None:
+
+class Fenced:
+    """A transport whose writes end before the Lease does, so that none reaches the server after it.
+
+    `seconds_left` raises `LeaseLost` once writes may not be sent; a write that waits for a connection, or for its
+    answer, is given up when the seconds are over.
+    """
+
+    def __init__(self, inner: Transport, seconds_left: Callable[[], float]) -> None:
         self._inner = inner
-        self._check = check
+        self._seconds_left = seconds_left
 
     async def request(
         self,
@@ -182,9 +194,9 @@ class Fenced:
         content_type: str = JSON,
         timeout: float = 30.0,
     ) -> Answer:
-        """See `Transport`. For a write, raises what `check` raises."""
+        """See `Transport`. For a write, raises what `seconds_left` raises."""
         if method != "GET":
-            self._check()
+            timeout = min(timeout, self._seconds_left())
         return await self._inner.request(
             method, path, query=query, body=body, content_type=content_type, timeout=timeout
         )
@@ -194,8 +206,10 @@ class Fenced:
         return self._inner.stream(path, query)
 
 
-async def connect() -> HttpTransport:
+async def connect(connections: int = CONNECTIONS) -> HttpTransport:
     """Connect with the pod's service account, or else with KUBECONFIG or ~/.kube/config.
+
+    A transport has connections of its own: what fills one does not delay another.
 
     Raises:
         UsageError: none of them is available.
@@ -210,5 +224,5 @@ async def connect() -> HttpTransport:
         raise UsageError(
             f"no cluster configuration: set KUBECONFIG, or run in a pod with a service account ({error})"
         ) from error
-    configuration.connection_pool_maxsize = CONNECTIONS
+    configuration.connection_pool_maxsize = connections
     return HttpTransport(client.ApiClient(configuration))

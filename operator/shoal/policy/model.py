@@ -12,31 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import Field
-
-from shoal.api.base import Status
-from shoal.api.kube import Node, OwnedMeta, Pod
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.events import Event
+from shoal.api.kube import Node, Pod, Service, ServiceSpec
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
+from shoal.manifests.objects import Manifest
+from shoal.manifests.platforms import GENERIC, Platform
+from shoal.manifests.pods import Images
 from shoal_trainer.contract import StatusReport
-
-Manifest = dict[str, Any]
-"""The JSON of an object to create."""
-
-
-class ServiceSpec(Status):
-    """The parts of a Service's spec that Shoal reads."""
-
-    selector: dict[str, str] = Field(default_factory=dict)
-
-
-class Service(Status):
-    """A Service of a job."""
-
-    metadata: OwnedMeta
-    spec: ServiceSpec = ServiceSpec()
 
 
 class Reason(NamedTuple):
@@ -44,14 +30,6 @@ class Reason(NamedTuple):
 
     reason: str
     message: str
-
-
-@dataclass(frozen=True)
-class Images:
-    """The images of pods whose template sets none."""
-
-    ps: str
-    worker: str
 
 
 class RefusalKind(StrEnum):
@@ -94,6 +72,38 @@ class NameConflict:
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """What the planner proposes for a job. Amounts of money and shares are floats here, and decimals in the status."""
+
+    pools: Mapping[str, int]
+    """Workers by CapacityPool."""
+    parameter_servers: int
+    reason: str
+    """Why, in plain sentences."""
+    age_seconds: float = 0.0
+    """How long ago it was made."""
+    since: datetime | None = None
+    """Since when the planner proposes the same counts."""
+    finish_time: datetime | None = None
+    cost: float | None = None
+    """Expected cost of the whole job, including what was spent."""
+    confidence: float | None = None
+    """Probability of keeping deadline and budget."""
+    feasible: bool = True
+    """Whether deadline and budget can be kept with the wanted confidence."""
+    urgent: bool = False
+    """Deadline or budget are at risk: more workers are not waited for."""
+    samples_per_second: float | None = None
+    remaining_seconds: float | None = None
+    relative_error: float | None = None
+    """By how much the measured speed differs from the predicted one, as a share of it."""
+    basis: str = ""
+    """What the prediction is based on."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Samples per second of one worker, by pool; for the choice of whom to drain."""
+
+
+@dataclass(frozen=True)
 class Observation:
     """Everything about one job at one moment."""
 
@@ -121,11 +131,18 @@ class Observation:
     report_age: float = 0.0
     """Age of the report in seconds."""
     refusals: tuple[Refusal, ...] = ()
-
-    @property
-    def nodes_if_readable(self) -> Mapping[str, Node] | None:
-        """The nodes; None where they cannot be read, so that a missing node is not a signal."""
-        return self.nodes if self.node_signals else None
+    confirmed_absent: frozenset[str] = frozenset()
+    """Names of pods of the job of which the API server said, when asked (`ConfirmAbsent`), that they do not exist."""
+    absent_nodes: frozenset[str] = frozenset()
+    """The same of nodes that are not in `nodes`."""
+    api_returned_at: datetime | None = None
+    """When the API server answered again after a pause that was long enough for nodes to turn Unknown."""
+    platform: Platform = GENERIC
+    """The platform of the nodes."""
+    pools: Mapping[str, CapacityPool] = field(default_factory=dict)
+    """All CapacityPools by name."""
+    proposal: Proposal | None = None
+    """The newest proposal of the planner for this job."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +191,7 @@ class DeleteService:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """POST `shoal.policy.manifests.secret(job, data)`, with data from the controller.
+    """POST `shoal.manifests.objects.secret(job, data)`, with data from the controller.
 
     The name contains the job's uid, so a 409 means that it exists already.
     """
@@ -198,6 +215,17 @@ class DeleteDisruptionBudget:
 
 
 @dataclass(frozen=True)
+class ConfirmAbsent:
+    """GET an object that is recorded and not in the cache.
+
+    A 404 puts its name into `confirmed_absent` (or `absent_nodes`) of the next observation, an answer into the cache.
+    """
+
+    name: str
+    kind: Literal["Pod", "Node"] = "Pod"
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """DELETE the TrainingJob (ttlSecondsAfterFinished): uid as precondition, Background propagation."""
 
@@ -214,17 +242,9 @@ Action = (
     | CreateSecret
     | CreateDisruptionBudget
     | DeleteDisruptionBudget
+    | ConfirmAbsent
     | DeleteJob
 )
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event about the job. Reasons are stable; the controller deduplicates by (reason, message)."""
-
-    type: Literal["Normal", "Warning"]
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -240,6 +260,7 @@ class Plan:
 
 __all__ = [
     "Action",
+    "ConfirmAbsent",
     "CreateDisruptionBudget",
     "CreatePod",
     "CreateSecret",
@@ -254,6 +275,7 @@ __all__ = [
     "NameConflict",
     "Observation",
     "Plan",
+    "Proposal",
     "Reason",
     "Refusal",
     "RefusalKind",

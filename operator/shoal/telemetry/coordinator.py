@@ -69,7 +69,11 @@ class HttpsCoordinator:
     async def read(self, endpoint: Endpoint) -> StatusReport:
         """See `Coordinator`."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
+            # No limit over all hosts: coordinators that do not answer must not hold the places of those that do.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, limit_per_host=2),
+                timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+            )
         host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
         url = f"https://{host}:{CONTROL_PORT}{STATUS_PATH}"
         headers = {"Authorization": f"Bearer {endpoint.token}"}

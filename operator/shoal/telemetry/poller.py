@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.errors import Unavailable
 from shoal.telemetry.coordinator import Coordinator, Endpoint
-from shoal_trainer.contract import StatusReport
+from shoal_trainer.contract import StatusReport, WorkerState
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
+"""The interval where few jobs are polled, and of a job whose last report or silence may call for action."""
+SLOWEST_POLL_SECONDS = 15.0
+POLLS_PER_SECOND = 60.0
+"""Of all jobs together, beyond which the interval of quiet jobs grows."""
+STALE_SECONDS = 30.0
+"""A coordinator that was not reached for this long is reported, and its last report is old."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,15 @@ class Seen:
     at: float
 
 
+@dataclass(frozen=True)
+class Failing:
+    """A coordinator that cannot be reached: since when (the loop's clock), and the last error."""
+
+    since: float
+    why: str
+    told: bool = False
+
+
 @dataclass
 class _Followed:
     endpoint: Endpoint
@@ -36,16 +52,29 @@ class _Followed:
 
 
 class Poller:
-    """Polls coordinators. `show_every`: seconds between wakes that only update progress."""
+    """Polls coordinators.
+
+    `show_every`: seconds between wakes that only update progress. `on_result`: told read or unreachable. `on_report`:
+    told every report, with the job's uid.
+    """
 
     def __init__(
-        self, coordinator: Coordinator, *, poll_seconds: float = POLL_SECONDS, show_every: float = 30.0
+        self,
+        coordinator: Coordinator,
+        *,
+        poll_seconds: float = POLL_SECONDS,
+        show_every: float = 30.0,
+        on_result: Callable[[str], None] = lambda _result: None,
+        on_report: Callable[[str, StatusReport], None] = lambda _uid, _report: None,
     ) -> None:
+        self._on_report = on_report
+        self._on_result = on_result
         self._coordinator = coordinator
         self._poll_seconds = poll_seconds
         self._show_every = show_every
         self._followed: dict[str, _Followed] = {}
         self._seen: dict[str, Seen] = {}
+        self._failing: dict[str, Failing] = {}
 
     def follow(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
         """Poll this endpoint until `pause` or `forget`. `wake(urgent)` is called about its reports."""
@@ -59,6 +88,7 @@ class Poller:
 
     def pause(self, uid: str) -> None:
         """Stop polling, but keep the last report."""
+        self._failing.pop(uid, None)
         if (known := self._followed.pop(uid, None)) is not None:
             known.task.cancel()
 
@@ -72,6 +102,11 @@ class Poller:
         """The newest report and its age in seconds."""
         seen = self._seen.get(uid)
         return (None, 0.0) if seen is None else (seen.report, self._now() - seen.at)
+
+    def unreachable(self, uid: str) -> tuple[float, str]:
+        """For how many seconds the coordinator of a running server could not be reached, and why; 0 if it can."""
+        failing = self._failing.get(uid)
+        return (0.0, "") if failing is None else (self._now() - failing.since, failing.why)
 
     async def close(self) -> None:
         """Stop all polling."""
@@ -88,18 +123,47 @@ class Poller:
                 report = await self._coordinator.read(endpoint)
             except Unavailable as error:
                 logger.debug("%s: %s", endpoint.job_uid, error)
+                self._on_result("unreachable")
+                self._fail(endpoint.job_uid, began, str(error), wake)
             else:
+                self._on_result("read")
+                self._failing.pop(endpoint.job_uid, None)
                 old = self._seen.get(endpoint.job_uid)
                 self._seen[endpoint.job_uid] = Seen(report, self._now())
+                self._on_report(endpoint.job_uid, report)
                 urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
                 if urgent or shown is None or self._now() - shown >= self._show_every:
                     shown = self._now()
                     wake(urgent)
-            await asyncio.sleep(max(0.0, began + self._poll_seconds - self._now()))
+            await asyncio.sleep(max(0.0, began + self._interval(endpoint.job_uid) - self._now()))
+
+    def _interval(self, uid: str) -> float:
+        """Seconds between polls of a job: more where very many jobs are quiet, so that their sum stays bounded."""
+        seen = self._seen.get(uid)
+        quiet = seen is not None and uid not in self._failing and not _suspicious(seen.report)
+        if not quiet:
+            return self._poll_seconds
+        share = len(self._followed) / POLLS_PER_SECOND
+        return min(SLOWEST_POLL_SECONDS, max(self._poll_seconds, share * random.uniform(0.9, 1.1)))
+
+    def _fail(self, uid: str, began: float, why: str, wake: Callable[[bool], None]) -> None:
+        known = self._failing.get(uid)
+        failing = self._failing[uid] = Failing(known.since if known else began, why)
+        # Once when the last report becomes old, since nothing else may happen to the job.
+        if known is not None and not known.told and self._now() - failing.since >= STALE_SECONDS:
+            self._failing[uid] = replace(failing, told=True)
+            wake(False)
+        elif known is not None:
+            self._failing[uid] = replace(failing, told=known.told)
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _suspicious(report: StatusReport) -> bool:
+    """Whether a worker may be lost: the next report decides what is done about it."""
+    return any(worker.state is WorkerState.SILENT for worker in report.workers)
 
 
 def _policy_relevant(report: StatusReport) -> Any:

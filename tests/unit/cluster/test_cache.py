@@ -25,7 +25,7 @@ class ServerAndCache(RuleBasedStateMachine):
         self.cache: Cache[Pod] = Cache(self.changed, {"node": lambda pod: pod.spec.node_name})
         self.uids = 0
 
-    def changed(self, old: Pod | None, new: Pod | None) -> None:
+    def changed(self, old: Pod | None, new: Pod | None, _ours: bool) -> None:
         """The old object of a change must be the one that the listener knows."""
         if old is not None:
             assert self.notified[old.metadata.uid] == old
@@ -121,7 +121,7 @@ def pod(name: str, uid: str, version: int) -> Pod:
 
 
 def test_late_answer_does_not_restore_a_deleted_object() -> None:
-    cache: Cache[Pod] = Cache(lambda _old, _new: None)
+    cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
     cache.put(pod("a", "u1", 5))
     cache.drop("u1")
     cache.put(pod("a", "u1", 6))
@@ -129,7 +129,7 @@ def test_late_answer_does_not_restore_a_deleted_object() -> None:
 
 
 def test_unread_object_is_kept() -> None:
-    cache: Cache[Pod] = Cache(lambda _old, _new: None)
+    cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
     cache.put(pod("a", "u1", 5))
     cache.put(pod("b", "u2", 6))
     cache.replace([], 10, unread={"u1"})
@@ -137,7 +137,7 @@ def test_unread_object_is_kept() -> None:
 
 
 def test_name_refers_to_the_newest_object() -> None:
-    cache: Cache[Pod] = Cache(lambda _old, _new: None)
+    cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
     cache.put(pod("a", "u1", 5))
     cache.put(pod("a", "u2", 8))
     cache.drop("u1")

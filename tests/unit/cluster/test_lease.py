@@ -93,13 +93,27 @@ async def test_restarted_holder_does_not_wait() -> None:
 async def test_nothing_is_sent_after_the_renew_deadline() -> None:
     server = LeaseServer()
     lease = candidate(server, "one")
-    fenced = Fenced(server, lease.check)
+    fenced = Fenced(server, lease.seconds_left)
     await lease.acquire()
     await fenced.request("POST", "/x")
     await asyncio.sleep(TIMES.renew_deadline + 0.01)
     with pytest.raises(LeaseLost):
         await fenced.request("POST", "/x")
     await fenced.request("GET", "/x")
+
+
+async def test_write_that_waits_is_given_up_before_the_lease_ends() -> None:
+    """B12: a write that waited for a connection could leave after another leader had taken over."""
+    server = LeaseServer()
+    lease = candidate(server, "one")
+    await lease.acquire()
+    await asyncio.sleep(TIMES.renew_deadline - 1)
+    server.delay = 30
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Unavailable):
+        await Fenced(server, lease.seconds_left).request("POST", "/x")
+    assert asyncio.get_running_loop().time() - began <= 1
+    assert ("POST", "/x", None) not in server.writes
 
 
 async def test_failed_renewal_loses_the_lease() -> None:

@@ -13,7 +13,7 @@ from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.reflector import FAILURES_BEFORE_RELIST, SILENCE_SECONDS, Reflector, Source
-from shoal.cluster.transport import Answer
+from shoal.cluster.transport import Answer, Query
 from shoal.errors import Unavailable
 from tests.unit.cluster.servers import SmallServer
 from tests.unit.policy import build
@@ -26,10 +26,17 @@ class Watched:
 
     def __init__(self) -> None:
         self.server = SmallServer()
-        self.cache: Cache[Pod] = Cache(lambda _old, _new: None)
+        self.cache: Cache[Pod] = Cache(lambda _old, _new, _ours: None)
         self.restarts: list[str] = []
+        self.unreadable: list[tuple[str, str]] = []
         source = Source("/api/v1/pods", Pod, "shoal.dev/job")
-        self.reflector = Reflector(self.server, source, self.cache, on_restart=self.restarts.append)
+        self.reflector = Reflector(
+            self.server,
+            source,
+            self.cache,
+            on_restart=self.restarts.append,
+            on_unreadable=lambda meta, why: self.unreadable.append((meta["name"], why)),
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Watched]:
@@ -140,7 +147,7 @@ async def test_denied_list_is_retried() -> None:
         Answer(403, b'{"message": "forbidden"}') if method == "GET" else None
     )
     async with w.running():
-        await w.reflector.first_try.wait()
+        assert not await w.reflector.refresh()
         assert w.reflector.denied
         assert not w.reflector.synced.is_set()
         w.server.fault = lambda _method, _path: None
@@ -164,7 +171,7 @@ async def test_revoked_permission_is_detected() -> None:
 async def test_unknown_field_of_a_newer_schema_is_ignored() -> None:
     spec = build.job_manifest(fieldOfTheNextVersion={"a": 1})["spec"]
     server = SmallServer()
-    cache: Cache[TrainingJob] = Cache(lambda _old, _new: None)
+    cache: Cache[TrainingJob] = Cache(lambda _old, _new, _ours: None)
     reflector = Reflector(server, Source("/jobs", TrainingJob), cache)
     server.set("a", kind="TrainingJob", spec=spec)
     task = asyncio.create_task(reflector.run())
@@ -182,6 +189,9 @@ async def test_unparsable_object_does_not_stop_the_others() -> None:
     async with w.running():
         await w.reflector.synced.wait()
         assert w.names == {"a"}
+        [(name, why)] = w.unreadable
+        assert name == "bad"
+        assert "status.conditions" in why
         w.server.set("a", status={"conditions": "?"})
         w.server.set("c")
         await asyncio.sleep(1)
@@ -225,3 +235,105 @@ async def test_cache_converges_after_random_faults(seed: int) -> None:
         known = {pod.metadata.uid: pod.metadata.resource_version for pod in w.cache.all()}
         truth = {o["metadata"]["uid"]: o["metadata"]["resourceVersion"] for o in w.server.objects.values()}
         assert known == truth
+
+
+async def test_watch_that_ends_at_once_is_opened_again_after_a_pause() -> None:
+    """B7: a proxy, or an API server that shuts down, ends each watch with 200 and no line."""
+    w = Watched()
+    w.server.set("a")
+    opened = 0
+
+    @asynccontextmanager
+    async def ends(_path: str, _query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
+        nonlocal opened
+        opened += 1
+
+        async def nothing() -> AsyncIterator[bytes]:
+            return
+            yield b""
+
+        yield nothing()
+
+    follow, w.server.stream = w.server.stream, ends  # type: ignore[method-assign]
+    async with w.running():
+        await asyncio.sleep(60)
+        assert opened < 20
+        w.server.set("b")
+        w.server.stream = follow  # type: ignore[method-assign]
+        await asyncio.sleep(31)
+        assert w.names == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"MODIFIED","object":{"metadata":{"na',  # cut off by a proxy that ends the stream as if complete
+        b"<html>502</html>\n",
+        b"[]\n",
+        b'{"type":"ADDED","object":{"metadata":{"name":"x","uid":"x","resourceVersion":"abc"}}}\n',
+        b'{"object":{"kind":"Status","code":500,"message":"no"}, "type":"ERROR"}\n',
+    ],
+)
+async def test_line_that_is_no_event_restarts_the_watch(line: bytes) -> None:
+    """B8: such a line ended the process."""
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await asyncio.sleep(1)
+        w.server.send(line)
+        w.server.set("b")
+        await asyncio.sleep(5)
+        assert w.names == {"a", "b"}
+        assert w.restarts == ["broken"]
+
+
+async def test_error_with_another_order_of_keys_expires_the_version() -> None:
+    w = Watched()
+    async with w.running():
+        await asyncio.sleep(1)
+        w.server.send(b'{"object": {"kind":"Status","code":410,"message":"too old"},  "type": "ERROR"}\n')
+        await asyncio.sleep(1)
+        assert w.server.lists == 2
+
+
+async def test_refresh_reads_what_a_silent_watch_has_not_reported() -> None:
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await w.reflector.synced.wait()
+        await asyncio.sleep(1)
+        w.server.watches[0].put_nowait = lambda _line: None  # type: ignore[method-assign]  it is dead
+        w.server.remove("a")
+        w.server.set("b")
+        await asyncio.sleep(1)
+        assert w.names == {"a"}
+        assert await w.reflector.refresh()
+        assert w.names == {"b"}
+
+
+async def test_refresh_waits_for_a_list_that_began_after_it() -> None:
+    w = Watched()
+    w.server.set("a")
+    w.server.delay = 2.0
+    async with w.running():
+        await asyncio.sleep(1)  # the first list is under way
+        refreshed = asyncio.create_task(w.reflector.refresh())
+        await w.reflector.synced.wait()
+        w.server.set("b")
+        await refreshed
+        assert w.names == {"a", "b"}
+        assert w.server.lists == 2
+
+
+async def test_refresh_goes_on_until_a_list_succeeds() -> None:
+    w = Watched()
+    w.server.set("a")
+    async with w.running():
+        await w.reflector.synced.wait()
+        w.server.fault = lambda _method, _path: Unavailable("chaos")
+        refreshed = asyncio.create_task(w.reflector.refresh())
+        await asyncio.sleep(60)
+        assert not refreshed.done()
+        w.server.fault = lambda _method, _path: None
+        await asyncio.sleep(31)
+        assert await refreshed

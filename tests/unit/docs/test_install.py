@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from shoal.policy.disruption import SPOT_LABELS
+from shoal.manifests.platforms import SPOT_LABELS
 from tests.unit.docs.pages import code, read, rows, section
 
 WHOLE = "resources"

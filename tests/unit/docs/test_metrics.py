@@ -8,7 +8,10 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.telemetry.metrics import Metrics
+from shoal.api.capacity_pool import CapacityPool
+from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.runtime.metrics import Metrics
 from shoal_trainer.contract import (
     LogSums,
     Phase,
@@ -20,7 +23,9 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator.metrics import StatusCollector
 from tests.unit.docs.pages import code, read, rows, section
+from tests.unit.policy import build
 
+POOL = CapacityPool.model_validate({"metadata": {"name": "spot"}, "spec": {"limits": {"nodes": 1}}})
 Series = dict[str, tuple[str, frozenset[str]]]
 """Name -> (type, names of the labels)."""
 
@@ -45,8 +50,12 @@ def exported(families: Iterable[Metric]) -> Series:
 
 def test_operator_metrics_match_the_registry() -> None:
     metrics = Metrics()
-    metrics.count_jobs(lambda: ["Running"], lambda: 1)
-    for metric in vars(metrics).values():
+    jobs = JobMetrics(metrics)
+    jobs.count_jobs(lambda: [build.job()])
+    plans = PlanMetrics(metrics)
+    plans.count_pools(lambda: [POOL])
+    metrics.live("shoal_queue_length", "…", "controller", lambda: {"trainingjob": 1})
+    for metric in (*vars(metrics).values(), *vars(jobs).values(), *vars(plans).values()):
         if isinstance(metric, MetricWrapperBase) and metric._labelnames:
             metric.labels(*("x" for _ in metric._labelnames))
     assert documented("Operator") == exported(metrics.registry.collect())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.policy.disruption import CONDITIONS, DISRUPTION_REASONS, TAINTS, Meaning
+from shoal.policy.facts.signals import CONDITIONS, DISRUPTION_REASONS, TAINTS, Meaning
 from tests.unit.docs.pages import read, section
 
 

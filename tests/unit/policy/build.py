@@ -151,7 +151,7 @@ def report(
         for state, workers_in_state in states.items()
         for s, i in (workers_in_state or [])
     )
-    return StatusReport(**{"job_uid": UID, "phase": Phase.TRAINING, "workers": workers, **fields})
+    return StatusReport(**{"job_uid": UID, "phase": Phase.TRAINING, "step": 1, "workers": workers, **fields})
 
 
 def termination_message(outcome: Outcome = Outcome.SUCCEEDED, **fields: Any) -> str:

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.policy import names
-from shoal.policy.internal_error import internal_error
+from shoal.manifests import names
 from shoal.policy.model import DeleteJob, DeletePod
 from shoal.policy.plan import plan
+from shoal.policy.tell.internal_error import internal_error
 from shoal_trainer.contract import Outcome
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from shoal.api.kube import Node, Pod
 from shoal.api.training_job import FailureRule
 from shoal.api.training_job_status import Slot
-from shoal.policy import pod_problems
-from shoal.policy.disruption import Meaning, is_spot, node_signal
-from shoal.policy.timers import Timers
-from shoal.policy.verdict import PodOutcome, judge
+from shoal.manifests.platforms import is_spot
+from shoal.policy.facts.read import read
+from shoal.policy.facts.signals import Meaning, node_signal
+from shoal.policy.facts.verdict import PodOutcome, Verdict
+from shoal.policy.facts.verdict import judge as judge_with
+from shoal.policy.tell import pod_problems
 from shoal_trainer.contract import Outcome
 from tests.unit.policy import build
 
@@ -22,9 +26,15 @@ SLOT = Slot(
     incarnation=0,
     state="Running",
     node="spot-0",
-    node_uid="uid-spot-0",
-    boot_id="boot-1",
+    machine=build.node().machine,
 )
+
+
+def judge(pod: Pod, slot: Slot, nodes: dict[str, Node] | None, rules: Sequence[FailureRule] = ()) -> Verdict:
+    """The verdict on a pod on one of these nodes; None: they cannot be read."""
+    name = pod.spec.node_name
+    signal = node_signal(nodes.get(name), slot, pod.spec.tolerations) if name and nodes is not None else None
+    return judge_with(pod, slot, signal, rules)
 
 
 def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
@@ -35,8 +45,8 @@ def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
     ("how", "reason", "meaning"),
     [
         ({"ready": "False", "message": "node is shutting down"}, "NodeShutdown", Meaning.LEAVING),
-        ({"ready": "Unknown"}, "NodeLost", Meaning.LOST),
-        (taint("node.kubernetes.io/unreachable", "NoExecute"), "NodeLost", Meaning.LOST),
+        ({"ready": "Unknown"}, "NodeLost", Meaning.UNREACHABLE),
+        (taint("node.kubernetes.io/unreachable", "NoExecute"), "NodeLost", Meaning.UNREACHABLE),
         (taint("node.kubernetes.io/out-of-service", "NoExecute"), "NodeLost", Meaning.LOST),
         (taint("node.cloudprovider.kubernetes.io/shutdown"), "NodeLost", Meaning.LOST),
         (taint("node.kubernetes.io/not-ready", "NoExecute"), "NodeNotReady", Meaning.LEAVING),
@@ -88,7 +98,7 @@ def test_missing_node_is_deleted_only_if_it_was_seen() -> None:
     gone = node_signal(None, SLOT)
     assert gone is not None
     assert gone.reason == "NodeDeleted"
-    assert node_signal(None, SLOT.model_copy(update={"node_uid": ""})) is None
+    assert node_signal(None, SLOT.model_copy(update={"machine": ""})) is None
 
 
 def test_strongest_signal_applies() -> None:
@@ -128,7 +138,7 @@ USER_FAULT = build.termination_message(Outcome.FAILED, reason="UserError", messa
         ({}, None, PodOutcome.HEALTHY, ""),
         ({"phase": "Pending", "node": None}, None, PodOutcome.HEALTHY, ""),
         ({}, SHUTDOWN, PodOutcome.LEAVING, "NodeShutdown"),
-        ({}, build.node(ready="Unknown"), PodOutcome.LOST, "NodeLost"),
+        ({}, build.node(ready="Unknown"), PodOutcome.UNREACHABLE, "NodeLost"),
         ({"deleting": build.NOW}, None, PodOutcome.LEAVING, "Deleted"),
         ({"deleting": build.NOW, "conditions": TARGET}, None, PodOutcome.LEAVING, "TerminationByKubelet"),
         ({"phase": "Failed", "reason": "NodeAffinity"}, None, PodOutcome.REJECTED, "NodeAffinity"),
@@ -202,7 +212,7 @@ def test_verdict_on_a_pod_whose_init_container_ended(
 )
 def test_init_container_that_cannot_start_is_a_pod_problem(role: str, waiting: str, reason: str) -> None:
     pod = build.Pod.model_validate(not_begun(build.waiting(waiting), role=role, phase="Pending"))
-    problem = pod_problems.find(build.observe(build.job(), pod), Timers(build.NOW))
+    problem = pod_problems.find(read(build.observe(build.job(), pod)))
     assert problem is not None
     assert problem.reason == reason
     assert "container fetch" in problem.message

@@ -20,7 +20,7 @@ def made(plan_: Plan) -> list[str]:
 
 def slot(world: World, index: int, incarnation: int = 0) -> dict[str, Any]:
     key = ("worker", index, incarnation)
-    return next(s for s in world.status["slots"] if (s["role"], s["index"], s["incarnation"]) == key)
+    return next(s for s in world.slots if (s["role"], s["index"], s["incarnation"]) == key)
 
 
 def by_reason(world: World) -> dict[str, int]:

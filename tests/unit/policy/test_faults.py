@@ -72,7 +72,7 @@ def draining(world: World, name: str) -> bool:
 def slot_of(world: World, name: str) -> dict[str, Any] | None:
     _, role, index, incarnation = name.rsplit("-", 3)
     wanted = (role, int(index), int(incarnation))
-    found = [s for s in world.status.get("slots", []) if (s["role"], s["index"], s["incarnation"]) == wanted]
+    found = [s for s in world.slots if (s["role"], s["index"], s["incarnation"]) == wanted]
     return found[0] if found else None
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from shoal.policy import manifests, names
-from shoal.policy.merge import merge
-from shoal.policy.names import Place
+from shoal import manifests
+from shoal.api.labels import Place
+from shoal.manifests import names
+from shoal.manifests.merge import merge
 from shoal_trainer.contract import CODE_DIR, SECRET_DIR, AcceleratorBatch, RuntimeConfig, Shard, StopAfter
 from tests.unit.policy import build
 

@@ -8,9 +8,10 @@ from datetime import timedelta
 import pytest
 
 from shoal.api.training_job_status import DataStatus, TrainingJobStatus
+from shoal.policy.facts.read import read
 from shoal.policy.model import CreatePod, Images, Refusal, RefusalKind
 from shoal.policy.plan import plan
-from shoal.policy.telemetry import differs_in_telemetry_only, final, progress
+from shoal.policy.tell.progress import differs_in_telemetry_only, final, progress
 from shoal_trainer.contract import DataReport, Outcome, TerminationMessage
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
@@ -88,7 +89,7 @@ def test_message_of_the_trainer_ends_with_its_report() -> None:
     world.reconcile()
     seen = world.observation()
     assert seen.job.status.training.message
-    assert progress(replace(seen, report=None)).message == ""
+    assert progress(read(replace(seen, report=None))).message == ""
     ended = final(seen.job.status, TerminationMessage(outcome=Outcome.SUCCEEDED))
     assert ended["training"].message == ""  # type: ignore[attr-defined]
 
@@ -119,9 +120,17 @@ def test_job_keeps_the_images_it_started_with() -> None:
     world = running_world()
     world.vanish("digits-ps-0-0")
     world.vanish("digits-worker-0-0")
-    made = plan(replace(world.observation(), images=Images(ps="ps:2", worker="worker:2")))
-    created = [a.manifest["spec"]["containers"][0]["image"] for a in made.actions if isinstance(a, CreatePod)]
-    assert sorted(created) == [build.IMAGES.ps, build.IMAGES.worker]
+    world.asked = {"digits-ps-0-0", "digits-worker-0-0"}
+    seen = replace(world.observation(), images=Images(ps="ps:2", worker="worker:2"))
+    made = plan(seen)
+    planned = world.job.model_copy(
+        update={"status": made.status}
+    )  # the epoch of the server is recorded first
+    actions = [*made.actions, *plan(replace(seen, job=planned)).actions]
+    created = {
+        a.name: a.manifest["spec"]["containers"][0]["image"] for a in actions if isinstance(a, CreatePod)
+    }
+    assert created == {"digits-ps-0-1": build.IMAGES.ps, "digits-worker-0-1": build.IMAGES.worker}
     assert made.status.images is not None
     assert made.status.images.ps == build.IMAGES.ps
     assert plan(build.observe(build.job(suspend=True))).status.images is None

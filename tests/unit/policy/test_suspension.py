@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from shoal.policy import names
+from shoal.manifests import names
 from shoal.policy.model import DeletePod
 from shoal.policy.plan import plan
 from tests.unit.policy import build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from shoal.policy.timers import Timers
+from shoal.policy.common.timers import Timers
 from tests.unit.policy.build import NOW
 
 

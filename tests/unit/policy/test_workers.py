@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from shoal.policy.decide.workers import max_surge
 from shoal.policy.model import CreatePod, NameConflict, Plan, Refusal, RefusalKind
 from shoal.policy.plan import plan
-from shoal.policy.workers import max_surge
 from shoal_trainer.contract import WorkerReport, WorkerState
 from tests.unit.policy import build
 from tests.unit.policy.world import World, running_world
@@ -60,7 +60,7 @@ def test_notice_is_counted_once_until_the_pod_is_gone() -> None:
 def test_second_notice_beyond_max_surge_waits_for_the_old_pod() -> None:
     world = running_world(surge=1)
     for worker in (0, 1):
-        world.notice(node_of(world, f"digits-worker-{worker}-0"))
+        world.evict(f"digits-worker-{worker}-0")
     assert names(world.reconcile()) == ["digits-worker-0-1"]
     assert world.status["restarts"]["disruptions"] == 2
     world.end("digits-worker-1-0", 143)
@@ -69,7 +69,7 @@ def test_second_notice_beyond_max_surge_waits_for_the_old_pod() -> None:
 
 def test_without_surge_the_replacement_waits_for_the_old_pod() -> None:
     world = running_world(surge=0)
-    world.notice(node_of(world, "digits-worker-0-0"))
+    world.evict("digits-worker-0-0")
     assert names(world.reconcile()) == []
     world.tick()
     assert names(world.reconcile()) == ["digits-worker-0-1"]
@@ -78,7 +78,6 @@ def test_without_surge_the_replacement_waits_for_the_old_pod() -> None:
 def test_worker_that_does_not_end_is_not_waited_for_beyond_its_grace_period() -> None:
     world = running_world()  # maxSurge 1
     world.stuck = {"digits-worker-0-0"}
-    world.notice("spot-0")
     world.delete("digits-worker-0-0")
     world.stuck |= {"digits-worker-1-0"}
     world.delete("digits-worker-1-0")
@@ -101,7 +100,11 @@ def test_pod_on_a_lost_node_is_replaced_and_force_deleted() -> None:
     world.kill_node(node)
     made = world.reconcile()
     assert names(made) == ["digits-worker-2-1"]
-    assert world.pods["digits-worker-2-0"]["metadata"]["deletionTimestamp"]
+    assert world.deleted == []  # it may run on, where only its kubelet is not heard
+    world.tick(seconds=0)
+    world.tick(seconds=0)
+    world.reconcile()
+    assert world.deleted == ["digits-worker-2-0"]  # its replacement runs
     world.tick(seconds=30)
     assert world.reconcile().wake_after == pytest.approx(30)
     world.tick(seconds=31)
@@ -342,7 +345,7 @@ def test_slots_are_bounded_after_many_replacements() -> None:
         world.tick()
         world.tick()
         world.settle()
-    assert len(world.status["slots"]) == 4
+    assert len(world.slots) == 4
     assert world.status["restarts"]["disruptions"] == 30
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import Slot
 from shoal.policy.model import (
+    ConfirmAbsent,
     CreateDisruptionBudget,
     CreatePod,
     CreateSecret,
@@ -28,7 +30,6 @@ from shoal.policy.model import (
     Service,
     UpdateService,
 )
-from shoal.policy.names import place_of
 from shoal.policy.plan import plan
 from shoal_trainer.contract import StatusReport
 from tests.unit.policy import build
@@ -86,6 +87,9 @@ class World:
         self.deleted: list[str] = []
         self.unrecorded: set[str] = set()
         """Created, but the operator crashed before the status was written."""
+        self.asked: set[str] = set()
+        """Pods that the API server said do not exist."""
+        self.asked_nodes: set[str] = set()
         self.last_plan: Plan | None = None
 
     # --- the operator -----------------------------------------------------------------------------------------------
@@ -94,11 +98,19 @@ class World:
     def job(self) -> TrainingJob:
         return TrainingJob.model_validate({**self.manifest, "status": self.status})
 
+    @property
+    def slots(self) -> list[dict[str, Any]]:
+        """The records, with their defaults."""
+        names = {f.alias or n: n for n, f in Slot.model_fields.items()}
+        slots = [Slot.model_validate(each) for each in self.status.get("slots", [])]
+        return [{a: v for a, n in names.items() if (v := getattr(s, n)) is not None} for s in slots]
+
     def condition(self, kind: str) -> dict[str, Any]:
         return next((c for c in self.status["conditions"] if c["type"] == kind), {})
 
     def observation(self) -> Observation:
         running = {n for n, p in self.pods.items() if p["status"]["phase"] == "Running" and "-worker-" in n}
+        running -= self.unheard
         report = self.report or build.report(
             self._places(self.silent), self._places(running - self.silent - self.fenced),
             self._places(self.fenced & self.pods.keys()),
@@ -115,41 +127,60 @@ class World:
             report=report,
             report_age=self.report_age,
             refusals=tuple(self.refusals.values()),
+            confirmed_absent=frozenset(self.asked),
+            absent_nodes=frozenset(self.asked_nodes),
         )
 
+    @property
+    def unheard(self) -> set[str]:
+        """Pods on machines that are gone."""
+        return {n for n, p in self.pods.items() if p["spec"].get("nodeName") in self.dead_nodes}
+
     def _places(self, names: set[str]) -> list[tuple[int, int]]:
-        return [(p.index, p.incarnation) for p in (place_of(self.pod(n)) for n in sorted(names)) if p]
+        return [(p.index, p.incarnation) for p in (self.pod(n).place for n in sorted(names)) if p]
 
     def pod(self, name: str) -> Pod:
         return Pod.model_validate(self.pods[name])
 
     def reconcile(self, crash_after: int | None = None) -> Plan:
-        """One reconcile as by the controller: create, plan again, write the status, delete. Returns the first plan.
+        """Reconcile as the controller does: create, plan again, write the status, delete; again if that is due at once.
 
-        With `crash_after` the operator crashes after this many actions and writes no status.
+        With `crash_after` the operator crashes after this many actions and writes no status. Returns a plan with all
+        creations and the removals of the first plan, all events, and when the last plan wants to be called again.
         """
-        first = made = plan(self.observation())
-        number = 0
-        for _ in range(4):
-            to_make = [a for a in made.actions if not isinstance(a, REMOVALS)]
-            for action in to_make:
-                if number == crash_after:
+        actions: list[Any] = []
+        events: list[Any] = []
+        removals: list[Any] | None = None
+        for _ in range(3):
+            number = 0
+            for _ in range(4):
+                made = plan(self.observation())
+                to_make = [a for a in made.actions if not isinstance(a, REMOVALS)]
+                removals = (
+                    [a for a in made.actions if isinstance(a, REMOVALS)] if removals is None else removals
+                )
+                for action in to_make:
+                    if number == crash_after:
+                        break
+                    self._apply(action)
+                    number += 1
+                    if not isinstance(action, ConfirmAbsent):
+                        actions.append(action)
+                if crash_after is not None:
+                    self.existing, self.absent, self.refusals, self.asked = set(), set(), {}, set()
+                    return made
+                if not to_make:
                     break
-                self._apply(action)
-                number += 1
-            if crash_after is not None:
-                self.existing, self.absent, self.refusals = set(), set(), {}
-                return first
-            if not to_make:
+            self.last_plan = made
+            self.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            events += made.events
+            self.unrecorded -= self.pods.keys()
+            for action in made.actions:
+                if isinstance(action, REMOVALS):
+                    self._apply(action)
+            if made.wake_after != 0.0 or made.status.finished:
                 break
-            made = plan(self.observation())
-        self.last_plan = made
-        self.status = made.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        self.unrecorded -= self.pods.keys()
-        for action in made.actions:
-            if isinstance(action, REMOVALS):
-                self._apply(action)
-        return first
+        return Plan((*actions, *(removals or ())), made.status, tuple(events), made.wake_after)
 
     def settle(self, most: int = 60) -> Plan:
         """Reconcile and let time pass until nothing changes."""
@@ -180,6 +211,10 @@ class World:
                 self.services.pop(name, None)
             case CreatePod():
                 self._create(action)
+            case ConfirmAbsent(name, kind):
+                there = self.pods if kind == "Pod" else self.nodes
+                if name not in there:
+                    (self.asked if kind == "Pod" else self.asked_nodes).add(name)
             case DeletePod(name, uid, grace):
                 assert self.pods[name]["metadata"]["uid"] == uid
                 self.deleted.append(name)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from shoal.controller.credentials import JobCredentials, job_credentials
+from shoal.controllers.trainingjob.credentials import JobCredentials, job_credentials
 from shoal.errors import Unavailable
 from shoal.telemetry.coordinator import Endpoint, HttpsCoordinator
 from shoal.telemetry.poller import Poller

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
 from shoal.errors import Unavailable
 from shoal.telemetry.coordinator import Endpoint
-from shoal.telemetry.poller import Poller
+from shoal.telemetry.poller import STALE_SECONDS, Poller
 from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
 
 pytestmark = pytest.mark.looptime
@@ -95,4 +96,49 @@ async def test_following_again_restarts_only_for_another_address() -> None:
     poller.pause("u")
     await asyncio.sleep(20)
     assert len(coordinator.requests) == 4
+    await poller.close()
+
+
+async def test_coordinator_that_stays_unreachable_is_told_once() -> None:
+    """B14: nothing woke the job when its report became old, so its last speed stayed in the status."""
+    coordinator, results = Coordinator(), Counter[str]()
+    coordinator.report = report(7)
+    poller = Poller(coordinator, on_result=lambda result: results.update([result]))
+    wakes: list[bool] = []
+    poller.follow(endpoint(), wakes.append)
+    await asyncio.sleep(1)
+    coordinator.report = None
+    wakes.clear()
+    await asyncio.sleep(STALE_SECONDS - 1)
+    assert wakes == []
+    await asyncio.sleep(120)
+    assert wakes == [False]
+    seconds, why = poller.unreachable("u")
+    assert seconds == pytest.approx(STALE_SECONDS + 118, abs=1)
+    assert why == "unreachable"
+    assert results["unreachable"] > 50
+    coordinator.report = report(8)
+    await asyncio.sleep(3)
+    assert poller.unreachable("u") == (0.0, "")
+    await poller.close()
+
+
+async def test_polls_of_very_many_quiet_jobs_are_bounded_and_suspicion_is_polled_fast() -> None:
+    """B15: 1,000 jobs were 500 polls a second."""
+    suspicious = report(1, WorkerState.SILENT)
+
+    class Many(Coordinator):
+        async def read(self, endpoint: Endpoint) -> StatusReport:
+            self.requests.append(endpoint.job_uid)
+            return suspicious if endpoint.job_uid == "0" else report(1)
+
+    coordinator = Many()
+    poller = Poller(coordinator)
+    for number in range(1000):
+        poller.follow(Endpoint(str(number), "10.0.0.1", "token", "certificate"), lambda _urgent: None)
+    await asyncio.sleep(60)
+    coordinator.requests.clear()
+    await asyncio.sleep(60)
+    assert len(coordinator.requests) <= 60 * 80
+    assert coordinator.requests.count("0") >= 28
     await poller.close()

@@ -75,8 +75,6 @@ class Record:
         self._ready = False
         self._nothing_left = False
         """Whether shard 0 follows an earlier process of this run, of which neither a snapshot nor a copy is left."""
-        self._trained_again = 0
-        """The samples that were trained before it and are not in the ledger."""
         self._begun_with = 0
         """The samples in the parameters when the shard became ready."""
         self._expected: set[int] | None = None
@@ -242,14 +240,14 @@ class Record:
     # --- internals ------------------------------------------------------------------------------------------------
 
     def _count_restart(self, known_samples: int) -> None:
-        """Count a restart from nothing, once a worker that has survived it says how many samples had been trained.
+        """Count a restart from nothing, once a worker that has survived it says that samples had been trained.
 
-        All of them are trained again. The workers know different numbers; the highest counts.
+        They are trained again; those in the parameters, which a worker's copy may have saved, are then there twice.
         """
-        if self._nothing_left and (again := known_samples - self._begun_with - self._trained_again) > 0:
-            self.counters.restarted_from_nothing += not self._trained_again
-            self.counters.repeated += again
-            self._trained_again += again
+        if self._nothing_left and known_samples > self._begun_with:
+            self._nothing_left = False
+            self.counters.restarted_from_nothing += 1
+            self.counters.repeated += max(0, self.shard.initial_samples - self._begun_with)
 
     def _set_data(self, data: DataSpec) -> None:
         """Set the job's data at the first join, and compare later ones. The first list of files stays the job's."""

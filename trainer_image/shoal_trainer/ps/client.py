@@ -149,10 +149,10 @@ class PSClient:
             raise
         return Welcome(tuple(found))
 
-    def initialize(self, flat: NDArray[np.float32]) -> None:
-        """Set the first parameters (fp32) of shards that have none."""
+    def initialize(self, flat: NDArray[np.float32], samples: int = 0) -> None:
+        """Set the first parameters (fp32) of shards that have none. `samples`: those that are in them already."""
         self._check(flat)
-        self._call(Op.INITIALIZE, Op.OK, flat, None, codec=Codec.FP32)
+        self._call(Op.INITIALIZE, Op.OK, flat, None, codec=Codec.FP32, samples=samples)
 
     def pull(self, out: NDArray[Any], *, idle: bool = False, exact: bool = False) -> Pulled:
         """Write the parameters to `out`.
@@ -220,6 +220,7 @@ class PSClient:
         scale: float = 1.0,
         codec: Codec | None = None,
         flags: int = 0,
+        samples: int = 0,
     ) -> Pulled:
         begin = self._clock()
         coding = codec or self.codec
@@ -233,7 +234,7 @@ class PSClient:
         def send(index: int) -> None:
             nonlocal sending
             start, (low, high) = self._clock(), self._bounds[index]
-            base = 0 if push is None else push.base_versions[index]
+            base = samples if push is None else push.base_versions[index]
             request = Header(op, payload_codec, seq=seq, version=base, flags=flags)
             self._shards[index].send(request, meta, None if payload is None else payload[low:high])
             sending += self._clock() - start

@@ -66,6 +66,8 @@ class ShardStore(WorkerRegistry):
         self.contents = Contents()
         """The pushes in the parameters."""
         self.load = Load()
+        self.initial_samples = 0
+        """See `initialize`."""
         self.follows = epoch > 0 if follows is None else follows
         self._state = State.RECOVERING if self.follows else State.EMPTY
         self._recovery = Recovery(recovery_seconds)
@@ -119,13 +121,17 @@ class ShardStore(WorkerRegistry):
             self._settle()
             return self._welcome(slot, incarnation, wants_copy)
 
-    def initialize(self, values: Payload) -> None:
-        """Set the first parameters (fp32); ignored if the shard already has some."""
+    def initialize(self, values: Payload, samples: int = 0) -> None:
+        """Set the first parameters (fp32); ignored if the shard already has some.
+
+        `samples`: those in the copy of a worker that had trained before the shard lost everything else.
+        """
         with self.lock:
             model = self._check_size(values)
             self._settle()
             if self._state is State.EMPTY:
                 model.set(values)
+                self.initial_samples = samples
                 self._become_ready()
 
     def offer(
@@ -185,7 +191,8 @@ class ShardStore(WorkerRegistry):
             if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
                 return self._answer(slot, base)
             started = self._clock()
-            tau = max(0, self.version - base)
+            # Above the version: computed on updates that were lost with an earlier process of this shard.
+            tau = abs(self.version - base)
             exponent = EXPONENTS[self.staleness.policy]
             weight = model.optimizer.config.weight(meta.samples) / max(1, tau) ** exponent
             non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, self._members.live)
@@ -216,7 +223,7 @@ class ShardStore(WorkerRegistry):
             non_finite = model.merge(io, started) if merge else model.add(io, meta.scale)
             self.load.add(self._clock() - started, io)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
-            tau = max(0, self.version - base)
+            tau = abs(self.version - base)
             return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
 
     def report(self) -> ShardReport:

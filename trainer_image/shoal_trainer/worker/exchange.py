@@ -52,9 +52,9 @@ class Exchange:
         """Get the state of the shards, without parameters."""
         return self._pool.submit(self._client.probe, self._model)
 
-    def initialize(self, flat: npt.NDArray[Any]) -> Future[None]:
-        """Send the initial parameters, unless another worker has sent some."""
-        return self._pool.submit(self._client.initialize, flat)
+    def initialize(self, flat: npt.NDArray[Any], samples: int = 0) -> Future[None]:
+        """Send the initial parameters, with so many samples in them, unless another worker has sent some."""
+        return self._pool.submit(self._client.initialize, flat, samples)
 
     def connect(self, copy: Callable[[], Copy | None]) -> Future[Welcome]:
         """Connect until every shard answers and is ready; `Unreachable` only after `close`.

@@ -186,7 +186,7 @@ class Upstream:
         if not welcome.initialized:  # only the workers' copies of the parameters are left
             first = aligned(self._buffers.current.size)
             kernels.decode(self._buffers.current, first)
-            self._exchange.initialize(first).result()
+            self._exchange.initialize(first, self._pulled.samples).result()
         if welcome.boots[0] != self._boots[0]:
             self._rejoin(welcome.shards[0].last_seq)
         if stopped := welcome.shards[0].stopped:

@@ -136,6 +136,7 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
         samples_per_second=expected,
         relative_error=error,
         basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
+        speeds={pool.name: pool.batch / pool.step_seconds for pool in problem.pools},
     )
 
 

@@ -96,6 +96,8 @@ class JobPlan:
     samples_per_second: float | None
     relative_error: float | None
     basis: str
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Samples per second of one worker alone, by pool."""
 
 
 @dataclass(frozen=True)

@@ -338,14 +338,24 @@ def test_ranges_of_the_epoch_that_is_not_complete_do_not_count():
 def test_restart_from_nothing_is_counted_with_what_is_trained_again():
     """Ephemeral storage: with shard 0 its snapshots are gone, so a worker's journal does not reach back far enough."""
     new = Bench(boot=2, epoch=1)
-    new.join(0, known_samples=6)
+    new.shard.connect(0, 0)
+    new.shard.hello(0, 0, MODEL)
     new.now += 60.0
-    new.join(1, known_samples=7)  # its copy was newer
-    new.join(0, known_samples=7)  # once more
-    counters = new.coordinator.counters
-    assert (counters.restarted_from_nothing, counters.repeated) == (1, 7)
+    new.shard.initialize(aligned(4), 6)  # by a worker with a copy
+    for slot, known in ((0, 6), (1, 7), (0, 6)):
+        new.join(slot, known_samples=known)
     report = new.coordinator.status()
-    assert (report.restarted_from_nothing, report.data.repeated) == (1, 7)
+    assert (report.restarted_from_nothing, report.data.repeated) == (1, 6)
+
+
+def test_restart_from_nothing_with_new_parameters_repeats_nothing_in_them():
+    new = Bench(boot=2, epoch=1)
+    new.join(0)
+    new.now += 60.0
+    new.join(0)
+    new.join(1, known_samples=7)  # its copy came too late
+    report = new.coordinator.status()
+    assert (report.restarted_from_nothing, report.data.repeated) == (1, 0)
 
 
 def test_restart_before_training_or_from_a_snapshot_is_not_one_from_nothing():

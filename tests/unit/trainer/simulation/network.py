@@ -161,8 +161,10 @@ class Exchange:
     def close(self):
         self.disconnect()
 
-    def initialize(self, flat):
-        return Answer(lambda: self._on_all(lambda server, part: server.shard.initialize(flat[part]) or True))
+    def initialize(self, flat, samples=0):
+        return Answer(
+            lambda: self._on_all(lambda server, part: server.shard.initialize(flat[part], samples) or True)
+        )
 
     def probe(self):
         def hello(server, _part):

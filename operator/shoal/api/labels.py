@@ -1,0 +1,41 @@
+"""Labels of a job's objects, and the place in the job that a pod's labels say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from shoal.api.base import GROUP
+
+RoleName = Literal["ps", "worker"]
+
+JOB = f"{GROUP}/job"
+JOB_UID = f"{GROUP}/job-uid"
+ROLE = f"{GROUP}/role"
+INDEX = f"{GROUP}/index"
+INCARNATION = f"{GROUP}/incarnation"
+TEMPLATE = f"{GROUP}/template"
+POOL = f"{GROUP}/pool"
+
+
+class Place(NamedTuple):
+    """A worker's slot or a server's shard, and which of its pods."""
+
+    role: RoleName
+    index: int  # type: ignore[assignment]  # not the method of tuples
+    incarnation: int
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this is parameter server 0."""
+        return self.role == "ps" and self.index == 0
+
+
+def place_in(labels: Mapping[str, str]) -> Place | None:
+    """The place that labels name; None if they are incomplete."""
+    role, index, incarnation = labels.get(ROLE), labels.get(INDEX, ""), labels.get(INCARNATION, "")
+    if not (index.isdigit() and incarnation.isdigit()):
+        return None
+    if role == "ps":
+        return Place("ps", int(index), int(incarnation))
+    return Place("worker", int(index), int(incarnation)) if role == "worker" else None

@@ -1,1 +1,0 @@
-"""The controller: observe, plan, apply, report. All decisions are in `shoal.policy`."""

@@ -1,0 +1,192 @@
+"""The caches of the cluster's objects, and which keys of which controller a change wakes.
+
+A terminating pod or a changed node wakes its jobs with urgent priority. A controller's own status write wakes nothing
+of it: the plan that led to it has said when to plan again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from shoal.api.base import API_VERSION, Resource
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Node, Pod, Service
+from shoal.api.labels import JOB
+from shoal.api.speed_profile import SpeedProfile
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.cache import Cache
+from shoal.cluster.reflector import Source
+from shoal.manifests.platforms import Platform, detect
+from shoal.runtime.work_queue import Priority
+
+Key = tuple[str, str]
+"""(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
+
+Wake = Callable[[Key, Priority], None]
+
+
+def _ignore(_key: Key, _priority: Priority) -> None:
+    """Wake nothing."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass
+class Wakes:
+    """What to call with the keys of each kind that a change may affect."""
+
+    jobs: Wake = _ignore
+    pools: Wake = _ignore
+    profiles: Wake = _ignore
+    plans: Callable[[], None] = _nothing
+    """Called when what jobs want of pools, or what pools have, may have changed."""
+
+
+def key_of(about: Resource) -> Key:
+    """The key of a custom resource."""
+    return about.metadata.namespace, about.metadata.name
+
+
+def _job_of(owned: Pod | Service) -> Key | None:
+    name = owned.metadata.labels.get(JOB)
+    return (owned.metadata.namespace, name) if name else None
+
+
+class ClusterState:
+    """The caches."""
+
+    def __init__(self, wakes: Wakes) -> None:
+        self._wakes = wakes
+        self._nodes: dict[str, Node] = {}
+        self._pools: dict[str, CapacityPool] = {}
+        self.jobs: Cache[TrainingJob] = Cache(self._job_changed)
+        self.pods: Cache[Pod] = Cache(
+            self._pod_changed, {"job": _job_of, "node": lambda pod: pod.spec.node_name}
+        )
+        self.services: Cache[Service] = Cache(self._service_changed, {"job": _job_of})
+        self.nodes: Cache[Node] = Cache(self._node_changed)
+        self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
+        self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
+        self._platform: Platform | None = None
+        self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
+        self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
+
+    @property
+    def platform(self) -> Platform:
+        """The platform of the nodes: found once, and again when a node has joined."""
+        if self._platform is None:
+            self._platform = detect(self._nodes.values())
+        return self._platform
+
+    def cache_of(self, plural: str) -> Cache[Any] | None:
+        """The cache of a custom resource; None for another kind."""
+        caches: dict[str, Cache[Any]] = {
+            TrainingJob.PLURAL: self.jobs,
+            CapacityPool.PLURAL: self.pools,
+            SpeedProfile.PLURAL: self.profiles,
+        }
+        return caches.get(plural)
+
+    def wake(self, plural: str, key: Key, priority: Priority = Priority.NORMAL) -> None:
+        """Wake the controller of a custom resource."""
+        wakes = {
+            TrainingJob.PLURAL: self._wakes.jobs,
+            CapacityPool.PLURAL: self._wakes.pools,
+            SpeedProfile.PLURAL: self._wakes.profiles,
+        }
+        wakes[plural](key, priority)
+
+    def _job_changed(self, old: TrainingJob | None, new: TrainingJob | None, ours: bool) -> None:
+        seen = new or old
+        if seen is None:
+            return
+        if not ours:
+            self._wakes.jobs(key_of(seen), Priority.NORMAL)
+        if seen.spec.workers.pools and _wants(old) != _wants(new):
+            self._wakes.plans()
+
+    def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
+        seen = new or old
+        if seen is not None and not ours and (key := _job_of(seen)) is not None:
+            self._wakes.jobs(key, Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL)
+
+    def _service_changed(self, old: Service | None, new: Service | None, ours: bool) -> None:
+        seen = new or old
+        if seen is not None and not ours and (key := _job_of(seen)) is not None:
+            self._wakes.jobs(key, Priority.NORMAL)
+
+    def _node_changed(self, old: Node | None, new: Node | None, _ours: bool) -> None:
+        if new is not None:
+            name = new.metadata.name
+            self._nodes[name] = new
+            if old is None:
+                self._platform = None
+        elif old is not None:
+            name = old.metadata.name
+            if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
+                del self._nodes[name]
+        if old is not None and new is not None and _without_version(old) == _without_version(new):
+            return  # only a heartbeat
+        for key in {key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None}:
+            self._wakes.jobs(key, Priority.URGENT)
+
+    def _pool_changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
+        if new is not None:
+            self._pools[new.metadata.name] = new
+        elif old is not None:
+            self._pools.pop(old.metadata.name, None)
+        if (seen := new or old) is None or ours:
+            return
+        self._wakes.pools(key_of(seen), Priority.NORMAL)
+        if old is None or new is None or old.spec != new.spec:
+            self._wakes.plans()
+            for job in self.jobs.all():
+                if (
+                    seen.metadata.name in job.spec.workers.pools
+                    or seen.metadata.name in job.spec.parameter_servers.pools
+                ):
+                    self._wakes.jobs(key_of(job), Priority.NORMAL)
+
+    def _profile_changed(self, old: SpeedProfile | None, new: SpeedProfile | None, ours: bool) -> None:
+        if (seen := new or old) is not None and not ours:
+            self._wakes.profiles(key_of(seen), Priority.NORMAL)
+
+
+def _wants(job: TrainingJob | None) -> object:
+    """What of a job is a reason to plan at once: its spec, its begin and end, and what pools took from it."""
+    if job is None:
+        return None
+    usage = {name: (used.interruptions, used.unfulfilled) for name, used in job.status.pool_usage.items()}
+    return job.metadata.uid, job.metadata.generation, job.status.finished, usage
+
+
+def _is_leaving(pod: Pod) -> bool:
+    disrupted = pod.condition("DisruptionTarget")
+    return (
+        pod.metadata.deletion_timestamp is not None
+        or pod.status.phase in {"Failed", "Succeeded"}
+        or (disrupted is not None and disrupted.status == "True")
+    )
+
+
+def _without_version(node: Node) -> Node:
+    return node.model_copy(update={"metadata": node.metadata.model_copy(update={"resource_version": ""})})
+
+
+def sources(namespace: str) -> dict[str, Source[Any]]:
+    """What to list and watch, by name of the resource: in one namespace or, if empty, in all."""
+    within = f"/namespaces/{namespace}" if namespace else ""
+    custom = f"/apis/{API_VERSION}"
+    return {
+        "trainingjobs": Source(f"{custom}{within}/{TrainingJob.PLURAL}", TrainingJob),
+        "pods": Source(f"/api/v1{within}/pods", Pod, JOB),
+        "services": Source(f"/api/v1{within}/services", Service, JOB),
+        "nodes": Source("/api/v1/nodes", Node),
+        "capacitypools": Source(f"{custom}/{CapacityPool.PLURAL}", CapacityPool),
+        "speedprofiles": Source(f"{custom}{within}/{SpeedProfile.PLURAL}", SpeedProfile),
+    }

@@ -1,0 +1,100 @@
+"""Observes one job: everything about it at one moment, from the caches. Makes no request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from shoal.api.kube import OwnedMeta, Pod
+from shoal.api.training_job import MANAGED_BY, TrainingJob
+from shoal.controllers.state import ClusterState, Key
+from shoal.controllers.trainingjob.api_answers import AnswerStore
+from shoal.policy.common.times import parse_time
+from shoal.policy.model import Images, NameConflict, Observation, Proposal
+from shoal.telemetry.poller import Poller
+
+
+class Observer:
+    """Takes observations.
+
+    `node_signals`: whether nodes can be read now. `api_returned_at`: when the API server was back after an outage.
+    `proposal`: what the planner proposes for the job with this uid.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        answers: AnswerStore,
+        poller: Poller,
+        *,
+        images: Images,
+        node_signals: Callable[[], bool],
+        api_returned_at: Callable[[], datetime | None] = lambda: None,
+        proposal: Callable[[str], Proposal | None] = lambda _uid: None,
+        wall: Callable[[], datetime],
+    ) -> None:
+        self._state = state
+        self._answers = answers
+        self._poller = poller
+        self._images = images
+        self._node_signals = node_signals
+        self._api_returned_at = api_returned_at
+        self._proposal = proposal
+        self._wall = wall
+
+    def observe(self, key: Key) -> Observation | None:
+        """The observation; None if the job does not exist, is being deleted, or has another controller."""
+        namespace, name = key
+        job = self._state.jobs.get(name, namespace)
+        if job is None or job.metadata.deletion_timestamp or job.spec.managed_by not in {None, MANAGED_BY}:
+            return None
+        now = self._wall()
+        uid = job.metadata.uid
+        answers = self._answers.get(uid)
+        pods: list[Pod] = []
+        conflicts = answers.conflicts(now)
+        for pod in self._state.pods.indexed("job", key):
+            if pod.metadata.controller_uid == uid:
+                pods.append(pod)
+            else:
+                conflicts[pod.metadata.name] = name_conflict(pod.metadata, job, pod.spec.node_name)
+        services = {}
+        for service in self._state.services.indexed("job", key):
+            if service.metadata.controller_uid == uid:
+                services[service.metadata.name] = service
+            else:
+                conflicts[service.metadata.name] = name_conflict(service.metadata, job)
+        report, age = self._poller.latest(uid)
+        signals = self._node_signals()
+        return Observation(
+            job=job,
+            now=now,
+            images=self._images,
+            pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
+            services=services,
+            existing=answers.existing_names(now),
+            absent=frozenset(answers.absent),
+            name_conflicts=conflicts,
+            nodes=self._state.nodes_by_name if signals else {},
+            node_signals=signals,
+            report=report,
+            report_age=age,
+            refusals=answers.refusals(now, job.metadata.generation),
+            confirmed_absent=frozenset(answers.gone_pods),
+            absent_nodes=answers.absent_nodes(now),
+            api_returned_at=self._api_returned_at(),
+            platform=self._state.platform,
+            pools=self._state.pools_by_name,
+            proposal=self._proposal(uid),
+        )
+
+
+def name_conflict(metadata: OwnedMeta, job: TrainingJob, node: str | None = None) -> NameConflict:
+    """Describe an object of another owner that has a name of the job."""
+    earlier_run = any(
+        owner.controller and owner.kind == job.kind and owner.name == job.metadata.name
+        for owner in metadata.owner_references
+    )
+    deadline = parse_time(metadata.deletion_timestamp)
+    terminating = deadline is not None or earlier_run
+    return NameConflict(terminating=terminating, deadline=deadline, node=node or "")

@@ -1,0 +1,146 @@
+"""Reconciles one job: observe, plan, create, report, delete.
+
+Missing objects are created first, without waiting. The plan is pure and cheap, so it is repeated afterwards: the status
+reports what exists, not what was intended. Nothing is deleted before the reason is in the status: after a crash in
+between, neither the pod nor the reason would be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal.controllers.state import ClusterState, Key, Wake
+from shoal.controllers.trainingjob.api_answers import AnswerStore
+from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.credentials import JobCredentials
+from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.report import Reporter
+from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
+from shoal.policy.model import DeleteDisruptionBudget, DeleteJob, DeletePod, DeleteService, Observation, Plan
+from shoal.policy.plan import plan
+from shoal.policy.tell.internal_error import internal_error
+from shoal.runtime.work_queue import Priority
+from shoal.telemetry.coordinator import Endpoint
+from shoal.telemetry.poller import Poller
+
+ROUNDS = 4
+"""Plans per reconcile. What is still missing after them is created in the next."""
+NAME_CONFLICT_SECONDS = 3.0
+"""Interval of retries after a name conflict: no watch reports when the name is free."""
+UNCHANGED_SECONDS = 1.0
+"""Delay after a reconcile that had objects to create but changed nothing."""
+
+_REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob)
+
+
+class Reconciler:
+    """Called by the work queue with the key of a job; returns the seconds until the next reconcile, or None."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        applier: Applier,
+        reporter: Reporter,
+        *,
+        state: ClusterState,
+        answers: AnswerStore,
+        poller: Poller,
+        credentials: Callable[[str], JobCredentials],
+        wake: Wake,
+    ) -> None:
+        self._observer = observer
+        self._applier = applier
+        self._reporter = reporter
+        self._state = state
+        self._answers = answers
+        self._poller = poller
+        self._credentials = credentials
+        self._wake = wake
+        self._uids: dict[Key, str] = {}
+
+    async def __call__(self, key: Key) -> float | None:
+        """Reconcile one job."""
+        self._forget_earlier_runs(key)
+        failed: ClusterError | None = None
+        changed = False
+        for _ in range(ROUNDS):
+            if (observed := self._observer.observe(key)) is None:
+                return None
+            seen, decided = observed, await self._plan(observed)
+            to_make = tuple(a for a in decided.actions if not isinstance(a, _REMOVALS))
+            if failed is not None or not to_make:
+                break
+            outcome = await self._applier.apply(seen.job, to_make)
+            failed, changed = outcome.error, outcome.changed
+        self._listen(key, seen)
+        # Only the last plan is reported: an earlier one may have given the same loss another reason.
+        reported = await self._reporter.report(seen.job, decided.status, decided.events)
+        if reported.recorded:
+            to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
+            failed = (await self._applier.apply(seen.job, to_remove)).error or failed
+        if failed is not None:
+            raise failed
+        delays = [decided.wake_after, reported.wait]
+        if to_make:
+            delays.append(0.0 if changed else UNCHANGED_SECONDS)
+        answers = self._answers.get(seen.job.metadata.uid)
+        if answers.conflicting:
+            delays.append(NAME_CONFLICT_SECONDS)
+        if any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods):
+            delays.append(answers.next_expiry_seconds(seen.now))  # it may wait for a deleted Secret
+        return min((delay for delay in delays if delay is not None), default=None)
+
+    async def _plan(self, seen: Observation) -> Plan:
+        """The plan. An unexpected error is also reported on the job, where its owner can see it."""
+        try:
+            return plan(seen)
+        except Exception as error:
+            if not isinstance(error, ShoalError) and (failed := internal_error(seen, error)) is not None:
+                try:
+                    await self._reporter.report(seen.job, failed.status, failed.events)
+                except (
+                    Refused,
+                    Unavailable,
+                ) as refused:  # what is raised is the fault itself, with its traceback
+                    error.add_note(f"The error could not be recorded in the status of the job: {refused}")
+            raise
+
+    def _forget_earlier_runs(self, key: Key) -> None:
+        """Drop the state of a run whose job was deleted or applied again under the same name."""
+        namespace, name = key
+        job = self._state.jobs.get(name, namespace)
+        uid = job.metadata.uid if job is not None else None
+        old = self._uids.get(key)
+        if old is not None and old != uid:
+            self._answers.forget(old)
+            self._poller.forget(old)
+            self._reporter.forget(old)
+        if uid is None:
+            self._uids.pop(key, None)
+        else:
+            self._uids[key] = uid
+
+    def _listen(self, key: Key, seen: Observation) -> None:
+        """Poll the coordinator while its pod runs."""
+        uid = seen.job.metadata.uid
+        if seen.job.status.finished:
+            self._poller.forget(uid)
+            return
+        running = [
+            (pod.place.incarnation, pod.status.pod_ip)
+            for pod in seen.pods
+            if pod.place is not None
+            and pod.place.is_coordinator
+            and pod.status.phase == "Running"
+            and pod.status.pod_ip
+        ]
+        if not running:
+            self._poller.pause(uid)
+            return
+        address = max(running)[1]
+        assert address is not None
+        credentials = self._credentials(uid)
+        endpoint = Endpoint(uid, address, credentials.token, credentials.certificate)
+        self._poller.follow(
+            endpoint, lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE)
+        )

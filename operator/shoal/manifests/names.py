@@ -1,0 +1,79 @@
+"""Names and labels of all objects of a job: deterministic, so that a repeated create is a 409 and not a duplicate."""
+
+from __future__ import annotations
+
+import re
+
+from shoal.api.labels import INCARNATION, INDEX, JOB, JOB_UID, POOL, ROLE, TEMPLATE, Place
+from shoal.api.training_job import TrainingJob
+
+
+def pod_name(job: str, place: Place) -> str:
+    """`<job>-worker-<slot>-<incarnation>` or `<job>-ps-<shard>-<incarnation>`."""
+    return f"{job}-{place.role}-{place.index}-{place.incarnation}"
+
+
+def place_of_name(name: str) -> Place | None:
+    """The place of a pod according to its name; None if it is not the name of a pod."""
+    if not (found := re.search(r"-(ps|worker)-(\d+)-(\d+)$", name)):
+        return None
+    return Place("ps" if found[1] == "ps" else "worker", int(found[2]), int(found[3]))
+
+
+def service_name(job: str, shard: int) -> str:
+    """The Service of a shard, the same for all its incarnations."""
+    return f"{job}-ps-{shard}"
+
+
+def service_host(job: TrainingJob, shard: int) -> str:
+    """The DNS name of a shard's Service."""
+    return f"{service_name(job.metadata.name, shard)}.{job.metadata.namespace}.svc"
+
+
+def secret_name(job: TrainingJob) -> str:
+    """The job's Secret. The name contains the uid, so it differs from the Secret of an earlier job of this name."""
+    return f"{job.metadata.name}-shoal-{job.metadata.uid[:8]}"
+
+
+def budget_name(job: TrainingJob) -> str:
+    """The PodDisruptionBudget of the parameter servers."""
+    return f"{job.metadata.name}-ps-{job.metadata.uid[:8]}"
+
+
+def job_labels(job: TrainingJob) -> dict[str, str]:
+    """Labels of everything that belongs to a job."""
+    return {
+        JOB: job.metadata.name,
+        JOB_UID: job.metadata.uid,
+        "app.kubernetes.io/managed-by": "shoal",
+        "app.kubernetes.io/instance": job.metadata.name,
+    }
+
+
+def place_labels(job: TrainingJob, place: Place, pool: str = "") -> dict[str, str]:
+    """Labels of a pod. `pool`: the CapacityPool that it is for."""
+    role = job.spec.parameter_servers if place.role == "ps" else job.spec.workers
+    return {
+        **job_labels(job),
+        "app.kubernetes.io/component": "parameter-server" if place.role == "ps" else "worker",
+        ROLE: place.role,
+        INDEX: str(place.index),
+        INCARNATION: str(place.incarnation),
+        TEMPLATE: role.template_digest,
+        **({POOL: pool} if pool else {}),
+    }
+
+
+def place_selector(job: TrainingJob, place: Place) -> dict[str, str]:
+    """Selects every incarnation of a place of one run."""
+    return {JOB_UID: job.metadata.uid, ROLE: place.role, INDEX: str(place.index)}
+
+
+def service_selector(job: TrainingJob, shard: int, incarnation: int) -> dict[str, str]:
+    """Selects one incarnation of one shard of one run, and nothing else."""
+    return {JOB_UID: job.metadata.uid, ROLE: "ps", INDEX: str(shard), INCARNATION: str(incarnation)}
+
+
+def worker_selector(job: TrainingJob) -> str:
+    """Selects the workers of a job, as `kubectl get -l` takes it."""
+    return f"{JOB_UID}={job.metadata.uid},{ROLE}=worker"

@@ -1,0 +1,115 @@
+"""Where pods may run: the labels, affinities and tolerations that follow from a decided `Where`.
+
+Terms of the user's template are added to them (`merge`). Tolerations are only for taints that describe a node (spot,
+GPU), never for those that announce its end. Short tolerations of unreachable nodes let Kubernetes clean up after a lost
+machine within seconds instead of five minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.labels import JOB_UID, ROLE, Place
+from shoal.api.roles import Capacity
+from shoal.api.training_job import TrainingJob
+from shoal.manifests.names import place_selector
+from shoal.manifests.platforms import GENERIC, Platform
+
+ZONE = "topology.kubernetes.io/zone"
+HOSTNAME = "kubernetes.io/hostname"
+_SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
+_HARD = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@dataclass(frozen=True)
+class Where:
+    """The nodes that a pod may run on."""
+
+    capacity: Capacity
+    """The kind of nodes; without meaning with a pool."""
+    pool: CapacityPool | None = None
+    zone: Literal["Same", "Preferred", "Any"] = "Any"
+    """Whether it runs in the zone of parameter server 0."""
+    excluded: tuple[str, ...] = ()
+    """Nodes to avoid."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells this from the other answers of one plan."""
+        return self.capacity, self.pool.metadata.name if self.pool else ""
+
+
+def default_where(job: TrainingJob, place: Place) -> Where:
+    """As the spec says, without pools."""
+    if place.role == "ps":
+        return Where(job.spec.parameter_servers.capacity)
+    return Where(job.spec.workers.capacity, zone=job.spec.workers.zone_policy)
+
+
+def affinity(
+    job: TrainingJob, place: Place, where: Where | None = None, platform: Platform = GENERIC
+) -> dict[str, Any]:
+    """The nodes of a place; a replacement prefers another node than an earlier pod of its place.
+
+    That node is terminating or silent. The affinity refers to the pod, since Karpenter provisions no node for a pod
+    whose affinity names nodes. It is a preference, since no other node may be left. Schedulers ignore pods that have
+    ended, so after a rejection by a kubelet only the back-off applies.
+    """
+    where = where or default_where(job, place)
+    result: dict[str, Any] = {}
+    if terms := _node_terms(where, platform):
+        result["nodeAffinity"] = {_HARD: {"nodeSelectorTerms": terms}}
+    if place.role == "worker" and where.zone != "Any":
+        near = {
+            "topologyKey": ZONE,
+            "labelSelector": {"matchLabels": {JOB_UID: job.metadata.uid, ROLE: "ps"}},
+        }
+        result["podAffinity"] = (
+            {_HARD: [near]} if where.zone == "Same" else {_SOFT: [{"weight": 100, "podAffinityTerm": near}]}
+        )
+    if place.incarnation > 0:
+        elsewhere = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": place_selector(job, place)}}
+        result["podAntiAffinity"] = {_SOFT: [{"weight": 100, "podAffinityTerm": elsewhere}]}
+    return result
+
+
+def _node_terms(where: Where, platform: Platform) -> list[dict[str, Any]]:
+    always: list[dict[str, Any]] = []
+    terms: list[dict[str, Any]] = []
+    if where.pool is not None:
+        zone = where.pool.spec.zone
+        if zone and ZONE not in where.pool.spec.node_selector:
+            always.append({"key": ZONE, "operator": "In", "values": [zone]})
+    elif where.capacity == "Spot":
+        terms = platform.spot_terms()
+    elif where.capacity == "OnDemand":
+        terms = platform.on_demand_terms()
+    if where.excluded:
+        always.append({"key": HOSTNAME, "operator": "NotIn", "values": list(where.excluded)})
+    if not always:
+        return terms
+    return [
+        {"matchExpressions": [*t["matchExpressions"], *always]} for t in terms or [{"matchExpressions": []}]
+    ]
+
+
+def node_selector(where: Where) -> dict[str, str]:
+    """The labels of the pool's nodes."""
+    return dict(where.pool.spec.node_selector) if where.pool else {}
+
+
+def tolerations(where: Where, platform: Platform, *, gpu: bool) -> list[dict[str, Any]]:
+    """The tolerations of a pod. `gpu`: whether it requests one."""
+    tolerated: list[dict[str, Any]] = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 15}
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    ]
+    if gpu:
+        tolerated.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+    if where.pool is not None:
+        tolerated += [t.model_dump(by_alias=True, exclude_none=True) for t in where.pool.spec.tolerations]
+        if where.pool.spec.capacity_type == "OnDemand":
+            return tolerated
+    return tolerated + (platform.tolerations() if where.pool or where.capacity != "OnDemand" else [])

@@ -1,0 +1,210 @@
+"""Manifests of a job's pods.
+
+They meet the restricted Pod Security Standard and have no API token. The user's template is merged over the defaults;
+fields that the operator depends on are set last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.api.labels import Place
+from shoal.api.training_job import TrainingJob
+from shoal.manifests import names
+from shoal.manifests.merge import merge
+from shoal.manifests.objects import PORTS, Manifest, owner
+from shoal.manifests.placement import Where, affinity, default_where, node_selector, tolerations
+from shoal.manifests.platforms import GENERIC, Platform
+from shoal.manifests.runtime_config import NODE_NAME_ENV, POD_IP_ENV, ConfigTemplate
+from shoal_trainer.contract import CODE_DIR, CONFIG_ENV, DATA_PORT, SECRET_DIR, STORAGE_DIR
+
+USER = 65532
+GRACE_SECONDS = {"worker": 20, "ps": 60}
+"""A worker finishes its step and pushes within the notice of a spot node. A server takes a final snapshot."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+_COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
+_REQUESTS = {"worker": {"cpu": "500m", "memory": "1Gi"}, "ps": {"cpu": "250m", "memory": "256Mi"}}
+_PS_ANNOTATIONS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+_WORKER_ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of pods whose template sets none."""
+
+    ps: str
+    worker: str
+
+
+class PodFactory:
+    """Makes the pods of one job. What pods have in common is merged once."""
+
+    def __init__(self, job: TrainingJob, images: Images, platform: Platform = GENERIC) -> None:
+        self._job, self._images, self._platform = job, images, platform
+        self._configs: dict[str, ConfigTemplate] = {}
+        self._merged: dict[tuple[object, ...], Manifest] = {}
+
+    def pod(self, place: Place, where: Where | None = None) -> Manifest:
+        """The pod of a place."""
+        job = self._job
+        where = where or default_where(job, place)
+        merged = self._template(place, where)
+        metadata, spec = merged["metadata"], merged["spec"]
+        config = self._configs.setdefault(place.role, ConfigTemplate(job, place.role)).of(place)
+        containers = [
+            {**each, "env": _environment(each.get("env") or [], config)}
+            if each["name"] == place.role
+            else each
+            for each in spec["containers"]
+        ]
+        queue = job.spec.run_policy.scheduling_policy.queue
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": names.pod_name(job.metadata.name, place),
+                "namespace": job.metadata.namespace,
+                "labels": {
+                    **({QUEUE: queue} if queue else {}),
+                    **(metadata.get("labels") or {}),
+                    **names.place_labels(job, place, where.pool.metadata.name if where.pool else ""),
+                },
+                "annotations": metadata.get("annotations") or {},
+                "ownerReferences": [owner(job)],
+            },
+            "spec": {
+                **spec,
+                "containers": containers,
+                "restartPolicy": "OnFailure" if place.role == "ps" else "Never",
+            },
+        }
+
+    def _template(self, place: Place, where: Where) -> Manifest:
+        """The user's template over the defaults. A replacement's affinity names its own place."""
+        key = (place[:2] if place.incarnation else place.role, where.key)
+        if key not in self._merged:
+            template = _template(self._job, place.role)
+            defaults = _defaults(self._job, place, self._images, where, self._platform)
+            merged = merge(defaults, {k: v for k, v in template.items() if v is not None})
+            selector = {**node_selector(where), **(merged["spec"].get("nodeSelector") or {})}
+            if selector:
+                merged["spec"]["nodeSelector"] = selector
+            self._merged[key] = merged
+        return self._merged[key]
+
+
+def pod(
+    job: TrainingJob, place: Place, images: Images, where: Where | None = None, platform: Platform = GENERIC
+) -> Manifest:
+    """The pod of a place."""
+    return PodFactory(job, images, platform).pod(place, where)
+
+
+def _template(job: TrainingJob, role: str) -> dict[str, Any]:
+    return (job.spec.parameter_servers if role == "ps" else job.spec.workers).template
+
+
+def _defaults(
+    job: TrainingJob, place: Place, images: Images, where: Where, platform: Platform
+) -> dict[str, dict[str, Any]]:
+    role = place.role
+    volumes, mounts = _volumes(job, role)
+    container: dict[str, Any] = {
+        "name": role,
+        "image": images.ps if role == "ps" else images.worker,
+        "command": _COMMAND[role],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "resources": {
+            "requests": {k: v for k, v in _REQUESTS[role].items() if k not in _resources(job, role, "limits")}
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    if role == "ps":
+        container["ports"] = [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in PORTS.items()
+        ]
+        container["readinessProbe"] = {
+            "tcpSocket": {"port": DATA_PORT},
+            "periodSeconds": 1,
+            "failureThreshold": 2,
+        }
+    requested = {*_resources(job, role, "limits"), *_resources(job, role, "requests")}
+    spec: dict[str, Any] = {
+        "containers": [container],
+        "volumes": volumes,
+        "affinity": affinity(job, place, where, platform),
+        "tolerations": tolerations(where, platform, gpu="nvidia.com/gpu" in requested),
+        "terminationGracePeriodSeconds": GRACE_SECONDS[role],
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    annotations = _PS_ANNOTATIONS if role == "ps" else _WORKER_ANNOTATIONS
+    return {"metadata": {"labels": {}, "annotations": dict(annotations)}, "spec": spec}
+
+
+def _resources(job: TrainingJob, role: str, kind: str) -> Collection[str]:
+    """The resources that the template limits or requests.
+
+    Kubernetes requests as much as a limit, and a default request above it would be rejected.
+    """
+    containers = (_template(job, role).get("spec") or {}).get("containers") or ()
+    return {
+        name
+        for each in containers
+        for name in (each.get("resources") or {}).get(kind) or ()
+        if kind == "requests" or each["name"] == role
+    }
+
+
+def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    secret = {"secretName": names.secret_name(job), "defaultMode": 0o440}
+    volumes: list[dict[str, Any]] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shoal-secret", "secret": secret},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shoal-secret", "mountPath": SECRET_DIR, "readOnly": True},
+    ]
+    code = job.spec.training.code
+    if role == "worker" and code is not None:
+        volumes.append({"name": "shoal-code", "configMap": {"name": code.config_map}})
+        mounts.append({"name": "shoal-code", "mountPath": CODE_DIR, "readOnly": True})
+    storage = job.spec.storage
+    if role == "ps" and storage.uri is None:
+        claim = storage.volume_claim
+        source = {"persistentVolumeClaim": {"claimName": claim.name}} if claim else {"emptyDir": {}}
+        volumes.append({"name": "shoal-storage", **source})
+        mounts.append({"name": "shoal-storage", "mountPath": STORAGE_DIR})
+    return volumes, mounts
+
+
+def _environment(env: list[dict[str, Any]], config: str) -> list[dict[str, Any]]:
+    """The user's variables, then Shoal's; the configuration refers to the two before it."""
+    ours: list[dict[str, Any]] = [
+        {"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": NODE_NAME_ENV, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": CONFIG_ENV, "value": config},
+    ]
+    reserved = {variable["name"] for variable in ours}
+    return [*(variable for variable in env if variable["name"] not in reserved), *ours]

@@ -1,0 +1,93 @@
+"""The trainer's runtime configuration, passed to a pod in one environment variable."""
+
+from __future__ import annotations
+
+from shoal.api.labels import Place, RoleName
+from shoal.api.training_job import TrainingJob
+from shoal.manifests import names
+from shoal_trainer.contract import (
+    STORAGE_DIR,
+    AcceleratorBatch,
+    InitialFrom,
+    JobIdentity,
+    Role,
+    RuntimeConfig,
+    Shard,
+    SnapshotPolicy,
+    Staleness,
+    StopAfter,
+)
+
+POD_IP_ENV = "SHOAL_POD_IP"
+NODE_NAME_ENV = "SHOAL_NODE_NAME"
+
+
+def storage_uri(job: TrainingJob) -> str:
+    """The storage of the job's runs, as its pods see it."""
+    return job.spec.storage.uri or f"file://{STORAGE_DIR}"
+
+
+def runtime_config(job: TrainingJob, place: Place) -> RuntimeConfig:
+    """The configuration of one pod. The kubelet fills in the pod's address and node (`$(NAME)`)."""
+    training, servers = job.spec.training, job.spec.parameter_servers
+    stop, begin = training.stop_after, training.initial_from
+    return RuntimeConfig(
+        job=JobIdentity(namespace=job.metadata.namespace, name=job.metadata.name, uid=job.metadata.uid),
+        role=Role(place.role),
+        index=place.index,
+        incarnation=place.incarnation,
+        parameter_servers=tuple(
+            Shard(host=names.service_host(job, shard)) for shard in range(servers.replicas)
+        ),
+        entrypoint=training.entrypoint,
+        args=dict(training.args),
+        batch_size=training.batch_size,
+        batch_sizes=tuple(
+            AcceleratorBatch(accelerator=each.accelerator, batch_size=each.batch_size)
+            for each in training.batch_sizes
+        ),
+        stop_after=StopAfter(
+            epochs=stop.epochs,
+            steps=stop.steps,
+            metric=stop.metric,
+            value=float(stop.value) if stop.value is not None else None,
+            mode=stop.mode,
+        ),
+        staleness=Staleness(max=training.staleness.max, policy=training.staleness.policy),
+        snapshot=SnapshotPolicy(every_seconds=servers.snapshot.every_seconds, retain=servers.snapshot.retain),
+        storage_uri=storage_uri(job),
+        initial_from=InitialFrom(uri=begin.uri, weights_only=begin.weights_only) if begin else None,
+        bind_host=f"$({POD_IP_ENV})",
+        data_tls=training.data_tls,
+        node_name=f"$({NODE_NAME_ENV})",
+    )
+
+
+_INDEX, _INCARNATION = 2_147_480_011, 2_147_480_033  # larger than any, and found only there
+
+
+class ConfigTemplate:
+    """The configurations of one role as text: they differ in index and incarnation only."""
+
+    def __init__(self, job: TrainingJob, role: RoleName) -> None:
+        self._job, self._role = job, role
+        text = as_environment(runtime_config(job, Place(role, _INDEX, _INCARNATION)))
+        unique = text.count(str(_INDEX)) == text.count(str(_INCARNATION)) == 1
+        self._text = text if unique else None
+
+    def of(self, place: Place) -> str:
+        """The configuration of one pod."""
+        if self._text is None:  # an argument of the user looks like a placeholder
+            return as_environment(runtime_config(self._job, place))
+        text = self._text.replace(str(_INDEX), str(place.index))
+        return text.replace(str(_INCARNATION), str(place.incarnation))
+
+
+def as_environment(config: RuntimeConfig) -> str:
+    """JSON in which the kubelet expands only the pod's address and node, never a user's `$(NAME)`."""
+    filled_by_kubelet = {"bind_host": config.bind_host, "node_name": config.node_name}
+    blank = {name: f"\x00{name}\x00" for name in filled_by_kubelet}
+    text = config.model_copy(update=blank).to_json().replace("$", "$$")
+    for name, value in filled_by_kubelet.items():
+        text = text.replace(f"\\u0000{name}\\u0000", value)
+    return text

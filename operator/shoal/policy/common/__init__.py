@@ -1,0 +1,1 @@
+"""Time and words, for all rooms."""

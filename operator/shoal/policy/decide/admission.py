@@ -1,0 +1,123 @@
+"""Whether an object may be created now, given earlier refusals by the API server and name conflicts.
+
+Pods of a role are created through the role's `Gate`. Any other object that was refused is retried on its own
+(`refused_recently`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from shoal.manifests.names import budget_name, place_of_name, secret_name
+from shoal.policy.common.timers import Timers
+from shoal.policy.decide.members import OVERSTAY
+from shoal.policy.model import NameConflict, Observation, Reason, Refusal, RefusalKind
+
+RETRY_AFTER = {RefusalKind.QUOTA: timedelta(seconds=5), RefusalKind.FORBIDDEN: timedelta(seconds=30)}
+"""When a refused create is retried. An invalid object is retried only after the spec has changed."""
+NAME_CONFLICT_RETRY_SECONDS = 1.0
+FOUNDATION_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Whether pods of one role may be created."""
+
+    stalled: Reason | None = None
+    """Set if the job needs a change by a person."""
+    quota: str | None = None
+    """The server's message about an exhausted quota."""
+    wait_seconds: float | None = None
+    """Create nothing for this many seconds."""
+
+    @property
+    def open(self) -> bool:
+        """Whether pods may be created."""
+        return self.stalled is None and self.wait_seconds is None
+
+
+def gate(seen: Observation, role: str) -> Gate:
+    """The gate for a role."""
+    refusals = [refusal for refusal in seen.refusals if _blocks(refusal.name, role, seen)]
+    for refusal in refusals:
+        if refusal.kind is RefusalKind.INVALID and refusal.generation == seen.job.metadata.generation:
+            return Gate(Reason("Invalid", f"the API server rejected {refusal.name}: {refusal.message}"))
+    for kind in (RefusalKind.FORBIDDEN, RefusalKind.QUOTA):
+        latest = max((r for r in refusals if r.kind is kind), key=lambda r: r.at, default=None)
+        if latest is not None:
+            return _waiting(seen, latest)
+    return Gate()
+
+
+def _blocks(name: str, role: str, seen: Observation) -> bool:
+    """Whether the refusal of this object concerns pods of a role: it is one of them, or they need it."""
+    if (place := place_of_name(name)) is not None:
+        return place.role == role
+    if name == secret_name(seen.job):
+        # Running pods have mounted it: then it exists, and only a full quota answers a second create with a refusal.
+        return not any(pod.running for pod in seen.pods)
+    return name != budget_name(seen.job) and name not in seen.services
+
+
+def _waiting(seen: Observation, refusal: Refusal) -> Gate:
+    left = (_retry_at(refusal) - seen.now).total_seconds()
+    wait = left if left > 0 else None
+    if wait is None and place_of_name(refusal.name) is None:
+        wait = FOUNDATION_RETRY_SECONDS  # it is retried in this plan; pods need it first
+    if refusal.kind is RefusalKind.QUOTA:
+        return Gate(quota=refusal.message, wait_seconds=wait)
+    message = f"the operator is not allowed to create {refusal.name}: {refusal.message}"
+    return Gate(Reason("Forbidden", message) if wait else None, wait_seconds=wait)
+
+
+def _retry_at(refusal: Refusal) -> datetime:
+    return refusal.at + RETRY_AFTER[refusal.kind]
+
+
+def refused_recently(seen: Observation, name: str, timers: Timers) -> bool:
+    """Whether this object was refused and must not be retried yet."""
+    refusal = _refusal_of(seen, name)
+    if refusal is None:
+        return False
+    if refusal.kind is RefusalKind.INVALID:
+        return refusal.generation == seen.job.metadata.generation
+    return timers.pending(_retry_at(refusal))
+
+
+def missing_disruption_budget(seen: Observation) -> Reason | None:
+    """Degraded: the job runs without a PodDisruptionBudget."""
+    refusal = _refusal_of(seen, name := budget_name(seen.job))
+    if refusal is None or name in seen.existing:
+        return None
+    message = f"{name} cannot be created, so a drain may evict a parameter server: {refusal.message}"
+    return Reason("NoDisruptionBudget", message)
+
+
+def _refusal_of(seen: Observation, name: str) -> Refusal | None:
+    return next((refusal for refusal in seen.refusals if refusal.name == name), None)
+
+
+def name_conflict_gate(seen: Observation, name: str) -> Gate | None:
+    """The gate for one name that an object of another owner has; None if the name is free."""
+    if (conflict := seen.name_conflicts.get(name)) is None:
+        return None
+    if conflict.terminating:
+        return Gate(_overdue(seen, name, conflict), wait_seconds=NAME_CONFLICT_RETRY_SECONDS)
+    message = f"{name} exists and does not belong to this job: delete it, or give the job another name"
+    return Gate(Reason("NameCollision", message))
+
+
+def _overdue(seen: Observation, name: str, conflict: NameConflict) -> Reason | None:
+    """Set if the deletion of the other object does not complete."""
+    if conflict.deadline is None or seen.now < conflict.deadline + OVERSTAY:
+        return None
+    overdue = f"should have been deleted by {conflict.deadline:%H:%M:%S} UTC and is still being deleted"
+    if not conflict.node:
+        message = f"{name} {overdue}: check its finalizers. The job continues when it is gone."
+    else:
+        message = (
+            f"pod {name} on node {conflict.node} {overdue}: if the node is lost, run `kubectl delete node"
+            f" {conflict.node}` (a cloud provider does so automatically). The job continues when the pod is gone."
+        )
+    return Reason("NameCollision", message)

@@ -1,0 +1,43 @@
+"""What is done about a finished job: cleanPodPolicy, its Services and budget given back, ttlSecondsAfterFinished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from shoal.policy.decide import cleanup
+from shoal.policy.facts.read import Facts
+from shoal.policy.model import Action, DeleteJob
+
+
+@dataclass(frozen=True)
+class CleanUp:
+    """The clean-up of a finished job."""
+
+    pods: list[Action]
+    """Deletions of pods by cleanPodPolicy."""
+    others: list[Action]
+    released: bool
+    """Nothing is left to be given back."""
+
+
+def clean_up(facts: Facts) -> CleanUp:
+    """What is still to be cleaned up."""
+    pods, rest = cleanup.at_the_end(facts), cleanup.give_back(facts)
+    stuck = [
+        action
+        for role in facts.sightings.values()
+        for each in role
+        if each.pod is not None and each.pod.metadata.deletion_timestamp
+        for action in cleanup.force(facts, each.pod, each.verdict.outcome, facts.timers)
+    ]
+    servers_run = any(each.pod is not None and not each.pod.ended for each in facts.sightings["ps"])
+    return CleanUp(pods, [*rest, *stuck, *_expired(facts)], released=not (pods or rest or servers_run))
+
+
+def _expired(facts: Facts) -> list[Action]:
+    job = facts.job
+    ttl, end = job.spec.run_policy.ttl_seconds_after_finished, job.status.completion_time
+    if ttl is None or end is None or facts.timers.pending(end + timedelta(seconds=ttl)):
+        return []
+    return [DeleteJob(job.metadata.name, job.metadata.uid)]

@@ -1,0 +1,77 @@
+"""Decides when a job is finished.
+
+Only exit code 0 of parameter server 0 together with its termination message is success: telemetry is never the only
+evidence, and an exit code 0 without the message is an early exit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from shoal.policy.common.timers import Timers
+from shoal.policy.common.wording import short
+from shoal.policy.decide.counters import Counters
+from shoal.policy.decide.members import ByIndex, every
+from shoal.policy.decide.suspension import suspended_seconds
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.verdict import terminated, termination_message
+from shoal.policy.model import Observation
+from shoal_trainer.contract import EXIT_OK, Outcome, TerminationMessage
+
+
+@dataclass(frozen=True)
+class End:
+    """How the job finished."""
+
+    succeeded: bool
+    reason: str
+    message: str
+    evidence: TerminationMessage | None = None
+
+
+def decide(facts: Facts, servers: ByIndex, workers: ByIndex, counters: Counters) -> End | None:
+    """How the job finished; None while it is active.
+
+    Failures that were disruptions, and announced disruptions that did not come or have not come yet, do not count
+    against the limits.
+    """
+    if (evidence := _evidence(servers)) is not None:
+        where = evidence.model_uri or "the job storage"
+        lost = " until its pods are deleted (storage.ephemeral)" if facts.job.spec.storage.ephemeral else ""
+        return End(
+            True, "Trained", f"trained to step {evidence.step}; the model is in {where}{lost}", evidence
+        )
+    policy = facts.job.spec.run_policy
+    last = counters.last_failure
+    if counters.fatal is not None:
+        return End(False, counters.fatal.reason, short(counters.fatal.message))
+    failures = counters.failures - counters.excused
+    if failures > policy.backoff_limit:
+        words = f"{failures} failures exceed runPolicy.backoffLimit ({policy.backoff_limit})"
+        return End(False, "BackoffLimitExceeded", f"{words}; last failure: {last.message}" if last else words)
+    announced = sum(each.announced for each in every(workers))
+    disruptions = counters.disruptions - counters.withdrawn - announced
+    if policy.max_disruptions is not None and disruptions > policy.max_disruptions:
+        words = f"{disruptions} disruptions exceed runPolicy.maxDisruptions ({policy.max_disruptions})"
+        return End(False, "MaxDisruptionsExceeded", words)
+    return _deadline(facts.seen, facts.timers)
+
+
+def _evidence(servers: ByIndex) -> TerminationMessage | None:
+    for each in servers.get(0, ()):
+        end = terminated(each.pod, "ps") if each.pod else None
+        message = termination_message(end)
+        if end and end.exit_code == EXIT_OK and message and message.outcome is Outcome.SUCCEEDED:
+            return message
+    return None
+
+
+def _deadline(seen: Observation, timers: Timers) -> End | None:
+    limit, start = seen.job.spec.run_policy.active_deadline_seconds, seen.job.status.start_time
+    if limit is None or start is None or seen.job.spec.suspend:
+        return None
+    if timers.pending(start + timedelta(seconds=limit + suspended_seconds(seen))):
+        return None
+    words = f"active for longer than runPolicy.activeDeadlineSeconds ({limit} s)"
+    return End(False, "DeadlineExceeded", words)

@@ -1,0 +1,70 @@
+"""Creates the next pod of a place: the part shared by workers and parameter servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shoal.api.labels import Place, RoleName
+from shoal.manifests import PodFactory
+from shoal.manifests.names import pod_name
+from shoal.policy.common.timers import Timers
+from shoal.policy.decide.admission import Gate, gate, name_conflict_gate
+from shoal.policy.decide.backoff import not_before
+from shoal.policy.decide.members import Member
+from shoal.policy.decide.wanted import Wanted
+from shoal.policy.facts.read import Facts
+from shoal.policy.model import Action, CreatePod, Reason
+
+
+@dataclass
+class Actions:
+    """The actions of all policies of one plan, and why some are not taken."""
+
+    timers: Timers
+    actions: list[Action] = field(default_factory=list)
+    stalled: Reason | None = None
+    quota: str | None = None
+    conflict: Reason | None = None
+    """Another manager changes an object of the job."""
+
+    def closed(self, gate: Gate) -> None:
+        """Remember why a gate is closed, and plan again when it may open. The first reason wins."""
+        self.stalled = self.stalled or gate.stalled
+        self.quota = self.quota or gate.quota
+        if gate.wait_seconds is not None:
+            self.timers.after(gate.wait_seconds)
+
+
+class Creator:
+    """Creates pods of one role, as far as the gate, back-off and name conflicts allow."""
+
+    def __init__(self, facts: Facts, role: RoleName, wanted: Wanted, actions: Actions) -> None:
+        self._facts, self._role, self._wanted, self.actions = facts, role, wanted, actions
+        self._gate = gate(facts.seen, role)
+        actions.closed(self._gate)
+        self._tried = False
+        self._pods = PodFactory(facts.job, facts.seen.images, facts.seen.platform)
+
+    def next_place(self, index: int, members: list[Member]) -> Place | None:
+        """The next incarnation of a place; None if it has to wait."""
+        if not self._gate.open or (self._gate.quota and self._tried):
+            return None
+        last = members[-1] if members else None
+        if last and (due := not_before(last)) is not None and self.actions.timers.pending(due):
+            return None
+        place = Place(self._role, index, last.place.incarnation + 1 if last else 0)
+        if (conflict := name_conflict_gate(self._facts.seen, self._name(place))) is not None:
+            self.actions.closed(conflict)
+            return None
+        return place
+
+    def create(self, place: Place) -> None:
+        """Create the pod of a place."""
+        manifest = self._pods.pod(place, self._wanted.where_of(place))
+        self.actions.actions.append(
+            CreatePod(self._name(place), manifest, place.role, place.index, place.incarnation)
+        )
+        self._tried = True
+
+    def _name(self, place: Place) -> str:
+        return pod_name(self._facts.job.metadata.name, place)

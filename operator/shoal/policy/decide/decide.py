@@ -1,0 +1,106 @@
+"""All decisions about an active job, from the facts: what is wanted, what happened, what is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal import manifests
+from shoal.manifests import names
+from shoal.policy.decide import cleanup, completion, records, suspension
+from shoal.policy.decide.admission import refused_recently
+from shoal.policy.decide.completion import End
+from shoal.policy.decide.counters import Counters
+from shoal.policy.decide.creation import Actions
+from shoal.policy.decide.members import ByIndex, every
+from shoal.policy.decide.servers import create_servers
+from shoal.policy.decide.wanted import Wanted, wanted_workers
+from shoal.policy.decide.workers import create_workers
+from shoal.policy.facts.read import UNCONFIRMED, Facts
+from shoal.policy.facts.verdict import PodOutcome
+from shoal.policy.model import (
+    Action,
+    ConfirmAbsent,
+    CreateDisruptionBudget,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    UpdateService,
+)
+
+_FIRST_ACTIONS = (ConfirmAbsent, CreateSecret, CreateService, UpdateService, CreatePod)
+
+
+@dataclass
+class Decisions:
+    """What was decided."""
+
+    wanted: Wanted
+    servers: ByIndex
+    workers: ByIndex
+    counters: Counters
+    actions: Actions
+    end: End | None = None
+    """How the job finished, if it did."""
+
+    def in_order(self) -> tuple[Action, ...]:
+        """The actions, in the order in which they are carried out."""
+        return tuple(sorted(self.actions.actions, key=_order))
+
+
+def decide(facts: Facts) -> Decisions:
+    """The decisions about an active job."""
+    counters, actions = Counters(facts.job.status, facts.now), Actions(facts.timers)
+    wanted = Wanted(facts.job, wanted_workers(facts))
+    workers = records.update(facts, "worker", wanted, counters)
+    wanted.servers = suspension.wants_server(facts, workers, facts.timers)
+    servers = records.update(facts, "ps", wanted, counters)
+    decided = Decisions(wanted, servers, workers, counters, actions)
+    if (end := completion.decide(facts, servers, workers, counters)) is not None:
+        decided.end = end
+        return decided
+    actions.actions += _questions(facts)
+    if not facts.job.spec.suspend:
+        _foundations(facts, actions)
+        create_servers(facts, servers, wanted, actions)
+        create_workers(facts, workers, wanted, actions)
+    else:
+        actions.actions += cleanup.give_back(facts)
+    actions.actions += cleanup.clean(facts, (servers, workers), facts.timers)
+    if any(each.awaiting_job_end for each in every(servers, workers)):
+        facts.timers.after(records.DONE_PATIENCE.total_seconds())
+    return decided
+
+
+def _order(action: object) -> int:
+    return next((i for i, kind in enumerate(_FIRST_ACTIONS) if isinstance(action, kind)), len(_FIRST_ACTIONS))
+
+
+def _questions(facts: Facts) -> list[Action]:
+    """What the API server is asked, since absence from a cache is weak evidence."""
+    job = facts.job.metadata.name
+    pods = {
+        names.pod_name(job, each.place)
+        for role in facts.sightings.values()
+        for each in role
+        if each.verdict.outcome is PodOutcome.MISSING
+    }
+    nodes = {
+        each.slot.node
+        for role in facts.sightings.values()
+        for each in role
+        if each.signal is not None and each.signal.reason == UNCONFIRMED.reason
+    }
+    return [
+        *(ConfirmAbsent(name) for name in sorted(pods)),
+        *(ConfirmAbsent(name, "Node") for name in sorted(nodes)),
+    ]
+
+
+def _foundations(facts: Facts, actions: Actions) -> None:
+    """Create the Secret and the disruption budget. Services are created with their shards."""
+    seen, job = facts.seen, facts.job
+    secret, budget = names.secret_name(job), names.budget_name(job)
+    if secret not in seen.existing and not refused_recently(seen, secret, actions.timers):
+        actions.actions.append(CreateSecret(secret))
+    if budget not in seen.existing and not refused_recently(seen, budget, actions.timers):
+        actions.actions.append(CreateDisruptionBudget(budget, manifests.disruption_budget(job)))

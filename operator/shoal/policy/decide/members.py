@@ -1,0 +1,101 @@
+"""The incarnations of a place as the decisions see them, and the operator's reasons to end one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from shoal.api.kube import Pod
+from shoal.api.labels import Place
+from shoal.api.training_job_status import Slot
+from shoal.policy.common.timers import Timers
+from shoal.policy.common.times import parse_time
+from shoal.policy.facts.verdict import PodOutcome, Verdict
+
+UNWANTED = "Unwanted"  # scaled down or suspended
+TAKEN_BACK = "TakenBack"  # a replacement that is no longer needed
+SILENT = "Silent"  # its replacement runs, or the coordinator has fenced it
+OUTDATED = "Outdated"  # it never ran, and the template has changed
+FELL_BACK = "FellBack"  # it waited for a spot node in vain
+OWN_CAUSES = frozenset({UNWANTED, TAKEN_BACK, SILENT, OUTDATED, FELL_BACK})
+"""Causes that are decisions of the operator, which deletes the pod."""
+MOVED = "Moved"
+"""The operator wants it in another pool: it works until its successor runs. Not counted."""
+OVERSTAY = timedelta(seconds=5)
+"""A pod that still exists this long after its grace period is not waited for: a finalizer or its kubelet holds it."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One incarnation of a place, with its record, its pod and the verdict on it."""
+
+    place: Place
+    slot: Slot
+    pod: Pod | None
+    verdict: Verdict
+    recorded: bool
+    """The status recorded its cause before this plan, so the pod itself is no longer needed."""
+
+    def may_run(self, timers: Timers) -> bool:
+        """Whether its process may still run and use resources; not beyond its grace period."""
+        if self.pod is None or self.verdict.outcome not in {PodOutcome.HEALTHY, PodOutcome.LEAVING}:
+            return False
+        deadline = parse_time(self.pod.metadata.deletion_timestamp)  # the end of its grace period
+        return deadline is None or timers.pending(deadline + OVERSTAY)
+
+    @property
+    def active(self) -> bool:
+        """Whether it is starting or running, and not draining."""
+        return self.pod is not None and self.verdict.outcome is PodOutcome.HEALTHY and not self.slot.cause
+
+    @property
+    def running(self) -> bool:
+        """Whether it is active and its process runs."""
+        return self.active and self.slot.state in {"Running", "Silent"}
+
+    @property
+    def planned(self) -> bool:
+        """Whether it is recorded, and its pod not created yet."""
+        return self.pod is None and self.slot.state == "Planned" and not self.slot.cause
+
+    @property
+    def missing(self) -> bool:
+        """Whether its pod is not seen, and the API server has not been asked about it."""
+        return self.verdict.outcome is PodOutcome.MISSING
+
+    @property
+    def awaiting_job_end(self) -> bool:
+        """Whether it exited because the work is done."""
+        return self.verdict.outcome is PodOutcome.DONE and not self.slot.cause
+
+    @property
+    def announced(self) -> bool:
+        """Whether its loss is counted and has not come yet."""
+        alive = self.verdict.outcome in {PodOutcome.LEAVING, PodOutcome.UNREACHABLE, PodOutcome.HEALTHY}
+        ours = self.slot.cause in OWN_CAUSES or self.slot.cause == MOVED
+        return self.pod is not None and bool(self.slot.cause) and alive and not ours
+
+    @property
+    def node(self) -> str:
+        """The node that it is bound to."""
+        return self.slot.node
+
+
+ByIndex = dict[int, list[Member]]
+"""Slot or shard -> its incarnations, oldest first."""
+
+
+def by_index(members: Iterable[Member]) -> ByIndex:
+    """Group the incarnations of one role, which are in order."""
+    grouped: ByIndex = {}
+    for each in members:
+        grouped.setdefault(each.place.index, []).append(each)
+    return grouped
+
+
+def every(*roles: ByIndex) -> Iterator[Member]:
+    """All incarnations of the roles."""
+    for role in roles:
+        for members in role.values():
+            yield from members

@@ -1,0 +1,285 @@
+"""Updates the record of every pod: which are active, draining or ended, with each loss counted once.
+
+`status.slots` is the operator's memory. A pod that is only in it vanished while no operator ran, and is counted with
+reason Gone. The newest record of a place is kept forever, since it determines the next incarnation (which for a
+parameter server is the epoch that fences its predecessors). A record to which nothing happened is kept as it is: the
+cost of a plan follows what changed.
+
+A state is left only on evidence: a silent worker is active again when parameter server 0 says so, not when it stops
+reporting; an exit code 0 was too early when it reports remaining work; a notice is withdrawn when the node can be read
+and has none.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from shoal.api.kube import Pod
+from shoal.api.labels import TEMPLATE, RoleName
+from shoal.api.training_job_status import Slot
+from shoal.manifests.names import pod_name
+from shoal.policy.common.times import parse_time
+from shoal.policy.decide.backoff import PREEMPTED
+from shoal.policy.decide.counters import Counters
+from shoal.policy.decide.in_place import restarted_in_place
+from shoal.policy.decide.members import (
+    FELL_BACK,
+    MOVED,
+    OUTDATED,
+    OWN_CAUSES,
+    SILENT,
+    TAKEN_BACK,
+    UNWANTED,
+    ByIndex,
+    Member,
+    by_index,
+)
+from shoal.policy.decide.surge import settle
+from shoal.policy.decide.wanted import Wanted
+from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.verdict import (
+    AFTER_THE_END,
+    ENDED,
+    HEALTHY,
+    KILLS_TOLERATED,
+    PodOutcome,
+    Verdict,
+    explains_time,
+)
+from shoal_trainer.contract import Phase
+
+DONE_PATIENCE = timedelta(seconds=30)
+"""How long after a worker's exit code 0 the end of the job is awaited before the exit counts as early."""
+STEADY = timedelta(minutes=10)
+"""A pod that ran this long resets the attempts of its place."""
+BRIEF = timedelta(seconds=60)
+"""A worker that is preempted this soon after it started is not replaced at once."""
+EXCUSABLE = frozenset({"Error", "InternalError", "ExitedEarly", "KilledRepeatedly", "InitContainerFailed"})
+"""Failures that a node's end may cause."""
+
+
+def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> ByIndex:
+    """Update the records of one role. New losses are counted in `counters`."""
+    sightings = facts.sightings[role]
+    newest_running: dict[int, int] = {}
+    for each in sightings:
+        if each.pod is not None and each.pod.running and not each.pod.metadata.deletion_timestamp:
+            newest_running[each.place.index] = each.place.incarnation
+    previous: Member | None = None
+    members = []
+    for each in sightings:
+        if previous is not None and previous.place.index != each.place.index:
+            previous = None
+        previous = _unchanged(facts, each, wanted) or _Updater(
+            facts,
+            counters,
+            wanted,
+            older=previous,
+            replaced=newest_running.get(each.place.index, -1) > each.place.incarnation,
+        ).member(each)
+        members.append(previous)
+    groups = by_index(members)
+    for index, group in groups.items():
+        if len(group) > 1:
+            groups[index] = settle(group, facts, counters)
+    return groups
+
+
+def _unchanged(facts: Facts, seen: Sighting, wanted: Wanted) -> Member | None:
+    """The member with its record as it is; None if something may have happened to it."""
+    slot, view = seen.slot, facts.coordinator
+    if (
+        seen.verdict is HEALTHY
+        and seen.recorded
+        and slot.state == "Running"
+        and not slot.cause
+        and slot.role == "worker"
+        and seen.pod is not None
+        and seen.pod.running
+        and seen.place not in view.silent
+        and seen.place not in view.fenced
+        and wanted.keeps(slot)
+    ):
+        return Member(seen.place, slot, seen.pod, HEALTHY, recorded=False)
+    return None
+
+
+def to_record(facts: Facts, *roles: ByIndex) -> tuple[Slot, ...]:
+    """The slots of the status: all incarnations that have a pod or may still matter, and the newest of each place."""
+    return tuple(
+        each.slot
+        for role in roles
+        for group in role.values()
+        for each in group
+        if each.pod is not None
+        or each is group[-1]
+        or each.awaiting_job_end
+        or each.missing
+        or _may_be_excused(facts, each.slot)
+    )
+
+
+def _may_be_excused(facts: Facts, slot: Slot) -> bool:
+    ended = slot.ended_at
+    recent = ended is not None and facts.now - ended <= AFTER_THE_END
+    return recent and slot.role == "worker" and bool(slot.node) and slot.cause in EXCUSABLE
+
+
+class _Updater:
+    """Updates one record.
+
+    `older`: the previous incarnation, if it is known. `replaced`: a later one runs.
+    """
+
+    def __init__(
+        self, facts: Facts, counters: Counters, wanted: Wanted, *, older: Member | None, replaced: bool
+    ) -> None:
+        self._facts, self._counters, self._wanted = facts, counters, wanted
+        self._older, self._replaced = older, replaced
+        self._now, self._view = facts.now, facts.coordinator
+
+    def member(self, seen: Sighting) -> Member:
+        slot, pod = seen.slot, seen.pod
+        had_cause = seen.recorded and bool(slot.cause)
+        if pod is not None and slot.role == "ps":
+            rules = self._facts.job.spec.run_policy.failure_rules
+            slot = restarted_in_place(slot, pod, rules, self._counters)
+        if seen.verdict.outcome is PodOutcome.MISSING:
+            return Member(seen.place, slot, None, seen.verdict, recorded=had_cause)
+        if seen.signal is not None and slot.state == "Ended" and _may_be_excused(self._facts, slot):
+            assert slot.ended_at is not None
+            if explains_time(seen.signal, slot.ended_at):
+                self._counters.excuse(self._name(slot, pod), seen.signal.reason)
+                slot = slot.model_copy(update={"cause": seen.signal.reason, "attempts": 0})
+        slot, verdict = self._advance(slot, seen.verdict, pod)
+        return Member(seen.place, slot, pod, verdict, recorded=had_cause)
+
+    def _advance(self, slot: Slot, verdict: Verdict, pod: Pod | None) -> tuple[Slot, Verdict]:
+        change: dict[str, object] = {}
+        if verdict.outcome is PodOutcome.HEALTHY and slot.cause not in OWN_CAUSES:
+            if slot.place in self._view.fenced:
+                verdict = Verdict(PodOutcome.LEAVING, SILENT)
+                if slot.cause:
+                    change["cause"] = SILENT  # already counted; as SILENT it is deleted without waiting
+            elif slot.cause and self._is_withdrawn(slot, pod):
+                if slot.cause != MOVED:
+                    self._counters.withdraw(slot)
+                slot = slot.model_copy(update={"cause": "", "ended_at": None})
+        if verdict.outcome is PodOutcome.HEALTHY:
+            state = self._state_when_healthy(slot, pod)
+            change["state"] = state
+            if state == "Running":
+                change |= {"created_at": None, "ran": False}  # of a pod that runs, the pod itself tells
+            if not slot.cause and (cause := self._cause_to_end(slot, pod)):
+                change |= {"cause": cause, "state": "Draining", "ran": slot.has_run, "ended_at": self._now}
+        else:
+            change["state"] = "Ended" if verdict.outcome in ENDED else "Draining"
+            if slot.ended_at is None:
+                change |= {"ended_at": self._now, "ran": slot.has_run or bool(pod and pod.running)}
+            if not slot.cause:
+                if slot.state == "Silent" and verdict.reason in {"Deleted", "Gone"}:
+                    verdict = Verdict(verdict.outcome, SILENT)  # deleted by us, or no better reason is known
+                return self._count(slot.model_copy(update=change), verdict, pod)
+        if not self._wanted.wants(slot.place) and slot.cause and slot.cause not in OWN_CAUSES:
+            change["cause"] = UNWANTED  # counted already; its slot was given up since
+        if all(getattr(slot, name) == value for name, value in change.items()):
+            return slot, verdict
+        return slot.model_copy(update=change), verdict
+
+    def _is_withdrawn(self, slot: Slot, pod: Pod | None) -> bool:
+        """Whether the notice of a healthy worker no longer holds, and no later incarnation runs.
+
+        A parameter server's notice is never withdrawn: its shard may already have a successor.
+        """
+        if slot.role == "ps" or self._replaced or pod is None:
+            return False
+        if slot.cause == MOVED:
+            return self._wanted.fits(slot)
+        # Unreadable nodes prove nothing.
+        return not pod.spec.node_name or pod.spec.node_name in self._facts.seen.nodes
+
+    def _cause_to_end(self, slot: Slot, pod: Pod | None) -> str:
+        """Why a healthy pod is to end; empty: it stays."""
+        if not self._wanted.wants(slot.place):
+            return UNWANTED
+        if pod is None:
+            return ""
+        has_run = slot.has_run or pod.running
+        if not self._wanted.fits(slot):
+            return MOVED if has_run else FELL_BACK if self._wanted.fell_back(slot) else OUTDATED
+        if has_run:
+            return ""
+        spec = self._facts.job.spec
+        digest = (spec.parameter_servers if slot.role == "ps" else spec.workers).template_digest
+        return OUTDATED if pod.metadata.labels.get(TEMPLATE, digest) != digest else ""
+
+    def _state_when_healthy(self, slot: Slot, pod: Pod | None) -> str:
+        if slot.cause:
+            return "Draining"
+        if pod is None:
+            return slot.state
+        if not pod.running:
+            return "Starting"
+        still_silent = slot.state == "Silent" and slot.place not in self._view.active
+        return "Silent" if still_silent or slot.place in self._view.silent else "Running"
+
+    def _count(self, slot: Slot, verdict: Verdict, pod: Pod | None) -> tuple[Slot, Verdict]:
+        """Count a pod that ended or is draining, unless the operator decided so."""
+        if not self._wanted.wants(slot.place):
+            return slot.model_copy(update={"cause": UNWANTED}), verdict
+        if self._older is not None and self._older.active and self._older.slot.state != "Silent":
+            # A replacement that is no longer needed: its predecessor is active again.
+            return slot.model_copy(update={"cause": TAKEN_BACK}), verdict
+        if verdict.outcome is PodOutcome.DONE:
+            if self._may_be_done(slot):
+                return slot, verdict
+            words = "ended with exit code 0 before the job was complete"
+            verdict = Verdict(PodOutcome.FAILED, "ExitedEarly", words, 0)
+        attempts = _attempts_after(slot, verdict, pod)
+        if verdict.outcome is PodOutcome.KILLED and attempts > KILLS_TOLERATED:
+            words = f"killed {attempts} times in a row shortly after it started; see the logs of the pod"
+            verdict = Verdict(PodOutcome.FAILED, "KilledRepeatedly", words, verdict.exit_code)
+        self._counters.lost(slot, self._name(slot, pod), verdict)
+        return slot.model_copy(update={"cause": verdict.reason, "attempts": attempts}), verdict
+
+    def _name(self, slot: Slot, pod: Pod | None) -> str:
+        return pod.metadata.name if pod else pod_name(self._facts.job.metadata.name, slot.place)
+
+    def _may_be_done(self, slot: Slot) -> bool:
+        """Whether an exit code 0 may mean that the work is done.
+
+        It was early if, well after it, parameter server 0 reports remaining work.
+        """
+        if slot.ended_at is None or self._now - slot.ended_at < DONE_PATIENCE:
+            return True
+        if slot.place.is_coordinator:
+            return False  # its termination message would have finished the job
+        return self._view.phase in {None, Phase.FINISHING, Phase.SUCCEEDED}
+
+
+def _attempts_after(slot: Slot, verdict: Verdict, pod: Pod | None) -> int:
+    """Abnormal ends of the place in a row, including this one. The disruption of a pod that ran is not abnormal.
+
+    Except that a worker preempted right after it started is: with each wave it waits longer.
+    """
+    lasted = _ran_for(slot, pod)
+    disrupted = verdict.outcome in {
+        PodOutcome.LEAVING,
+        PodOutcome.UNREACHABLE,
+        PodOutcome.LOST,
+        PodOutcome.DISRUPTED,
+    }
+    if disrupted and slot.ran and not (verdict.reason == PREEMPTED and lasted is not None and lasted < BRIEF):
+        return 0
+    return 1 if lasted is not None and lasted >= STEADY else slot.attempts + 1
+
+
+def _ran_for(slot: Slot, pod: Pod | None) -> timedelta | None:
+    """How long its container ran; None where that is not known."""
+    if pod is None or slot.ended_at is None or not slot.ran:
+        return None
+    status = next((c for c in pod.status.container_statuses if c.name == slot.role), None)
+    end = status.state.terminated if status else None
+    started = status.state.running.started_at if status and status.state.running else None
+    began = parse_time((end.started_at if end else started) or pod.metadata.creation_timestamp)
+    return slot.ended_at - began if began else None

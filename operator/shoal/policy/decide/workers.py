@@ -1,0 +1,77 @@
+"""Workers: each wanted slot has one pod, and a replacement starts before its predecessor ends.
+
+A slot whose pod is draining or silent gets its replacement at once. At most `maxSurge` replacements run beside pods
+that still use their nodes; pods on nodes that were announced to go, or are not heard, do not count. Only a bounded
+number of replacements may be unscheduled, so that neither the scheduler nor an autoscaler is flooded.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from shoal.policy.decide.creation import Actions, Creator
+from shoal.policy.decide.members import ByIndex, Member
+from shoal.policy.decide.wanted import Wanted
+from shoal.policy.facts.read import Facts
+from shoal.policy.facts.signals import Meaning
+
+MIN_UNSCHEDULED = 16
+UNSCHEDULED_SHARE = 0.25
+
+
+def max_surge(value: int | str, replicas: int) -> int:
+    """`maxSurge` in pods: percentages are of the wanted workers, rounded up."""
+    if isinstance(value, int):
+        return value
+    return ceil(int(value.removesuffix("%")) * replicas / 100)
+
+
+def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Actions) -> None:
+    """Create the missing pods."""
+    timers, number = actions.timers, len(wanted.workers)
+    vacant = [index for index in sorted(wanted.workers) if not _occupied(workers.get(index, ()))]
+    if not vacant:
+        return
+    creator = Creator(facts, "worker", wanted, actions)
+    leaving = _nodes_that_go(facts)
+    holding = {
+        index: sum(each.may_run(timers) and each.node not in leaving for each in workers[index])
+        for index in workers
+        if len(workers[index]) > 1 or index in vacant
+    }
+    surge_left = max_surge(facts.job.spec.workers.max_surge, number) - sum(
+        max(0, n - 1) for n in holding.values()
+    )
+    unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * number)) - sum(
+        _is_unscheduled_replacement(group) for group in workers.values()
+    )
+    needs_surge = {index for index in vacant if holding.get(index)}
+    for index in sorted(vacant, key=lambda index: index in needs_surge):
+        group = workers.get(index, [])
+        if (index in needs_surge and surge_left <= 0) or (group and unscheduled_left <= 0):
+            continue
+        if (place := creator.next_place(index, group)) is not None:
+            creator.create(place)
+            surge_left -= index in needs_surge
+            unscheduled_left -= bool(group)
+
+
+def _nodes_that_go(facts: Facts) -> set[str]:
+    """Nodes of which it is known that they end, or that are not heard."""
+    return {
+        each.slot.node
+        for each in facts.sightings["worker"]
+        if each.signal is not None and each.signal.meaning >= Meaning.LEAVING
+    }
+
+
+def _occupied(group: list[Member] | tuple[()]) -> bool:
+    """Whether the slot has a pod that needs no replacement, or its worker exited because the work is done."""
+    return any(
+        (each.active and each.slot.state != "Silent") or each.awaiting_job_end or each.missing
+        for each in group
+    )
+
+
+def _is_unscheduled_replacement(group: list[Member]) -> bool:
+    return group[-1].place.incarnation > 0 and group[-1].active and not group[-1].node

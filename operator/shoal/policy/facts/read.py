@@ -1,0 +1,183 @@
+"""Reads an observation into facts, once: each pod with its record, its place, the signal of its node and the verdict.
+
+The rooms after this one (`decide`, `tell`) ask no pod or node again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from shoal.api.kube import Node, Pod
+from shoal.api.labels import Place, RoleName
+from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import Slot
+from shoal.policy.common.timers import Timers
+from shoal.policy.common.times import parse_time, whole
+from shoal.policy.facts.blip import suspicion
+from shoal.policy.facts.coordinator import CoordinatorView, coordinator_view
+from shoal.policy.facts.signals import Meaning, Signal, node_signal
+from shoal.policy.facts.verdict import AFTER_THE_END, HEALTHY, PodOutcome, Verdict, judge
+from shoal.policy.model import Observation, Reason
+
+UNCONFIRMED = Signal("NodeMissing", Meaning.AT_RISK)
+"""The node is not in the cache, which may lag behind: the API server is to be asked."""
+UNREACHABLE_PATIENCE = timedelta(seconds=10)
+"""A server on a node that is not heard is replaced after this time: unlike a worker, it is alone in its place."""
+
+
+@dataclass(slots=True)
+class Sighting:
+    """What is known of one incarnation of a place."""
+
+    place: Place
+    slot: Slot
+    """Its record; of a pod that was not recorded yet, a new one."""
+    pod: Pod | None
+    verdict: Verdict
+    signal: Signal | None = None
+    recorded: bool = True
+    """Whether the status has the record."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What was read. Decisions add to `timers` when something becomes due."""
+
+    seen: Observation
+    timers: Timers
+    coordinator: CoordinatorView
+    sightings: Mapping[RoleName, list[Sighting]]
+    """By role, in the order of the places."""
+    suspicion: Reason | None = None
+    """Why the silence of nodes is not believed."""
+
+    @property
+    def job(self) -> TrainingJob:
+        """The job."""
+        return self.seen.job
+
+    @property
+    def now(self) -> datetime:
+        """Now, in whole seconds as a status has it."""
+        return whole(self.seen.now)
+
+    @property
+    def coordinator_pod_runs(self) -> bool:
+        """Whether parameter server 0 runs."""
+        return any(s.place.is_coordinator and s.pod and s.pod.running for s in self.sightings["ps"])
+
+
+def read(seen: Observation) -> Facts:
+    """The facts of an observation."""
+    return _Reader(seen).facts()
+
+
+@dataclass(slots=True)
+class _Reader:
+    seen: Observation
+    timers: Timers = field(init=False)
+    suspicion: Reason | None = None
+    suspected: bool | None = None
+
+    def facts(self) -> Facts:
+        seen = self.seen
+        self.timers = Timers(seen.now)
+        view = coordinator_view(seen)
+        pods = {pod.place: pod for pod in seen.pods if pod.place is not None}
+        records = {slot.place: slot for slot in seen.job.status.slots}
+        found: dict[RoleName, list[Sighting]] = {"ps": [], "worker": []}
+        previous: Sighting | None = None
+        for place in sorted(pods.keys() | records.keys()):
+            older = previous if previous and previous.place[:2] == place[:2] else None
+            previous = self._sighting(place, records.get(place), pods.get(place), older, view)
+            found[place.role].append(previous)
+        return Facts(seen, self.timers, view, found, self.suspicion)
+
+    def _sighting(
+        self,
+        place: Place,
+        record: Slot | None,
+        pod: Pod | None,
+        older: Sighting | None,
+        view: CoordinatorView,
+    ) -> Sighting:
+        seen = self.seen
+        if pod is None:
+            assert record is not None
+            return Sighting(place, record, None, self._vanished(record), self._signal_after(record))
+        slot = record or Slot(
+            role=place.role,
+            index=place.index,
+            incarnation=place.incarnation,
+            state="Starting",
+            attempts=older.slot.attempts if older else 0,
+            created_at=parse_time(pod.metadata.creation_timestamp),
+        )
+        node_name = pod.spec.node_name
+        node = seen.nodes.get(node_name) if node_name else None
+        if node_name and not (slot.node and slot.machine):
+            slot = _bound(slot, node_name, node)
+        signal = None
+        if node_name and seen.node_signals:
+            signal = node_signal(node, slot, pod.spec.tolerations)
+        if signal is not None and signal.meaning >= Meaning.UNREACHABLE:
+            signal = self._believed(signal, slot, pod, view)
+        rules = seen.job.spec.run_policy.failure_rules
+        verdict = judge(pod, slot, signal, rules)
+        return Sighting(place, slot, pod, verdict, signal, recorded=record is not None)
+
+    def _signal_after(self, record: Slot) -> Signal | None:
+        """The signal of the node of a pod that ended a moment ago: it may explain why."""
+        if not record.node or record.ended_at is None or self.seen.now - record.ended_at > AFTER_THE_END:
+            return None
+        node = self.seen.nodes.get(record.node)
+        return node_signal(node, record) if node is not None else None
+
+    def _vanished(self, record: Slot) -> Verdict:
+        """The verdict on a record without a pod.
+
+        Absence is weak evidence: the watch of pods may lag behind that of jobs, so a loss is counted when the API
+        server has confirmed it.
+        """
+        if record.cause:
+            return Verdict(PodOutcome.IGNORED, record.cause)
+        if record.state == "Planned":
+            return HEALTHY
+        if record.state == "Ended":
+            return Verdict(PodOutcome.DONE, "Done", "", 0)
+        if self._is_gone(record):
+            return Verdict(PodOutcome.DISRUPTED, "Gone")
+        return Verdict(PodOutcome.MISSING)
+
+    def _is_gone(self, record: Slot) -> bool:
+        name = f"{self.seen.job.metadata.name}-{record.role}-{record.index}-{record.incarnation}"
+        return name in self.seen.confirmed_absent
+
+    def _believed(self, signal: Signal, slot: Slot, pod: Pod, view: CoordinatorView) -> Signal | None:
+        """The signal, unless there is better evidence: its process is heard, or too many nodes say the same."""
+        if signal.meaning is Meaning.LOST:
+            name = pod.spec.node_name
+            missing = name not in self.seen.nodes and name not in self.seen.absent_nodes
+            return UNCONFIRMED if missing else signal
+        if view.hears(slot.place):
+            return None
+        if self.suspected is None:
+            seen = self.seen
+            self.suspicion = suspicion(seen.nodes.values(), seen.now, seen.api_returned_at, self.timers)
+            self.suspected = self.suspicion is not None
+        if self.suspected:
+            return None
+        patient = slot.role == "ps" and not slot.cause and signal.since is not None
+        if patient and signal.since and self.timers.pending(signal.since + UNREACHABLE_PATIENCE):
+            return None
+        return signal
+
+
+def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:
+    """Record the node when the pod is first seen on it; never later, since a node name can be reused."""
+    change: dict[str, object] = {"node": node_name}
+    if node is not None:
+        change["machine"] = node.machine
+    return slot.model_copy(update=change)

@@ -1,0 +1,182 @@
+"""How Kubernetes and cloud providers announce that a pod is disrupted: signals of nodes and of pods.
+
+Sources: Kubernetes (node shutdown, node conditions, well-known taints, KEP-3329), Karpenter (interruption controller),
+aws-node-termination-handler, the guides of GKE and AKS, cluster-autoscaler. The node signals first: on a graceful
+shutdown the kubelet sets the pod's own condition only after the containers have stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import IntEnum
+
+from shoal.api.kube import Node, Pod, Toleration
+from shoal.api.labels import RoleName
+from shoal.api.training_job_status import Slot
+from shoal.policy.common.times import parse_time
+
+
+class Meaning(IntEnum):
+    """How certain a signal is; the greater of two applies."""
+
+    AT_RISK = 1
+    """Possible: no action."""
+    LEAVING = 2
+    """Announced: the pod still runs, but ends soon."""
+    UNREACHABLE = 3
+    """Its kubelet is not heard: the pod may run on, or be gone."""
+    LOST = 4
+    """The machine is gone: what the API shows of its pods is outdated."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A reason in one word, and what it means."""
+
+    reason: str
+    meaning: Meaning
+    revocable: bool = False
+    """Whoever gave it may change its mind."""
+    since: datetime | None = None
+    """Since when it holds, where that is known."""
+
+
+NODE_DELETED = Signal("NodeDeleted", Meaning.LOST)
+NODE_REPLACED = Signal("NodeReplaced", Meaning.LOST)  # same name, but another machine or boot
+NODE_LOST = Signal("NodeLost", Meaning.UNREACHABLE)
+NODE_GONE = Signal("NodeLost", Meaning.LOST)
+NODE_SHUTDOWN = Signal("NodeShutdown", Meaning.LEAVING)
+NODE_TERMINATING = Signal("NodeTerminating", Meaning.LEAVING)
+
+TAINTS: dict[str, Signal] = {
+    # Kubernetes itself
+    "node.kubernetes.io/unreachable": NODE_LOST,
+    "node.kubernetes.io/out-of-service": NODE_GONE,
+    "node.cloudprovider.kubernetes.io/shutdown": NODE_GONE,
+    # Google Kubernetes Engine, and its former termination handler
+    "cloud.google.com/impending-node-termination": Signal("ImpendingNodeTermination", Meaning.LEAVING),
+    # Karpenter (AWS, Azure), current and former name
+    "karpenter.sh/disrupted": Signal("NodeDisrupted", Meaning.LEAVING, revocable=True),
+    "karpenter.sh/disruption": Signal("NodeDisrupted", Meaning.LEAVING, revocable=True),
+    # aws-node-termination-handler
+    "aws-node-termination-handler/spot-itn": Signal("SpotInterruption", Meaning.LEAVING),
+    "aws-node-termination-handler/scheduled-maintenance": Signal("ScheduledMaintenance", Meaning.LEAVING),
+    "aws-node-termination-handler/asg-lifecycle-termination": Signal("NodeTerminating", Meaning.LEAVING),
+    "aws-node-termination-handler/rebalance-recommendation": Signal("RebalanceRecommended", Meaning.AT_RISK),
+    # Azure Kubernetes Service
+    "remediator.kubernetes.azure.com/unschedulable": Signal("NodeRemediated", Meaning.LEAVING),
+    "aks-node-termination-handler/preempt": Signal("SpotInterruption", Meaning.LEAVING),
+    # cluster-autoscaler
+    "ToBeDeletedByClusterAutoscaler": Signal("ScaledDownByAutoscaler", Meaning.LEAVING),
+    "DeletionCandidateOfClusterAutoscaler": Signal("ScaleDownCandidate", Meaning.AT_RISK),
+}
+_NOT_READY = "node.kubernetes.io/not-ready"
+_CORDONED = "node.kubernetes.io/unschedulable"
+
+_AKS = "VMEventScheduled"
+CONDITIONS: dict[str, Signal] = {_AKS: Signal("VMEventScheduled", Meaning.LEAVING)}
+"""AKS: reason or message name the event (Preempt, Terminate, Redeploy, Reboot, Freeze)."""
+VM_FROZEN = Signal("VMFreezeScheduled", Meaning.AT_RISK)
+_HARMLESS = re.compile(r"freeze|live.?migration", re.IGNORECASE)  # a pause of seconds
+
+
+def node_signal(node: Node | None, slot: Slot, tolerations: Sequence[Toleration] = ()) -> Signal | None:
+    """The strongest signal of a pod's node. `tolerations`: the pod's.
+
+    `slot` identifies the machine: if its node is deleted, has another uid, or was rebooted, the pod is lost. A node
+    that was never seen is not a signal: the watch of nodes may lag behind that of pods.
+    """
+    if node is None:
+        return NODE_DELETED if slot.machine else None
+    if slot.machine and not node.is_machine(slot.machine):
+        return NODE_REPLACED
+    if node.untroubled:
+        return None
+    signals = [*_condition_signals(node), *_taint_signals(node, slot.role, tolerations)]
+    if node.metadata.deletion_timestamp:
+        signals.append(replace(NODE_TERMINATING, since=parse_time(node.metadata.deletion_timestamp)))
+    return max(signals, key=lambda signal: signal.meaning, default=None)
+
+
+def _condition_signals(node: Node) -> list[Signal]:
+    signals = []
+    for condition in node.status.conditions:
+        since = parse_time(condition.last_transition_time)
+        if condition.type == _AKS and condition.status == "True":
+            frozen = _HARMLESS.search(f"{condition.reason} {condition.message}") is not None
+            signals.append(replace(VM_FROZEN if frozen else CONDITIONS[_AKS], since=since))
+        elif condition.type == "Ready" and condition.status == "Unknown":
+            signals.append(replace(NODE_LOST, since=since))
+        elif (condition.type, condition.status) == ("Ready", "False"):
+            signals += [replace(NODE_SHUTDOWN, since=since)] * ("node is shutting down" in condition.message)
+    return signals
+
+
+def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]) -> list[Signal]:
+    """Some taints mean something else for a server, which would stop for nothing.
+
+    A worker on a node that is not ready gets a replacement, which is taken back if the node recovers: a server is moved
+    when Kubernetes evicts it. Karpenter taints a node before it has another one, and may change its mind: a server is
+    moved when the node is deleted. The disruption budget prevents the eviction of a server, so it is moved when its
+    node is cordoned, which every drain does first; a worker stays until it is evicted. A pod that tolerates a taint
+    that only keeps others away could be scheduled onto the same node again.
+    """
+    signals = []
+    for taint in node.spec.taints:
+        found = TAINTS.get(taint.key)
+        if taint.key == _NOT_READY and taint.effect == "NoExecute":
+            found = Signal("NodeNotReady", Meaning.LEAVING)
+        elif taint.key == _CORDONED and role == "ps":
+            found = Signal("NodeCordoned", Meaning.LEAVING)
+        if found is None:
+            continue
+        keeps_away = taint.effect != "NoExecute" and found.meaning is Meaning.LEAVING
+        revocable = role == "ps" and (found.revocable or taint.key == _NOT_READY)
+        if revocable or (keeps_away and any(each.tolerates(taint) for each in tolerations)):
+            found = replace(found, meaning=Meaning.AT_RISK)
+        signals.append(replace(found, since=parse_time(taint.time_added)))
+    return signals
+
+
+# --- signals of pods ------------------------------------------------------------------------------------------------
+
+POD_CONDITION = "DisruptionTarget"
+DISRUPTION_REASONS = frozenset(
+    {
+        "PreemptionByScheduler",
+        "EvictionByEvictionAPI",
+        "DeletionByTaintManager",
+        "DeletionByPodGC",
+        "TerminationByKubelet",
+    }
+)
+_REJECTIONS = frozenset(
+    {"NodeAffinity", "UnexpectedAdmissionError", "NodeShutdown", "Shutdown", "TopologyAffinityError"}
+)
+_OWN_LIMIT = re.compile(r"exceed(s|ed) .*limit", re.IGNORECASE)
+
+
+def rejection(pod: Pod) -> str | None:
+    """Why the kubelet did not admit the pod (often because its machine was recreated); None if it did."""
+    reason = pod.status.reason
+    if reason.startswith("OutOf"):
+        return "OutOfResource"
+    return reason if reason in _REJECTIONS else None
+
+
+def pod_disruption(pod: Pod) -> str | None:
+    """The reason of a disruption according to the pod itself, from a bounded set; None if there is none."""
+    target = pod.condition(POD_CONDITION)
+    if target is not None and target.status == "True":
+        return target.reason if target.reason in DISRUPTION_REASONS else POD_CONDITION
+    if pod.status.reason in {"Evicted", "Preempting", "NodeLost"}:
+        return pod.status.reason
+    return None
+
+
+def exceeded_own_limit(pod: Pod) -> bool:
+    """Whether the pod was evicted because it exceeded its own limit, not because the node ran short."""
+    return pod.status.reason == "Evicted" and _OWN_LIMIT.search(pod.status.message) is not None

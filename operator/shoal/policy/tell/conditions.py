@@ -1,0 +1,160 @@
+"""The conditions of a job, and the phase that summarizes them.
+
+Conditions about exceptional states appear when they first become True, and stay as False afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from shoal.api.base import Condition as JobCondition
+from shoal.policy.common.times import whole
+from shoal.policy.common.wording import short
+from shoal.policy.model import Reason
+
+ALWAYS = ("Initialized", "ParameterServersReady", "WorkersReady", "Running")
+EXCEPTIONAL = (
+    "Disrupted",
+    "Degraded",
+    "QuotaExceeded",
+    "NodeSignalsUnavailable",
+    "NodeSignalsSuspect",
+    "PlanReady",
+    "Suspended",
+    "Reconciling",
+    "Stalled",
+    "Complete",
+    "Failed",
+)
+MOST_IMPORTANT_FIRST = (
+    "Failed",
+    "Complete",
+    "Stalled",
+    "QuotaExceeded",
+    "Degraded",
+    "NodeSignalsSuspect",
+    "Suspended",
+    "Disrupted",
+)
+
+NO_WORKERS = "NoWorkers"
+Phase = Literal["", "Pending", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
+
+
+class Conditions:
+    """The conditions of one plan. A condition whose status does not change keeps its transition time."""
+
+    def __init__(self, before: tuple[JobCondition, ...], generation: int, now: datetime) -> None:
+        self._by_type = {condition.type: condition for condition in before}
+        self._generation, self._now = generation, whole(now)
+
+    def set(self, kind: str, holds: bool, reason: str, message: str = "") -> None:
+        """Set a condition."""
+        before = self._by_type.get(kind)
+        status: Literal["True", "False"] = "True" if holds else "False"
+        unchanged = before is not None and before.status == status
+        self._by_type[kind] = JobCondition(
+            type=kind,
+            status=status,
+            observed_generation=self._generation,
+            last_transition_time=before.last_transition_time if before and unchanged else self._now,
+            reason=reason,
+            message=short(message, 2000),
+        )
+
+    def get(self, kind: str) -> JobCondition | None:
+        """The condition of this type, if set."""
+        return self._by_type.get(kind)
+
+    def set_exceptional(self, kind: str, cause: Reason | None, otherwise: str) -> None:
+        """Set an exceptional condition to True with its cause, or, if it ever was, to False with reason `otherwise`."""
+        if cause is not None:
+            self.set(kind, True, *cause)
+        elif kind in self._by_type:
+            self.set(kind, False, otherwise)
+
+    def in_order(self) -> tuple[JobCondition, ...]:
+        """All conditions, in a stable order."""
+        return tuple(self._by_type[kind] for kind in (*ALWAYS, *EXCEPTIONAL) if kind in self._by_type)
+
+    def reason(self) -> str:
+        """The reason of the most important condition; empty if the job is simply running."""
+        for kind in MOST_IMPORTANT_FIRST:
+            condition = self._by_type.get(kind)
+            if condition is not None and condition.status == "True":
+                return condition.reason
+        running = self._by_type.get("Running")
+        return running.reason if running is not None and running.reason == NO_WORKERS else ""
+
+
+@dataclass(frozen=True)
+class PodCounts:
+    """How many pods of each role there are, for the conditions and the phase."""
+
+    servers_wanted: int
+    servers_ready: int
+    workers_wanted: int
+    workers_ready: int
+    workers_pending: int
+    min_workers: int
+    trains: bool
+    """A step was completed, as far as is known."""
+
+    @property
+    def all_servers_ready(self) -> bool:
+        """Whether every shard is ready."""
+        return self.servers_ready >= self.servers_wanted > 0
+
+    @property
+    def enough_workers(self) -> bool:
+        """Whether at least minReplicas workers run."""
+        return self.workers_ready >= max(1, min(self.min_workers, self.workers_wanted))
+
+    @property
+    def runs(self) -> bool:
+        """Whether the job trains now."""
+        return self.all_servers_ready and self.workers_ready > 0 and self.trains
+
+    @property
+    def settled(self) -> bool:
+        """Whether all wanted pods are ready."""
+        return self.all_servers_ready and self.workers_ready >= self.workers_wanted
+
+
+def set_pod_conditions(conditions: Conditions, counts: PodCounts) -> None:
+    """Set ParameterServersReady, WorkersReady and Running.
+
+    Messages contain no counts: each change of a condition is a write, and the counts are in the status.
+    """
+    ready, enough = counts.all_servers_ready, counts.enough_workers
+    servers = "all parameter servers are ready" if ready else "not all parameter servers are ready"
+    workers = "at least workers.minReplicas run" if enough else "fewer than workers.minReplicas run"
+    conditions.set("ParameterServersReady", ready, "AllReady" if ready else "NotReady", servers)
+    conditions.set("WorkersReady", enough, "EnoughRunning" if enough else "TooFew", workers)
+    if not counts.workers_wanted:
+        words = "no workers are wanted: raise workers.replicas"
+        conditions.set("Running", False, NO_WORKERS, words)
+    elif counts.runs:
+        conditions.set("Running", True, "Training", "workers train")
+    elif ready and counts.workers_ready:
+        conditions.set("Running", False, "Waiting", "workers run, and have not completed a step yet")
+    else:
+        conditions.set(
+            "Running",
+            False,
+            "Waiting",
+            f"{servers}; {'no worker runs' if not counts.workers_ready else workers}",
+        )
+
+
+def phase(before: str, counts: PodCounts) -> Phase:
+    """Pending, Starting or Running. A job that trained stays Running until it finishes, whatever pods it lost."""
+    if not counts.workers_wanted:
+        return "Pending"
+    if (before == "Running" and counts.trains) or counts.runs:
+        return "Running"
+    if counts.servers_ready or counts.workers_ready:
+        return "Starting"
+    return "Pending"

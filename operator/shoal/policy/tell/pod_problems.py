@@ -1,0 +1,143 @@
+"""Pods that cannot start or end, and what a user can do about it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from shoal.api.kube import Pod
+from shoal.api.labels import POOL
+from shoal.api.training_job_status import TrainingProgress
+from shoal.manifests.platforms import is_spot
+from shoal.policy.common.timers import Timers
+from shoal.policy.common.times import parse_time
+from shoal.policy.common.wording import short
+from shoal.policy.facts.read import Facts
+from shoal.policy.model import Reason
+
+UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
+"""An unschedulable pod is reported after this time: a growing node pool needs a while."""
+
+DELETION_PATIENCE = timedelta(seconds=60)
+"""A pod that still exists is reported this long after its grace period: unmounting volumes takes a while."""
+
+_IMAGE = frozenset(
+    {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+)
+_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_MOST_IMPORTANT_FIRST = (
+    "ImagePullFailed",
+    "ContainerConfigError",
+    "CrashLooping",
+    "Unschedulable",
+    "Queued",
+    "StuckTerminating",
+)
+
+
+def find(facts: Facts) -> Reason | None:
+    """The most important problem, if there is one."""
+    problems = [
+        problem
+        for pod in facts.seen.pods
+        if not pod.untroubled and (problem := _problem_of(pod, facts)) is not None
+    ]
+    return min(problems, key=lambda problem: _MOST_IMPORTANT_FIRST.index(problem.reason), default=None)
+
+
+def _problem_of(pod: Pod, facts: Facts) -> Reason | None:
+    if pod.metadata.deletion_timestamp:
+        return _deletion_problem(pod, facts.timers)
+    if pod.ended:
+        return None
+    return _container_problem(pod) or _scheduling_problem(pod, facts)
+
+
+def _container_problem(pod: Pod) -> Reason | None:
+    for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
+        waiting = container.state.waiting
+        if waiting is None:
+            continue
+        message = short(waiting.message, 300)
+        where = f"pod {pod.metadata.name}, container {container.name}"
+        if waiting.reason in _IMAGE:
+            hint = "check the image in the job's template, and imagePullSecrets if the registry is private"
+            return Reason("ImagePullFailed", f"{where}: the image cannot be pulled: {message}; {hint}")
+        if waiting.reason in _CONFIG:
+            hint = "check the volumes, Secrets, ConfigMaps and securityContext in the job's template"
+            return Reason(
+                "ContainerConfigError", f"{where}: the container cannot be started: {message}; {hint}"
+            )
+        if waiting.reason == "CrashLoopBackOff":
+            hint = f"see `kubectl logs {pod.metadata.name} -c {container.name} --previous`"
+            return Reason("CrashLooping", f"{where}: the container crashes repeatedly; {hint}")
+    return None
+
+
+def _deletion_problem(pod: Pod, timers: Timers) -> Reason | None:
+    deadline = parse_time(pod.metadata.deletion_timestamp)
+    if deadline is None or timers.pending(deadline + DELETION_PATIENCE):
+        return None
+    where = f" and the kubelet of node {pod.spec.node_name}" if pod.spec.node_name else ""
+    words = f"should have been gone by {deadline:%H:%M:%S} UTC: check its finalizers{where}"
+    return Reason("StuckTerminating", f"pod {pod.metadata.name} {words}. The job does not wait for it.")
+
+
+def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
+    scheduled = pod.condition("PodScheduled")
+    created = parse_time(pod.metadata.creation_timestamp)
+    if scheduled is None or scheduled.status != "False" or created is None:
+        return None
+    if scheduled.reason == "SchedulingGated":  # a queue, such as Kueue, has not admitted it
+        return Reason("Queued", "pods wait for the queue to admit them")
+    where = f"pod {pod.metadata.name}: {short(scheduled.message, 300)}"
+    if "persistentvolumeclaim" in scheduled.message and "not found" in scheduled.message:
+        hint = "create this PersistentVolumeClaim in the job's namespace, or change spec.storage.volumeClaim"
+        return Reason("Unschedulable", f"{where}; {hint}")
+    if facts.timers.pending(created + UNSCHEDULABLE_PATIENCE):
+        return None
+    return Reason("Unschedulable", f"{where}; {_needs(pod, facts)}")
+
+
+def _needs(pod: Pod, facts: Facts) -> str:
+    """What the pod needs that no node has."""
+    spec = facts.job.spec
+    servers = pod.place is not None and pod.place.role == "ps"
+    role, field = (spec.parameter_servers, "parameterServers") if servers else (spec.workers, "workers")
+    if pool := pod.metadata.labels.get(POOL):
+        return f"the pod needs a node of CapacityPool {pool} with room for its requests"
+    if role.capacity == "Any":
+        return "the pod needs a node with room for its requests"
+    if role.capacity == "OnDemand":
+        return (
+            "the pod needs a node without a spot label with room for its requests; on other nodes it runs with"
+            f" {field}.capacity: Any"
+        )
+    hint = "" if any_spot(facts) else " (no node of this cluster has a known spot label)"
+    return (
+        f"the pod needs a spot node with room for its requests{hint}; on other nodes it runs with"
+        f" {field}.capacity: Any"
+    )
+
+
+def any_spot(facts: Facts) -> bool:
+    """Whether any node has a spot label."""
+    return any(is_spot(node, facts.seen.platform) for node in facts.seen.nodes.values())
+
+
+def no_progress(facts: Facts, training: TrainingProgress) -> Reason | None:
+    """Degraded: no training step completed within progressDeadlineSeconds."""
+    job = facts.job
+    limit, start = job.spec.run_policy.progress_deadline_seconds, job.status.start_time
+    if limit is None or start is None or job.spec.suspend:
+        return None
+    suspended = job.status.condition("Suspended")
+    resumed = start
+    if suspended is not None:
+        resumed = facts.seen.now if suspended.status == "True" else suspended.last_transition_time
+    since = max(training.last_progress_time or start, start, resumed)
+    if facts.timers.pending(since + timedelta(seconds=limit)):
+        return None
+    # Not the message itself: it may contain seconds, and a condition that changes is written at once.
+    see = "; see status.training.message" if training.message else ""
+    message = f"no training step completed for {limit} s (runPolicy.progressDeadlineSeconds){see}"
+    return Reason("NoProgress", message)

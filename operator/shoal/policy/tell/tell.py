@@ -1,0 +1,220 @@
+"""Tells what was seen and decided: the status of an active job, and events."""
+
+from __future__ import annotations
+
+from shoal.api.training_job_status import (
+    JobImages,
+    ParameterServersStatus,
+    Restarts,
+    TrainingJobStatus,
+    TrainingProgress,
+    WorkersStatus,
+)
+from shoal.manifests import names
+from shoal.manifests.platforms import is_spot
+from shoal.policy.common.wording import role_word
+from shoal.policy.decide import records, suspension
+from shoal.policy.decide.admission import missing_disruption_budget
+from shoal.policy.decide.decide import Decisions
+from shoal.policy.decide.members import Member, every
+from shoal.policy.facts.read import Facts
+from shoal.policy.model import CreatePod, Plan, Reason
+from shoal.policy.tell import pod_problems, progress
+from shoal.policy.tell.conditions import Conditions, PodCounts, phase, set_pod_conditions
+from shoal.policy.tell.events import events_of_changes
+from shoal.policy.tell.the_end import tell_end
+
+_NO_NODES = "nodes cannot be read: replacements start from pod signals, which arrive later"
+
+
+def tell(facts: Facts, decided: Decisions) -> Plan:
+    """The plan of an active job."""
+    status = _Teller(facts, decided).status()
+    if decided.end is not None:
+        return tell_end(facts, decided.end, status, decided.counters)
+    return Plan(
+        actions=decided.in_order(),
+        status=status,
+        events=(*decided.counters.events, *events_of_changes(facts, decided, status)),
+        wake_after=facts.timers.next_seconds,
+    )
+
+
+class _Teller:
+    """Writes the status."""
+
+    def __init__(self, facts: Facts, decided: Decisions) -> None:
+        self._facts, self._decided = facts, decided
+        self._seen = facts.seen
+        self._active_workers = [each for each in every(decided.workers) if each.active]
+        self._has_pods = bool(facts.seen.pods) or any(
+            isinstance(a, CreatePod) for a in decided.actions.actions
+        )
+
+    def status(self) -> TrainingJobStatus:
+        """The whole status."""
+        seen, facts, before = self._seen, self._facts, self._seen.job.status
+        counters = self._decided.counters
+        training = progress.progress(facts)
+        counts = self._counts(training)
+        conditions = self._conditions(counts, training)
+        return before.model_copy(
+            update={
+                "observed_generation": seen.job.metadata.generation,
+                "phase": self._phase(counts, conditions),
+                "reason": conditions.reason(),
+                "start_time": before.start_time or (facts.now if self._has_pods else None),
+                "images": self._images(),
+                "suspended_seconds": suspension.suspended_seconds(seen),
+                "conditions": conditions.in_order(),
+                "slots": records.to_record(facts, self._decided.servers, self._decided.workers),
+                "parameter_servers": ParameterServersStatus(
+                    desired=counts.servers_wanted,
+                    ready=counts.servers_ready,
+                    restarts=counters.server_restarts,
+                    last_snapshot_time=progress.last_snapshot(facts),
+                ),
+                "workers": self._workers_status(counts),
+                "restarts": Restarts(
+                    failures=counters.failures,
+                    disruptions=counters.disruptions,
+                    withdrawn=counters.withdrawn or None,
+                    excused=counters.excused or None,
+                    by_reason=dict(sorted(counters.by_reason.items())),
+                ),
+                "last_disruption": progress.recovery(counters.last_disruption, facts, self._decided.workers),
+                "last_failure": counters.last_failure,
+                "training": training,
+                "data": progress.data(before.data, seen.report.data if seen.report else None),
+            }
+        )
+
+    def _phase(self, counts: PodCounts, conditions: Conditions) -> str:
+        before = self._seen.job.status.phase
+        if not self._seen.job.spec.suspend:
+            return phase(before, counts)
+        suspended = conditions.get("Suspended")
+        done = suspended is not None and suspended.status == "True"
+        return "Suspended" if done else before or "Pending"
+
+    def _conditions(self, counts: PodCounts, training: TrainingProgress) -> Conditions:
+        seen, facts, actions = self._seen, self._facts, self._decided.actions
+        before = seen.job.status
+        conditions = Conditions(before.conditions, seen.job.metadata.generation, seen.now)
+        initialized = before.start_time is not None or self._has_pods
+        conditions.set("Initialized", initialized, "Initialized" if initialized else "Creating")
+        set_pod_conditions(conditions, counts)
+        conditions.set_exceptional("Disrupted", self._outstanding_replacements(), "Recovered")
+        degraded = (
+            pod_problems.find(facts)
+            or pod_problems.no_progress(facts, training)
+            or actions.conflict
+            or self._below_minimum(counts)
+            or missing_disruption_budget(seen)
+        )
+        conditions.set_exceptional("Degraded", degraded, "Healthy")
+        quota = Reason("QuotaExceeded", actions.quota) if actions.quota else None
+        conditions.set_exceptional("QuotaExceeded", quota, "QuotaAvailable")
+        no_signals = None if seen.node_signals else Reason("NodeSignalsUnavailable", _NO_NODES)
+        conditions.set_exceptional("NodeSignalsUnavailable", no_signals, "NodeSignalsAvailable")
+        conditions.set_exceptional("NodeSignalsSuspect", facts.suspicion, "NodeSignalsBelieved")
+        self._set_suspended(conditions)
+        progressing = None
+        if seen.job.spec.suspend:
+            suspended = conditions.get("Suspended")
+            if suspended is not None and suspended.status == "False":
+                progressing = Reason("Progressing", suspended.message)
+        elif not (counts.settled or actions.stalled):  # stalled: for a person
+            words = f"{degraded.reason}: {degraded.message}" if degraded else "pods are being created"
+            progressing = Reason("Progressing", words)
+        conditions.set_exceptional("Reconciling", progressing, "Settled")
+        conditions.set_exceptional("Stalled", actions.stalled, "Resolved")
+        return conditions
+
+    def _set_suspended(self, conditions: Conditions) -> None:
+        if not self._seen.job.spec.suspend:
+            conditions.set_exceptional("Suspended", None, "Resumed")
+        elif suspension.is_complete(self._facts):
+            conditions.set("Suspended", True, "Suspended", "set spec.suspend to false to resume")
+        else:
+            conditions.set("Suspended", False, "Suspending", "its pods are terminating")
+
+    def _counts(self, training: TrainingProgress) -> PodCounts:
+        spec, suspended = self._seen.job.spec, self._seen.job.spec.suspend
+        workers = self._active_workers
+        known = self._seen.report is not None or bool(training.phase)
+        return PodCounts(
+            servers_wanted=0 if suspended else spec.parameter_servers.replicas,
+            servers_ready=sum(
+                bool(each.active and each.pod and each.pod.ready) for each in every(self._decided.servers)
+            ),
+            workers_wanted=len(self._decided.wanted.workers),
+            workers_ready=sum(each.slot.state == "Running" for each in workers),
+            workers_pending=sum(each.slot.state == "Starting" for each in workers),
+            min_workers=spec.workers.min_replicas,
+            trains=training.step > 0 or not known,
+        )
+
+    def _workers_status(self, counts: PodCounts) -> WorkersStatus:
+        active = self._active_workers
+        nodes, spots = self._seen.nodes, 0
+        bound, known = 0, {}
+        for each in active:
+            if (node := nodes.get(each.node)) is None:
+                continue
+            bound += 1
+            if each.node not in known:
+                known[each.node] = is_spot(node, self._seen.platform)
+            spots += known[each.node]
+        return WorkersStatus(
+            desired=counts.workers_wanted,
+            active=len(active),
+            ready=counts.workers_ready,
+            pending=counts.workers_pending,
+            succeeded=sum(each.awaiting_job_end for each in every(self._decided.workers)),
+            spot=spots,
+            on_demand=bound - spots,
+            selector=names.worker_selector(self._seen.job),
+        )
+
+    def _images(self) -> JobImages | None:
+        images = self._seen.images
+        if not self._has_pods:
+            return self._seen.job.status.images
+        return JobImages(ps=images.ps, worker=images.worker)
+
+    def _outstanding_replacements(self) -> Reason | None:
+        """Disrupted: a replacement is not created yet, or does not run yet."""
+        spec, wanted = self._seen.job.spec, self._decided.wanted
+        if spec.suspend:
+            return None
+        shards = range(spec.parameter_servers.replicas)
+        waiting = [
+            f"{role_word(role)} {index}"
+            for role, members_of, indices in (
+                ("ps", self._decided.servers, shards),
+                ("worker", self._decided.workers, wanted.workers),
+            )
+            for index, members in members_of.items()
+            if index in indices and _awaits_replacement(members)
+        ]
+        if not waiting:
+            return None
+        return Reason("ReplacementOutstanding", f"waiting for the replacement of {', '.join(waiting[:10])}")
+
+    def _below_minimum(self, counts: PodCounts) -> Reason | None:
+        if self._seen.job.status.phase != "Running" or self._seen.job.spec.suspend or counts.enough_workers:
+            return None
+        if not counts.workers_wanted:  # scaled to 0
+            return None
+        if any(each.awaiting_job_end for each in every(self._decided.workers)):
+            return None
+        message = f"fewer workers run than workers.minReplicas ({counts.min_workers})"
+        return Reason("BelowMinReplicas", message)
+
+
+def _awaits_replacement(members: list[Member]) -> bool:
+    if not members or any(each.running or each.awaiting_job_end or each.missing for each in members):
+        return False
+    newest = members[-1]
+    return newest.place.incarnation > 0 or not newest.active

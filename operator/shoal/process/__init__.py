@@ -1,0 +1,1 @@
+"""The process `shoal-operator`: settings, endpoints, and the wiring of the controllers."""

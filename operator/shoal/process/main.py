@@ -1,0 +1,126 @@
+"""The process `shoal-operator`: starts the operator, its endpoints and kopf's watch, and stops them at a signal.
+
+Exit codes: 0 after a signal, 1 after the Lease was lost or an unexpected error (a restart recovers from the cluster's
+state), 2 if the environment is invalid. kopf's trouble never ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+
+import kopf
+
+from shoal.cluster.transport import HttpTransport, connect
+from shoal.controllers.state import sources
+from shoal.errors import UsageError
+from shoal.process.endpoints import exposition, healthy, ready, serve
+from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
+from shoal.process.settings import Settings
+from shoal.runtime.kopf_watch import KopfWatch, connection_info
+from shoal.telemetry.coordinator import HttpsCoordinator
+
+logger = logging.getLogger("shoal")
+
+LEASE_CONNECTIONS = 2
+WATCHED_BY_KOPF = ("trainingjobs", "capacitypools", "speedprofiles")
+
+
+def main() -> None:
+    """Run until a signal arrives."""
+    try:
+        settings = Settings.from_environment()
+        code = asyncio.run(run(settings))
+    except UsageError as error:
+        print(f"shoal-operator: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+async def run(settings: Settings) -> int:
+    """Run the operator; returns the exit code."""
+    _log(settings.log_level)
+    stop = _signalled()
+    async with AsyncExitStack() as resources:
+        transport = await connect()
+        resources.push_async_callback(transport.close)
+        lease_transport = await connect(LEASE_CONNECTIONS)
+        resources.push_async_callback(lease_transport.close)
+        coordinator = HttpsCoordinator()
+        resources.push_async_callback(coordinator.close)
+        operator = Operator(transport, settings, coordinator, lease_transport=lease_transport)
+        if settings.health_port:
+            probes = {"/healthz": healthy, "/readyz": ready(operator.unread)}
+            resources.push_async_callback((await serve(settings.health_port, probes)).cleanup)
+        if settings.metrics_port:
+            registry = operator.metrics.registry
+            served = await serve(settings.metrics_port, {"/metrics": exposition(registry)})
+            resources.push_async_callback(served.cleanup)
+        return await _until(stop, operator, settings, transport)
+    return 1
+
+
+async def _until(
+    stop: asyncio.Event, operator: Operator, settings: Settings, transport: HttpTransport
+) -> int:
+    """Run the operator and kopf's watch until the signal or the operator's end; returns the exit code."""
+    running = asyncio.create_task(operator.run(), name="operator")
+    watch = asyncio.create_task(_kopf(operator, settings, transport).run(), name="kopf")
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (running, watch, stopped):
+        task.cancel()
+    results = await asyncio.gather(running, watch, stopped, return_exceptions=True)
+    error = results[0]
+    if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
+        logger.error("the operator stopped: %s", _innermost(error), exc_info=error)
+        return 1
+    return 0
+
+
+def _kopf(operator: Operator, settings: Settings, transport: HttpTransport) -> KopfWatch:
+    loop = asyncio.get_running_loop()
+
+    def changed(plural: str, namespace: str, name: str, uid: str, version: str) -> None:
+        if operator.changed(plural, namespace, name, uid, version):
+            loop.call_later(SEEN_WITHIN_SECONDS, operator.missed, plural, uid, version)
+
+    async def login() -> kopf.ConnectionInfo:
+        configuration = transport.configuration
+        bearer = await configuration.get_api_key_with_prefix("BearerToken")
+        return connection_info(configuration, bearer.split()[-1] if bearer else None)
+
+    watched = [name for name in WATCHED_BY_KOPF if name in sources(settings.namespace)]
+    restarts = operator.metrics.watch_restarts.labels("kopf", "ended")
+    return KopfWatch(watched, settings.namespace, changed, login, on_restart=restarts.inc)
+
+
+def _signalled() -> asyncio.Event:
+    """Set at SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _log(level: str) -> None:
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
+    )
+    if level != "DEBUG":
+        for noisy in ("kopf", "aiohttp.access"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    main()

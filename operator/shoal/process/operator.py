@@ -1,0 +1,272 @@
+"""The operator: the wiring of reflectors, caches and controllers. What runs them is `shoal.runtime.manager`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from shoal.api.base import Resource
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.speed_profile import SpeedProfile
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.cache import Cache
+from shoal.cluster.lease import Lease, LeaseTimes
+from shoal.cluster.reflector import Reflector
+from shoal.cluster.transport import Fenced, Transport
+from shoal.controllers.capacitypool.reconcile import PoolReconciler
+from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.planning.planner import Planner
+from shoal.controllers.speedprofile.reconcile import Learner
+from shoal.controllers.state import ClusterState, Key, Wakes, key_of, sources
+from shoal.controllers.trainingjob.api_answers import AnswerStore
+from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reconcile import Reconciler
+from shoal.controllers.trainingjob.report import Reporter
+from shoal.process.settings import Settings
+from shoal.runtime.controller import Controller
+from shoal.runtime.limiter import Limited
+from shoal.runtime.manager import Manager
+from shoal.runtime.metrics import Metrics
+from shoal.runtime.outage import Outage, Watched
+from shoal.runtime.recorder import Recorder
+from shoal.runtime.status_writer import StatusWriter
+from shoal.runtime.work_queue import Priority
+from shoal.telemetry.coordinator import Coordinator
+from shoal.telemetry.poller import Poller
+from shoal_trainer.contract import StatusReport
+
+R = TypeVar("R", bound=Resource)
+
+LEASE_TIMES = LeaseTimes()
+NEEDED = ("trainingjobs", "pods", "services")
+SEEN_WITHIN_SECONDS = 5.0
+"""A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Operator:
+    """One replica of the operator. `lease_transport`: the connection of the Lease, by default the same."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: Settings,
+        coordinator: Coordinator,
+        *,
+        lease_transport: Transport | None = None,
+        wall: Callable[[], datetime] = _now,
+        lease_times: LeaseTimes = LEASE_TIMES,
+    ) -> None:
+        self.metrics = metrics = Metrics()
+        wakes = Wakes(
+            jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
+        )
+        self.state = ClusterState(wakes)
+        self._settings = settings
+        self._wall = wall
+        self._outage = Outage(time.monotonic, wall)
+        self.lease = Lease(
+            Watched(lease_transport or transport, self._outage),
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            identity=settings.identity,
+            times=lease_times,
+            wall=wall,
+        )
+        self._fenced = Limited(
+            Fenced(Watched(transport, self._outage), self.lease.seconds_left),
+            on_answer=lambda verb, code, seconds: metrics.requests.labels(verb, code).observe(seconds),
+        )
+        self._reflectors = self._make_reflectors(self._fenced)
+        self.recorder = Recorder(
+            self._fenced,
+            reporter=settings.identity,
+            wall=wall,
+            on_result=lambda result: metrics.events.labels(result).inc(),
+        )
+        self._job_metrics = JobMetrics(metrics)
+        self._poller = Poller(
+            coordinator,
+            show_every=settings.telemetry_seconds,
+            on_result=lambda result: self._job_metrics.polls.labels(result).inc(),
+            on_report=self._hear,
+        )
+        self.learner, self.profiles = self._make_profiles()
+        self._plan_metrics = PlanMetrics(metrics)
+        self.planner = Planner(
+            self.state,
+            self._poller,
+            self.learner,
+            wake=self._wake_job,
+            wall=wall,
+            metrics=self._plan_metrics,
+            every_seconds=settings.plan_seconds,
+        )
+        self.pools = self._make_pools()
+        self.jobs = self._make_jobs()
+        controllers = [self.jobs, self.pools, self.profiles]
+        metrics.live(
+            "shoal_queue_length",
+            "Objects waiting to be reconciled, by controller.",
+            "controller",
+            lambda: {each.name: len(each.queue) for each in controllers},
+        )
+        self.manager = Manager(
+            self.lease,
+            controllers,
+            needed={name: self._reflectors[name] for name in NEEDED},
+            optional={name: each for name, each in self._reflectors.items() if name not in NEEDED},
+            recorder=self.recorder,
+            metrics=metrics,
+            background=[self.planner.run],
+            on_lead=self._lead,
+        )
+
+    @property
+    def unread(self) -> Callable[[], list[str]]:
+        """See `Manager.unread`."""
+        return self.manager.unread
+
+    async def run(self) -> None:
+        """Run until cancelled; see `Manager.run`."""
+        try:
+            await self.manager.run()
+        finally:
+            await self._poller.close()
+
+    def changed(self, plural: str, namespace: str, name: str, uid: str, version: str) -> bool:
+        """Wake a key because another watch saw it change; False if the cache has seen that version already."""
+        cache = self.state.cache_of(plural)
+        if cache is None or not version.isdigit() or cache.has_seen(uid, int(version)):
+            return False
+        self.state.wake(plural, (namespace, name), Priority.NORMAL)
+        return True
+
+    def missed(self, plural: str, uid: str, version: str) -> bool:
+        """List a resource again if the cache still has not seen this version of an object; whether it had not."""
+        cache, reflector = self.state.cache_of(plural), self._reflectors.get(plural)
+        if cache is None or reflector is None or reflector.denied or cache.has_seen(uid, int(version)):
+            return False
+        reflector.request_refresh()
+        return True
+
+    def _make_reflectors(self, transport: Transport) -> dict[str, Reflector[Any]]:
+        state, settings = self.state, self._settings
+        caches: dict[str, Any] = {
+            "trainingjobs": state.jobs,
+            "pods": state.pods,
+            "services": state.services,
+            "nodes": state.nodes,
+            "capacitypools": state.pools,
+            "speedprofiles": state.profiles,
+        }
+        return {
+            name: Reflector(transport, source, caches[name], on_restart=partial(self._restarted, name))
+            for name, source in sources(settings.namespace).items()
+            if name != "nodes" or settings.node_signals
+        }
+
+    def _restarted(self, resource: str, reason: str) -> None:
+        """Count a watch that was started again."""
+        self.metrics.watch_restarts.labels(resource, reason).inc()
+
+    def _lead(self) -> None:
+        self._outage.assumed(self.lease.abandoned_seconds)
+        self._job_metrics.count_jobs(self.state.jobs.all)
+        self._plan_metrics.count_pools(self.state.pools.all)
+        self.planner.trigger()
+
+    def _hear(self, uid: str, report: StatusReport) -> None:
+        if (job := self.state.jobs.by_uid(uid)) is not None:
+            self.learner.hear(job, report)
+
+    def _writer(self, kind: type[R], cache: Cache[R]) -> StatusWriter[R]:
+        written = self.metrics.status_writes
+
+        def count(result: str) -> None:
+            written.labels(kind.__name__, result).inc()
+
+        return StatusWriter(self._fenced, cache, kind, on_result=count)
+
+    def _make_pools(self) -> Controller:
+        state = self.state
+        reconcile = PoolReconciler(
+            state,
+            self._writer(CapacityPool, state.pools),
+            self.recorder,
+            wall=self._wall,
+            on_change=self._replan,
+        )
+        return Controller(
+            "capacitypool",
+            reconcile,
+            keys=lambda: [key_of(pool) for pool in state.pools.all()],
+            metrics=self.metrics,
+        )
+
+    def _make_profiles(self) -> tuple[Learner, Controller]:
+        learner = Learner(
+            self._fenced,
+            self.state,
+            self._writer(SpeedProfile, self.state.profiles),
+            wake=self._wake_profile,
+            wall=self._wall,
+        )
+        return learner, Controller("speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics)
+
+    def _make_jobs(self) -> Controller:
+        state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
+        credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
+        answers = AnswerStore()
+        writer = self._writer(TrainingJob, state.jobs)
+        reconcile = Reconciler(
+            Observer(
+                state,
+                answers,
+                self._poller,
+                images=settings.images,
+                node_signals=self._nodes_readable,
+                api_returned_at=lambda: self._outage.returned_at,
+                proposal=self.planner.proposal,
+                wall=wall,
+            ),
+            Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=self._job_metrics),
+            Reporter(writer, self.recorder, self._job_metrics, telemetry_seconds=settings.telemetry_seconds),
+            state=state,
+            answers=answers,
+            poller=self._poller,
+            credentials=credentials,
+            wake=self._wake_job,
+        )
+        return Controller(
+            "trainingjob",
+            reconcile,
+            keys=lambda: [key_of(job) for job in state.jobs.all()],
+            metrics=self.metrics,
+            workers=settings.workers,
+        )
+
+    def _wake_job(self, key: Key, priority: Priority) -> None:
+        self.jobs.wake(key, priority)
+
+    def _wake_pool(self, key: Key, priority: Priority) -> None:
+        self.pools.wake(key, priority)
+
+    def _wake_profile(self, key: Key, priority: Priority) -> None:
+        self.profiles.wake(key, priority)
+
+    def _replan(self) -> None:
+        self.planner.trigger()
+
+    def _nodes_readable(self) -> bool:
+        nodes = self._reflectors.get("nodes")
+        return nodes is not None and nodes.synced.is_set() and not nodes.denied

@@ -1,0 +1,107 @@
+"""The settings of the process, from environment variables that the Helm chart sets."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.errors import UsageError
+from shoal.policy.model import Images
+
+MIN_KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one installation."""
+
+    install_key: bytes = field(repr=False)
+    """The secret from which every job's key is derived."""
+    images: Images
+    namespace: str = ""
+    """The namespace to watch; empty for all namespaces."""
+    node_signals: bool = True
+    """Whether to watch nodes."""
+    identity: str = "shoal"
+    """The holder identity in the Lease."""
+    lease_namespace: str = "default"
+    lease_name: str = "shoal"
+    metrics_port: int = 8080
+    """0: no metrics endpoint."""
+    health_port: int = 8081
+    """0: no health endpoint."""
+    log_level: str = "INFO"
+    telemetry_seconds: float = 30.0
+    """Minimum interval of a job's status updates that only change telemetry."""
+    workers: int = 16
+    """Jobs reconciled concurrently."""
+    plan_seconds: float = 60.0
+    """Interval of plans of jobs with pools, where nothing calls for one sooner."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Read the variables.
+
+        Raises:
+            UsageError: a variable is missing or invalid; the message names it.
+        """
+        get = environment.get
+        return cls(
+            install_key=_key(_required(environment, "SHOAL_INSTALL_KEY_FILE")),
+            images=Images(
+                ps=_required(environment, "SHOAL_IMAGE_PS"),
+                worker=_required(environment, "SHOAL_IMAGE_WORKER"),
+            ),
+            namespace=get("SHOAL_NAMESPACE", ""),
+            node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
+            identity=get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+            lease_namespace=get("POD_NAMESPACE") or "default",
+            lease_name=get("SHOAL_LEASE_NAME") or "shoal",
+            metrics_port=_number(environment, "SHOAL_METRICS_PORT", 8080),
+            health_port=_number(environment, "SHOAL_HEALTH_PORT", 8081),
+            log_level=_level(environment),
+            telemetry_seconds=_number(environment, "SHOAL_TELEMETRY_SECONDS", 30),
+            workers=max(1, _number(environment, "SHOAL_WORKERS", 16)),
+            plan_seconds=max(1, _number(environment, "SHOAL_PLAN_SECONDS", 60)),
+        )
+
+
+def _required(environment: Mapping[str, str], name: str) -> str:
+    if not (value := environment.get(name, "")):
+        raise UsageError(f"{name} is not set: set it in the operator's environment")
+    return value
+
+
+def _key(path: str) -> bytes:
+    try:
+        key = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"SHOAL_INSTALL_KEY_FILE={path} cannot be read: {error.strerror}") from error
+    if len(key) < MIN_KEY_BYTES:
+        raise UsageError(f"the install key in {path} has {len(key)} bytes: it needs at least {MIN_KEY_BYTES}")
+    return key
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not text.isdigit():
+        raise UsageError(f"{name}={text} must be a non-negative integer")
+    return int(text)
+
+
+def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
+    text = (environment.get(name) or str(default)).lower()
+    if text not in {"true", "false"}:
+        raise UsageError(f"{name}={text} must be true or false")
+    return text == "true"
+
+
+def _level(environment: Mapping[str, str]) -> str:
+    level = (environment.get("SHOAL_LOG_LEVEL") or "info").upper()
+    if level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
+        raise UsageError(f"SHOAL_LOG_LEVEL={level.lower()} must be debug, info, warning or error")
+    return level

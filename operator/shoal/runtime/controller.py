@@ -1,0 +1,68 @@
+"""One controller: a queue of keys, and the function that reconciles one of them.
+
+A standby queues nothing. When the process leads, every known key is queued once, then those that change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from shoal.runtime.metrics import Metrics
+from shoal.runtime.work_queue import Priority, WorkQueue
+
+Key = tuple[str, str]
+"""(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
+
+Reconcile = Callable[[Key], Awaitable[float | None]]
+"""Reconciles one object; returns the seconds until the next time, or None: only after a change."""
+
+
+class Controller:
+    """Reconciles the objects of one kind. `workers`: how many concurrently; `keys`: all that are known."""
+
+    def __init__(
+        self,
+        name: str,
+        reconcile: Reconcile,
+        *,
+        keys: Callable[[], Iterable[Key]],
+        metrics: Metrics,
+        workers: int = 1,
+    ) -> None:
+        self.name = name
+        self.queue: WorkQueue[Key] = WorkQueue(
+            on_taken=lambda seconds: metrics.queue_seconds.labels(name).observe(seconds)
+        )
+        self._reconcile = reconcile
+        self._keys = keys
+        self._metrics = metrics
+        self._workers = workers
+        self._leads = False
+
+    def wake(self, key: Key, priority: Priority = Priority.NORMAL) -> None:
+        """Queue an object because something about it changed."""
+        if self._leads:
+            self.queue.add(key, priority)
+
+    def lead(self) -> None:
+        """Queue all known objects, and from now on those that change."""
+        self._leads = True
+        for key in self._keys():
+            self.wake(key)
+
+    async def work(self) -> None:
+        """Reconcile until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._workers):
+                tasks.create_task(self.queue.work(self._timed))
+
+    async def _timed(self, key: Key) -> float | None:
+        loop = asyncio.get_running_loop()
+        began, result = loop.time(), "error"
+        try:
+            delay = await self._reconcile(key)
+            result = "done"
+            return delay
+        finally:
+            self._metrics.reconcile_seconds.labels(self.name, result).observe(loop.time() - began)

@@ -1,0 +1,151 @@
+"""kopf's watch of the custom resources, beside Shoal's own reflectors: a second witness of every change.
+
+Its handlers wake a key only for a resource version that the cache has not seen; where the cache still has not seen it
+seconds later, the reflector's watch is behind or dead, and is told to list again. kopf runs in a thread with an event
+loop of its own, for two reasons: when its operator ends it cancels every task of its loop that was started after it
+(`kopf.run_tasks`), and it copies each object. It ends at a watch ERROR other than 410 and after a minute of 5xx; then
+it is started again. Peering, events, annotations and finalizers are off, and so are its own signal handlers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import kopf
+
+from shoal.api.base import GROUP, VERSION
+
+logger = logging.getLogger(__name__)
+
+TOKEN_LIFE = timedelta(minutes=5)
+"""kopf reads the service account token again after this time; the kubelet rotates it well before it expires."""
+RESTART_SECONDS = 5.0
+LONGEST_RESTART_SECONDS = 300.0
+STEADY_SECONDS = 600.0
+"""After a run of this length a failure is the first again."""
+
+Changed = Callable[[str, str, str, str, str], None]
+"""Called with (plural, namespace, name, uid, resource version) in the loop that called `run`."""
+
+Credentials = Callable[[], Awaitable[kopf.ConnectionInfo]]
+
+
+class KopfWatch:
+    """Runs kopf for the custom resources. `login` gives the credentials, in the loop that called `run`."""
+
+    def __init__(
+        self,
+        plurals: Sequence[str],
+        namespace: str,
+        changed: Changed,
+        login: Credentials,
+        *,
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._plurals = plurals
+        self._namespace = namespace
+        self._changed = changed
+        self._login = login
+        self._on_restart = on_restart
+
+    async def run(self) -> None:
+        """Watch until cancelled; whatever ends kopf, it is started again."""
+        delay = RESTART_SECONDS
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            why = await self._once(loop)
+            if loop.time() - began > STEADY_SECONDS:
+                delay = RESTART_SECONDS
+            logger.warning("kopf's watch ended (%s); it starts again in %.0f s", why, delay)
+            self._on_restart()
+            await asyncio.sleep(delay)
+            delay = min(LONGEST_RESTART_SECONDS, 2 * delay)
+
+    async def _once(self, loop: asyncio.AbstractEventLoop) -> str:
+        """Run kopf in a thread until it ends, or until this is cancelled; returns why it ended."""
+        stop = threading.Event()
+        ended: asyncio.Future[str] = loop.create_future()
+
+        def tell(why: str) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        def work() -> None:
+            try:
+                asyncio.run(self._operator(loop, stop))
+                why = "it returned"
+            except BaseException as error:  # whatever it is, it must not end the process
+                why = repr(error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(tell, why)
+
+        threading.Thread(target=work, name="kopf", daemon=True).start()
+        try:
+            return await ended
+        finally:
+            stop.set()
+
+    async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+        await kopf.operator(
+            registry=self._registry(loop),
+            settings=_settings(),
+            standalone=True,
+            clusterwide=not self._namespace,
+            namespaces=[self._namespace] if self._namespace else [],
+            stop_flag=stop,
+        )
+
+    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.login(registry=registry)
+        async def login(**_: Any) -> kopf.ConnectionInfo:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._credentials(), loop))
+
+        async def changed(resource: kopf.Resource, body: kopf.Body, **_: Any) -> None:
+            meta = body.metadata
+            loop.call_soon_threadsafe(
+                self._changed,
+                resource.plural,
+                meta.namespace or "",
+                meta.name or "",
+                meta.uid or "",
+                str(meta.get("resourceVersion", "")),
+            )
+
+        for plural in self._plurals:
+            kopf.on.event(GROUP, VERSION, plural, registry=registry)(changed)
+        return registry
+
+    async def _credentials(self) -> kopf.ConnectionInfo:
+        return await self._login()
+
+
+def connection_info(configuration: Any, token: str | None) -> kopf.ConnectionInfo:
+    """The cluster and credentials of the official client's configuration, for kopf."""
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        token=token,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        expiration=datetime.now(UTC) + TOKEN_LIFE if token else None,
+    )
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    return settings

@@ -1,0 +1,110 @@
+"""Runs controllers: reflectors keep the caches, and the holder of the Lease reconciles.
+
+Crash-only: all state is in the cluster. A standby keeps its caches warm, but a watch may be behind, and the watches of
+several resources are behind by different amounts: a new leader that acts on them counts pods as lost that it has not
+read yet. So after the Lease was acquired everything is listed again, and nothing is decided before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from shoal.cluster.lease import Lease
+from shoal.cluster.reflector import Reflector
+from shoal.runtime.controller import Controller
+from shoal.runtime.metrics import Metrics
+from shoal.runtime.recorder import Recorder
+
+LAG_SECONDS = 1.0
+"""Interval at which the lag of the event loop is sampled."""
+DRAIN_SECONDS = 1.0
+"""How long a process that stops posts its last events."""
+
+
+class Manager:
+    """One replica.
+
+    `needed`: reflectors without which nothing can be decided; `optional`: as far as RBAC allows. `background`: what
+    runs beside the controllers while this process leads.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        controllers: Sequence[Controller],
+        *,
+        needed: Mapping[str, Reflector[Any]],
+        optional: Mapping[str, Reflector[Any]],
+        recorder: Recorder,
+        metrics: Metrics,
+        background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+        on_lead: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lease = lease
+        self._controllers = controllers
+        self._needed = needed
+        self._optional = optional
+        self._recorder = recorder
+        self._metrics = metrics
+        self._background = background
+        self._on_lead = on_lead
+
+    def unread(self) -> list[str]:
+        """The resources that are needed and cannot be listed: permissions or the CRD are missing, or not yet."""
+        return [name for name, each in self._needed.items() if not each.synced.is_set() or each.denied]
+
+    async def run(self) -> None:
+        """Run until cancelled.
+
+        Raises:
+            ExceptionGroup: with `LeaseLost`, or an unexpected error.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for each in (*self._needed.values(), *self._optional.values()):
+                    tasks.create_task(each.run())
+                tasks.create_task(self._sample_lag())
+                await self.lease.acquire()
+                tasks.create_task(self.lease.keep())
+                await self._read_again()
+                tasks.create_task(self._recorder.run())
+                for run in self._background:
+                    tasks.create_task(run())
+                self._on_lead()
+                self._metrics.leading.set(1)
+                for controller in self._controllers:
+                    controller.lead()
+                    tasks.create_task(controller.work())
+        finally:
+            self._metrics.leading.set(0)
+            await self._stop()
+
+    async def _read_again(self) -> None:
+        """List everything behind the Lease."""
+
+        async def read(each: Reflector[Any]) -> None:
+            while not await each.refresh():
+                pass  # it is refused: the reflector pauses between its tries
+
+        async with asyncio.TaskGroup() as lists:
+            for each in self._needed.values():
+                lists.create_task(read(each))
+            for each in self._optional.values():
+                lists.create_task(each.refresh())
+
+    async def _stop(self) -> None:
+        if self.lease.held:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await self._recorder.drain()
+        await self.lease.release()
+
+    async def _sample_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self._metrics.loop_lag.observe(max(0.0, loop.time() - due))

@@ -1,0 +1,86 @@
+"""Prometheus metrics of the process and of every controller. No label contains the name of an object of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """The metrics of the runtime, in a registry of their own; controllers register theirs in it."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconcile_seconds = Histogram(
+            "shoal_reconcile_seconds",
+            "Duration of one reconcile, by controller and result.",
+            ["controller", "result"],
+            buckets=FAST,
+            registry=self.registry,
+        )
+        self.queue_seconds = Histogram(
+            "shoal_queue_seconds",
+            "Time that an object waited to be reconciled, by controller.",
+            ["controller"],
+            buckets=FAST,
+            registry=self.registry,
+        )
+        self.watch_restarts = Counter(
+            "shoal_watch_restarts_total",
+            "Watches that were restarted, by resource and reason.",
+            ["resource", "reason"],
+            registry=self.registry,
+        )
+        self.status_writes = Counter(
+            "shoal_status_writes_total",
+            "Status updates, by kind and result.",
+            ["kind", "result"],
+            registry=self.registry,
+        )
+        self.events = Counter(
+            "shoal_events_total",
+            "Events about objects, by result: posted, dropped, failed.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.requests = Histogram(
+            "shoal_api_request_seconds",
+            "Duration of requests to the API server, by verb and HTTP status (0: no answer).",
+            ["verb", "code"],
+            buckets=FAST,
+            registry=self.registry,
+        )
+        self.loop_lag = Histogram(
+            "shoal_loop_lag_seconds",
+            "How long the event loop was held by something else, sampled once a second.",
+            buckets=FAST,
+            registry=self.registry,
+        )
+        self.leading = Gauge(
+            "shoal_leading",
+            "1 while this process holds the Lease and has read the cluster.",
+            registry=self.registry,
+        )
+
+    def live(self, name: str, text: str, label: str, values: Callable[[], Mapping[str, float]]) -> None:
+        """Export a gauge that is computed at each scrape; `values`: value by label."""
+        self.registry.register(_Live(name, text, label, values))
+
+
+class _Live(Collector):
+    def __init__(self, name: str, text: str, label: str, values: Callable[[], Mapping[str, float]]) -> None:
+        self._name, self._text, self._label, self._values = name, text, label, values
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        return []
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily(self._name, self._text, labels=[self._label])
+        for label, value in sorted(self._values().items()):
+            family.add_metric([label], value)
+        yield family

@@ -1,0 +1,211 @@
+"""Posts events in the background, so that no reconcile waits for one.
+
+The queue is bounded, and a wave of losses is a handful of requests: the first events of an object with one reason are
+posted as they are, the others are combined into one event with a count. An event's name is derived from the object,
+the reason and the message, so that a repetition, even after a restart, is a 409 and increments the count. Kubernetes
+deletes events after an hour. Losing an event is not an error, since the status has the same information.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from shoal.api.base import API_VERSION, Resource
+from shoal.api.events import Event
+from shoal.cluster.transport import MERGE_PATCH, Transport
+from shoal.errors import ClusterError
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 2048
+"""Events that wait to be posted; beyond it the oldest are dropped."""
+MAX_COUNTS = 4096
+MAX_MESSAGE_LENGTH = 1024  # limit of core/v1 Event
+BURST = 5
+"""Events of one object and reason that are posted singly within a window."""
+WINDOW_SECONDS = 60.0
+PAUSE_SECONDS = 0.5
+"""Between the writes of one combined event, so that a wave is few of them."""
+
+
+@dataclass
+class _Waiting:
+    about: Resource
+    event: Event
+    count: int = 1
+    """Repetitions that this write stands for."""
+    combined: bool = False
+
+
+class Recorder:
+    """Takes events with `record`, posts them in `run`. `on_result` is told: posted, dropped or failed."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        reporter: str,
+        wall: Callable[[], datetime],
+        on_result: Callable[[str], None] = lambda _result: None,
+    ) -> None:
+        self._transport = transport
+        self._reporter = reporter
+        self._wall = wall
+        self._on_result = on_result
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._windows: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._resting: dict[str, _Waiting | None] = {}
+        """Combined events that were posted just now, each with what came since."""
+        self._filled = asyncio.Event()
+
+    def record(self, about: Resource, events: Iterable[Event]) -> None:
+        """Queue events about an object. Never waits, never fails."""
+        for event in dict.fromkeys(events):
+            self._add(about, event)
+
+    async def run(self) -> None:
+        """Post events until cancelled."""
+        while True:
+            while self._waiting:
+                name, waiting = next(iter(self._waiting.items()))
+                before = self._counts.get(name)
+                del self._waiting[name]
+                try:
+                    await self._post(name, waiting)
+                except asyncio.CancelledError:
+                    self._waiting[name] = waiting  # for `drain`
+                    self._counts.pop(name) if before is None else self._counts.update({name: before})
+                    raise
+                if waiting.combined:
+                    self._resting[name] = None
+                    asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._rested, name)
+            self._filled.clear()
+            await self._filled.wait()
+
+    async def drain(self) -> None:
+        """Post what still waits, after `run` was cancelled."""
+        for name in list(self._resting):
+            self._rested(name)
+        while self._waiting:
+            await self._post(*self._waiting.popitem(last=False))
+
+    def _add(self, about: Resource, event: Event) -> None:
+        combined = self._in_window(about.metadata.uid, event.reason) > BURST
+        content = "combined" if combined else event.message
+        name = _name(about, event.reason, content)
+        if (known := self._waiting.get(name) or self._resting.get(name)) is not None:
+            known.about, known.event, known.count = about, event, known.count + 1
+        elif name in self._resting:
+            self._resting[name] = _Waiting(about, event, combined=combined)
+        else:
+            self._wait(name, _Waiting(about, event, combined=combined))
+
+    def _wait(self, name: str, waiting: _Waiting) -> None:
+        self._waiting[name] = waiting
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.popitem(last=False)
+            self._on_result("dropped")
+        self._filled.set()
+
+    def _rested(self, name: str) -> None:
+        if (since := self._resting.pop(name, None)) is not None:
+            self._wait(name, since)
+
+    def _in_window(self, uid: str, reason: str) -> int:
+        """How many events of this object and reason there were in the current window, this one included."""
+        now = asyncio.get_running_loop().time()
+        began, count = self._windows.pop((uid, reason), (now, 0))
+        if now - began > WINDOW_SECONDS:
+            began, count = now, 0
+        self._windows[uid, reason] = began, count + 1
+        if len(self._windows) > MAX_COUNTS:
+            self._windows.popitem(last=False)
+        return count + 1
+
+    async def _post(self, name: str, waiting: _Waiting) -> None:
+        before = self._counts.pop(name, 0)
+        count = self._counts[name] = before + waiting.count
+        if len(self._counts) > MAX_COUNTS:
+            self._counts.popitem(last=False)
+        about = waiting.about
+        event = waiting.event
+        if waiting.combined:
+            event = replace(event, message=f"{count} more of these; the last: {event.message}")
+        try:
+            if before and await self._update(about, name, event, count) != 404:
+                self._on_result("posted")
+                return
+            self._counts[name] = waiting.count
+            if (status := await self._create(about, name, event, waiting.count)) == 409:
+                await self._update(about, name, event, None)
+            elif status >= 300:
+                self._on_result("failed")
+                logger.warning(
+                    "cannot record event %s of %s: HTTP %s", event.reason, about.metadata.name, status
+                )
+                return
+            self._on_result("posted")
+        except ClusterError as error:
+            self._on_result("failed")
+            logger.warning("cannot record event %s of %s: %s", event.reason, about.metadata.name, error)
+
+    async def _create(self, about: Resource, name: str, event: Event, count: int) -> int:
+        now = self._now()
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": _namespace(about)},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": about.kind,
+                "name": about.metadata.name,
+                "namespace": about.metadata.namespace,
+                "uid": about.metadata.uid,
+                "resourceVersion": about.metadata.resource_version,
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:MAX_MESSAGE_LENGTH],
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": count,
+            "source": {"component": "shoal"},
+            "reportingComponent": "shoal.dev/operator",
+            "reportingInstance": self._reporter[:128],
+        }
+        return (await self._transport.request("POST", _path(about), body=body)).status
+
+    async def _update(self, about: Resource, name: str, event: Event, count: int | None) -> int:
+        """Count a repetition; `count`: None where an earlier process posted it and its count is not known."""
+        body: dict[str, object] = {
+            "lastTimestamp": self._now(),
+            "message": event.message[:MAX_MESSAGE_LENGTH],
+        }
+        if count is not None:
+            body["count"] = count
+        path = f"{_path(about)}/{name}"
+        return (await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)).status
+
+    def _now(self) -> str:
+        return self._wall().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _name(about: Resource, reason: str, content: str) -> str:
+    digest = hashlib.sha256(f"{about.metadata.uid}\0{reason}\0{content}".encode()).hexdigest()[:16]
+    return f"{about.metadata.name}.{digest}"
+
+
+def _namespace(about: Resource) -> str:
+    """Events about cluster-scoped objects are in the namespace `default`, as those about nodes."""
+    return about.metadata.namespace or "default"
+
+
+def _path(about: Resource) -> str:
+    return f"/api/v1/namespaces/{_namespace(about)}/events"

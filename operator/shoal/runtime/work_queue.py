@@ -1,0 +1,127 @@
+"""A work queue as in client-go, with priorities, on asyncio.
+
+A key is never processed twice concurrently. Additions of a waiting key coalesce; an addition of a key in process queues
+it again afterwards. Failures back off with jitter; disruptions precede resyncs. Each key has at most one timer: a newer
+delay replaces the earlier one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import random
+from collections.abc import Awaitable, Callable, Hashable
+from enum import IntEnum
+from typing import Generic, TypeVar
+
+from shoal.errors import ShoalError, Unavailable
+
+K = TypeVar("K", bound=Hashable)
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY = 0.05
+LONGEST_RETRY = 60.0
+
+
+class Priority(IntEnum):
+    """Lower values go first."""
+
+    URGENT = 0  # a pod or its node is terminating
+    NORMAL = 1  # something changed
+    ROUTINE = 2  # a timer, a relist, telemetry
+
+
+class WorkQueue(Generic[K]):
+    """Keys to process. Times are of the running loop's clock; `on_taken` is told how long each key waited."""
+
+    def __init__(self, on_taken: Callable[[float], None] = lambda _seconds: None) -> None:
+        self._on_taken = on_taken
+        self._since: dict[K, float] = {}
+        self._heap: list[tuple[Priority, int, K]] = []
+        self._waiting: dict[K, Priority] = {}
+        self._busy: set[K] = set()
+        self._again: dict[K, Priority] = {}
+        self._failures: dict[K, int] = {}
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._order = itertools.count()
+        self._filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Number of waiting keys."""
+        return len(self._waiting)
+
+    def add(self, key: K, priority: Priority = Priority.NORMAL) -> None:
+        """Queue the key once, however often it is added."""
+        known = self._again if key in self._busy else self._waiting
+        if key in known and known[key] <= priority:
+            return
+        known[key] = priority
+        if known is self._waiting:
+            self._push(key, priority)
+
+    def add_after(self, key: K, delay: float) -> None:
+        """Queue the key in `delay` seconds; replaces an earlier delay."""
+        self._cancel_timer(key)
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(max(0.0, delay), self._timer, key)
+
+    async def work(self, reconcile: Callable[[K], Awaitable[float | None]]) -> None:
+        """Process keys until cancelled. `reconcile` returns the seconds until the key is queued again, or None."""
+        while True:
+            key = await self._take()
+            self._cancel_timer(key)
+            try:
+                delay = await reconcile(key)
+            except Exception as error:  # broad: an error of one job must not stop the queue
+                self._fail(key, error)
+            else:
+                self._failures.pop(key, None)
+                if delay is not None:
+                    self.add_after(key, delay)
+            finally:
+                self._busy.discard(key)
+                if (priority := self._again.pop(key, None)) is not None:
+                    self.add(key, priority)
+
+    def _fail(self, key: K, error: Exception) -> None:
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        delay = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(count - 1, 20)) * random.uniform(0.8, 1.2)
+        if isinstance(error, Unavailable) and error.retry_after is not None:
+            delay = max(delay, error.retry_after * random.uniform(1.0, 1.2))
+        expected = isinstance(error, ShoalError)
+        logger.warning(
+            "%s: %s; retrying in %.2f s",
+            key,
+            error or repr(error),
+            delay,
+            exc_info=None if expected else error,
+        )
+        self.add_after(key, delay)
+
+    async def _take(self) -> K:
+        while True:
+            while self._heap:
+                priority, _, key = heapq.heappop(self._heap)
+                if self._waiting.get(key) == priority:  # else it was taken with a higher priority
+                    del self._waiting[key]
+                    self._busy.add(key)
+                    self._on_taken(asyncio.get_running_loop().time() - self._since.pop(key))
+                    return key
+            self._filled.clear()
+            await self._filled.wait()
+
+    def _push(self, key: K, priority: Priority) -> None:
+        self._since.setdefault(key, asyncio.get_running_loop().time())
+        heapq.heappush(self._heap, (priority, next(self._order), key))
+        self._filled.set()
+
+    def _timer(self, key: K) -> None:
+        del self._timers[key]
+        self.add(key, Priority.ROUTINE)
+
+    def _cancel_timer(self, key: K) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()

@@ -1,0 +1,253 @@
+"""A fake API server behind the transport, with faults on demand, and the controller around it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from shoal.api.events import Event
+from shoal.api.kube import Pod
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Answer, Query
+from shoal.controllers.state import ClusterState, Key, Wakes
+from shoal.controllers.trainingjob.api_answers import AnswerStore
+from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reconcile import Reconciler
+from shoal.controllers.trainingjob.report import Reporter
+from shoal.errors import Unavailable
+from shoal.policy.model import Images, Service
+from shoal.runtime.metrics import Metrics
+from shoal.runtime.recorder import Recorder
+from shoal.runtime.status_writer import StatusWriter
+from shoal.runtime.work_queue import Priority
+from shoal.telemetry.coordinator import Endpoint
+from shoal.telemetry.poller import Poller
+from shoal_trainer.contract import StatusReport
+
+Json = dict[str, Any]
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+KEY = ("ns", "digits")
+
+
+class Cluster:
+    """Objects by path. `fault` may answer or raise instead of the server."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+        self.version = 1
+        self.requests: list[tuple[str, str]] = []
+        self.fault: Callable[[str, str], Answer | Exception | None] = lambda _method, _path: None
+        self.loses_answer: Callable[[str, str], bool] = lambda _method, _path: False
+
+    def writes(self, method: str, kind: str) -> list[str]:
+        """Names that were written (for POST: of the collection)."""
+        return [
+            path.rpartition("/")[2] for verb, path in self.requests if verb == method and f"/{kind}" in path
+        ]
+
+    def add(self, path: str, body: Json) -> Json:
+        self.version += 1
+        meta = {
+            "uid": f"uid-{self.version}",
+            "creationTimestamp": "2026-01-01T12:00:00Z",
+            "generation": 1,
+            **body["metadata"],
+            "resourceVersion": str(self.version),
+        }
+        self.objects[path] = {**body, "metadata": meta}
+        return self.objects[path]
+
+    def change(self, path: str, **fields: Any) -> Json:
+        return self.add(path, {**self.objects[path], **fields})
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        timeout: float = 30.0,
+    ) -> Answer:
+        self.requests.append((method, path))
+        fault = self.fault(method, path)
+        if isinstance(fault, Exception):
+            raise fault
+        answer: Answer = fault or getattr(self, f"_{method.lower()}")(path, body)
+        if self.loses_answer(method, path):
+            raise Unavailable("connection reset")
+        return answer
+
+    def stream(self, path: str, query: Query) -> Any:
+        raise NotImplementedError
+
+    def _get(self, path: str, _body: Any) -> Answer:
+        return _ok(self.objects[path]) if path in self.objects else Answer(404, b"{}")
+
+    def _post(self, path: str, body: Json) -> Answer:
+        where = f"{path}/{body['metadata']['name']}"
+        if where in self.objects:
+            return Answer(409, b'{"message": "already exists", "reason": "AlreadyExists"}')
+        return _ok(self.add(where, body))
+
+    def _put(self, path: str, body: Json) -> Answer:
+        where = path.removesuffix("/status")
+        known = self.objects.get(where)
+        if known is None:
+            return Answer(404, b"{}")
+        if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
+            return Answer(409, b'{"message": "the object has been modified"}')
+        if where == path:
+            return _ok(self.add(path, body))
+        return _ok(self.change(where, status=json.loads(json.dumps(body["status"]))))
+
+    def _patch(self, path: str, body: Json) -> Answer:
+        if path not in self.objects:
+            return Answer(404, b"{}")
+        return _ok(self.add(path, _merge(self.objects[path], body)))
+
+    def _delete(self, path: str, body: Json) -> Answer:
+        known = self.objects.get(path)
+        if known is None:
+            return Answer(404, b"{}")
+        if body and body["preconditions"]["uid"] != known["metadata"]["uid"]:
+            return Answer(409, b'{"message": "the UID in the precondition does not match"}')
+        return _ok(self.objects.pop(path))
+
+
+def _ok(content: Json) -> Answer:
+    return Answer(200, json.dumps(content).encode())
+
+
+def _merge(old: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict) or not isinstance(old, dict):
+        return patch
+    merged = {**old, **{key: _merge(old.get(key), value) for key, value in patch.items()}}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+class UnreachableCoordinator:
+    """A coordinator that never answers."""
+
+    async def read(self, endpoint: Endpoint) -> StatusReport:
+        raise Unavailable("unreachable")
+
+    def forget(self, job_uid: str) -> None:
+        """Does nothing."""
+
+
+class Rig:
+    """The controller around a `Cluster`. Without reflectors: `see` updates the caches."""
+
+    def __init__(self, *, telemetry_seconds: float = 30.0) -> None:
+        self.cluster = Cluster()
+        self.woken: list[tuple[Key, Priority]] = []
+        self.wall = NOW
+        self.metrics = JobMetrics(Metrics())
+        self.state = ClusterState(Wakes(jobs=lambda key, priority: self.woken.append((key, priority))))
+        self.answers = AnswerStore()
+        self.poller = Poller(UnreachableCoordinator())
+        self.recorder = Recorder(self.cluster, reporter="test", wall=lambda: self.wall)
+        self.reporter = Reporter(
+            StatusWriter(self.cluster, self.state.jobs, TrainingJob),
+            self.recorder,
+            self.metrics,
+            telemetry_seconds=telemetry_seconds,
+            settle_seconds=0.0,
+        )
+        self.applier = Applier(
+            self.cluster,
+            self.state,
+            self.answers,
+            credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            wall=lambda: self.wall,
+            metrics=self.metrics,
+        )
+        self.observer = Observer(
+            self.state,
+            self.answers,
+            self.poller,
+            images=Images(ps="ps:1", worker="worker:1"),
+            node_signals=lambda: True,
+            wall=lambda: self.wall,
+        )
+        self._reconciler = Reconciler(
+            self.observer,
+            self.applier,
+            self.reporter,
+            state=self.state,
+            answers=self.answers,
+            poller=self.poller,
+            credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            wake=lambda key, priority: self.woken.append((key, priority)),
+        )
+
+    async def reconcile(self, key: Key = KEY) -> float | None:
+        """Reconcile, and post the events, as the background task does."""
+        try:
+            return await self._reconciler(key)
+        finally:
+            await self.recorder.drain()
+
+    async def record(self, *events: Event) -> None:
+        """Record events about the job, and post them."""
+        self.recorder.record(self.job, events)
+        await self.recorder.drain()
+
+    @property
+    def job(self) -> TrainingJob:
+        """The job in the cluster."""
+        return TrainingJob.model_validate(self.cluster.objects[JOB_PATH])
+
+    def apply(self, **spec: Any) -> TrainingJob:
+        whole = {
+            "storage": {"ephemeral": {}},
+            "training": {"entrypoint": "digits:job", "stopAfter": {"epochs": 1}},
+            "workers": {"replicas": 2},
+            **spec,
+        }
+        body = {
+            "apiVersion": "shoal.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "digits", "namespace": "ns"},
+            "spec": whole,
+        }
+        self.cluster.add(JOB_PATH, body)
+        self.see()
+        return self.job
+
+    def see(self) -> None:
+        """Relist everything."""
+        jobs = [o for p, o in self.cluster.objects.items() if p == JOB_PATH]
+        self.state.jobs.replace(map(TrainingJob.model_validate, jobs), self.cluster.version)
+        for kind, cache in (("pods", self.state.pods), ("services", self.state.services)):
+            model: Any = {"pods": Pod, "services": Service}[kind]
+            found = [o for p, o in self.cluster.objects.items() if re.search(f"/{kind}/", p)]
+            cache.replace([model.model_validate(o) for o in found], self.cluster.version)
+
+    def pod(self, name: str) -> Json:
+        return self.cluster.objects[f"/api/v1/namespaces/ns/pods/{name}"]
+
+    def pods(self) -> set[str]:
+        return {p.rpartition("/")[2] for p in self.cluster.objects if "/pods/" in p}
+
+    def run_pods(self) -> None:
+        """Make all pods run, as kubelets do."""
+        for path in [p for p in self.cluster.objects if "/pods/" in p]:
+            ready = [{"type": "Ready", "status": "True"}]
+            self.cluster.change(path, status={"phase": "Running", "podIP": "10.0.0.1", "conditions": ready})
+        self.see()
+
+    def pass_time(self, seconds: float) -> None:
+        self.wall += timedelta(seconds=seconds)
+
+
+JOB_PATH = "/apis/shoal.dev/v1alpha1/namespaces/ns/trainingjobs/digits"
+EVERYTHING = {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-0"}

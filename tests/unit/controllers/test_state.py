@@ -1,0 +1,123 @@
+"""Which change wakes which job, with which priority."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.api.base import ObjectMeta
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, Pod, PodSpec, PodStatus
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.state import ClusterState, Key, Wakes, sources
+from shoal.runtime.work_queue import Priority
+from tests.unit.policy import build
+
+
+@pytest.fixture
+def woken() -> list[tuple[Key, Priority]]:
+    return []
+
+
+@pytest.fixture
+def state(woken: list[tuple[Key, Priority]]) -> ClusterState:
+    return ClusterState(Wakes(jobs=lambda key, priority: woken.append((key, priority))))
+
+
+def pod(name: str, version: int, node: str | None = "n", phase: str = "Running", job: str = "a") -> Pod:
+    meta = OwnedMeta(
+        name=name, namespace="ns", uid=name, resource_version=str(version), labels={"shoal.dev/job": job}
+    )
+    return Pod(metadata=meta, spec=PodSpec(node_name=node), status=PodStatus(phase=phase))
+
+
+def node(version: int, ready: str = "True", name: str = "n", uid: str = "n1") -> Node:
+    return Node(
+        metadata=ObjectMeta(name=name, uid=uid, resource_version=str(version)),
+        status=NodeStatus(conditions=(Condition(type="Ready", status=ready),)),
+    )
+
+
+def test_changed_node_wakes_its_jobs_once_and_a_heartbeat_none(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    state.nodes.put(node(1))
+    for number in range(3):
+        state.pods.put(pod(f"p{number}", 10 + number))
+    state.pods.put(pod("q", 20, job="b"))
+    state.pods.put(pod("r", 21, node="elsewhere", job="c"))
+    woken.clear()
+    state.nodes.put(node(2))
+    assert woken == []
+    state.nodes.put(node(3, ready="False"))
+    assert sorted(woken) == [(("ns", "a"), Priority.URGENT), (("ns", "b"), Priority.URGENT)]
+    woken.clear()
+    state.nodes.drop("n1")
+    assert len(woken) == 2
+    assert "n" not in state.nodes_by_name
+
+
+def test_late_deletion_keeps_the_recreated_node(state: ClusterState) -> None:
+    state.nodes.put(node(1))
+    state.nodes.put(node(5, uid="n2"))
+    state.nodes.drop("n1")  # the deletion of the old node is reported late
+    assert state.nodes_by_name["n"].metadata.uid == "n2"
+
+
+@pytest.mark.parametrize(("phase", "priority"), [("Running", Priority.NORMAL), ("Failed", Priority.URGENT)])
+def test_ended_pod_wakes_its_job_urgently(
+    state: ClusterState, woken: list[tuple[Key, Priority]], phase: str, priority: Priority
+) -> None:
+    state.pods.put(pod("p", 1, phase="Pending"))
+    woken.clear()
+    state.pods.put(pod("p", 2, phase=phase))
+    assert woken == [(("ns", "a"), priority)]
+
+
+def test_sources_of_one_or_all_namespaces() -> None:
+    assert {name: source.path for name, source in sources("").items()} == {
+        "trainingjobs": "/apis/shoal.dev/v1alpha1/trainingjobs",
+        "pods": "/api/v1/pods",
+        "services": "/api/v1/services",
+        "nodes": "/api/v1/nodes",
+        "capacitypools": "/apis/shoal.dev/v1alpha1/capacitypools",
+        "speedprofiles": "/apis/shoal.dev/v1alpha1/speedprofiles",
+    }
+    within = sources("ml")
+    assert within["pods"].path == "/api/v1/namespaces/ml/pods"
+    assert within["pods"].query == {"labelSelector": "shoal.dev/job"}
+    assert within["capacitypools"].path == "/apis/shoal.dev/v1alpha1/capacitypools"  # cluster-scoped
+
+
+def test_own_writes_wake_nothing_and_their_watch_events_are_no_news(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    """B4: a status write led to three plans."""
+    manifest = build.job_manifest()
+    manifest["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+    state.jobs.put(TrainingJob.model_validate(manifest))
+    assert len(woken) == 1
+    manifest["metadata"]["resourceVersion"] = "2"
+    written = TrainingJob.model_validate(manifest)
+    state.jobs.put(written, ours=True)
+    state.jobs.put(written)  # the watch reports it
+    assert len(woken) == 1
+    manifest["metadata"]["resourceVersion"] = "3"
+    state.jobs.put(TrainingJob.model_validate(manifest))
+    assert len(woken) == 2
+
+
+def test_changed_pool_wakes_the_jobs_that_name_it(
+    state: ClusterState, woken: list[tuple[Key, Priority]]
+) -> None:
+    for name, pools in (("a", ["spot"]), ("b", ["other"])):
+        manifest = build.job_manifest()
+        manifest["metadata"] |= {"name": name, "uid": name, "resourceVersion": "1"}
+        manifest["spec"]["workers"]["pools"] = pools
+        state.jobs.put(TrainingJob.model_validate(manifest))
+    woken.clear()
+    pool: dict[str, object] = {"metadata": {"name": "spot", "uid": "p", "resourceVersion": "5"}}
+    state.pools.put(CapacityPool.model_validate({**pool, "spec": {"limits": {"nodes": 2}}}))
+    assert [key[1] for key, _ in woken] == ["a"]
+    assert state.pools_by_name["spot"].spec.limits.nodes == 2
+    state.pools.drop("p")
+    assert not state.pools_by_name

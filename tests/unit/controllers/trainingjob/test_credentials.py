@@ -1,0 +1,58 @@
+"""A job's credentials: deterministic, and accepted by the trainer's TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal_trainer.contract import job_key, status_token
+from shoal_trainer.security import Credentials
+
+KEY = bytes(range(32))
+
+
+def test_credentials_are_deterministic() -> None:
+    one, two = job_credentials(KEY, "uid-1"), job_credentials(KEY, "uid-1")
+    assert one == two
+    assert one.secret_data() == two.secret_data()
+    other = job_credentials(KEY, "uid-2")
+    assert {one.key, one.certificate, one.private_key}.isdisjoint(
+        {other.key, other.certificate, other.private_key}
+    )
+    assert one != job_credentials(b"x" * 32, "uid-1")
+
+
+def test_repr_shows_no_secret() -> None:
+    made = job_credentials(KEY, "uid-1")
+    assert made.private_key not in repr(made)
+    assert repr(made.key) not in repr(made)
+
+
+async def test_trainer_accepts_the_credentials_and_rejects_another_jobs(tmp_path: Path) -> None:
+    made = job_credentials(KEY, "uid-1")
+    for name, content in made.secret_data().items():
+        (tmp_path / name).write_bytes(content)
+    theirs = Credentials.load(tmp_path)
+    assert theirs.key == job_key(KEY, "uid-1", theirs.key_id)
+    assert made.token == status_token(theirs.key)
+
+    async def hello(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    server = await asyncio.start_server(hello, "127.0.0.1", 0, ssl=theirs.server_context())
+    port = server.sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=theirs.client_context())
+    assert await reader.read() == b"hello"
+    writer.close()
+    other_job = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    other_job.check_hostname = False
+    other_job.load_verify_locations(cadata=job_credentials(KEY, "uid-2").certificate)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await asyncio.open_connection("127.0.0.1", port, ssl=other_job)
+    server.close()
+    await server.wait_closed()

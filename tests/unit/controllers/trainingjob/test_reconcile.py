@@ -1,0 +1,288 @@
+"""Reconciles of one job, down to the requests and their order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.cluster.transport import Answer
+from shoal.errors import Unavailable
+from shoal.runtime.work_queue import Priority
+from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, Rig
+
+pytestmark = pytest.mark.looptime
+
+
+async def settled(rig: Rig) -> None:
+    """Reconcile until nothing changes."""
+    for _ in range(10):
+        rig.see()
+        before = rig.cluster.version
+        await rig.reconcile(KEY)
+        if rig.cluster.version == before:
+            return
+    raise AssertionError(f"does not settle: {rig.cluster.requests[-20:]}")
+
+
+async def test_first_reconcile_creates_everything_and_writes_one_status() -> None:
+    rig = Rig()
+    rig.apply()
+    await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING
+    kinds = [path for method, path in rig.cluster.requests if method == "POST" and "events" not in path]
+    assert kinds[:2] == ["/api/v1/namespaces/ns/secrets", "/api/v1/namespaces/ns/services"]
+    assert rig.cluster.writes("PUT", "trainingjobs") == ["status"]
+    slots = {(s.role, s.index, s.incarnation) for s in rig.job.status.slots}
+    assert slots == {("ps", 0, 0), ("worker", 0, 0), ("worker", 1, 0)}
+
+
+async def test_settled_job_sends_no_requests() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    rig.cluster.requests.clear()
+    await rig.reconcile(KEY)
+    assert rig.cluster.requests == []
+    assert rig.job.status.phase == "Running"
+
+
+async def test_lost_pod_is_replaced_before_the_status_is_written() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
+    rig.see()
+    assert rig.woken[-1] == (KEY, Priority.URGENT)
+    rig.cluster.requests.clear()
+    await rig.reconcile(KEY)
+    assert rig.cluster.requests[:2] == [
+        ("GET", "/api/v1/namespaces/ns/pods/digits-worker-1-0"),  # absence from a cache is weak evidence
+        ("POST", "/api/v1/namespaces/ns/pods"),
+    ]
+    assert "digits-worker-1-1" in rig.pods()
+    assert rig.job.status.restarts.disruptions == 1
+    assert rig.metrics.registry.get_sample_value("shoal_disruptions_total") == 1
+    assert rig.metrics.registry.get_sample_value("shoal_workers_lost_total", {"reason": "Gone"}) == 1
+
+
+async def test_loss_whose_reason_changes_is_reported_once() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    path = "/api/v1/namespaces/ns/pods/digits-worker-1-0"
+    rig.cluster.change(path, status={"phase": "Failed", "reason": "Evicted"})
+    rig.see()
+
+    def vanish(method: str, path_: str) -> None:
+        if method == "POST" and path_.endswith("/pods") and rig.cluster.objects.pop(path, None):
+            rig.see()
+
+    rig.cluster.fault = vanish
+    await rig.reconcile(KEY)
+    messages = [o["message"] for o in rig.cluster.objects.values() if o.get("reason") == "WorkerDisrupted"]
+    [reason] = rig.job.status.restarts.by_reason
+    assert messages == [f"worker digits-worker-1-0 was disrupted: {reason}"]
+
+
+async def test_pods_are_deleted_after_the_status_is_written() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    rig.run_pods()
+    await settled(rig)
+    rig.cluster.change(JOB_PATH, spec={**rig.cluster.objects[JOB_PATH]["spec"], "workers": {"replicas": 1}})
+    rig.see()
+    rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
+    with pytest.raises(Unavailable):
+        await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING
+    rig.cluster.fault = lambda _method, _path: None
+    rig.cluster.requests.clear()
+    await settled(rig)
+    assert rig.pods() == EVERYTHING - {"digits-worker-1-0"}
+    methods = [method for method, path in rig.cluster.requests if "events" not in path]
+    assert methods.index("PUT") < methods.index("DELETE")
+    assert rig.job.status.restarts.disruptions == 0
+
+
+async def test_status_conflict_is_retried() -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.change(JOB_PATH, metadata={**rig.cluster.objects[JOB_PATH]["metadata"], "labels": {"a": "b"}})
+    assert await rig.reconcile(KEY) is not None  # a conflict, which is retried
+    assert not rig.job.status.slots
+    await settled(rig)
+    assert len(rig.job.status.slots) == 3
+    assert rig.job.status.restarts.disruptions == 0
+
+
+async def test_lost_answer_creates_no_second_pod() -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.loses_answer = lambda method, path: method == "POST" and path.endswith("/pods")
+    with pytest.raises(Unavailable):
+        await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING  # created, but the answers were lost
+    rig.cluster.loses_answer = lambda _method, _path: False
+    await rig.reconcile(KEY)  # the watch has not reported them either, so they are found by name
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+    assert rig.job.status.restarts.disruptions == 0
+
+
+async def test_created_pod_missing_from_the_cache_is_found_by_name() -> None:
+    rig = Rig()
+    rig.apply()
+    await rig.reconcile(KEY)
+    uid = rig.pod("digits-worker-0-0")["metadata"]["uid"]
+    rig.state.pods.replace([], rig.cluster.version)  # an empty cache
+    rig.state.pods._deleted.clear()
+    rig.cluster.change(JOB_PATH, status={})
+    rig.state.jobs.put(rig.job)
+    await rig.reconcile(KEY)
+    assert rig.pods() == EVERYTHING
+    assert rig.pod("digits-worker-0-0")["metadata"]["uid"] == uid
+
+
+async def test_exceeded_quota_is_retried_later() -> None:
+    rig = Rig()
+    rig.apply()
+    words = {"message": 'pods "x" is forbidden: exceeded quota: few, requested: pods=1'}
+    full = Answer(403, json.dumps(words).encode())
+    rig.cluster.fault = lambda method, path: full if method == "POST" and path.endswith("/pods") else None
+    delay = await rig.reconcile(KEY)
+    assert delay is not None
+    assert delay <= 5.0
+    condition = rig.job.status.condition("QuotaExceeded")
+    assert condition is not None
+    assert "exceeded quota: few" in condition.message
+    tried = len(rig.cluster.writes("POST", "pods"))
+    await rig.reconcile(KEY)
+    assert len(rig.cluster.writes("POST", "pods")) == tried  # not retried yet
+    rig.cluster.fault = lambda _method, _path: None
+    rig.pass_time(31)
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+    condition = rig.job.status.condition("QuotaExceeded")
+    assert condition is None or condition.status == "False"
+
+
+async def test_invalid_pod_is_not_retried_until_the_spec_changes() -> None:
+    rig = Rig()
+    rig.apply()
+    no = Answer(422, b'{"message": "spec.containers[0].image: Required value"}')
+    rig.cluster.fault = lambda method, path: no if method == "POST" and path.endswith("/pods") else None
+    await rig.reconcile(KEY)
+    condition = rig.job.status.condition("Stalled")
+    assert condition is not None
+    assert "Required value" in condition.message
+    tried = len(rig.cluster.writes("POST", "pods"))
+    rig.pass_time(3600)
+    rig.see()
+    await rig.reconcile(KEY)
+    assert len(rig.cluster.writes("POST", "pods")) == tried
+    rig.cluster.fault = lambda _method, _path: None
+    body = rig.cluster.objects[JOB_PATH]
+    rig.cluster.change(JOB_PATH, metadata={**body["metadata"], "generation": 2})
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+
+
+async def test_name_conflict_is_retried_soon() -> None:
+    rig = Rig()
+    pod: dict[str, Any] = {"metadata": {"name": "digits-worker-0-0", "namespace": "ns"}, "spec": {}}
+    path = "/api/v1/namespaces/ns/pods/digits-worker-0-0"
+    rig.cluster.add(path, pod)
+    rig.apply()
+    delay = await rig.reconcile(KEY)
+    condition = rig.job.status.condition("Stalled")
+    assert condition is not None
+    assert condition.reason == "NameCollision"
+    assert delay is not None
+    assert delay <= 3.0
+    rig.cluster.objects.pop(path)
+    rig.pass_time(delay)
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+
+
+async def test_internal_error_is_reported_once_and_cleared() -> None:
+    rig = Rig()
+    stored_before_validation = {"metric": "accuracy", "value": "1e999"}
+    rig.apply(training={"entrypoint": "digits:job", "stopAfter": stored_before_validation})
+    for _ in range(3):
+        with pytest.raises(ValueError, match="finite"):
+            await rig.reconcile(KEY)
+        rig.see()
+    stalled = rig.job.status.condition("Stalled")
+    assert stalled is not None
+    assert (stalled.status, stalled.reason, rig.job.status.reason) == ("True", *["InternalError"] * 2)
+    assert "ValidationError" in stalled.message
+    assert "finite number" in stalled.message
+    assert "report this error" in stalled.message
+    assert rig.cluster.writes("PUT", "trainingjobs") == ["status"]
+    assert len(rig.cluster.writes("POST", "events")) == 1
+    rig.apply()
+    await settled(rig)
+    assert rig.pods() == EVERYTHING
+
+
+async def test_internal_error_that_cannot_be_reported_is_raised() -> None:
+    rig = Rig()
+    rig.apply(training={"entrypoint": "digits:job", "stopAfter": {"metric": "accuracy", "value": "1e999"}})
+    rig.cluster.fault = lambda method, _path: Unavailable("status unavailable") if method == "PUT" else None
+    with pytest.raises(ValueError, match="finite") as raised:
+        await rig.reconcile(KEY)
+    assert any("status unavailable" in note for note in raised.value.__notes__)
+
+
+async def test_job_deleted_during_a_reconcile_gets_no_pods() -> None:
+    rig = Rig()
+    rig.apply()
+    uid = rig.job.metadata.uid
+
+    def gone(method: str, path: str) -> None:
+        if method == "POST" and path.endswith("/services"):
+            rig.cluster.objects.pop(JOB_PATH, None)
+            rig.state.jobs.drop(uid)
+
+    rig.cluster.fault = gone
+    assert await rig.reconcile(KEY) is None
+    assert not rig.pods()
+
+
+async def test_answers_about_a_deleted_run_are_dropped() -> None:
+    rig = Rig()
+    rig.apply()
+    await settled(rig)
+    uid = rig.job.metadata.uid
+    assert rig.answers.get(uid).existing
+    rig.cluster.objects.clear()
+    rig.see()
+    assert await rig.reconcile(KEY) is None
+    assert not rig.answers.get(uid).existing
+
+
+async def test_telemetry_writes_are_rate_limited() -> None:
+    rig = Rig(telemetry_seconds=30)
+    rig.apply()
+    await settled(rig)
+    job = rig.job
+    rig.state.jobs.put(job)
+    status = job.status.model_copy(update={"training": job.status.training.model_copy(update={"step": 5})})
+    held = await rig.reporter.report(job, status, [])
+    assert held.recorded
+    assert held.wait is not None
+    assert 29 <= held.wait <= 30
+    assert rig.job.status.training.step == 0
+    loud = status.model_copy(update={"reason": "Something"})
+    assert (await rig.reporter.report(job, loud, [])).wait is None
+    assert rig.job.status.training.step == 5

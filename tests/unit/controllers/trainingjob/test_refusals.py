@@ -1,0 +1,241 @@
+"""Refusals by the API server: retried when due and reported in a condition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shoal.cluster.transport import Answer
+from shoal.errors import Unavailable
+from shoal.manifests.names import budget_name, secret_name
+from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, NOW, Rig
+
+pytestmark = pytest.mark.looptime
+
+Fault = Callable[[str, str], Answer | None]
+
+
+def refusing(kind: str, status: int, message: str = "no", reason: str = "") -> Fault:
+    answer = Answer(status, json.dumps({"message": message, "reason": reason}).encode())
+    return lambda method, path: answer if method == "POST" and path.endswith(f"/{kind}") else None
+
+
+def no_fault(_method: str, _path: str) -> None:
+    return None
+
+
+async def passes(rig: Rig, number: int = 5) -> list[float | None]:
+    """Reconcile several times at one moment; returns the requested delays."""
+    delays = []
+    for _ in range(number):
+        rig.see()
+        delays.append(await rig.reconcile(KEY))
+    return delays
+
+
+def condition(rig: Rig, kind: str) -> tuple[str, str, str]:
+    found = rig.job.status.condition(kind)
+    return (found.status, found.reason, found.message) if found else ("", "", "")
+
+
+@pytest.mark.parametrize("kind", ["secrets", "services", "poddisruptionbudgets"])
+@pytest.mark.parametrize(
+    ("status", "message", "again"),
+    [
+        (403, "forbidden: no such right", 30),
+        (403, "exceeded quota: few", 5),
+        (422, "invalid", None),
+        (400, 'admission webhook "images.example.com" denied the request: not signed', 30),
+        (422, "ValidatingAdmissionPolicy 'teams' with binding 'all' denied request: no team", 30),
+    ],
+)
+async def test_refused_object_is_retried_only_when_due(
+    kind: str, status: int, message: str, again: int | None
+) -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.fault = refusing(kind, status, message)
+    delays = await passes(rig)
+    assert len(rig.cluster.writes("POST", kind)) == 1
+    assert all(delay is None or delay >= 1.0 for delay in delays)
+    conditions = [condition(rig, which) for which in ("Stalled", "QuotaExceeded", "Degraded")]
+    assert any(status_ == "True" and message in words for status_, _, words in conditions)
+    if again is None:
+        rig.pass_time(3600)
+        await passes(rig)
+        assert len(rig.cluster.writes("POST", kind)) == 1
+        return
+    rig.pass_time(again - 1)
+    delay = (await passes(rig))[-1]
+    assert len(rig.cluster.writes("POST", kind)) == 1
+    assert delay is not None
+    rig.pass_time(delay)
+    await passes(rig)
+    assert len(rig.cluster.writes("POST", kind)) == 2
+    rig.cluster.fault = no_fault
+    rig.pass_time(again)
+    await passes(rig)
+    assert rig.pods() == EVERYTHING
+    rig.run_pods()
+    await passes(rig)
+    assert not [which for which in ("Stalled", "QuotaExceeded") if condition(rig, which)[0] == "True"]
+
+
+@pytest.mark.parametrize("kind", ["secrets", "services"])
+async def test_pods_wait_for_secret_and_service(kind: str) -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.fault = refusing(kind, 403, "exceeded quota: few")
+    for _ in range(5):
+        await passes(rig, 2)
+        rig.pass_time(6)
+    assert rig.pods() == set()
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_pods_do_not_wait_for_the_disruption_budget(status: int) -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.fault = refusing("poddisruptionbudgets", status, "policy is not for you")
+    await passes(rig)
+    assert rig.pods() == EVERYTHING
+    rig.run_pods()
+    await passes(rig)
+    state, reason, words = condition(rig, "Degraded")
+    assert (state, reason) == ("True", "NoDisruptionBudget")
+    assert "policy is not for you" in words
+    assert condition(rig, "Stalled")[0] != "True"
+    rig.cluster.fault = no_fault
+    body = rig.cluster.objects[JOB_PATH]
+    rig.cluster.change(JOB_PATH, metadata={**body["metadata"], "generation": 2})
+    rig.pass_time(31)
+    await passes(rig)
+    assert condition(rig, "Degraded")[0] == "False"
+
+
+async def test_reconcile_without_effect_is_not_repeated_at_once() -> None:
+    """Even if a plan misses a cause, reconciles without effect are a second apart."""
+    rig = Rig()
+    rig.apply()
+    rig.cluster.fault = refusing("pods", 409, "digits-ps-0-0 exists", "AlreadyExists")  # and GET says 404
+    assert await rig.reconcile(KEY) == 1.0
+
+
+# --- existing objects ------------------------------------------------------------------------------------------------
+
+
+async def test_deleted_secret_is_created_again() -> None:
+    rig = Rig()
+    rig.apply()
+    await passes(rig)
+    path = f"/api/v1/namespaces/ns/secrets/{secret_name(rig.job)}"
+    made = rig.cluster.objects.pop(path)
+    for pod in rig.pods():
+        rig.cluster.change(f"/api/v1/namespaces/ns/pods/{pod}", spec={"nodeName": "spot-0"})
+    delay = (await passes(rig))[-1]  # pods that are bound but not started may wait for it
+    assert delay is not None
+    assert delay <= 301
+    rig.pass_time(delay)
+    await passes(rig)
+    assert rig.cluster.objects[path]["data"] == made["data"]
+
+
+async def test_existing_secret_costs_one_request_in_five_minutes() -> None:
+    rig = Rig()
+    rig.apply()
+    await passes(rig)
+    rig.run_pods()
+    rig.cluster.requests.clear()
+    for _ in range(60):
+        rig.pass_time(10)
+        await passes(rig, 1)
+    assert len(rig.cluster.writes("POST", "secrets")) == 1
+    assert len(rig.cluster.writes("POST", "poddisruptionbudgets")) == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_full_quota_does_not_block_pods_with_an_existing_secret(restarted: bool) -> None:
+    """The API server checks quotas before it looks whether the object exists."""
+    rig = Rig()
+    rig.apply()
+    await passes(rig)
+    rig.run_pods()
+    await passes(rig)
+    rig.cluster.fault = refusing("secrets", 403, "exceeded quota: secrets")
+    rig.pass_time(301)
+    if restarted:
+        rig.answers.forget(rig.job.metadata.uid)
+    rig.cluster.objects.pop("/api/v1/namespaces/ns/pods/digits-worker-1-0")
+    delays = await passes(rig)
+    assert "digits-worker-1-1" in rig.pods()
+    assert len(rig.cluster.writes("POST", "secrets")) == 2
+    assert all(delay is None or delay >= 1.0 for delay in delays)
+
+
+# --- kinds of answers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["secrets", "services", "pods"])
+@pytest.mark.parametrize("status", [401, 404, 405, 409])
+async def test_temporary_refusal_is_retried(kind: str, status: int) -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.fault = refusing(kind, status, "Operation cannot be fulfilled on resourcequotas", "Conflict")
+    with pytest.raises(Unavailable):
+        await rig.reconcile(KEY)
+    rig.cluster.fault = no_fault
+    await passes(rig)
+    assert rig.pods() == EVERYTHING
+    created: dict[str, Any] = rig.cluster.objects
+    assert f"/api/v1/namespaces/ns/secrets/{secret_name(rig.job)}" in created
+    assert f"/apis/policy/v1/namespaces/ns/poddisruptionbudgets/{budget_name(rig.job)}" in created
+
+
+# --- names of an earlier run ----------------------------------------------------------------------------------------
+
+
+async def test_overdue_pod_of_an_earlier_run_stalls_the_job() -> None:
+    rig = Rig()
+    path = "/api/v1/namespaces/ns/pods/digits-ps-0-0"
+    owner = {"kind": "TrainingJob", "name": "digits", "uid": "the-earlier-run", "controller": True}
+    until = NOW + timedelta(seconds=60)
+    meta = {
+        "name": "digits-ps-0-0",
+        "namespace": "ns",
+        "labels": {"shoal.dev/job": "digits"},
+        "ownerReferences": [owner],
+        "deletionTimestamp": until.isoformat(),
+        "deletionGracePeriodSeconds": 60,
+    }
+    rig.cluster.add(path, {"metadata": meta, "spec": {"nodeName": "safe-7"}})
+    rig.apply()
+    await passes(rig)
+    assert condition(rig, "Stalled")[0] != "True"  # it is terminating
+    rig.pass_time(66)
+    delay = (await passes(rig))[-1]
+    state, reason, words = condition(rig, "Stalled")
+    assert (state, reason) == ("True", "NameCollision")
+    assert "digits-ps-0-0" in words
+    assert "kubectl delete node safe-7" in words
+    assert delay is not None
+    assert delay >= 1.0
+    rig.cluster.objects.pop(path)
+    await passes(rig)
+    assert rig.pods() == EVERYTHING
+    assert condition(rig, "Stalled")[0] == "False"
+
+
+async def test_overdue_pod_unknown_to_the_watch_stalls_the_job() -> None:
+    rig = Rig()
+    meta = {"name": "digits-ps-0-0", "namespace": "ns", "deletionTimestamp": NOW.isoformat()}
+    path = "/api/v1/namespaces/ns/pods/digits-ps-0-0"
+    rig.cluster.add(path, {"metadata": meta, "spec": {"nodeName": "safe-7"}})
+    rig.apply()
+    rig.pass_time(6)
+    rig.state.pods.replace([], rig.cluster.version)
+    await rig.reconcile(KEY)
+    assert "on node safe-7" in condition(rig, "Stalled")[2]

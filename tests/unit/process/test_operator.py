@@ -1,0 +1,130 @@
+"""Leader and standby."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Answer, Query
+from shoal.controllers.state import sources
+from shoal.policy.model import Images
+from shoal.process.operator import Operator
+from shoal.process.settings import Settings
+from tests.unit.controllers.clusters import Cluster, UnreachableCoordinator
+from tests.unit.policy import build
+
+
+def add_job(operator: Operator, number: int) -> None:
+    manifest = build.job_manifest()
+    manifest["metadata"] |= {"name": f"job-{number}", "uid": f"uid-{number}", "resourceVersion": str(number)}
+    operator.state.jobs.put(TrainingJob.model_validate(manifest))
+
+
+NO_OBJECTS = Answer(200, b'{"metadata": {"resourceVersion": "1"}, "items": []}')
+
+
+class EmptyCluster(Cluster):
+    """Lists no objects, and reports no change."""
+
+    def __init__(self, jobs: Answer) -> None:
+        super().__init__()
+        self.jobs = jobs
+
+    def _get(self, path: str, body: Any) -> Answer:
+        name = path.rpartition("/")[2]
+        return (
+            self.jobs
+            if name == "trainingjobs"
+            else NO_OBJECTS
+            if name in sources("")
+            else super()._get(path, body)
+        )
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def lines() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        yield lines()
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("status", [403, 404])
+async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> None:
+    cluster = EmptyCluster(jobs=Answer(status, b'{"message": "no"}'))
+    settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
+    operator = Operator(cluster, settings, UnreachableCoordinator())
+    assert operator.unread() == ["trainingjobs", "pods", "services"]
+    task = asyncio.create_task(operator.run())
+    await asyncio.sleep(60)
+    assert operator.unread() == ["trainingjobs"]
+    assert "shoal_leading 0.0" in generate_latest(operator.metrics.registry).decode()
+    cluster.jobs = NO_OBJECTS
+    await asyncio.sleep(60)
+    assert operator.unread() == []
+    assert "shoal_leading 1.0" in generate_latest(operator.metrics.registry).decode()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_standby_neither_queues_nor_counts_jobs_until_it_leads() -> None:
+    settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
+    operator = Operator(Cluster(), settings, UnreachableCoordinator())
+    for number in range(1, 51):
+        add_job(operator, number)
+    operator.state.jobs.drop("uid-50")
+    assert len(operator.jobs.queue) == 0
+    assert "shoal_jobs" not in generate_latest(operator.metrics.registry).decode()
+
+    operator.jobs.lead()
+    assert len(operator.jobs.queue) == 49
+    add_job(operator, 51)
+    assert len(operator.jobs.queue) == 50
+
+
+def job_at(operator: Operator, version: str) -> None:
+    manifest = build.job_manifest()
+    manifest["metadata"] |= {"name": "a", "uid": "u", "resourceVersion": version}
+    operator.state.jobs.put(TrainingJob.model_validate(manifest))
+
+
+@pytest.mark.looptime
+async def test_kopf_wakes_only_for_a_version_that_the_cache_has_not_seen() -> None:
+    settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
+    operator = Operator(Cluster(), settings, UnreachableCoordinator())
+    operator.jobs.lead()
+    job_at(operator, "7")
+    await drained(operator)
+    assert not operator.changed("trainingjobs", "ns", "a", "u", "7")
+    assert not operator.changed("pods", "ns", "a", "u", "9")  # not a resource that kopf watches
+    assert len(operator.jobs.queue) == 0
+    assert operator.changed("trainingjobs", "ns", "a", "u", "8")
+    assert len(operator.jobs.queue) == 1
+
+
+async def test_change_that_only_kopf_has_seen_is_read_again() -> None:
+    settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
+    operator = Operator(Cluster(), settings, UnreachableCoordinator())
+    job_at(operator, "7")
+    assert operator.missed("trainingjobs", "u", "8")
+    job_at(operator, "9")
+    assert not operator.missed("trainingjobs", "u", "8")
+
+
+async def drained(operator: Operator) -> None:
+    """Empty the queue."""
+
+    async def nothing(_key: object) -> None:
+        return None
+
+    task = asyncio.create_task(operator.jobs.queue.work(nothing))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,106 @@
+"""What a new leader does before it decides anything, and what a process does when it stops; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import pytest
+
+from shoal.api.events import Event
+from shoal.api.kube import Pod
+from shoal.cluster.cache import Cache
+from shoal.cluster.lease import Lease
+from shoal.cluster.reflector import Reflector, Source
+from shoal.cluster.transport import Answer
+from shoal.runtime.controller import Controller, Key
+from shoal.runtime.manager import Manager
+from shoal.runtime.metrics import Metrics
+from shoal.runtime.recorder import Recorder
+from tests.unit.cluster.servers import SmallServer
+from tests.unit.cluster.test_lease import TIMES, LeaseServer
+from tests.unit.policy import build
+
+pytestmark = pytest.mark.looptime
+
+
+class Replica:
+    """A manager of one controller that notes what its caches held at each reconcile."""
+
+    def __init__(self, leases: LeaseServer, pods: SmallServer, nodes: SmallServer, name: str) -> None:
+        self.decided: list[tuple[set[str], set[str]]] = []
+        self.caches: list[Cache[Pod]] = [Cache(lambda _old, _new, _ours: None) for _ in range(2)]
+        self.metrics = Metrics()
+        self.recorder = Recorder(pods, reporter=name, wall=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+        reflectors = [
+            Reflector(server, Source("/x", Pod), cache)
+            for server, cache in zip((pods, nodes), self.caches, strict=True)
+        ]
+        self.controller = Controller(
+            "test", self._reconcile, keys=lambda: [("ns", "job")], metrics=self.metrics
+        )
+        self.manager = Manager(
+            Lease(leases, namespace="ns", name="shoal", identity=name, times=TIMES),
+            [self.controller],
+            needed={"pods": reflectors[0]},
+            optional={"nodes": reflectors[1]},
+            recorder=self.recorder,
+            metrics=self.metrics,
+        )
+
+    async def _reconcile(self, _key: Key) -> None:
+        pods, nodes = ({pod.metadata.name for pod in cache.all()} for cache in self.caches)
+        self.decided.append((pods, nodes))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Replica]:
+        task = asyncio.create_task(self.manager.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("behind", ["pods", "nodes"])
+async def test_new_leader_decides_on_nothing_that_it_has_not_read_itself(behind: str) -> None:
+    """B2: a standby whose watch of one resource is dead counted what it had not read as lost."""
+    leases, servers = LeaseServer(), {"pods": SmallServer(), "nodes": SmallServer()}
+    for server in servers.values():
+        server.set("old")
+    async with Replica(leases, servers["pods"], servers["nodes"], "one").running():
+        await asyncio.sleep(1)
+        standby = Replica(leases, servers["pods"], servers["nodes"], "two")
+        async with standby.running():
+            await asyncio.sleep(1)
+            servers[behind].watches[-1].put_nowait = lambda _line: None  # type: ignore[method-assign]
+            for server in servers.values():
+                server.remove("old")
+                server.set("new")
+            await asyncio.sleep(1)
+            assert standby.decided == []
+            leases.lease["spec"]["holderIdentity"] = ""  # the leader is gone
+            await asyncio.sleep(TIMES.retry_period * 3)
+            assert standby.decided[0] == ({"new"}, {"new"})
+
+
+async def test_nodes_that_may_not_be_read_do_not_delay_the_leader() -> None:
+    pods, nodes = SmallServer(), SmallServer()
+    pods.set("a")
+    nodes.fault = lambda _method, _path: Answer(403, b'{"message": "forbidden"}')
+    replica = Replica(LeaseServer(), pods, nodes, "one")
+    async with replica.running():
+        await asyncio.sleep(2)
+        assert replica.decided == [({"a"}, set())]
+
+
+async def test_clean_stop_posts_the_last_events_and_releases_the_lease() -> None:
+    leases, pods = LeaseServer(), SmallServer()
+    replica = Replica(leases, pods, SmallServer(), "one")
+    async with replica.running():
+        await asyncio.sleep(2)
+        replica.recorder.record(build.job(), [Event("Normal", "Last", "one more")])
+    assert [body["reason"] for method, _, body in pods.writes if method == "POST"] == ["Last"]
+    assert leases.lease["spec"]["holderIdentity"] == ""

@@ -1,0 +1,130 @@
+"""Events: created once, counted when repeated, and never a reason to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.events import Event
+from shoal.errors import Unavailable
+from shoal.runtime.recorder import BURST, MAX_WAITING, PAUSE_SECONDS, Recorder
+from tests.unit.controllers.clusters import NOW, Rig
+
+DISRUPTED = Event("Warning", "WorkerDisrupted", "worker digits-worker-0-0 was disrupted")
+
+
+def events(rig: Rig) -> list[dict[str, object]]:
+    return [o for path, o in rig.cluster.objects.items() if "/events/" in path]
+
+
+async def test_repeated_event_is_counted() -> None:
+    rig = Rig()
+    job = rig.apply()
+    for _ in range(3):
+        await rig.record(DISRUPTED, DISRUPTED)
+    [event] = events(rig)
+    assert (event["reason"], event["count"], event["type"]) == ("WorkerDisrupted", 3, "Warning")
+    assert event["involvedObject"]["uid"] == job.metadata.uid  # type: ignore[index]
+    await rig.record(Event("Warning", "WorkerDisrupted", "another one"))
+    assert len(events(rig)) == 2
+
+
+async def test_repeated_event_after_a_restart_is_the_same_object() -> None:
+    rig = Rig()
+    job = rig.apply()
+    await rig.record(DISRUPTED)
+    after_restart = Recorder(rig.cluster, reporter="next", wall=lambda: NOW)
+    after_restart.record(job, [DISRUPTED])
+    await after_restart.drain()
+    assert len(events(rig)) == 1
+
+
+async def test_expired_event_is_created_again() -> None:
+    rig = Rig()
+    rig.apply()
+    for _ in range(2):
+        await rig.record(DISRUPTED)
+    for path in [path for path in rig.cluster.objects if "/events/" in path]:
+        del rig.cluster.objects[path]  # expired
+    await rig.record(DISRUPTED)
+    assert [event["count"] for event in events(rig)] == [1]
+    await rig.record(DISRUPTED)
+    assert [event["count"] for event in events(rig)] == [2]
+
+
+async def test_failed_event_is_not_an_error() -> None:
+    rig = Rig()
+    rig.apply()
+    rig.cluster.fault = lambda _method, _path: Unavailable("not now")
+    await rig.record(DISRUPTED)
+    assert not events(rig)
+
+
+async def test_long_event_message_is_truncated() -> None:
+    rig = Rig()
+    rig.apply()
+    await rig.record(Event("Normal", "Failed", "x" * 5000))
+    [event] = events(rig)
+    assert len(str(event["message"])) == 1024
+
+
+async def test_a_wave_of_events_is_few_requests() -> None:
+    """B3: a node group with 1,000 workers of a job is reclaimed, and nothing waits for 1,000 requests."""
+    rig = Rig()
+    job = rig.apply()
+    rig.cluster.requests.clear()
+    rig.recorder.record(
+        job, [Event("Warning", "WorkerDisrupted", f"worker {n} was disrupted") for n in range(1000)]
+    )
+    assert not rig.cluster.requests, "recording sends nothing itself"
+    await rig.recorder.drain()
+    assert len(rig.cluster.requests) == BURST + 1
+    combined = max(events(rig), key=lambda event: int(str(event["count"])))
+    assert combined["count"] == 1000 - BURST
+    assert combined["message"] == f"{1000 - BURST} more of these; the last: worker 999 was disrupted"
+
+
+async def test_another_reason_is_not_lost_in_a_wave() -> None:
+    rig = Rig()
+    job = rig.apply()
+    rig.recorder.record(job, [Event("Warning", "WorkerDisrupted", f"worker {n}") for n in range(50)])
+    rig.recorder.record(job, [Event("Warning", "Failed", "the end")])
+    await rig.recorder.drain()
+    assert "the end" in [event["message"] for event in events(rig)]
+
+
+async def test_waiting_events_are_bounded_and_drops_are_counted() -> None:
+    results: Counter[str] = Counter()
+    rig = Rig()
+    job = rig.apply()
+    recorder = Recorder(rig.cluster, reporter="r", wall=lambda: NOW, on_result=lambda r: results.update([r]))
+    for number in range(MAX_WAITING + 7):
+        recorder.record(job, [Event("Normal", f"Reason{number}", "one of very many")])
+    await recorder.drain()
+    assert results == {"dropped": 7, "posted": MAX_WAITING}
+
+
+@pytest.mark.looptime
+async def test_combined_events_are_written_at_a_bounded_rate() -> None:
+    rig = Rig()
+    job = rig.apply()
+    task = asyncio.create_task(rig.recorder.run())
+    rig.cluster.requests.clear()
+    for number in range(100):
+        rig.recorder.record(job, [Event("Warning", "WorkerDisrupted", f"worker {number}")])
+        await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(rig.cluster.requests) <= BURST + 5 / PAUSE_SECONDS + 2
+
+
+async def test_events_about_a_cluster_scoped_object_are_in_the_default_namespace() -> None:
+    rig = Rig()
+    limits: dict[str, object] = {"limits": {"nodes": 1}}
+    pool = CapacityPool.model_validate({"metadata": {"name": "spot", "uid": "u"}, "spec": limits})
+    rig.recorder.record(pool, [Event("Warning", "Exhausted", "no nodes")])
+    await rig.recorder.drain()
+    assert [path for path in rig.cluster.objects if "/namespaces/default/events/spot." in path]

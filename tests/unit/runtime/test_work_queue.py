@@ -1,0 +1,144 @@
+"""The work queue, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+
+from shoal.errors import Unavailable
+from shoal.runtime.work_queue import Priority, WorkQueue
+
+pytestmark = pytest.mark.looptime
+
+Reconcile = Callable[[str], Awaitable[float | None]]
+
+
+@asynccontextmanager
+async def working(queue: WorkQueue[str], reconcile: Reconcile, workers: int = 3) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(queue.work(reconcile)) for _ in range(workers)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_additions_coalesce_and_keys_are_processed_one_at_a_time() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    busy: set[str] = set()
+    passes: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        assert key not in busy
+        busy.add(key)
+        await asyncio.sleep(1)
+        busy.discard(key)
+        passes.append(key)
+
+    async with working(queue, reconcile):
+        for _ in range(5):
+            queue.add("a")
+        await asyncio.sleep(0.5)
+        for _ in range(5):
+            queue.add("a")  # in process: queued once more afterwards
+        queue.add("b")
+        await asyncio.sleep(10)
+    assert sorted(passes) == ["a", "a", "b"]
+
+
+async def test_urgent_keys_go_first() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    passes: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        passes.append(key)
+
+    queue.add("resync", Priority.ROUTINE)
+    queue.add("change")
+    queue.add("raised", Priority.ROUTINE)
+    queue.add("node", Priority.URGENT)
+    queue.add("raised", Priority.URGENT)
+    queue.add("raised", Priority.NORMAL)
+    async with working(queue, reconcile, workers=1):
+        await asyncio.sleep(1)
+    assert passes == ["node", "raised", "change", "resync"]
+    assert len(queue) == 0
+
+
+async def test_urgent_addition_of_a_key_in_process_stays_urgent() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    passes: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        passes.append(key)
+        await asyncio.sleep(1)
+
+    async with working(queue, reconcile, workers=1):
+        queue.add("a")
+        await asyncio.sleep(0.5)
+        queue.add("b")
+        queue.add("a", Priority.URGENT)
+        await asyncio.sleep(5)
+    assert passes == ["a", "a", "b"]
+
+
+async def test_failures_back_off_until_a_success() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    at: list[float] = []
+
+    async def reconcile(_key: str) -> None:
+        at.append(now())
+        if len(at) != 8:
+            raise Unavailable("not now")
+
+    async with working(queue, reconcile):
+        queue.add("a")
+        await asyncio.sleep(60)
+        assert len(at) == 8
+        gaps = [later - earlier for earlier, later in pairwise(at)]
+        for doubled, gap in enumerate(gaps):
+            assert 0.8 * 0.05 * 2**doubled <= gap <= 1.2 * 0.05 * 2**doubled + 0.01
+        queue.add("a")
+        await asyncio.sleep(0.2)
+        assert len(at) >= 10
+        assert at[9] - at[8] <= 0.07
+
+
+async def test_back_off_is_at_most_a_minute() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    at: list[float] = []
+
+    async def reconcile(_key: str) -> None:
+        at.append(now())
+        raise ValueError("a bug")
+
+    async with working(queue, reconcile):
+        queue.add("a")
+        await asyncio.sleep(3600)
+    assert 48 <= at[-1] - at[-2] <= 72.1
+
+
+async def test_newer_delay_replaces_the_earlier_one() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    at: list[float] = []
+
+    async def reconcile(_key: str) -> float | None:
+        at.append(now())
+        return 100.0 if len(at) < 3 else None
+
+    began = now()
+    async with working(queue, reconcile):
+        queue.add("a")
+        await asyncio.sleep(50)
+        queue.add("a")  # the first delay (until 100) is dropped
+        await asyncio.sleep(1000)
+    assert [round(t - began) for t in at] == [0, 50, 150]
