@@ -248,7 +248,11 @@ class _Teller:
 
 
 def _awaits_replacement(members: list[Member]) -> bool:
-    if not members or any(each.running or each.awaiting_job_end or each.missing for each in members):
+    if (
+        not members
+        or members[-1].at_work
+        or any(each.running or each.awaiting_job_end or each.missing for each in members)
+    ):
         return False
     newest = members[-1]
     return newest.place.incarnation > 0 or not newest.active
