@@ -86,16 +86,19 @@ def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
     assert not [r for r in rules if "*" in r["verbs"] + r["resources"] + r["apiGroups"]]
 
 
-def test_single_namespace_needs_a_role_and_read_access_to_nodes(tools: Path) -> None:
+def test_single_namespace_needs_a_role_and_access_to_nodes_and_pools(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team-a", "crds.install=false")
-    assert granted(documents, "ClusterRole") == {("nodes", "list"), ("nodes", "watch")}
+    pools = {("capacitypools", "list"), ("capacitypools", "watch"), ("capacitypools/status", "update")}
+    assert granted(documents, "ClusterRole") == {("nodes", "list"), ("nodes", "watch"), *pools}
     assert ("pods", "create") in granted(documents, "Role")
     role = next(r for r in of_kind(documents, "Role") if r["metadata"]["name"] == "shoal")
     assert role["metadata"]["namespace"] == "team-a"
 
 
-def test_without_node_access_nothing_is_cluster_wide(tools: Path) -> None:
-    documents = render(tools, "scope.namespace=team-a", "scope.nodes=false", "crds.install=false")
+def test_without_access_to_nodes_and_pools_nothing_is_cluster_wide(tools: Path) -> None:
+    documents = render(
+        tools, "scope.namespace=team-a", "scope.nodes=false", "scope.pools=false", "crds.install=false"
+    )
     assert of_kind(documents, "ClusterRole") == []
     assert of_kind(documents, "ClusterRoleBinding") == []
     environment = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["env"]

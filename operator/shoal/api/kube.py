@@ -117,6 +117,8 @@ class PodSpec(Status):
     """The parts of a pod's spec that Shoal reads."""
 
     node_name: str | None = None
+    priority: int = 0
+    """The value of its PriorityClass."""
     tolerations: tuple[Toleration, ...] = ()
 
 
@@ -188,8 +190,25 @@ class NodeSpec(Status):
     taints: tuple[Taint, ...] = ()
 
 
+class Capacity(Status):
+    """The parts of a node's capacity that Shoal reads."""
+
+    cpu: str = "0"
+
+    @property
+    def cores(self) -> float:
+        """CPU cores, from a Kubernetes quantity."""
+        number, milli = (self.cpu[:-1], 1000) if self.cpu.endswith("m") else (self.cpu, 1)
+        try:
+            return float(number) / milli
+        except ValueError:
+            return 0.0
+
+
 class NodeStatus(Status):
     """The parts of a node's status that Shoal reads."""
+
+    allocatable: Capacity = Capacity()
 
     conditions: tuple[Condition, ...] = ()
     node_info: NodeInfo = NodeInfo()

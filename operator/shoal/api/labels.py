@@ -16,6 +16,9 @@ INDEX = f"{GROUP}/index"
 INCARNATION = f"{GROUP}/incarnation"
 TEMPLATE = f"{GROUP}/template"
 POOL = f"{GROUP}/pool"
+"""The CapacityPool that the pod was created for."""
+ON_DEMAND = f"{GROUP}/on-demand"
+"""The pod is for an on-demand node because of onDemandBase or fallback."""
 
 
 class Place(NamedTuple):

@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 MOST_ROWS = 512
+MOST_SOURCES = 256
 
 
 class ProfiledModel(Strict):
@@ -210,8 +211,10 @@ class SpeedProfileStatus(Status):
     """Measured cost of an update on the parameter servers."""
     convergence: Convergence | None = None
     """The loss curve that was fitted to its jobs."""
-    sources: tuple[SpeedSource, ...] = Field(default=(), max_length=256)
+    sources: tuple[SpeedSource, ...] = Field(default=(), max_length=MOST_SOURCES)
     """The jobs whose measurements these are."""
+    jobs: str = ""
+    """Names of the newest jobs that were measured."""
     last_updated: str = ""
     """When the newest measurement was merged (RFC 3339)."""
 
@@ -224,6 +227,7 @@ class SpeedProfile(Resource):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("Parameters", ".status.model.parameters", "integer"),
         Column("Devices", ".status.devices", description="Devices that were measured"),
+        Column("Jobs", ".status.jobs", description="The newest jobs that were measured"),
         Column("Rows", ".status.rowCount", "integer", description="Measured configurations"),
         Column("Updated", ".status.lastUpdated", "date"),
         Column("Age", ".metadata.creationTimestamp", "date"),

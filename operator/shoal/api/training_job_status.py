@@ -298,6 +298,8 @@ class TrainingJobStatus(Status):
     """When a worker last tried to return from an on-demand node to a spot node."""
     released: bool = False
     """The Services and the disruption budget of the finished job are given back."""
+    node_failures: dict[str, int] = Field(default_factory=dict, max_length=64)
+    """Failures of workers on nodes that are not excluded, with workers.nodeExclusion."""
     excluded_nodes: tuple[ExcludedNode, ...] = Field(default=(), max_length=64)
     """Nodes that new workers avoid."""
 

@@ -39,6 +39,8 @@ class Settings:
     """Minimum interval of a job's status updates that only change telemetry."""
     workers: int = 16
     """Jobs reconciled concurrently."""
+    plan_seconds: float = 60.0
+    """Interval of plans of jobs with pools, where nothing calls for one sooner."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -64,6 +66,7 @@ class Settings:
             log_level=_level(environment),
             telemetry_seconds=_number(environment, "SHOAL_TELEMETRY_SECONDS", 30),
             workers=max(1, _number(environment, "SHOAL_WORKERS", 16)),
+            plan_seconds=max(1, _number(environment, "SHOAL_PLAN_SECONDS", 60)),
         )
 
 

@@ -1,6 +1,7 @@
 """The parameter server process without sockets: restarts, replacement, and uploads of the model."""
 
 import logging
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -363,6 +364,26 @@ def test_server_replaced_during_an_upload_overwrites_nothing(server, tmp_path):
     with pytest.raises(Unreachable, match="incarnation 1"):
         server.service.upload(0, 0, token, "model.keras", slow())
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
+
+
+def test_server_replaced_while_an_upload_is_synced_overwrites_nothing(server, tmp_path, monkeypatch):
+    """The sync of gigabytes takes tens of seconds, after all of it was received."""
+    token, _ = exported(server)
+    server.service.upload(0, 0, token, "model.keras", iter([b"a model"]))
+    fsync, synced = os.fsync, []
+
+    def slow(descriptor):
+        fsync(descriptor)
+        if not synced:
+            synced.append(descriptor)
+            successor_of(tmp_path)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    with pytest.raises(Unreachable, match="incarnation 1"):
+        server.service.upload(0, 0, token, "model.keras", iter([b"another"]))
+    folder = tmp_path / "storage" / "n" / "j" / "u" / "model"
+    assert [file.name for file in folder.iterdir()] == ["model.keras"]
+    assert (folder / "model.keras").read_bytes() == b"a model"
 
 
 def test_successor_that_finds_a_published_model_finishes(server, tmp_path):

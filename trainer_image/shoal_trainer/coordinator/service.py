@@ -150,11 +150,7 @@ class CoordinatorService:
                 self._check_not_exported()
             return task
 
-        def checked_chunks() -> Iterator[bytes]:
-            yield from chunks
-            check()  # the task may have been reassigned during the upload
-
-        self.artefacts.receive(token, check().kind, name, checked_chunks())
+        self.artefacts.receive(token, check().kind, name, chunks, check)
 
     @contextlib.contextmanager
     def download(

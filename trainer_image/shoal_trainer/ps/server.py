@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shoal_trainer.contract import Role
@@ -26,6 +27,7 @@ from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
+from shoal_trainer.wire.gate import Gate, Visit, shut
 from shoal_trainer.wire.handshake import Peer, Verdict
 from shoal_trainer.wire.header import IDLE, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import Hello, decode_answer, decode_json, decode_push, encode_answer
@@ -95,7 +97,7 @@ class DataServer:
         self._handshake_seconds = handshake_seconds
         self._pool = PiecePool(clock=clock)
         self._refusals = RefusalLog(clock)
-        self._unauthenticated = threading.Semaphore(MAX_UNAUTHENTICATED)
+        self._gate = Gate(MAX_UNAUTHENTICATED)
         self._open: set[Channel | socket.socket] = set()
         self._open_lock = threading.Lock()
         self._closed = False
@@ -136,29 +138,33 @@ class DataServer:
             name = str(address[0])
             with self._open_lock:
                 full = len(self._open) >= MAX_CONNECTIONS
-            if full or not self._unauthenticated.acquire(blocking=False):
+            visit = None if full else self._gate.enter(name, partial(shut, sock))
+            if visit is None:
                 self._refusals.refused(name, "too many connections")
                 sock.close()
                 continue
             try:
                 threading.Thread(
-                    target=self._serve, args=(sock, name), name=f"data-{name}", daemon=True
+                    target=self._serve, args=(sock, visit), name=f"data-{name}", daemon=True
                 ).start()
             except RuntimeError as error:  # the pod's PID limit, which counts threads
-                self._unauthenticated.release()
+                self._gate.leave(visit)
                 self._refusals.refused(name, error)
                 sock.close()
                 time.sleep(PAUSE_SECONDS)
 
-    def _serve(self, sock: socket.socket, address: str) -> None:
+    def _serve(self, sock: socket.socket, visit: Visit) -> None:
         channel: Channel | None = None
+        address = visit.address
         try:
             try:
                 deadline = self._clock() + self._handshake_seconds
-                channel = self._secure(sock)
+                channel = self._secure(sock, visit)
                 peer = self._authenticate(channel, deadline)
             finally:
-                self._unauthenticated.release()
+                self._gate.leave(visit)
+                if visit.evicted:
+                    self._refusals.refused(address, "too many connections without proof")
             if peer is not None:
                 self._serve_peer(channel, peer)
         except (ProtocolError, Fenced) as error:
@@ -174,7 +180,7 @@ class DataServer:
                     self._open.discard(channel)
             (channel or sock).close()
 
-    def _secure(self, sock: socket.socket) -> Channel:
+    def _secure(self, sock: socket.socket, visit: Visit) -> Channel:
         """The channel over an accepted connection, after the TLS handshake if there is one."""
         accepted = sock
         with self._open_lock:
@@ -182,7 +188,7 @@ class DataServer:
         try:
             if self._context is not None:
                 sock.settimeout(self._handshake_seconds)
-                sock = self._context.wrap_socket(sock, server_side=True)
+                sock = self._shake_hands(sock, visit)
             channel = Channel(sock, timeout=self._handshake_seconds, clock=self._clock)
         except TimeoutError:
             raise Unauthorized(f"no TLS handshake within {self._handshake_seconds:g} s") from None
@@ -199,6 +205,19 @@ class DataServer:
                 return channel
         channel.close()
         raise Unreachable("the server is closing")
+
+    def _shake_hands(self, sock: socket.socket, visit: Visit) -> socket.socket:
+        assert self._context is not None
+        secured = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        try:
+            visit.close = partial(shut, secured)
+            if visit.evicted:
+                raise Unreachable("too many connections")
+            secured.do_handshake()
+        except BaseException:
+            secured.close()
+            raise
+        return secured
 
     def _authenticate(self, channel: Channel, deadline: float) -> Peer | None:
         """The authenticated client, or None if it was refused."""
@@ -282,13 +301,17 @@ class DataServer:
             )
         deadline = self._clock() + WAIT_SECONDS
         self._wait(peer, request, deadline)
-        patience = deadline - self._clock()
-        with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
-            receive_by = self._clock() + 10 + request.length / MIN_RATE
-            for piece in loan.take():
-                if request.length:
-                    channel.receive(octets(piece), deadline=receive_by + loan.waited)
-            self._apply(channel, peer, request, meta, loan)
+        try:
+            patience = deadline - self._clock()
+            with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
+                receive_by = self._clock() + 10 + request.length / MIN_RATE
+                for piece in loan.take():
+                    if request.length:
+                        channel.receive(octets(piece), deadline=receive_by + loan.waited)
+                self._apply(channel, peer, request, meta, loan)
+        finally:
+            if request.op in PUSHES:
+                shard.push_ended(peer.slot)
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""

@@ -191,7 +191,8 @@ class ShardStore(WorkerRegistry):
             if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
                 return self._answer(slot, base)
             started = self._clock()
-            tau = max(0, self.version - base)
+            # Above the version: computed on updates that were lost with an earlier process of this shard.
+            tau = abs(self.version - base)
             exponent = EXPONENTS[self.staleness.policy]
             weight = model.optimizer.config.weight(meta.samples) / max(1, tau) ** exponent
             non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, self._members.live)
@@ -222,7 +223,7 @@ class ShardStore(WorkerRegistry):
             non_finite = model.merge(io, started) if merge else model.add(io, meta.scale)
             self.load.add(self._clock() - started, io)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
-            tau = max(0, self.version - base)
+            tau = abs(self.version - base)
             return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
 
     def report(self) -> ShardReport:

@@ -60,7 +60,8 @@ class Creator:
 
     def create(self, place: Place) -> None:
         """Create the pod of a place."""
-        manifest = self._pods.pod(place, self._wanted.where_of(place))
+        home = self._wanted.home(place)
+        manifest = self._pods.pod(place, self._wanted.where_of(place), on_demand=home.on_demand)
         self.actions.actions.append(
             CreatePod(self._name(place), manifest, place.role, place.index, place.incarnation)
         )

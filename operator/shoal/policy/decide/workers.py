@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from shoal.policy.common.timers import Timers
 from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import ByIndex, Member
 from shoal.policy.decide.wanted import Wanted
@@ -29,13 +30,17 @@ def max_surge(value: int | str, replicas: int) -> int:
 def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Actions) -> None:
     """Create the missing pods."""
     timers, number = actions.timers, len(wanted.workers)
-    vacant = [index for index in sorted(wanted.workers) if not _occupied(workers.get(index, ()))]
+    vacant = [
+        index
+        for index in sorted(wanted.workers)
+        if not _occupied(workers.get(index, ())) and not wanted.is_homeless(index)
+    ]
     if not vacant:
         return
     creator = Creator(facts, "worker", wanted, actions)
     leaving = _nodes_that_go(facts)
     holding = {
-        index: sum(each.may_run(timers) and each.node not in leaving for each in workers[index])
+        index: sum(_holds(each, timers, leaving) for each in workers[index])
         for index in workers
         if len(workers[index]) > 1 or index in vacant
     }
@@ -54,6 +59,12 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             creator.create(place)
             surge_left -= index in needs_surge
             unscheduled_left -= bool(group)
+
+
+def _holds(each: Member, timers: Timers, leaving: set[str]) -> bool:
+    """Whether its replacement runs beside it, on another node."""
+    unbound = bool(each.slot.cause) and not each.node
+    return not unbound and each.node not in leaving and each.may_run(timers)
 
 
 def _nodes_that_go(facts: Facts) -> set[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from shoal.api.kube import Node, Pod
-from shoal.api.labels import Place, RoleName
+from shoal.api.labels import ON_DEMAND, POOL, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
@@ -113,6 +113,8 @@ class _Reader:
             incarnation=place.incarnation,
             state="Starting",
             attempts=older.slot.attempts if older else 0,
+            pool=pod.metadata.labels.get(POOL, "") if place.role == "worker" else "",
+            on_demand=ON_DEMAND in pod.metadata.labels,
             created_at=parse_time(pod.metadata.creation_timestamp),
         )
         node_name = pod.spec.node_name

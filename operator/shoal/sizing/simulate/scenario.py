@@ -102,7 +102,7 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
         deadline = problem.objective.deadline
     else:
         raise UsageError(
-            "the simulation needs a deadline: set objective.deadlineSeconds in the PlanRequest, --deadline or --slack"
+            "the simulation needs a deadline: set elasticity.objective.deadlineSeconds, --deadline or --slack"
         )
     return Scenario(problem, spot, on_demand, number, count, steps, deadline)
 

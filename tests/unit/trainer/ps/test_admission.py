@@ -22,6 +22,7 @@ from shoal_trainer.ps.server import DataServer
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.channel import MIN_RATE, Channel
+from shoal_trainer.wire.gate import Gate
 from shoal_trainer.wire.messages import ModelSpec, Push, WorkerIdentity
 from tests.unit.trainer.ps.cluster import until
 
@@ -70,7 +71,7 @@ def test_acceptor_survives_a_refused_thread(served: Served, monkeypatch: pytest.
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    monkeypatch.setattr(served.server, "_unauthenticated", threading.Semaphore(1))
+    monkeypatch.setattr(served.server, "_gate", Gate(1))
     for _ in range(2):
         with pytest.raises(Unreachable):
             served.client().hello(MODEL)
