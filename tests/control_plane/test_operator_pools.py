@@ -127,7 +127,9 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
         assert status["plan"]["pools"][names[1]] >= 2
         assert status["plan"]["finishTime"]
         assert float(status["plan"]["confidence"]) >= 0.95
-        assert {slot["pool"] for slot in status["slots"] if slot.get("role", "worker") == "worker"} == set(names)
+        assert {slot["pool"] for slot in status["slots"] if slot.get("role", "worker") == "worker"} == set(
+            names
+        )
         assert "PlanChanged" in await job.events()
         assert float(status["prediction"]["samplesPerSecond"]) > 3000
 
