@@ -17,6 +17,7 @@ import kopf
 from shoal.cluster.transport import HttpTransport, connect
 from shoal.controllers.state import sources
 from shoal.errors import UsageError
+from shoal.page import Page
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
@@ -59,6 +60,11 @@ async def run(settings: Settings) -> int:
             registry = operator.metrics.registry
             served = await serve(settings.metrics_port, {"/metrics": exposition(registry)})
             resources.push_async_callback(served.cleanup)
+        if settings.page_port:
+            page = Page(operator.state.jobs.all, operator.state.pools.all)
+            looking = asyncio.create_task(page.run(), name="page")
+            resources.callback(looking.cancel)
+            resources.push_async_callback((await serve(settings.page_port, page.answers)).cleanup)
         return await _until(stop, operator, settings, transport)
     return 1
 
