@@ -57,6 +57,7 @@ soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 
 nightly: install  ## Run the trainer's simulation with 10,000 seeds
 	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
+	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses auto
 
 clean:  ## Delete .venv and build outputs; the cache is kept
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis
