@@ -136,6 +136,7 @@ class _Teller:
         degraded = (
             pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
+            or pod_problems.unreachable(facts)
             or self._decided.wanted.problem
             or actions.conflict
             or self._below_minimum(counts)
