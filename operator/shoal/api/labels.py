@@ -20,6 +20,16 @@ POOL = f"{GROUP}/pool"
 ON_DEMAND = f"{GROUP}/on-demand"
 """The pod is for an on-demand node because of onDemandBase or fallback."""
 
+SPOT_LABELS: dict[str, tuple[str, ...]] = {
+    "cloud.google.com/gke-spot": ("true",),
+    "cloud.google.com/gke-preemptible": ("true",),
+    "cloud.google.com/gke-provisioning": ("spot", "preemptible"),
+    "eks.amazonaws.com/capacityType": ("SPOT",),
+    "karpenter.sh/capacity-type": ("spot",),
+    "kubernetes.azure.com/scalesetpriority": ("spot",),
+}
+"""Labels by which a spot node is recognised, of all platforms."""
+
 
 class Place(NamedTuple):
     """A worker's slot or a server's shard, and which of its pods."""

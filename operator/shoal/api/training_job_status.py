@@ -7,6 +7,7 @@ ran is counted exactly once. Counters only grow.
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field, model_serializer
@@ -59,7 +60,7 @@ class Slot(Status):
     ended_at: datetime | None = None
     """When it was first seen to have ended or to be draining."""
 
-    @property
+    @cached_property
     def place(self) -> Place:
         """Its place in the job."""
         return Place(self.role, self.index, self.incarnation)

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from shoal.manifests.platforms import SPOT_LABELS
+from shoal.api.labels import SPOT_LABELS
 from tests.unit.docs.pages import code, read, rows, section
 
 WHOLE = {"resources", "podSecurityContext", "securityContext", "labels"}

@@ -191,3 +191,18 @@ def test_epoch_that_may_have_been_used_by_another_leader_is_not_used_again() -> 
     world.now += timedelta(seconds=11)  # its leader died; the pod was created and lost, or not
     world.reconcile()
     assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-2"]
+
+
+def test_planned_server_waits_for_the_quota_and_keeps_its_epoch() -> None:
+    world = running_world()
+    world.quota = 1
+    world.vanish("digits-ps-0-0")
+    world.reconcile()
+    assert "digits-ps-0-1" not in world.pods
+    made = world.reconcile()
+    assert of_pods(made) == []  # not tried again at once
+    assert 0 < (made.wake_after or 0) <= 5
+    world.quota = None
+    world.tick(seconds=30)
+    world.settle()
+    assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]

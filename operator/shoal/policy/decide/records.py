@@ -100,7 +100,7 @@ def _unchanged(facts: Facts, seen: Sighting, wanted: Wanted) -> Member | None:
         and seen.place not in view.fenced
         and wanted.keeps(slot)
     ):
-        return Member(seen.place, slot, seen.pod, HEALTHY, recorded=False)
+        return Member(seen.place, slot, seen.pod, HEALTHY, recorded=False, at_work=True)
     return None
 
 

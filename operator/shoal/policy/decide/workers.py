@@ -7,6 +7,7 @@ number of replacements may be unscheduled, so that neither the scheduler nor an 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from shoal.policy.common.timers import Timers
@@ -76,13 +77,14 @@ def _nodes_that_go(facts: Facts) -> set[str]:
     }
 
 
-def _occupied(group: list[Member] | tuple[()]) -> bool:
+def _occupied(group: Sequence[Member]) -> bool:
     """Whether the slot has a pod that needs no replacement, or its worker exited because the work is done."""
-    return any(
+    return (bool(group) and group[-1].at_work) or any(
         (each.active and each.slot.state != "Silent") or each.awaiting_job_end or each.missing
         for each in group
     )
 
 
 def _is_unscheduled_replacement(group: list[Member]) -> bool:
-    return group[-1].place.incarnation > 0 and group[-1].active and not group[-1].node
+    last = group[-1]
+    return not last.at_work and last.place.incarnation > 0 and last.active and not last.node

@@ -136,6 +136,7 @@ class _Teller:
         degraded = (
             pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
+            or pod_problems.unreachable(facts)
             or self._decided.wanted.problem
             or actions.conflict
             or self._below_minimum(counts)
@@ -248,7 +249,11 @@ class _Teller:
 
 
 def _awaits_replacement(members: list[Member]) -> bool:
-    if not members or any(each.running or each.awaiting_job_end or each.missing for each in members):
+    if (
+        not members
+        or members[-1].at_work
+        or any(each.running or each.awaiting_job_end or each.missing for each in members)
+    ):
         return False
     newest = members[-1]
     return newest.place.incarnation > 0 or not newest.active
