@@ -7,12 +7,25 @@ The caches hold thousands of them, and each watch event is parsed straight into 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any, Self
 
 from pydantic import Field
 
 from shoal.api.base import ObjectMeta, Status
-from shoal.api.labels import Place, place_in
+from shoal.api.labels import SPOT_LABELS, Place, place_in
+
+
+class Cached(Status):
+    """An object that keeps what was once derived from it."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, which derives it anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in copy.__dict__.keys() - type(self).model_fields.keys():
+            del copy.__dict__[name]
+        return copy
 
 
 class OwnerReference(Status):
@@ -134,7 +147,7 @@ class PodStatus(Status):
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class Pod(Status):
+class Pod(Cached):
     """A pod of a job."""
 
     metadata: OwnedMeta
@@ -214,7 +227,7 @@ class NodeStatus(Status):
     node_info: NodeInfo = NodeInfo()
 
 
-class Node(Status):
+class Node(Cached):
     """A node, identified by uid and boot ID: a name can be reused."""
 
     metadata: ObjectMeta
@@ -226,6 +239,12 @@ class Node(Status):
         """A digest of its uid and of its boot ID (empty before it has one), five characters each."""
         parts = (self.metadata.uid, self.status.node_info.boot_id)
         return "".join(hashlib.sha256(part.encode()).hexdigest()[:5] for part in parts if part)
+
+    @cached_property
+    def has_spot_label(self) -> bool:
+        """Whether it has a label by which some platform marks spot nodes."""
+        has = self.metadata.labels
+        return any(has.get(key) in values for key, values in SPOT_LABELS.items())
 
     def is_machine(self, machine: str) -> bool:
         """Whether this is the machine of the digest, in the same boot, as far as both say."""

@@ -330,7 +330,7 @@ class TrainingJob(Resource):
         Column("Phase", ".status.phase"),
         Column("PS", ".status.parameterServers.ready", "integer", description="Parameter servers ready"),
         Column("Workers", ".status.workers.ready", "integer", description="Workers ready"),
-        Column("Desired", ".spec.workers.replicas", "integer", description="Desired workers"),
+        Column("Desired", ".status.workers.desired", "integer", description="Desired workers"),
         Column("Samples/s", ".status.training.samplesPerSecond", description="Samples per second of the job"),
         Column(
             "Progress(%)", ".status.training.progressPercent", "integer", description="Progress in percent"

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from shoal.api.base import GROUP, VERSION
+from shoal.api.labels import SPOT_LABELS
 from shoal.client.api import Api, Json
 from shoal.client.words import age, count
 from shoal.errors import NotFound, Refused
-from shoal.manifests.platforms import SPOT_LABELS
 
 OLDEST = (1, 29)
 """The oldest Kubernetes whose CRDs have the rules that Shoal's use."""

@@ -34,6 +34,8 @@ class Settings:
     """0: no metrics endpoint."""
     health_port: int = 8081
     """0: no health endpoint."""
+    page_port: int = 0
+    """0: no web page."""
     log_level: str = "INFO"
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
@@ -63,6 +65,7 @@ class Settings:
             lease_name=get("SHOAL_LEASE_NAME") or "shoal",
             metrics_port=_number(environment, "SHOAL_METRICS_PORT", 8080),
             health_port=_number(environment, "SHOAL_HEALTH_PORT", 8081),
+            page_port=_number(environment, "SHOAL_PAGE_PORT", 0),
             log_level=_level(environment),
             telemetry_seconds=_number(environment, "SHOAL_TELEMETRY_SECONDS", 30),
             workers=max(1, _number(environment, "SHOAL_WORKERS", 16)),

@@ -100,7 +100,7 @@ def _unchanged(facts: Facts, seen: Sighting, wanted: Wanted) -> Member | None:
         and seen.place not in view.fenced
         and wanted.keeps(slot)
     ):
-        return Member(seen.place, slot, seen.pod, HEALTHY, recorded=False)
+        return Member(seen.place, slot, seen.pod, HEALTHY, recorded=False, at_work=True)
     return None
 
 
@@ -206,7 +206,7 @@ class _Updater:
             return ""
         has_run = slot.has_run or pod.running
         if not self._wanted.fits(slot):
-            return MOVED if has_run else FELL_BACK if self._wanted.fell_back(slot) else OUTDATED
+            return MOVED if has_run else FELL_BACK if self._wanted.goes_on_demand(slot) else OUTDATED
         if has_run:
             return ""
         spec = self._facts.job.spec

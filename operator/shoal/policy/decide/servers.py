@@ -44,7 +44,8 @@ def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Acti
 def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -> None:
     last = members[-1] if members else None
     if last is not None and last.planned and not _is_old(facts, last):
-        creator.create(last.place)
+        if creator.may_create(last.place):
+            creator.create(last.place)
         return
     if (place := creator.next_place(shard, members)) is None:
         return

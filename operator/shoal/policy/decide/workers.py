@@ -7,8 +7,10 @@ number of replacements may be unscheduled, so that neither the scheduler nor an 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
+from shoal.policy.common.timers import Timers
 from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import ByIndex, Member
 from shoal.policy.decide.wanted import Wanted
@@ -29,13 +31,17 @@ def max_surge(value: int | str, replicas: int) -> int:
 def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Actions) -> None:
     """Create the missing pods."""
     timers, number = actions.timers, len(wanted.workers)
-    vacant = [index for index in sorted(wanted.workers) if not _occupied(workers.get(index, ()))]
+    vacant = [
+        index
+        for index in sorted(wanted.workers)
+        if not _occupied(workers.get(index, ())) and not wanted.is_homeless(index)
+    ]
     if not vacant:
         return
     creator = Creator(facts, "worker", wanted, actions)
     leaving = _nodes_that_go(facts)
     holding = {
-        index: sum(each.may_run(timers) and each.node not in leaving for each in workers[index])
+        index: sum(_holds(each, timers, leaving) for each in workers[index])
         for index in workers
         if len(workers[index]) > 1 or index in vacant
     }
@@ -56,6 +62,12 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
             unscheduled_left -= bool(group)
 
 
+def _holds(each: Member, timers: Timers, leaving: set[str]) -> bool:
+    """Whether its replacement runs beside it, on another node."""
+    unbound = bool(each.slot.cause) and not each.node
+    return not unbound and each.node not in leaving and each.may_run(timers)
+
+
 def _nodes_that_go(facts: Facts) -> set[str]:
     """Nodes of which it is known that they end, or that are not heard."""
     return {
@@ -65,13 +77,14 @@ def _nodes_that_go(facts: Facts) -> set[str]:
     }
 
 
-def _occupied(group: list[Member] | tuple[()]) -> bool:
+def _occupied(group: Sequence[Member]) -> bool:
     """Whether the slot has a pod that needs no replacement, or its worker exited because the work is done."""
-    return any(
+    return (bool(group) and group[-1].at_work) or any(
         (each.active and each.slot.state != "Silent") or each.awaiting_job_end or each.missing
         for each in group
     )
 
 
 def _is_unscheduled_replacement(group: list[Member]) -> bool:
-    return group[-1].place.incarnation > 0 and group[-1].active and not group[-1].node
+    last = group[-1]
+    return not last.at_work and last.place.incarnation > 0 and last.active and not last.node

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from shoal.api.kube import Node, Pod
-from shoal.api.labels import Place, RoleName
+from shoal.api.labels import ON_DEMAND, POOL, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.policy.common.timers import Timers
@@ -113,12 +113,17 @@ class _Reader:
             incarnation=place.incarnation,
             state="Starting",
             attempts=older.slot.attempts if older else 0,
+            pool=pod.metadata.labels.get(POOL, "") if place.role == "worker" else "",
+            on_demand=ON_DEMAND in pod.metadata.labels,
             created_at=parse_time(pod.metadata.creation_timestamp),
         )
         node_name = pod.spec.node_name
         node = seen.nodes.get(node_name) if node_name else None
         if node_name and not (slot.node and slot.machine):
             slot = _bound(slot, node_name, node)
+        well = node is not None and node.untroubled and pod.untroubled and record is not None
+        if well and node and slot.machine == node.machine:
+            return Sighting(place, slot, pod, HEALTHY)  # as most are
         signal = None
         if node_name and seen.node_signals:
             signal = node_signal(node, slot, pod.spec.tolerations)
