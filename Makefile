@@ -55,8 +55,10 @@ bench: install  ## Run the benchmarks, write build/bench.json
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak
 
-nightly: install  ## Run the trainer's simulation with 10,000 seeds
+nightly: install  ## Run the trainer's simulation with 10,000 seeds, its mutants, and a hostile pod for a minute
 	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
+	@SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py
+	@$(PYTHON) -m dev.mutants
 
 clean:  ## Delete .venv and build outputs; the cache is kept
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis
