@@ -76,16 +76,25 @@ class Role(StrEnum):
 
 
 class JobIdentity(Message):
-    """A job and its run: a job that is deleted and applied again has another `uid`."""
+    """A job and its run: a job that is deleted and applied again has another `uid`.
+
+    `run`: the name of a run that continues under another uid; empty: the uid names it.
+    """
 
     namespace: str
     name: str
     uid: str
+    run: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """What identifies the run among those of the job."""
+        return self.run or self.uid
 
     @property
     def prefix(self) -> str:
         """The folder of the run: all its files are under `<storage>/<prefix>/`."""
-        return f"{self.namespace}/{self.name}/{self.uid}"
+        return f"{self.namespace}/{self.name}/{self.run_id}"
 
 
 FALLS = (
@@ -175,7 +184,7 @@ class RuntimeConfig(Message):
     """The configuration of a pod, in the environment variable `SHOAL_CONFIG`.
 
     `index` is the slot of a worker or the shard of a parameter server; `incarnation` counts its pods, and is the epoch
-    of a shard.
+    of a shard. It begins at `first_incarnation`, which is above those of an earlier job that had the same run.
     """
 
     version: int = VERSION
@@ -183,6 +192,7 @@ class RuntimeConfig(Message):
     role: Role
     index: int
     incarnation: int
+    first_incarnation: int = 0
     parameter_servers: tuple[Shard, ...]
     entrypoint: str
     args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
