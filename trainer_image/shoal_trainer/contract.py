@@ -268,9 +268,9 @@ class WorkerReport(Message):
 class ShardReport(Message):
     """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds).
 
-    `busy_seconds`, `updates` and `bytes_received` are cumulative over the life of the shard's process (`boot`): a
-    reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that one update
-    costs the shard, from which its capacity follows at any number of workers.
+    `busy_seconds`, `updates`, `bytes_received` and `busy_answers` are cumulative over the life of the shard's process
+    (`boot`): a reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that
+    one update costs the shard, from which its capacity follows at any number of workers.
     """
 
     index: int
@@ -285,7 +285,9 @@ class ShardReport(Message):
     updates: int = 0
     """Pushes applied by this process."""
     bytes_received: int = 0
-    """Of parameters and gradients, without headers."""
+    """Of gradients and differences, without headers."""
+    busy_answers: int = 0
+    """How often a request was told to wait for memory: the workers send more than the shard takes."""
 
 
 class DataReport(Message):
