@@ -185,6 +185,11 @@ class FakeKubelet:
         if unknown_after is not None:
             self._spawn(self._unknown_later(name, unknown_after))
 
+    async def appear(self, name: str) -> None:
+        """The machine that had vanished was only not heard: it is back, with its pods."""
+        self._node(name).alive = True
+        await self._set_ready(name, "True", "KubeletReady", "kubelet is posting ready status")
+
     async def remove_node(self, name: str) -> None:
         """Remove the machine and its Node object, as a cloud controller does."""
         if node := self.nodes.pop(name, None):

@@ -76,16 +76,25 @@ class Role(StrEnum):
 
 
 class JobIdentity(Message):
-    """A job and its run: a job that is deleted and applied again has another `uid`."""
+    """A job and its run: a job that is deleted and applied again has another `uid`.
+
+    `run`: the name of a run that continues under another uid; empty: the uid names it.
+    """
 
     namespace: str
     name: str
     uid: str
+    run: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """What identifies the run among those of the job."""
+        return self.run or self.uid
 
     @property
     def prefix(self) -> str:
         """The folder of the run: all its files are under `<storage>/<prefix>/`."""
-        return f"{self.namespace}/{self.name}/{self.uid}"
+        return f"{self.namespace}/{self.name}/{self.run_id}"
 
 
 FALLS = (
@@ -175,7 +184,7 @@ class RuntimeConfig(Message):
     """The configuration of a pod, in the environment variable `SHOAL_CONFIG`.
 
     `index` is the slot of a worker or the shard of a parameter server; `incarnation` counts its pods, and is the epoch
-    of a shard.
+    of a shard. It begins at `first_incarnation`, which is above those of an earlier job that had the same run.
     """
 
     version: int = VERSION
@@ -183,6 +192,7 @@ class RuntimeConfig(Message):
     role: Role
     index: int
     incarnation: int
+    first_incarnation: int = 0
     parameter_servers: tuple[Shard, ...]
     entrypoint: str
     args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
@@ -260,9 +270,9 @@ class WorkerReport(Message):
 class ShardReport(Message):
     """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds).
 
-    `busy_seconds`, `updates` and `bytes_received` are cumulative over the life of the shard's process (`boot`): a
-    reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that one update
-    costs the shard, from which its capacity follows at any number of workers.
+    `busy_seconds`, `updates`, `bytes_received` and `busy_answers` are cumulative over the life of the shard's process
+    (`boot`): a reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that
+    one update costs the shard, from which its capacity follows at any number of workers.
     """
 
     index: int
@@ -277,7 +287,9 @@ class ShardReport(Message):
     updates: int = 0
     """Pushes applied by this process."""
     bytes_received: int = 0
-    """Of parameters and gradients, without headers."""
+    """Of gradients and differences, without headers."""
+    busy_answers: int = 0
+    """How often a request was told to wait for memory: the workers send more than the shard takes."""
 
 
 class DataReport(Message):

@@ -35,10 +35,16 @@ def runtime_config(job: TrainingJob, place: Place, cores: float = 0.0) -> Runtim
     training, servers = job.spec.training, job.spec.parameter_servers
     stop, begin = training.stop_after, training.initial_from
     return RuntimeConfig(
-        job=JobIdentity(namespace=job.metadata.namespace, name=job.metadata.name, uid=job.metadata.uid),
+        job=JobIdentity(
+            namespace=job.metadata.namespace,
+            name=job.metadata.name,
+            uid=job.metadata.uid,
+            run=job.spec.storage.run or "",
+        ),
         role=Role(place.role),
         index=place.index,
         incarnation=place.incarnation,
+        first_incarnation=names.first_incarnation(job),
         parameter_servers=tuple(
             Shard(host=names.service_host(job, shard)) for shard in range(servers.replicas)
         ),

@@ -65,6 +65,7 @@ class Observer:
             else:
                 conflicts[service.metadata.name] = name_conflict(service.metadata, job)
         report, age = self._poller.latest(uid)
+        failing, because = self._poller.unreachable(uid)
         signals = self._node_signals()
         return Observation(
             job=job,
@@ -79,6 +80,8 @@ class Observer:
             node_signals=signals,
             report=report,
             report_age=age,
+            unreachable_seconds=failing,
+            unreachable_because=because,
             refusals=answers.refusals(now, job.metadata.generation),
             confirmed_absent=frozenset(answers.gone_pods),
             absent_nodes=answers.absent_nodes(now),

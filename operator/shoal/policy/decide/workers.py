@@ -49,7 +49,7 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
         max(0, n - 1) for n in holding.values()
     )
     unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * number)) - sum(
-        _is_unscheduled_replacement(group) for group in workers.values()
+        _is_unscheduled_replacement(group, facts.first_incarnation) for group in workers.values()
     )
     needs_surge = {index for index in vacant if holding.get(index)}
     for index in sorted(vacant, key=lambda index: index in needs_surge):
@@ -85,6 +85,6 @@ def _occupied(group: Sequence[Member]) -> bool:
     )
 
 
-def _is_unscheduled_replacement(group: list[Member]) -> bool:
+def _is_unscheduled_replacement(group: list[Member], first: int) -> bool:
     last = group[-1]
-    return not last.at_work and last.place.incarnation > 0 and last.active and not last.node
+    return not last.at_work and last.place.incarnation > first and last.active and not last.node

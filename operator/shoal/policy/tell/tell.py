@@ -136,6 +136,7 @@ class _Teller:
         degraded = (
             pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
+            or pod_problems.unreachable(facts)
             or self._decided.wanted.problem
             or actions.conflict
             or self._below_minimum(counts)
@@ -230,7 +231,7 @@ class _Teller:
                 ("worker", self._decided.workers, wanted.workers),
             )
             for index, members in members_of.items()
-            if index in indices and _awaits_replacement(members)
+            if index in indices and _awaits_replacement(members, self._facts.first_incarnation)
         ]
         if not waiting:
             return None
@@ -247,7 +248,7 @@ class _Teller:
         return Reason("BelowMinReplicas", message)
 
 
-def _awaits_replacement(members: list[Member]) -> bool:
+def _awaits_replacement(members: list[Member], first: int) -> bool:
     if (
         not members
         or members[-1].at_work
@@ -255,4 +256,4 @@ def _awaits_replacement(members: list[Member]) -> bool:
     ):
         return False
     newest = members[-1]
-    return newest.place.incarnation > 0 or not newest.active
+    return newest.place.incarnation > first or not newest.active
