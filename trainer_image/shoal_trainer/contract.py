@@ -211,6 +211,8 @@ class RuntimeConfig(Message):
     bind_host: str = "0.0.0.0"  # the operator sets the pod's own address through the downward API
     data_tls: bool = False
     node_name: str = ""
+    cores: float = 0.0
+    """CPU cores of the node, if its pool says so: a limit of the node is not visible in a container. 0: unknown."""
 
 
 # --- the coordinator's status report ------------------------------------------------------------------------------
@@ -259,8 +261,8 @@ class WorkerReport(Message):
     """The same as TensorFlow names it ("Tesla T4")."""
     devices: int = 1
     """Accelerators; 1 for "CPU"."""
-    cores: int = 0
-    """CPU cores that it may use, rounded up; 0: unknown."""
+    cores: float = 0.0
+    """CPU cores that it may use, 0.5 for half of one; 0: unknown."""
     node: str = ""
     message: str = ""
 
@@ -360,8 +362,8 @@ class SpeedSums(Message):
     """The accelerator by its name in the operator's catalogue ("T4"); "CPU" without one."""
     devices: int
     """Accelerators of one worker; 1 for "CPU"."""
-    cores: int
-    """CPU cores that one worker may use, rounded up; 0: unknown."""
+    cores: float
+    """CPU cores that one worker may use, 0.5 for half of one; 0: unknown."""
     batch_size: int
     """Samples in one step of one worker."""
     workers: int
@@ -376,7 +378,7 @@ class SpeedSums(Message):
     """Sending the update."""
 
     @property
-    def key(self) -> tuple[str, int, int, int, int, int]:
+    def key(self) -> tuple[str, int, float, int, int, int]:
         """The configuration."""
         return self.device, self.devices, self.cores, self.batch_size, self.workers, self.servers
 
