@@ -45,6 +45,7 @@ async def restarted_like_a_container(process: OperatorProcess, until: asyncio.Ev
             await process.start()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 async def test_an_outage_of_the_api_server_deletes_nothing_and_counts_nothing(tmp_path: Path) -> None:
     """B1: five healthy pods were deleted within 4 s of its return, a second before their nodes were Ready again."""
@@ -57,7 +58,7 @@ async def test_an_outage_of_the_api_server_deletes_nothing_and_counts_nothing(tm
                 await kubelet.add_node(f"spot-{number}", spot=True)
             async with (
                 fresh_namespace(kube) as namespace,
-                OperatorProcess(plane.kubeconfig, namespace, Path("/tmp/blip")) as process,
+                OperatorProcess(plane.kubeconfig, namespace, tmp_path) as process,
             ):
                 over = asyncio.Event()
                 restarts = asyncio.create_task(restarted_like_a_container(process, over))
