@@ -129,9 +129,10 @@ class _Reader:
         node = seen.nodes.get(node_name) if node_name else None
         if node_name and not (slot.node and slot.machine):
             slot = _bound(slot, node_name, node)
-        well = node is not None and node.untroubled and pod.untroubled and record is not None
-        if well and node and slot.machine == node.machine:
-            return Sighting(place, slot, pod, HEALTHY)  # as most are
+        if record is not None and (pod.untroubled or pod.starts_quietly):
+            well = not node_name or (node is not None and node.untroubled and slot.machine == node.machine)
+            if well:
+                return Sighting(place, slot, pod, HEALTHY)  # as most are
         signal = None
         if node_name and seen.node_signals:
             signal = node_signal(node, slot, pod.spec.tolerations)

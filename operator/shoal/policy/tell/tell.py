@@ -249,11 +249,11 @@ class _Teller:
 
 
 def _awaits_replacement(members: list[Member], first: int) -> bool:
-    if (
-        not members
-        or members[-1].at_work
-        or any(each.running or each.awaiting_job_end or each.missing for each in members)
-    ):
+    if not members:
         return False
     newest = members[-1]
+    if newest.at_rest:
+        return newest.slot.state != "Running" and newest.place.incarnation > first
+    if any(each.running or each.awaiting_job_end or each.missing for each in members):
+        return False
     return newest.place.incarnation > first or not newest.active
