@@ -17,7 +17,7 @@ $(VENV): lock/dev.txt pyproject.toml
 	@dev/bootstrap.sh
 	@touch $@
 
-demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed (as root on Linux; KEEP=1 keeps it)
+demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed, or STORY=pools (as root on Linux; KEEP=1 keeps it)
 	@$(PYTHON) -m dev demo
 
 possible:

@@ -95,6 +95,8 @@ class Proposal:
     """Deadline or budget are at risk: more workers are not waited for."""
     samples_per_second: float | None = None
     remaining_seconds: float | None = None
+    remaining_range: tuple[float, float] | None = None
+    """Between these it is in 90 % of simulated runs."""
     relative_error: float | None = None
     """By how much the measured speed differs from the predicted one, as a share of it."""
     basis: str = ""

@@ -137,6 +137,9 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         urgent=limited and at_risk,
         samples_per_second=plan.samples_per_second,
         remaining_seconds=finish,
+        remaining_range=None
+        if plan.finish_low is None or plan.finish_high is None
+        else (plan.finish_low, plan.finish_high),
         relative_error=plan.relative_error,
         basis=plan.basis,
         speeds=dict(plan.speeds),
