@@ -105,7 +105,7 @@ def _speeds(status: StatusReport) -> Iterator[Metric]:
         "shoal_typical_seconds", "Geometric mean of a part of the measured steps.", labels=[*labels, "part"]
     )
     for row in status.speed:
-        key = [str(value) for value in row.key]
+        key = [value if isinstance(value, str) else f"{value:g}" for value in row.key]
         steps.add_metric(key, row.compute.count)
         for part, sums in (("compute", row.compute), ("pull", row.pull), ("push", row.push)):
             if sums.count:
