@@ -25,6 +25,9 @@ from shoal.runtime.work_queue import Priority
 Key = tuple[str, str]
 """(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
 
+MOST_DELETED = 20_000
+"""Names of deleted pods that are remembered: longer than it takes to record that they are gone."""
+
 Wake = Callable[[Key, Priority], None]
 
 
@@ -72,6 +75,7 @@ class ClusterState:
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
+        self._deleted_pods: dict[tuple[str, str], None] = {}
         self._platform: Platform | None = None
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
@@ -110,8 +114,16 @@ class ClusterState:
         if seen.spec.workers.pools and _wants(old) != _wants(new):
             self._wakes.plans()
 
+    def was_deleted(self, namespace: str, name: str) -> bool:
+        """Whether a pod of this name was lately seen to be gone, other than by not being seen."""
+        return (namespace, name) in self._deleted_pods
+
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         seen = new or old
+        if new is None and old is not None:
+            self._deleted_pods[old.metadata.namespace, old.metadata.name] = None
+            if len(self._deleted_pods) > MOST_DELETED:
+                del self._deleted_pods[next(iter(self._deleted_pods))]
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
             self._wakes.jobs(key, Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL)
 

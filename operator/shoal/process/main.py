@@ -20,7 +20,7 @@ import kopf
 
 from shoal.cluster.transport import HttpTransport, connect
 from shoal.controllers.state import sources
-from shoal.errors import Unavailable, UsageError
+from shoal.errors import ShoalError, Unavailable, UsageError
 from shoal.page import Page
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.install_key import NoKey, write
@@ -102,7 +102,11 @@ async def _until(
     results = await asyncio.gather(running, watch, stopped, return_exceptions=True)
     error = results[0]
     if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
-        logger.error("the operator stopped: %s", _innermost(error), exc_info=error)
+        cause = _innermost(error)
+        expected = isinstance(
+            cause, ShoalError
+        )  # such as a lost Lease: a new process takes over, and nothing is wrong
+        logger.error("the operator stopped: %s", cause, exc_info=None if expected else error)
         return 1
     return 0
 

@@ -152,6 +152,27 @@ def test_exhausted_pool_is_skipped_by_new_workers() -> None:
     assert world.by_pool() == {"b": 2}
 
 
+def test_worker_that_waits_for_an_exhausted_pool_goes_to_the_next() -> None:
+    world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2)
+    world.settle()
+    assert world.by_pool() == {"a": 1}
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 1}
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+def test_worker_that_a_queue_holds_back_does_not_fall_back() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"od": 5}, replicas=1, fallback=FALLBACK)
+    world.reconcile()
+    gate = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    world.pods["digits-worker-0-0"]["status"]["conditions"] = [gate]
+    world.now += timedelta(seconds=900)
+    for _ in range(3):
+        world.reconcile()
+    assert [n for n in world.pods if "-worker-" in n] == ["digits-worker-0-0"]
+
+
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:
     world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
     world.manifest["spec"]["workers"]["pools"] = ["gone", "a"]

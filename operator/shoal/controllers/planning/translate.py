@@ -35,9 +35,7 @@ def fleet_pool(pool: CapacityPool, nodes: Sequence[Node]) -> FleetPool:
         name=pool.metadata.name,
         accelerator=spec.accelerator.name if spec.accelerator else None,
         devices=spec.accelerator.count if spec.accelerator else 1,
-        cores=float(spec.cores)
-        if spec.cores
-        else max((n.status.allocatable.cores for n in nodes), default=0.0),
+        cores=spec.core_count or max((n.status.allocatable.cores for n in nodes), default=0.0),
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
         limit=0 if invalid else spec.limits.nodes,
@@ -139,6 +137,9 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         urgent=limited and at_risk,
         samples_per_second=plan.samples_per_second,
         remaining_seconds=finish,
+        remaining_range=None
+        if plan.finish_low is None or plan.finish_high is None
+        else (plan.finish_low, plan.finish_high),
         relative_error=plan.relative_error,
         basis=plan.basis,
         speeds=dict(plan.speeds),
@@ -199,7 +200,7 @@ def _row(row: MeasuredRow, now: datetime) -> Row | None:
         return Row(
             device=row.device,
             devices=row.devices,
-            cores=float(row.cores),
+            cores=_number(row.cores),
             batch_size=row.batch_size,
             workers=row.workers,
             parameter_servers=row.parameter_servers,

@@ -331,3 +331,30 @@ async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None
     assert world.learner.name_of(job, MODEL.fingerprint) == "resnet"
     manifest["metadata"]["annotations"] = {ANNOTATION: "mine"}
     assert world.learner.name_of(TrainingJob.model_validate(manifest), MODEL.fingerprint) == "mine"
+
+
+async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step() -> None:
+    world = World()
+    first = TrainingJob.model_validate(job_manifest())
+    world.add(first, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.hear(first, report(7e6))
+    name = profile_name(MODEL.fingerprint)
+    status = world.learner.learned((first.metadata.namespace, name))
+    meta = {"name": name, "namespace": first.metadata.namespace, "uid": "p", "resourceVersion": "1"}
+    world.state.profiles.put(
+        SpeedProfile.model_validate({"metadata": meta}).model_copy(update={"status": status})
+    )
+    training = {"entrypoint": "a:b", "batchSize": 128, "stopAfter": {"steps": 10_000}}
+    manifest = job_manifest("again", training=training)
+    manifest["metadata"]["annotations"] = {ANNOTATION: name}
+    second = TrainingJob.model_validate(manifest)
+    world.add(second)
+    await world.planner.plan_once()
+    found = world.planner.proposal(second.metadata.uid)
+    assert found is not None
+    workers = sum(found.pools.values())
+    assert found.samples_per_second == pytest.approx(640 * workers, rel=0.2)
+    assert found.remaining_range is not None
+    assert found.remaining_seconds is not None
+    low, high = found.remaining_range
+    assert low <= found.remaining_seconds <= high
