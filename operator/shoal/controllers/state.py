@@ -76,6 +76,7 @@ class ClusterState:
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
         self._deleted_pods: dict[tuple[str, str], None] = {}
+        self._deleted_nodes: dict[str, None] = {}
         self._platform: Platform | None = None
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
@@ -118,6 +119,10 @@ class ClusterState:
         """Whether a pod of this name was lately seen to be gone, other than by not being seen."""
         return (namespace, name) in self._deleted_pods
 
+    def node_was_deleted(self, name: str) -> bool:
+        """The same of a node."""
+        return name in self._deleted_nodes
+
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         seen = new or old
         if new is None and old is not None:
@@ -136,12 +141,16 @@ class ClusterState:
         if new is not None:
             name = new.metadata.name
             self._nodes[name] = new
+            self._deleted_nodes.pop(name, None)
             if old is None:
                 self._platform = None
         elif old is not None:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
                 del self._nodes[name]
+            self._deleted_nodes[name] = None
+            if len(self._deleted_nodes) > MOST_DELETED:
+                del self._deleted_nodes[next(iter(self._deleted_nodes))]
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
         for key in {key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None}:

@@ -139,7 +139,7 @@ class Observation:
     refusals: tuple[Refusal, ...] = ()
     confirmed_absent: Container[str] = frozenset()
     """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`)."""
-    absent_nodes: frozenset[str] = frozenset()
+    absent_nodes: Container[str] = frozenset()
     """The same of nodes that are not in `nodes`."""
     api_returned_at: datetime | None = None
     """When the API server answered again after a pause that was long enough for nodes to turn Unknown."""

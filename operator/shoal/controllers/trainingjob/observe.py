@@ -84,7 +84,7 @@ class Observer:
             unreachable_because=because,
             refusals=answers.refusals(now, job.metadata.generation),
             confirmed_absent=_Gone(answers, self._state, namespace),
-            absent_nodes=answers.absent_nodes(now),
+            absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform,
             pools=self._state.pools_by_name,
@@ -100,6 +100,16 @@ class _Gone(Container[str]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._answers.gone_pods or self._state.was_deleted(self._namespace, str(name))
+
+
+class _GoneNodes(Container[str]):
+    """The same of nodes."""
+
+    def __init__(self, asked: Container[str], state: ClusterState) -> None:
+        self._asked, self._state = asked, state
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._asked or self._state.node_was_deleted(str(name))
 
 
 def name_conflict(metadata: OwnedMeta, job: TrainingJob, node: str | None = None) -> NameConflict:
