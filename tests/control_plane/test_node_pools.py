@@ -140,7 +140,7 @@ class World:
             raise AssertionError(f"{error}: {(await self.pool()).get('status')}") from None
 
     async def replicas(self) -> int:
-        return int((await self.kube.get(self.fleet_path))["spec"]["replicas"])
+        return int((await self.kube.get(self.fleet_path))["spec"].get("replicas", 0))
 
     async def has_replicas(self, wanted: int) -> None:
         async def found() -> bool:
