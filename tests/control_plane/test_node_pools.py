@@ -30,7 +30,7 @@ APPLY = "application/apply-patch+yaml"
 def definition(group: str, version: str, kind: str, scale: bool) -> Json:
     plural = f"{kind.lower()}s"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    replicas = {"type": "object", "properties": {"replicas": {"type": "integer"}}}
+    replicas = {"type": "object", "properties": {"replicas": {"type": "integer", "default": 1}}}
     whole = {"type": "object", "properties": {"spec": {**schema, **replicas}, "status": schema}}
     served: Json = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": whole}}
     if scale:

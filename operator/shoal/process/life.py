@@ -9,6 +9,8 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
+from shoal.errors import ShoalError
+
 logger = logging.getLogger("shoal")
 
 
@@ -34,7 +36,9 @@ async def until(
     results = await asyncio.gather(running, stopped, *others, return_exceptions=True)
     error = results[0]
     if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
-        logger.error("the %s stopped: %s", what, innermost(error), exc_info=error)
+        cause = innermost(error)
+        expected = isinstance(cause, ShoalError)  # such as a lost Lease: a new process takes over
+        logger.error("the %s stopped: %s", what, cause, exc_info=None if expected else error)
         return 1
     return 0
 

@@ -6,17 +6,22 @@ state), 2 if the environment is invalid. kopf's trouble never ends the process.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import kopf
 
 from shoal.cluster.transport import HttpTransport, connect
 from shoal.controllers.state import sources
-from shoal.errors import UsageError
+from shoal.errors import Unavailable, UsageError
 from shoal.page import Page
 from shoal.process.endpoints import exposition, healthy, ready, serve
+from shoal.process.install_key import NoKey, write
 from shoal.process.life import signalled, start_log, until
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
@@ -28,14 +33,29 @@ WATCHED_BY_KOPF = ("trainingjobs", "capacitypools", "speedprofiles")
 
 
 def main() -> None:
-    """Run until a signal arrives."""
+    """Run until a signal arrives; or `shoal-operator install-key --secret NAME --file PATH`."""
     try:
+        if sys.argv[1:2] == ["install-key"]:
+            asyncio.run(_install_key(sys.argv[2:]))
+            return
         settings = Settings.from_environment()
         code = asyncio.run(run(settings))
-    except UsageError as error:
+    except (UsageError, Unavailable, NoKey) as error:
         print(f"shoal-operator: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+async def _install_key(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="shoal-operator install-key")
+    parser.add_argument("--secret", required=True)
+    parser.add_argument("--file", required=True, type=Path)
+    given = parser.parse_args(words)
+    transport = await connect()
+    try:
+        await write(transport, os.environ.get("POD_NAMESPACE") or "default", given.secret, given.file)
+    finally:
+        await transport.close()
 
 
 async def run(settings: Settings) -> int:

@@ -16,7 +16,7 @@ from tests.unit.policy.world import World, running_world
 SHARD = {"index": 0, "epoch": 0}
 
 
-def unknown(world: World, *nodes: str, since: int = 1) -> None:
+def unknown(world: World, *nodes: str, since: int = 6) -> None:
     """The nodes' kubelets are not heard any more."""
     at = build.stamp(world.now - timedelta(seconds=since))
     for node in nodes or world.nodes:
@@ -65,6 +65,19 @@ def test_unknown_nodes_are_believed_after_a_minute() -> None:
         *(f"CreatePod digits-worker-{i}-1" for i in range(3)),
     ]
     assert world.deleted == []  # none of the replacements runs
+
+
+def test_first_of_many_nodes_to_turn_unknown_is_not_acted_upon_before_the_others_follow() -> None:
+    world = running_world()
+    world.report_age = 3600.0
+    for index, name in enumerate(world.nodes):
+        unknown(world, name, since=1)
+        made = world.reconcile()
+        assert of_pods(made) == [], name
+        assert made.wake_after is not None
+        world.now += timedelta(seconds=0.2)
+        assert bool(world.condition("NodeSignalsSuspect")) is (index >= 2)
+    assert restarts(world)["disruptions"] == 0
 
 
 def test_two_of_three_unknown_nodes_are_not_many() -> None:

@@ -238,6 +238,7 @@ class ShardStore(WorkerRegistry):
                 busy_seconds=self.load.busy_seconds,
                 updates=self.load.updates,
                 bytes_received=self.load.bytes_received,
+                busy_answers=self.load.busy_answers,
             )
 
     def wait_ready(self, timeout: float) -> bool:

@@ -15,12 +15,15 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 1
+VERSION = 2
 _LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQ4x")
 SIZE = _LAYOUT.size
 
 IDLE = 1
 """Flag of a PULL: no gradient will be computed on these parameters."""
+ASK = 2
+"""Flag of a request with a payload: the client sends the payload only after a GO, so that a server without memory for
+it can make the client wait, instead of a connection that makes no progress."""
 
 MAX_META = 64 << 10
 MAX_META_HELLO = 4 << 20
@@ -42,6 +45,9 @@ class Op(IntEnum):
     WELCOME = 65
     PARAMETERS = 66
     ERROR = 67
+    GO = 68
+    BUSY = 69
+    """The request waits for memory, and keeps its place; another answer follows."""
 
 
 class Codec(IntEnum):

@@ -50,7 +50,9 @@ class Creator:
         last = members[-1] if members else None
         if last and (due := not_before(last)) is not None and self.actions.timers.pending(due):
             return None
-        place = Place(self._role, index, last.place.incarnation + 1 if last else 0)
+        place = Place(
+            self._role, index, last.place.incarnation + 1 if last else self._facts.first_incarnation
+        )
         return place if self.may_create(place) else None
 
     def may_create(self, place: Place) -> bool:

@@ -85,7 +85,7 @@ def _deletion_problem(pod: Pod, timers: Timers) -> Reason | None:
 
 def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
     scheduled = pod.condition("PodScheduled")
-    created = parse_time(pod.metadata.creation_timestamp)
+    created = pod.created
     if scheduled is None or scheduled.status != "False" or created is None:
         return None
     if scheduled.reason == "SchedulingGated":  # a queue, such as Kueue, has not admitted it
