@@ -55,7 +55,9 @@ bench: install  ## Run the benchmarks, write build/bench.json
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak
 
-nightly: install  ## Run the trainer's simulation with 10,000 seeds
+nightly: install  ## Run what is slow and rarely fails, and the trainer's simulation with 10,000 seeds
+	@$(PYTHON) -m dev setup
+	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --numprocesses 2 --dist loadscope $(ARGS)
 	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
 
 clean:  ## Delete .venv and build outputs; the cache is kept

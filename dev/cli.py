@@ -63,9 +63,9 @@ def tools(purpose: str) -> None:
 
 @main.command()
 def setup() -> None:
-    """Build the Go tools and, as root on Linux, the images."""
+    """Build the Go tools and, as root on Linux, the images; install what the tests need."""
     try:
-        host.prepare()
+        host.prepare(tests=True)
     except DevError:
         go_tools.ensure()
         say("the images need root on Linux; the tests of the nodes tier are skipped")

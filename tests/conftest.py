@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first; what needs a cluster may be tried again."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest begins first; what needs a cluster may be tried again; what is nightly runs only then."""
+    if not os.environ.get("SHOAL_NIGHTLY"):
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
 
     def tier(item: pytest.Item) -> str:
         return item.path.relative_to(HERE).parts[0]

@@ -23,6 +23,8 @@ COMMANDS = {
     "ip": "iproute2",
     "nsenter": "util-linux",
 }
+TEST_COMMANDS = {"chromium": "chromium"}
+"""What tests need beside the cluster: a browser for the operator's page."""
 IMAGE_COMMANDS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CNI_PACKAGE = "containernetworking-plugins"
@@ -67,7 +69,7 @@ def missing(commands: dict[str, str]) -> list[str]:
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
-def prepare(*, images: bool = True) -> None:
+def prepare(*, images: bool = True, tests: bool = False) -> None:
     """Check for root on Linux, and install missing packages.
 
     Raises:
@@ -76,6 +78,7 @@ def prepare(*, images: bool = True) -> None:
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         raise DevError(NOT_ROOT)
     packages = missing(COMMANDS) + (missing(IMAGE_COMMANDS) if images else [])
+    packages += missing(TEST_COMMANDS) if tests else []
     if not packages:
         return
     if shutil.which("apt-get") is None:

@@ -5,6 +5,7 @@ ShoalError
 ├── UsageError         bad input that the caller can fix: a file, a flag, a value. The command line exits with 2
 │   └── NotEnoughData  fewer measurements than a fit needs
 └── ClusterError       the API server refused a request or is unreachable
+    ├── NotFound       there is no such object
     ├── Refused        the API server rejects this object (400, 422): terminal until the object changes
     ├── Unavailable    no answer, or one that may differ on retry
     └── LeaseLost      this process may no longer be the leader: nothing may be written
@@ -26,6 +27,10 @@ class NotEnoughData(UsageError):
 
 class ClusterError(ShoalError):
     """The API server refused a request or is unreachable."""
+
+
+class NotFound(ClusterError):
+    """There is no such object, or it is gone."""
 
 
 class Refused(ClusterError):

@@ -12,7 +12,7 @@ import yaml
 
 from dev.demo.kind import CONFIG, audited
 from dev.paths import ROOT
-from shoal.policy.facts.signals import SPOT_LABELS
+from shoal.manifests.platforms import SPOT_LABELS
 
 
 def as_kind_reads(config: Path) -> list[dict[str, Any]]:

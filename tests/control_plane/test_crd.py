@@ -115,7 +115,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("long-name", with_(metadata__name="x" * 41), "metadata.name must be at most 40 characters"),
     ("dotted-name", with_(metadata__name="my.job"), "must begin with a letter and contain only a-z, 0-9"),
     ("typing-error", with_(spec__workers__replica=3), 'unknown field "spec.workers.replica"'),
-    ("not-yet", with_(spec__elasticity={"mode": "Auto"}), 'unknown field "spec.elasticity"'),
+    ("auto-of-nothing", with_(spec__elasticity={"mode": "Auto"}), "Advise and Auto need workers.pools"),
+    ("auto-without-end",
+     with_(spec__elasticity={"mode": "Auto"}, spec__workers__pools=["spot"]),
+     "Auto needs workers.maxReplicas: set the most workers"),
+    ("manual-objective", with_(spec__elasticity={"objective": {"maxCost": "4"}}), "set mode, or remove"),
+    ("cost", with_(spec__elasticity={"mode": "Auto", "objective": {"maxCost": "$4"}}), 'for example "40" or "12.50"'),
+    ("base", with_(spec__workers__onDemandBase=9, spec__workers__maxReplicas=8), "onDemandBase must not exceed"),
+    ("fallback-of-none", with_(spec__workers__capacity="Any", spec__workers__fallback={}), "set capacity to Spot"),
+    ("twice-a-pool", with_(spec__workers__pools=["a", "a"]), "Duplicate value"),
+    ("run-name", with_(spec__storage__run="My/Run"), "it names a folder"),
     ("container", template("workers", containers=[{"name": "main"}]), "one container must be named worker"),
     ("container-ps", template("parameterServers", containers=[TRAINS]), "one container must be named ps"),
     ("container-twice", template("workers", containers=[TRAINS, TRAINS]), "container names must be unique"),
@@ -182,9 +191,23 @@ def test_valid_manifest_gets_its_defaults(control_plane: ControlPlane, namespace
         "backoffLimit": 6,
         "cleanPodPolicy": "Running",
         "forceDeleteAfterSeconds": 60,
+        "schedulingPolicy": {"queue": ""},
     }
-    assert spec["parameterServers"] == {"replicas": 1, "snapshot": {"everySeconds": 60, "retain": 3}}
-    assert spec["workers"] == {"replicas": 2, "minReplicas": 1, "maxSurge": "25%"}
+    snapshot = {"everySeconds": 60, "retain": 3}
+    assert spec["parameterServers"] == {"replicas": 1, "capacity": "OnDemand", "snapshot": snapshot}
+    assert spec["workers"] == {
+        "replicas": 2,
+        "minReplicas": 1,
+        "maxSurge": "25%",
+        "capacity": "Spot",
+        "zonePolicy": "Any",
+        "onDemandBase": 0,
+    }
+    assert spec["elasticity"] == {
+        "mode": "Manual",
+        "objective": {"prefer": "MinCost"},
+        "stabilizationSeconds": {"up": 30, "down": 300},
+    }
     assert spec["training"]["batchSize"] == 128
     assert spec["training"]["staleness"] == {"policy": "InverseSquareRoot"}
     assert spec["training"]["dataTls"] is False
@@ -271,13 +294,23 @@ def test_every_field_has_a_description(control_plane: ControlPlane) -> None:
 def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
     kubectl(control_plane, "apply", "-n", namespace, "-f", "-", stdin=json.dumps(GOOD))
     narrow = kubectl(control_plane, "get", "-n", namespace, "etj").stdout.splitlines()[0].split()
-    assert narrow == ["NAME", "PHASE", "PS", "WORKERS", "DESIRED", "SPEED", "PROGRESS", "DISRUPTIONS", "AGE"]
+    assert narrow == [
+        "NAME",
+        "PHASE",
+        "PS",
+        "WORKERS",
+        "DESIRED",
+        "SAMPLES/S",
+        "PROGRESS(%)",
+        "DISRUPTIONS",
+        "AGE",
+    ]
     wide = (
         kubectl(control_plane, "get", "-n", namespace, "training", "-o", "wide")
         .stdout.splitlines()[0]
         .split()
     )
-    assert wide[-5:] == ["ETA", "COST", "PLAN", "FAILURES", "REASON"]
+    assert wide[-5:] == ["ETA(S)", "COST", "PLAN", "FAILURES", "REASON"]
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.yaml")), ids=lambda p: p.name)
@@ -286,3 +319,22 @@ def test_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
     for manifest in jobs:
         done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(manifest))
         assert done.returncode == 0, done.stderr
+
+
+def cpu_pool(cores: Any) -> str:
+    spec = {"cores": cores, "limits": {"nodes": 1}, "nodeSelector": {"example.com/pool": "a"}}
+    return json.dumps(
+        {"apiVersion": "shoal.dev/v1alpha1", "kind": "CapacityPool", "metadata": {"name": "a"}, "spec": spec}
+    )
+
+
+@pytest.mark.parametrize("cores", [1, 64, "0.3", "2"])
+def test_cores_of_a_pool_may_be_a_share_of_one(control_plane: ControlPlane, cores: Any) -> None:
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("cores", [0, 5000, "0", "half", "-1", "5000"])
+def test_cores_that_are_none_are_refused(control_plane: ControlPlane, cores: Any) -> None:
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
+    assert "must be a number of CPU cores, at most 4096" in done.stderr

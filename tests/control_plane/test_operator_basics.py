@@ -140,3 +140,18 @@ async def test_deleted_job_leaves_no_objects(
         await eventually(forgotten)
         with pytest.raises(ApiError, match="404"):
             await job.get()
+
+
+async def test_process_serves_the_page(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet, tmp_path: Path
+) -> None:
+    [port] = free_ports(1)
+    job = Job(kube, namespace)
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, SHOAL_PAGE_PORT=str(port)):
+        await job.apply()
+        await job.runs()
+        url = f"http://127.0.0.1:{port}"
+        await fetched(url, "<h1>")
+        await fetched(f"{url}/api/overview", '"phase": "Running"')
+        text = await fetched(f"{url}/api/jobs/{namespace}/digits", '"role": "worker"')
+        assert "SHOAL_CONFIG" not in text

@@ -78,7 +78,7 @@ async def test_job_created_suspended_has_no_pods(
         await job.reaches(phase="Suspended")
 
         async def at_rest() -> bool:  # the status write wakes the job once more
-            return len(operator.queue) == 0
+            return len(operator.jobs.queue) == 0
 
         await eventually(at_rest)
         assert not await job.pods()
@@ -145,11 +145,11 @@ async def test_finished_job_creates_no_pods(
             return not await job.pods()
 
         await eventually(no_pods)
-        passes = operator.metrics.reconcile_seconds.labels("done")._sum.get()
+        passes = operator.metrics.reconcile_seconds.labels("trainingjob", "done")._sum.get()
         operator.wake((namespace, "digits"), Priority.URGENT)
 
         async def passed() -> bool:
-            return bool(operator.metrics.reconcile_seconds.labels("done")._sum.get() > passes)
+            return bool(operator.metrics.reconcile_seconds.labels("trainingjob", "done")._sum.get() > passes)
 
         await eventually(passed)
         assert not await job.pods()

@@ -106,8 +106,17 @@ class CapacityPoolSpec(Strict):
 
     accelerator: AcceleratorSpec | None = None
     """Accelerators of one node. Unset: nodes without accelerators, for parameter servers and for workers on CPUs."""
-    cores: int | None = Field(None, ge=1, le=4096)
-    """CPU cores of one node. Unset: as its nodes report."""
+    cores: int | str | None = Field(
+        None,
+        json_schema_extra=rules(
+            (
+                "type(self) == int ? self >= 1 && self <= 4096 : self.matches('^[0-9]{1,4}([.][0-9]{1,3})?$')"
+                " && double(self) > 0.0 && double(self) <= 4096.0",
+                'must be a number of CPU cores, at most 4096, or a decimal in quotes: "0.5"',
+            )
+        ),
+    )
+    """CPU cores of one node, or a decimal in quotes where its share is limited: `"0.5"`. Unset: as its nodes report."""
     capacity_type: Literal["Spot", "OnDemand"] = "OnDemand"
     """Spot: the cloud may reclaim nodes. OnDemand: it does not."""
     zone: str = Field("", max_length=63)
@@ -130,6 +139,11 @@ class CapacityPoolSpec(Strict):
     """Samples in one step of a worker on this pool. Unset: the job's batchSize."""
     scaling: Scaling = Scaling()
     """How the pool is scaled to the recommended size."""
+
+    @property
+    def core_count(self) -> float:
+        """`cores` as a number; 0 if it is not said."""
+        return float(self.cores or 0)
 
 
 class Usage(Status):

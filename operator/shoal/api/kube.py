@@ -7,12 +7,26 @@ The caches hold thousands of them, and each watch event is parsed straight into 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property
+from typing import Any, Self
 
 from pydantic import Field
 
 from shoal.api.base import ObjectMeta, Status
-from shoal.api.labels import Place, place_in
+from shoal.api.labels import SPOT_LABELS, Place, place_in
+
+
+class Cached(Status):
+    """An object that keeps what was once derived from it."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, which derives it anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in copy.__dict__.keys() - type(self).model_fields.keys():
+            del copy.__dict__[name]
+        return copy
 
 
 class OwnerReference(Status):
@@ -117,6 +131,8 @@ class PodSpec(Status):
     """The parts of a pod's spec that Shoal reads."""
 
     node_name: str | None = None
+    priority: int = 0
+    """The value of its PriorityClass."""
     tolerations: tuple[Toleration, ...] = ()
 
 
@@ -132,7 +148,7 @@ class PodStatus(Status):
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class Pod(Status):
+class Pod(Cached):
     """A pod of a job."""
 
     metadata: OwnedMeta
@@ -159,7 +175,25 @@ class Pod(Status):
             and not any(c.state.terminated or c.state.waiting for c in self.status.container_statuses)
         )
 
-    @property
+    @cached_property
+    def starts_quietly(self) -> bool:
+        """Whether it has not started yet, and nothing says that it will not."""
+        return (
+            self.status.phase == "Pending"
+            and not self.status.reason
+            and not self.metadata.deletion_timestamp
+            and not any(c.type == "DisruptionTarget" for c in self.status.conditions)
+            and not any(c.state.terminated for c in self.status.container_statuses)
+            and not any(c.state.terminated for c in self.status.init_container_statuses)
+        )
+
+    @cached_property
+    def created(self) -> datetime | None:
+        """When it was created."""
+        text = self.metadata.creation_timestamp
+        return datetime.fromisoformat(text) if text else None
+
+    @cached_property
     def running(self) -> bool:
         """Whether its containers run."""
         return self.status.phase == "Running"
@@ -188,14 +222,31 @@ class NodeSpec(Status):
     taints: tuple[Taint, ...] = ()
 
 
+class Capacity(Status):
+    """The parts of a node's capacity that Shoal reads."""
+
+    cpu: str = "0"
+
+    @property
+    def cores(self) -> float:
+        """CPU cores, from a Kubernetes quantity."""
+        number, milli = (self.cpu[:-1], 1000) if self.cpu.endswith("m") else (self.cpu, 1)
+        try:
+            return float(number) / milli
+        except ValueError:
+            return 0.0
+
+
 class NodeStatus(Status):
     """The parts of a node's status that Shoal reads."""
+
+    allocatable: Capacity = Capacity()
 
     conditions: tuple[Condition, ...] = ()
     node_info: NodeInfo = NodeInfo()
 
 
-class Node(Status):
+class Node(Cached):
     """A node, identified by uid and boot ID: a name can be reused."""
 
     metadata: ObjectMeta
@@ -207,6 +258,12 @@ class Node(Status):
         """A digest of its uid and of its boot ID (empty before it has one), five characters each."""
         parts = (self.metadata.uid, self.status.node_info.boot_id)
         return "".join(hashlib.sha256(part.encode()).hexdigest()[:5] for part in parts if part)
+
+    @cached_property
+    def has_spot_label(self) -> bool:
+        """Whether it has a label by which some platform marks spot nodes."""
+        has = self.metadata.labels
+        return any(has.get(key) in values for key, values in SPOT_LABELS.items())
 
     def is_machine(self, machine: str) -> bool:
         """Whether this is the machine of the digest, in the same boot, as far as both say."""

@@ -16,6 +16,19 @@ INDEX = f"{GROUP}/index"
 INCARNATION = f"{GROUP}/incarnation"
 TEMPLATE = f"{GROUP}/template"
 POOL = f"{GROUP}/pool"
+"""The CapacityPool that the pod was created for."""
+ON_DEMAND = f"{GROUP}/on-demand"
+"""The pod is for an on-demand node because of onDemandBase or fallback."""
+
+SPOT_LABELS: dict[str, tuple[str, ...]] = {
+    "cloud.google.com/gke-spot": ("true",),
+    "cloud.google.com/gke-preemptible": ("true",),
+    "cloud.google.com/gke-provisioning": ("spot", "preemptible"),
+    "eks.amazonaws.com/capacityType": ("SPOT",),
+    "karpenter.sh/capacity-type": ("spot",),
+    "kubernetes.azure.com/scalesetpriority": ("spot",),
+}
+"""Labels by which a spot node is recognised, of all platforms."""
 
 
 class Place(NamedTuple):

@@ -6,9 +6,9 @@ status is what running jobs measured; only the operator writes it.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from shoal.api.base import Column, Resource, Status, Strict
 from shoal.api.rules import DECIMAL, Positive, rules
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 MOST_ROWS = 512
+MOST_SOURCES = 256
 
 
 class ProfiledModel(Strict):
@@ -125,6 +126,11 @@ class LogMoments(Status):
     """Number of steps, a decimal: old ones count less."""
 
 
+def _decimal(value: Any) -> Any:
+    """The status of an earlier version has a number here."""
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
 class MeasuredRow(Status):
     """The parts of a worker's step in one configuration."""
 
@@ -132,8 +138,8 @@ class MeasuredRow(Status):
     """Name of the accelerator in the catalogue; `CPU` without one."""
     devices: int = 1
     """Accelerators per worker."""
-    cores: int = 0
-    """CPU cores per worker; 0: unknown."""
+    cores: Annotated[str, BeforeValidator(_decimal)] = "0"
+    """CPU cores per worker, a decimal; 0: unknown."""
     batch_size: int
     """Samples in one step of a worker."""
     workers: int
@@ -210,8 +216,10 @@ class SpeedProfileStatus(Status):
     """Measured cost of an update on the parameter servers."""
     convergence: Convergence | None = None
     """The loss curve that was fitted to its jobs."""
-    sources: tuple[SpeedSource, ...] = Field(default=(), max_length=256)
+    sources: tuple[SpeedSource, ...] = Field(default=(), max_length=MOST_SOURCES)
     """The jobs whose measurements these are."""
+    jobs: str = ""
+    """Names of the newest jobs that were measured."""
     last_updated: str = ""
     """When the newest measurement was merged (RFC 3339)."""
 
@@ -224,6 +232,7 @@ class SpeedProfile(Resource):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("Parameters", ".status.model.parameters", "integer"),
         Column("Devices", ".status.devices", description="Devices that were measured"),
+        Column("Jobs", ".status.jobs", description="The newest jobs that were measured"),
         Column("Rows", ".status.rowCount", "integer", description="Measured configurations"),
         Column("Updated", ".status.lastUpdated", "date"),
         Column("Age", ".metadata.creationTimestamp", "date"),

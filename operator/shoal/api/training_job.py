@@ -75,7 +75,11 @@ class Storage(Strict):
             (
                 "[has(self.uri), has(self.volumeClaim), has(self.ephemeral)].filter(x, x).size() == 1",
                 "set exactly one of uri, volumeClaim, ephemeral",
-            )
+            ),
+            (
+                "!has(self.run) || !has(self.ephemeral)",
+                "a run that is to be continued needs a storage: set uri or volumeClaim, or remove run",
+            ),
         )
     )
 
@@ -330,7 +334,7 @@ class TrainingJob(Resource):
         Column("Phase", ".status.phase"),
         Column("PS", ".status.parameterServers.ready", "integer", description="Parameter servers ready"),
         Column("Workers", ".status.workers.ready", "integer", description="Workers ready"),
-        Column("Desired", ".spec.workers.replicas", "integer", description="Desired workers"),
+        Column("Desired", ".status.workers.desired", "integer", description="Desired workers"),
         Column("Samples/s", ".status.training.samplesPerSecond", description="Samples per second of the job"),
         Column(
             "Progress(%)", ".status.training.progressPercent", "integer", description="Progress in percent"

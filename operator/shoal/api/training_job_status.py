@@ -7,6 +7,7 @@ ran is counted exactly once. Counters only grow.
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field, model_serializer
@@ -59,7 +60,7 @@ class Slot(Status):
     ended_at: datetime | None = None
     """When it was first seen to have ended or to be draining."""
 
-    @property
+    @cached_property
     def place(self) -> Place:
         """Its place in the job."""
         return Place(self.role, self.index, self.incarnation)
@@ -298,6 +299,8 @@ class TrainingJobStatus(Status):
     """When a worker last tried to return from an on-demand node to a spot node."""
     released: bool = False
     """The Services and the disruption budget of the finished job are given back."""
+    node_failures: dict[str, int] = Field(default_factory=dict, max_length=64)
+    """Failures of workers on nodes that are not excluded, with workers.nodeExclusion."""
     excluded_nodes: tuple[ExcludedNode, ...] = Field(default=(), max_length=64)
     """Nodes that new workers avoid."""
 

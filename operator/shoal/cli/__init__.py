@@ -14,6 +14,23 @@ __all__ = ["main"]
 
 # name -> (module, attribute, the line in the list of commands)
 _COMMANDS = {
+    "calibrate": ("shoal.cli.calibrate", "calibrate", "Test on traces whether plans keep their promises."),
+    "delete": ("shoal.cli.jobs", "delete", "Delete a job and its pods."),
+    "doctor": ("shoal.cli.doctor", "doctor", "Check the cluster: what is missing for jobs to run."),
+    "explain": ("shoal.cli.explain", "explain", "Why a job is pending, slow or costly, and what would help."),
+    "follow": ("shoal.cli.jobs", "follow", "A live table until the job is finished."),
+    "history": ("shoal.cli.jobs", "history", "Loss and metrics of each epoch."),
+    "init": ("shoal.cli.init", "init", "Write a first manifest for a Keras script."),
+    "list": ("shoal.cli.jobs", "list_jobs", "The jobs, one in a line."),
+    "logs": ("shoal.cli.jobs", "logs", "The log of one pod of a job."),
+    "model": ("shoal.cli.jobs", "model", "Download the trained model."),
+    "resume": ("shoal.cli.jobs", "resume", "Continue a suspended job."),
+    "scale": ("shoal.cli.jobs", "scale", "Change the number of workers."),
+    "status": ("shoal.cli.jobs", "status", "What happened to a job and why, in time order."),
+    "submit": ("shoal.cli.jobs", "submit", "Create a job; code in a file travels with it."),
+    "suspend": ("shoal.cli.jobs", "suspend", "Stop a job after a final snapshot."),
+    "top": ("shoal.cli.top", "top", "All jobs, live."),
+    "wait": ("shoal.cli.jobs", "wait", "Block until a job is finished."),
     "plan": ("shoal.cli.plan", "plan", "Find the cheapest nodes that meet a deadline."),
     "plan-workload": ("shoal.cli.plan_workload", "plan_workload", "Plan a workload in spotDNN's form."),
     "predict": ("shoal.cli.predict", "predict", "Test the speed predictor on measurements."),

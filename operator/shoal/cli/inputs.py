@@ -18,23 +18,24 @@ __all__ = ["read_problem", "with_traces"]
 
 
 def read_problem(
-    files: Files, limits: Limits, *, request_deadline: bool = True, max_servers: int | None = None
+    job: Path, files: Files, limits: Limits, *, job_deadline: bool = True, max_servers: int | None = None
 ) -> Problem:
-    """The problem of the files. The limits of the command line replace those of the PlanRequest.
+    """The problem of the files. The limits of the command line replace those of the job.
 
-    `request_deadline`: whether the deadline of the PlanRequest counts.
+    `job_deadline`: whether the deadline of the job counts.
     """
     from shoal.sizing.plan.assemble import problem_of
-    from shoal.sizing.plan.manifests import read_job, read_pools, read_profile, read_request
+    from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
     from shoal.sizing.plan.work_left import seconds_left
 
-    job, request = read_job(files.job), read_request(files.request)
+    read, now = read_job(job), datetime.now(UTC)
     deadline = limits.deadline
-    if deadline is None and request_deadline:
-        deadline = seconds_left(job, request, datetime.now(UTC))
-    profile = read_profile(files.profiles, job)
+    if deadline is None and job_deadline:
+        deadline = seconds_left(read, now)
+    profiles = read_profiles(files.profiles)
+    profile = profile_for(read, profiles, str(files.profiles))
     pools = read_pools(files.pools)
-    problem = problem_of(job, request, pools, profile, deadline=deadline, max_servers=max_servers)
+    problem = problem_of(read, pools, profile, profiles, deadline=deadline, now=now, max_servers=max_servers)
     return dataclasses.replace(
         problem, objective=dataclasses.replace(problem.objective, **limits.set_values())
     )

@@ -28,17 +28,16 @@ Command = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The inputs: a TrainingJob, a PlanRequest, CapacityPools and SpeedProfiles."""
+    """The inputs: TrainingJobs, CapacityPools and SpeedProfiles."""
 
-    job: Path
-    request: Path | None
+    jobs: tuple[Path, ...]
     pools: Path
     profiles: Path
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The objective on the command line. None: the one of the PlanRequest, or the default."""
+    """The objective on the command line. None: the one of the job, or the default."""
 
     deadline: float | None
     budget: float | None
@@ -78,14 +77,18 @@ def _group(
 
 
 def files_options(pools_help: str) -> Callable[[Command], Command]:
-    """`-f`, `--request`, `--pools` and `--profiles` as `files`."""
+    """`-f`, `--pools` and `--profiles` as `files`."""
     return _group(
         "files",
         Files,
-        ["job", "request", "pools", "profiles"],
-        click.option("-f", "job", required=True, type=FILE, help="A TrainingJob (YAML)."),
+        ["jobs", "pools", "profiles"],
         click.option(
-            "--request", type=FILE, help="A PlanRequest (YAML): the objective and the pools to use."
+            "-f",
+            "jobs",
+            required=True,
+            multiple=True,
+            type=FILE,
+            help="A TrainingJob (YAML). Repeat it for several.",
         ),
         click.option("--pools", required=True, type=FILE, help=pools_help),
         click.option(

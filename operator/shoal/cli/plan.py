@@ -30,7 +30,7 @@ NO_PLAN = 3
 
 @click.command()
 @files_options("CapacityPools (YAML).")
-@limits_options(" Replaces that of the PlanRequest.")
+@limits_options(" Replaces that of the job.")
 @click.option(
     "--max-servers",
     type=click.IntRange(1, 64),
@@ -49,7 +49,7 @@ def plan(
     """
     from shoal.sizing.plan import planner
 
-    problem = read_problem(files, limits, max_servers=max_servers)
+    problem = read_problem(files.jobs[0], files, limits, max_servers=max_servers)
     show(planner.plan(with_traces(problem, traces)), output)
 
 

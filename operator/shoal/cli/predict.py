@@ -62,32 +62,13 @@ def evaluate(
         click.echo(json.dumps(result.as_json(), indent=2, allow_nan=False))
         return
     unit = "s" if target == "checkpoint" else "steps/s"
-    click.echo(f"{'accelerator':<28}{'n':>6}{'MAPE %':>9}{f'MAE {unit}':>13}{'in 90 % interval':>18}")
+    click.echo(
+        f"{'accelerator':<28}{'n':>6}{'MAPE %':>9}{f'MAE {unit}':>13}{'in 90 % interval':>18}{'width':>8}"
+    )
     for name, s in [*result.by_accelerator().items(), ("all", result.summary())]:
-        click.echo(f"{name:<28}{s['n']:>6}{s['mape']:>9.2f}{s['mae']:>13.4g}{100 * s['coverage90']:>16.1f} %")
+        click.echo(
+            f"{name:<28}{s['n']:>6}{s['mape']:>9.2f}{s['mae']:>13.4g}{100 * s['coverage90']:>16.1f} %"
+            f"{s['width90']:>8.2f}"
+        )
     for note in result.notes:
         click.echo(f"note: {note}")
-
-
-@predict.command()
-@click.option(
-    "--data",
-    default="tests/data/cmdare",
-    show_default=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with worker_speed.csv, cluster_speed.csv, checkpoint_models.csv and, as needed, models.csv.",
-)
-@click.option(
-    "--out",
-    default="docs/benchmarks",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write predictor.md and its plots to.",
-)
-def report(data: Path, out: Path) -> None:
-    """Write tables and plots that compare the predictor with published regressors."""
-    from shoal.sizing.accelerators import catalogue
-    from shoal.sizing.predict.report import write_report
-
-    for path in write_report(data, out, catalogue()):
-        click.echo(path)

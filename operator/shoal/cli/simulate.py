@@ -33,7 +33,7 @@ __all__ = ["simulate"]
     "--runs", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Simulated runs."
 )
 @click.option("--slack", type=float, help="Deadline as a multiple of the time on on-demand nodes only.")
-@click.option("--deadline", type=float, help="Deadline in seconds. Replaces that of the PlanRequest.")
+@click.option("--deadline", type=float, help="Deadline in seconds. Replaces that of the job.")
 @click.option(
     "--workers", type=click.IntRange(1, 10_000), help="Workers at a time. Replaces the job's maxReplicas."
 )
@@ -59,7 +59,10 @@ def simulate(
 
     if slack is not None and deadline is not None:
         raise UsageError("give --slack or --deadline, not both")
-    problem = read_problem(files, Limits(deadline, None, None, None), request_deadline=slack is None)
+    if len(files.jobs) > 1:
+        raise UsageError("the simulation is of one job: give -f once")
+    limits = Limits(deadline, None, None, None)
+    problem = read_problem(files.jobs[0], files, limits, job_deadline=slack is None)
     scenario = scenario_of(problem, workers=workers, slack=slack)
     sources = [read_trace(path) for path in (*traces, *more_traces)]
     _show(summary.run(scenario, sources, runs=runs, seed=seed), output)

@@ -57,6 +57,10 @@ class Cache(Generic[T]):
         """The newest object of this name."""
         return self._by_uid.get(self._by_name.get((namespace, name), ""))
 
+    def by_uid(self, uid: str) -> T | None:
+        """The object with this uid."""
+        return self._by_uid.get(uid)
+
     def indexed(self, index: str, key: Hashable) -> tuple[T, ...]:
         """The objects with this key in an index."""
         return tuple(self._indices[index].get(key, {}).values())

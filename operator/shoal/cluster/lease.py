@@ -54,6 +54,8 @@ class Lease:
         self._times = times
         self._wall = wall
         self._renewed_at: float | None = None
+        self.abandoned_seconds = 0.0
+        """For how long the Lease had not been renewed, by the wall clocks, when it was taken; 0 if it was released."""
         self._seen = ""
         self._seen_at = 0.0
 
@@ -127,6 +129,8 @@ class Lease:
         spec = lease.get("spec") or {}
         if not self._may_take(spec, str(lease["metadata"].get("resourceVersion"))):
             return False
+        if self._renewed_at is None:
+            self.abandoned_seconds = self._since_renewal(spec)
         lease["spec"] = self._spec(spec)
         self._held_since(began, await self._send("PUT", self._path, lease))
         return True
@@ -137,6 +141,16 @@ class Lease:
         if version != self._seen:  # not renewTime, which depends on the holder's clock
             self._seen, self._seen_at = version, self._now()
         return self._now() >= self._seen_at + float(spec.get("leaseDurationSeconds") or self._times.duration)
+
+    def _since_renewal(self, spec: dict[str, Any]) -> float:
+        """Only a hint, since it compares the clocks of two machines."""
+        if not spec.get("holderIdentity"):
+            return 0.0
+        try:
+            renewed = datetime.fromisoformat(str(spec.get("renewTime")))
+        except ValueError:
+            return 0.0
+        return max(0.0, (self._wall() - renewed).total_seconds())
 
     def _spec(self, old: dict[str, Any]) -> dict[str, Any]:
         now = self._wall().strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -19,6 +19,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.reflector import Source
+from shoal.manifests.platforms import Platform, detect
 from shoal.runtime.work_queue import Priority
 
 Key = tuple[str, str]
@@ -31,6 +32,10 @@ def _ignore(_key: Key, _priority: Priority) -> None:
     """Wake nothing."""
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass
 class Wakes:
     """What to call with the keys of each kind that a change may affect."""
@@ -38,6 +43,8 @@ class Wakes:
     jobs: Wake = _ignore
     pools: Wake = _ignore
     profiles: Wake = _ignore
+    plans: Callable[[], None] = _nothing
+    """Called when what jobs want of pools, or what pools have, may have changed."""
 
 
 def key_of(about: Resource) -> Key:
@@ -65,8 +72,16 @@ class ClusterState:
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
+        self._platform: Platform | None = None
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
+
+    @property
+    def platform(self) -> Platform:
+        """The platform of the nodes: found once, and again when a node has joined."""
+        if self._platform is None:
+            self._platform = detect(self._nodes.values())
+        return self._platform
 
     def cache_of(self, plural: str) -> Cache[Any] | None:
         """The cache of a custom resource; None for another kind."""
@@ -88,8 +103,12 @@ class ClusterState:
 
     def _job_changed(self, old: TrainingJob | None, new: TrainingJob | None, ours: bool) -> None:
         seen = new or old
-        if seen is not None and not ours:
+        if seen is None:
+            return
+        if not ours:
             self._wakes.jobs(key_of(seen), Priority.NORMAL)
+        if seen.spec.workers.pools and _wants(old) != _wants(new):
+            self._wakes.plans()
 
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         seen = new or old
@@ -105,6 +124,8 @@ class ClusterState:
         if new is not None:
             name = new.metadata.name
             self._nodes[name] = new
+            if old is None:
+                self._platform = None
         elif old is not None:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
@@ -123,6 +144,7 @@ class ClusterState:
             return
         self._wakes.pools(key_of(seen), Priority.NORMAL)
         if old is None or new is None or old.spec != new.spec:
+            self._wakes.plans()
             for job in self.jobs.all():
                 if (
                     seen.metadata.name in job.spec.workers.pools
@@ -133,6 +155,14 @@ class ClusterState:
     def _profile_changed(self, old: SpeedProfile | None, new: SpeedProfile | None, ours: bool) -> None:
         if (seen := new or old) is not None and not ours:
             self._wakes.profiles(key_of(seen), Priority.NORMAL)
+
+
+def _wants(job: TrainingJob | None) -> object:
+    """What of a job is a reason to plan at once: its spec, its begin and end, and what pools took from it."""
+    if job is None:
+        return None
+    usage = {name: (used.interruptions, used.unfulfilled) for name, used in job.status.pool_usage.items()}
+    return job.metadata.uid, job.metadata.generation, job.status.finished, usage
 
 
 def _is_leaving(pod: Pod) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.api.kube import Node
+from shoal.api.labels import SPOT_LABELS
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,6 @@ AKS = Platform(
     taints={"kubernetes.azure.com/scalesetpriority": "spot"},
     marks=("kubernetes.azure.com/agentpool", "kubernetes.azure.com/cluster"),
 )
-SPOT_LABELS: dict[str, tuple[str, ...]] = {
-    "cloud.google.com/gke-spot": ("true",),
-    "cloud.google.com/gke-preemptible": ("true",),
-    "cloud.google.com/gke-provisioning": ("spot", "preemptible"),
-    "eks.amazonaws.com/capacityType": ("SPOT",),
-    "karpenter.sh/capacity-type": ("spot",),
-    "kubernetes.azure.com/scalesetpriority": ("spot",),
-}
-"""Labels by which a spot node is recognised, of all platforms."""
 GENERIC = Platform("generic", spot=SPOT_LABELS, taints={**AKS.taints, **GKE.taints})
 """A platform that is not known."""
 PLATFORMS = {each.name: each for each in (KARPENTER, GKE, EKS, AKS, GENERIC)}
@@ -86,7 +78,6 @@ def detect(nodes: Iterable[Node]) -> Platform:
 
 def is_spot(node: Node, platform: Platform = GENERIC) -> bool:
     """Whether the node has a spot label, of its platform or of another one."""
-    has = node.metadata.labels
-    return any(
-        has.get(k) in values for labels in (SPOT_LABELS, platform.spot) for k, values in labels.items()
-    )
+    if node.has_spot_label or platform is GENERIC:
+        return node.has_spot_label
+    return any(node.metadata.labels.get(key) in values for key, values in platform.spot.items())

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.api.labels import Place
+from shoal.api.labels import ON_DEMAND, Place
 from shoal.api.training_job import TrainingJob
 from shoal.manifests import names
 from shoal.manifests.merge import merge
@@ -47,16 +47,20 @@ class PodFactory:
 
     def __init__(self, job: TrainingJob, images: Images, platform: Platform = GENERIC) -> None:
         self._job, self._images, self._platform = job, images, platform
-        self._configs: dict[str, ConfigTemplate] = {}
+        self._configs: dict[tuple[str, float], ConfigTemplate] = {}
         self._merged: dict[tuple[object, ...], Manifest] = {}
 
-    def pod(self, place: Place, where: Where | None = None) -> Manifest:
-        """The pod of a place."""
+    def pod(self, place: Place, where: Where | None = None, *, on_demand: bool = False) -> Manifest:
+        """The pod of a place. `on_demand`: it is for an on-demand node, though the job's workers are not."""
         job = self._job
         where = where or default_where(job, place)
         merged = self._template(place, where)
         metadata, spec = merged["metadata"], merged["spec"]
-        config = self._configs.setdefault(place.role, ConfigTemplate(job, place.role)).of(place)
+        cores = where.pool.spec.core_count if where.pool else 0.0
+        key = place.role, cores
+        if key not in self._configs:
+            self._configs[key] = ConfigTemplate(job, place.role, cores)
+        config = self._configs[key].of(place)
         containers = [
             {**each, "env": _environment(each.get("env") or [], config)}
             if each["name"] == place.role
@@ -74,6 +78,7 @@ class PodFactory:
                     **({QUEUE: queue} if queue else {}),
                     **(metadata.get("labels") or {}),
                     **names.place_labels(job, place, where.pool.metadata.name if where.pool else ""),
+                    **({ON_DEMAND: "true"} if on_demand else {}),
                 },
                 "annotations": metadata.get("annotations") or {},
                 "ownerReferences": [owner(job)],

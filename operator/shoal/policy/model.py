@@ -130,6 +130,10 @@ class Observation:
     """The last report of parameter server 0."""
     report_age: float = 0.0
     """Age of the report in seconds."""
+    unreachable_seconds: float = 0.0
+    """For how long parameter server 0, whose pod runs, could not be reached; 0: it can."""
+    unreachable_because: str = ""
+    """The last error."""
     refusals: tuple[Refusal, ...] = ()
     confirmed_absent: frozenset[str] = frozenset()
     """Names of pods of the job of which the API server said, when asked (`ConfirmAbsent`), that they do not exist."""

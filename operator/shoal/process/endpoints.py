@@ -15,10 +15,10 @@ from prometheus_client.exposition import choose_encoder
 
 from shoal.errors import UsageError
 
-Answer = Callable[[web.Request], Awaitable[web.Response]]
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def healthy(_: web.Request) -> web.Response:
+async def healthy(_: web.Request) -> web.StreamResponse:
     """Answer the liveness probe."""
     return web.json_response({})
 

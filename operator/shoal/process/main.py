@@ -6,18 +6,24 @@ state), 2 if the environment is invalid. kopf's trouble never ends the process.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import kopf
 
 from shoal.cluster.transport import HttpTransport, connect
 from shoal.controllers.state import sources
-from shoal.errors import UsageError
+from shoal.errors import ShoalError, Unavailable, UsageError
+from shoal.page import Page
 from shoal.process.endpoints import exposition, healthy, ready, serve
+from shoal.process.install_key import NoKey, write
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
 from shoal.runtime.kopf_watch import KopfWatch, connection_info
@@ -30,14 +36,29 @@ WATCHED_BY_KOPF = ("trainingjobs", "capacitypools", "speedprofiles")
 
 
 def main() -> None:
-    """Run until a signal arrives."""
+    """Run until a signal arrives; or `shoal-operator install-key --secret NAME --file PATH`."""
     try:
+        if sys.argv[1:2] == ["install-key"]:
+            asyncio.run(_install_key(sys.argv[2:]))
+            return
         settings = Settings.from_environment()
         code = asyncio.run(run(settings))
-    except UsageError as error:
+    except (UsageError, Unavailable, NoKey) as error:
         print(f"shoal-operator: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+async def _install_key(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="shoal-operator install-key")
+    parser.add_argument("--secret", required=True)
+    parser.add_argument("--file", required=True, type=Path)
+    given = parser.parse_args(words)
+    transport = await connect()
+    try:
+        await write(transport, os.environ.get("POD_NAMESPACE") or "default", given.secret, given.file)
+    finally:
+        await transport.close()
 
 
 async def run(settings: Settings) -> int:
@@ -59,6 +80,11 @@ async def run(settings: Settings) -> int:
             registry = operator.metrics.registry
             served = await serve(settings.metrics_port, {"/metrics": exposition(registry)})
             resources.push_async_callback(served.cleanup)
+        if settings.page_port:
+            page = Page(operator.state.jobs.all, operator.state.pools.all)
+            looking = asyncio.create_task(page.run(), name="page")
+            resources.callback(looking.cancel)
+            resources.push_async_callback((await serve(settings.page_port, page.answers)).cleanup)
         return await _until(stop, operator, settings, transport)
     return 1
 
@@ -76,7 +102,11 @@ async def _until(
     results = await asyncio.gather(running, watch, stopped, return_exceptions=True)
     error = results[0]
     if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
-        logger.error("the operator stopped: %s", _innermost(error), exc_info=error)
+        cause = _innermost(error)
+        expected = isinstance(
+            cause, ShoalError
+        )  # such as a lost Lease: a new process takes over, and nothing is wrong
+        logger.error("the operator stopped: %s", cause, exc_info=None if expected else error)
         return 1
     return 0
 

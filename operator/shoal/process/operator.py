@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
+from shoal.api.base import Resource
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
+from shoal.cluster.cache import Cache
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.reflector import Reflector
 from shoal.cluster.transport import Fenced, Transport
+from shoal.controllers.capacitypool.reconcile import PoolReconciler
+from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.planning.planner import Planner
+from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wakes, key_of, sources
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
@@ -19,16 +28,21 @@ from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
+from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.process.settings import Settings
 from shoal.runtime.controller import Controller
 from shoal.runtime.limiter import Limited
 from shoal.runtime.manager import Manager
 from shoal.runtime.metrics import Metrics
+from shoal.runtime.outage import Outage, Watched
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
 from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Coordinator
 from shoal.telemetry.poller import Poller
+from shoal_trainer.contract import StatusReport
+
+R = TypeVar("R", bound=Resource)
 
 LEASE_TIMES = LeaseTimes()
 NEEDED = ("trainingjobs", "pods", "services")
@@ -38,6 +52,10 @@ SEEN_WITHIN_SECONDS = 5.0
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def _nothing(_found: Mapping[str, Any], _why: str) -> None:
+    """An object of the operator's own, or of Kubernetes: the log is enough."""
 
 
 class Operator:
@@ -54,11 +72,15 @@ class Operator:
         lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:
         self.metrics = metrics = Metrics()
-        self.state = ClusterState(Wakes(jobs=self._wake_job))
+        wakes = Wakes(
+            jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
+        )
+        self.state = ClusterState(wakes)
         self._settings = settings
         self._wall = wall
+        self._outage = Outage(time.monotonic, wall)
         self.lease = Lease(
-            lease_transport or transport,
+            Watched(lease_transport or transport, self._outage),
             namespace=settings.lease_namespace,
             name=settings.lease_name,
             identity=settings.identity,
@@ -66,9 +88,10 @@ class Operator:
             wall=wall,
         )
         self._fenced = Limited(
-            Fenced(transport, self.lease.seconds_left),
+            Fenced(Watched(transport, self._outage), self.lease.seconds_left),
             on_answer=lambda verb, code, seconds: metrics.requests.labels(verb, code).observe(seconds),
         )
+        self._complaints = Complaints(self._fenced, wall=wall)
         self._reflectors = self._make_reflectors(self._fenced)
         self.recorder = Recorder(
             self._fenced,
@@ -81,9 +104,22 @@ class Operator:
             coordinator,
             show_every=settings.telemetry_seconds,
             on_result=lambda result: self._job_metrics.polls.labels(result).inc(),
+            on_report=self._hear,
         )
+        self.learner, self.profiles = self._make_profiles()
+        self._plan_metrics = PlanMetrics(metrics)
+        self.planner = Planner(
+            self.state,
+            self._poller,
+            self.learner,
+            wake=self._wake_job,
+            wall=wall,
+            metrics=self._plan_metrics,
+            every_seconds=settings.plan_seconds,
+        )
+        self.pools = self._make_pools()
         self.jobs = self._make_jobs()
-        controllers = [self.jobs]
+        controllers = [self.jobs, self.pools, self.profiles]
         metrics.live(
             "shoal_queue_length",
             "Objects waiting to be reconciled, by controller.",
@@ -97,7 +133,8 @@ class Operator:
             optional={name: each for name, each in self._reflectors.items() if name not in NEEDED},
             recorder=self.recorder,
             metrics=metrics,
-            on_lead=lambda: self._job_metrics.count_jobs(self.state.jobs.all),
+            background=[self.planner.run],
+            on_lead=self._lead,
         )
 
     @property
@@ -139,25 +176,73 @@ class Operator:
             "speedprofiles": state.profiles,
         }
         return {
-            name: Reflector(transport, source, caches[name], on_restart=partial(self._restarted, name))
+            name: Reflector(
+                transport,
+                source,
+                caches[name],
+                on_restart=partial(self._restarted, name),
+                on_unreadable=self._unreadable if name == "trainingjobs" else _nothing,
+            )
             for name, source in sources(settings.namespace).items()
             if name != "nodes" or settings.node_signals
         }
+
+    def _unreadable(self, found: Mapping[str, Any], why: str) -> None:
+        self.jobs.wake(self._complaints.hear(found, why))
 
     def _restarted(self, resource: str, reason: str) -> None:
         """Count a watch that was started again."""
         self.metrics.watch_restarts.labels(resource, reason).inc()
 
+    def _lead(self) -> None:
+        self._outage.assumed(self.lease.abandoned_seconds)
+        self._job_metrics.count_jobs(self.state.jobs.all)
+        self._plan_metrics.count_pools(self.state.pools.all)
+        self.planner.trigger()
+
+    def _hear(self, uid: str, report: StatusReport) -> None:
+        if (job := self.state.jobs.by_uid(uid)) is not None:
+            self.learner.hear(job, report)
+
+    def _writer(self, kind: type[R], cache: Cache[R]) -> StatusWriter[R]:
+        written = self.metrics.status_writes
+
+        def count(result: str) -> None:
+            written.labels(kind.__name__, result).inc()
+
+        return StatusWriter(self._fenced, cache, kind, on_result=count)
+
+    def _make_pools(self) -> Controller:
+        state = self.state
+        reconcile = PoolReconciler(
+            state,
+            self._writer(CapacityPool, state.pools),
+            self.recorder,
+            wall=self._wall,
+            on_change=self._replan,
+        )
+        return Controller(
+            "capacitypool",
+            reconcile,
+            keys=lambda: [key_of(pool) for pool in state.pools.all()],
+            metrics=self.metrics,
+        )
+
+    def _make_profiles(self) -> tuple[Learner, Controller]:
+        learner = Learner(
+            self._fenced,
+            self.state,
+            self._writer(SpeedProfile, self.state.profiles),
+            wake=self._wake_profile,
+            wall=self._wall,
+        )
+        return learner, Controller("speedprofile", learner, keys=lambda: learner.keys, metrics=self.metrics)
+
     def _make_jobs(self) -> Controller:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
         answers = AnswerStore()
-        writer = StatusWriter(
-            fenced,
-            state.jobs,
-            TrainingJob,
-            on_result=lambda result: self.metrics.status_writes.labels("TrainingJob", result).inc(),
-        )
+        writer = self._writer(TrainingJob, state.jobs)
         reconcile = Reconciler(
             Observer(
                 state,
@@ -165,6 +250,8 @@ class Operator:
                 self._poller,
                 images=settings.images,
                 node_signals=self._nodes_readable,
+                api_returned_at=lambda: self._outage.returned_at,
+                proposal=self.planner.proposal,
                 wall=wall,
             ),
             Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=self._job_metrics),
@@ -173,6 +260,7 @@ class Operator:
             answers=answers,
             poller=self._poller,
             credentials=credentials,
+            complaints=self._complaints,
             wake=self._wake_job,
         )
         return Controller(
@@ -185,6 +273,15 @@ class Operator:
 
     def _wake_job(self, key: Key, priority: Priority) -> None:
         self.jobs.wake(key, priority)
+
+    def _wake_pool(self, key: Key, priority: Priority) -> None:
+        self.pools.wake(key, priority)
+
+    def _wake_profile(self, key: Key, priority: Priority) -> None:
+        self.profiles.wake(key, priority)
+
+    def _replan(self) -> None:
+        self.planner.trigger()
 
     def _nodes_readable(self) -> bool:
         nodes = self._reflectors.get("nodes")

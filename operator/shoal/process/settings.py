@@ -34,11 +34,15 @@ class Settings:
     """0: no metrics endpoint."""
     health_port: int = 8081
     """0: no health endpoint."""
+    page_port: int = 0
+    """0: no web page."""
     log_level: str = "INFO"
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
     workers: int = 16
     """Jobs reconciled concurrently."""
+    plan_seconds: float = 60.0
+    """Interval of plans of jobs with pools, where nothing calls for one sooner."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -61,9 +65,11 @@ class Settings:
             lease_name=get("SHOAL_LEASE_NAME") or "shoal",
             metrics_port=_number(environment, "SHOAL_METRICS_PORT", 8080),
             health_port=_number(environment, "SHOAL_HEALTH_PORT", 8081),
+            page_port=_number(environment, "SHOAL_PAGE_PORT", 0),
             log_level=_level(environment),
             telemetry_seconds=_number(environment, "SHOAL_TELEMETRY_SECONDS", 30),
             workers=max(1, _number(environment, "SHOAL_WORKERS", 16)),
+            plan_seconds=max(1, _number(environment, "SHOAL_PLAN_SECONDS", 60)),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from shoal.cluster.lease import Lease
@@ -25,7 +25,11 @@ DRAIN_SECONDS = 1.0
 
 
 class Manager:
-    """One replica. `needed`: reflectors without which nothing can be decided; `optional`: as far as RBAC allows."""
+    """One replica.
+
+    `needed`: reflectors without which nothing can be decided; `optional`: as far as RBAC allows. `background`: what
+    runs beside the controllers while this process leads.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Manager:
         optional: Mapping[str, Reflector[Any]],
         recorder: Recorder,
         metrics: Metrics,
+        background: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
         on_lead: Callable[[], None] = lambda: None,
     ) -> None:
         self.lease = lease
@@ -44,6 +49,7 @@ class Manager:
         self._optional = optional
         self._recorder = recorder
         self._metrics = metrics
+        self._background = background
         self._on_lead = on_lead
 
     def unread(self) -> list[str]:
@@ -65,6 +71,8 @@ class Manager:
                 tasks.create_task(self.lease.keep())
                 await self._read_again()
                 tasks.create_task(self._recorder.run())
+                for run in self._background:
+                    tasks.create_task(run())
                 self._on_lead()
                 self._metrics.leading.set(1)
                 for controller in self._controllers:

@@ -19,10 +19,15 @@ from shoal.errors import Refused, Unavailable
 R = TypeVar("R", bound=Resource)
 
 
+def collection_path(model: type[Resource], namespace: str) -> str:
+    """The path of the objects of a custom resource."""
+    within = f"/namespaces/{namespace}" if model.NAMESPACED else ""
+    return f"/apis/{API_VERSION}{within}/{model.PLURAL}"
+
+
 def object_path(about: Resource) -> str:
     """The path of an object of a custom resource."""
-    namespace = f"/namespaces/{about.metadata.namespace}" if about.NAMESPACED else ""
-    return f"/apis/{API_VERSION}{namespace}/{about.PLURAL}/{about.metadata.name}"
+    return f"{collection_path(type(about), about.metadata.namespace)}/{about.metadata.name}"
 
 
 class StatusWriter(Generic[R]):

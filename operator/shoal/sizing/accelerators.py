@@ -1,7 +1,7 @@
-"""The data sheets of accelerators, and the speed-up between two accelerators that follows from them.
+"""The data sheets of accelerators.
 
 A data sheet is a prior with a wide interval: how much of the peak a training step achieves depends on the model. It
-transfers speeds to an accelerator without measurements.
+transfers speeds to an accelerator without measurements (`speed.worker`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from pathlib import Path
 
 from shoal.errors import UsageError
 
-__all__ = ["Accelerator", "Catalogue", "SpeedUp", "catalogue"]
+__all__ = ["CPU", "Accelerator", "Catalogue", "catalogue"]
 
-# How much accelerators with equal data sheets differ in practice (drivers, clocks, host).
-_LIKENESS = 0.1
 CPU = "CPU"
 # A core of a cloud's processor: half of a physical core with AVX2 at 3 GHz, and its share of the memory.
 _CORE_TFLOPS, _CORE_BANDWIDTH, _CORE_MEMORY = 0.05, 5.0, 4.0
@@ -49,15 +47,6 @@ class Accelerator:
         has is unknown, so the geometric mean of both.
         """
         return math.sqrt(self.fp32_tflops * self.tf32_tflops) if self.tf32_tflops > 0 else self.fp32_tflops
-
-
-@dataclass(frozen=True)
-class SpeedUp:
-    """Speed-up from one accelerator to another, for arithmetic and for small kernels, with its standard deviation."""
-
-    arithmetic: float
-    overhead: float
-    sigma: float
 
 
 class Catalogue:
@@ -119,26 +108,6 @@ class Catalogue:
         number = cores if cores > 0 else 1.0
         return Accelerator(
             CPU, _CORE_TFLOPS * number, math.nan, math.nan, _CORE_MEMORY * number, _CORE_BANDWIDTH * number
-        )
-
-    def speed_up(self, source: str, target: str) -> SpeedUp:
-        """How `target` compares with `source` by their data sheets.
-
-        The roofline model (Williams, Waterman, Patterson 2009) bounds a kernel by peak arithmetic or by memory
-        bandwidth. Which of them binds is unknown without a measurement, so arithmetic gets the geometric mean of the
-        two ratios, and half the distance between them (in logarithms) is one standard deviation. Small kernels, a
-        cost per tensor, get the more cautious one: the ratio nearer to 1.
-        """
-        a, b = self.find(source), self.find(target)
-        if a == b:
-            return SpeedUp(1.0, 1.0, 0.0)
-        compute = math.log(b.fp32_tflops / a.fp32_tflops)
-        memory = math.log(b.bandwidth_gbs / a.bandwidth_gbs)
-        cautious = min(compute, memory, key=abs) if compute * memory > 0 else (compute + memory) / 2
-        return SpeedUp(
-            arithmetic=math.exp((compute + memory) / 2),
-            overhead=math.exp(cautious),
-            sigma=math.hypot(abs(compute - memory) / 2, _LIKENESS),
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.errors import UsageError
 
-__all__ = ["Interval", "ModelFeatures", "PsModel", "WorkerGroup"]
+__all__ = ["Interval", "ModelFeatures", "PsModel"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Interval:
         """The interval of 1 / quantity (seconds per step <-> steps per second); all must be > 0."""
         return Interval(1.0 / self.high, 1.0 / self.mean, 1.0 / self.low)
 
+    @property
+    def relative_sigma(self) -> float:
+        """The standard deviation relative to the mean, of a normal distribution of the logarithm."""
+        return math.log(self.high / self.low) / (2 * 1.6449)
+
 
 @dataclass(frozen=True)
 class ModelFeatures:
@@ -55,22 +60,12 @@ class ModelFeatures:
 
 
 @dataclass(frozen=True)
-class WorkerGroup:
-    """`count` equal workers; `step_seconds` is one worker's step without contention."""
-
-    accelerator: str
-    count: int
-    batch_size: int
-    step_seconds: float
-
-
-@dataclass(frozen=True)
 class PsModel:
     """The cost of one update (a push and a pull) of one model at a parameter server.
 
     `update_seconds`: time of one server for the whole model, so n servers do at most n^scaling / update_seconds
     updates per second; 0: no contention. `sharpness` >= 1: how sharply the speed bends from the sum of the workers to
-    that cap (infinite: minimum of both), see `cluster_throughput`. `scaling`: 1 if the parameters are spread evenly,
+    that cap (infinite: minimum of both). `scaling`: 1 if the parameters are spread evenly,
     else less.
     """
 

@@ -24,7 +24,7 @@ POLL_SECONDS = 2.0
 SLOWEST_POLL_SECONDS = 15.0
 POLLS_PER_SECOND = 60.0
 """Of all jobs together, beyond which the interval of quiet jobs grows."""
-STALE_SECONDS = 30.0
+STALE_SECONDS = 60.0
 """A coordinator that was not reached for this long is reported, and its last report is old."""
 
 
@@ -52,7 +52,11 @@ class _Followed:
 
 
 class Poller:
-    """Polls coordinators. `show_every`: seconds between wakes that only update progress."""
+    """Polls coordinators.
+
+    `show_every`: seconds between wakes that only update progress. `on_result`: told read or unreachable. `on_report`:
+    told every report, with the job's uid.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,9 @@ class Poller:
         poll_seconds: float = POLL_SECONDS,
         show_every: float = 30.0,
         on_result: Callable[[str], None] = lambda _result: None,
+        on_report: Callable[[str, StatusReport], None] = lambda _uid, _report: None,
     ) -> None:
+        self._on_report = on_report
         self._on_result = on_result
         self._coordinator = coordinator
         self._poll_seconds = poll_seconds
@@ -124,6 +130,7 @@ class Poller:
                 self._failing.pop(endpoint.job_uid, None)
                 old = self._seen.get(endpoint.job_uid)
                 self._seen[endpoint.job_uid] = Seen(report, self._now())
+                self._on_report(endpoint.job_uid, report)
                 urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
                 if urgent or shown is None or self._now() - shown >= self._show_every:
                     shown = self._now()

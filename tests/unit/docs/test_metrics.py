@@ -8,6 +8,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from shoal.api.capacity_pool import CapacityPool
+from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.runtime.metrics import Metrics
 from shoal_trainer.contract import (
@@ -23,6 +25,7 @@ from shoal_trainer.coordinator.metrics import StatusCollector
 from tests.unit.docs.pages import code, read, rows, section
 from tests.unit.policy import build
 
+POOL = CapacityPool.model_validate({"metadata": {"name": "spot"}, "spec": {"limits": {"nodes": 1}}})
 Series = dict[str, tuple[str, frozenset[str]]]
 """Name -> (type, names of the labels)."""
 
@@ -49,8 +52,10 @@ def test_operator_metrics_match_the_registry() -> None:
     metrics = Metrics()
     jobs = JobMetrics(metrics)
     jobs.count_jobs(lambda: [build.job()])
+    plans = PlanMetrics(metrics)
+    plans.count_pools(lambda: [POOL])
     metrics.live("shoal_queue_length", "…", "controller", lambda: {"trainingjob": 1})
-    for metric in (*vars(metrics).values(), *vars(jobs).values()):
+    for metric in (*vars(metrics).values(), *vars(jobs).values(), *vars(plans).values()):
         if isinstance(metric, MetricWrapperBase) and metric._labelnames:
             metric.labels(*("x" for _ in metric._labelnames))
     assert documented("Operator") == exported(metrics.registry.collect())

@@ -86,12 +86,14 @@ def check(world: World, before: dict[str, Any]) -> None:
     assert len(holding) == len(set(holding)), f"two active pods of one place: {sorted(world.pods)}"
     assert len(holding) <= world.manifest["spec"]["workers"]["maxReplicas"]
 
+    announced = {n for n in world.nodes if world.leaving(n) or world.nodes[n]["spec"]["taints"]}
     alive = [
         place(n)
         for n in workers
         if world.pods[n]["status"]["phase"] in {"Pending", "Running"}
         and n not in world.ever_lost
         and world.pods[n]["spec"].get("nodeName") not in world.dead_nodes
+        and world.pods[n]["spec"].get("nodeName") not in announced  # they do not use up maxSurge
     ]
     surplus = len(alive) - len(set(alive))
     assert surplus <= world.surge, f"more than maxSurge surplus pods: {sorted(alive)}"

@@ -13,7 +13,7 @@ import hashlib
 import io
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from pydantic import Field
@@ -58,8 +58,18 @@ class Artefacts:
         self._token = (-1, -1)
         self._files: dict[str, ModelFile] = {}
 
-    def receive(self, token: tuple[int, int], kind: str, name: str, chunks: Iterator[bytes]) -> None:
-        """Write one file of a task: below `model/` for the export, otherwise below `logs/`."""
+    def receive(
+        self,
+        token: tuple[int, int],
+        kind: str,
+        name: str,
+        chunks: Iterator[bytes],
+        confirm: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Write one file of a task: below `model/` for the export, otherwise below `logs/`.
+
+        `confirm` raises if the task was reassigned meanwhile: the file then replaces none.
+        """
         if kind == "export":
             target = f"model/{name}"
             if target == MANIFEST:
@@ -69,7 +79,7 @@ class Artefacts:
         else:
             raise ProtocolError(f"the file {name!r} of this task is not below logs/")
         digest = Digest(_views(chunks))
-        self._storage.write(target, digest)
+        self._storage.write(target, digest, confirm)
         with self._lock:
             if token > self._token:
                 self._token, self._files = token, {}

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import IO, Any
 from urllib.parse import unquote
 
 from pydantic import ValidationError
 
 from shoal_trainer.contract import STATUS_PATH, Message
+from shoal_trainer.coordinator.bounded_http import BoundedHandler, BoundedServer
 from shoal_trainer.coordinator.protocol import FILES, MAX_BODY, MAX_FILE, MAX_JOIN, PURPOSE, REQUESTS
 from shoal_trainer.errors import Fenced, Overtaken, ProtocolError, Unauthorized, Unreachable, UserError
-from shoal_trainer.ps.server import RefusalLog
 from shoal_trainer.security import Credentials
+from shoal_trainer.wire.gate import Visit, shut
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ PROOF_SECONDS = 15.0
 """A connection without a request with a valid token is closed after this time, even if it sends data."""
 MAX_CONNECTIONS = 4096
 """Each worker has two, and a third for task files: enough for 1000 workers and their replacements."""
-MAX_UNPROVEN = 512
+MAX_UNPROVEN = 64
 """Connections without a request with a valid token yet."""
 CHUNK = 1 << 20
 DISCARD_SECONDS = 600.0
@@ -101,88 +100,67 @@ class ControlServer:
         self._server.end_connections()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 256
+class _Server(BoundedServer):
+    """The connections with TLS. `_open` contains those that finished the handshake."""
 
     def __init__(self, address: tuple[str, int], control: ControlServer) -> None:
         self.control = control
-        self.refusals = RefusalLog(time.monotonic)
         self._context = control.credentials.server_context()
-        self._open: dict[ssl.SSLSocket, float] = {}
-        """The deadline for a valid token of each connection; infinity once it was received."""
+        self._open: dict[ssl.SSLSocket, Visit] = {}
         self._open_lock = threading.Lock()
-        self._count = self._unproven = 0
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, _Connection)
+        super().__init__(address, _Connection, limit=MAX_UNPROVEN, seconds=control.proof_seconds)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def secure(self, request: Any, visit: Visit) -> ssl.SSLSocket | None:
         """The TLS handshake runs in the connection's thread: a client that stalls delays no other."""
         with self._open_lock:
-            full = self._count >= MAX_CONNECTIONS or self._unproven >= MAX_UNPROVEN
-            if not full:
-                self._count, self._unproven = self._count + 1, self._unproven + 1
+            full = len(self._open) >= MAX_CONNECTIONS
         if full:
-            self.refusals.refused(str(client_address[0]), "too many connections")
-            self.shutdown_request(request)
-            return
-        deadline = 0.0
+            self.refusals.refused(visit.address, "too many connections")
+            return None
+        request.settimeout(HANDSHAKE_SECONDS)
         try:
-            request.settimeout(HANDSHAKE_SECONDS)
-            try:
-                secured = self._context.wrap_socket(request, server_side=True)
-            except (ssl.SSLError, OSError) as error:
-                self.refusals.refused(str(client_address[0]), f"no TLS: {error}")
-                self.shutdown_request(request)
-                return
-            secured.settimeout(SECONDS)
-            with self._open_lock:
-                self._open[secured] = time.monotonic() + self.control.proof_seconds
-            try:
-                super().process_request_thread(secured, client_address)
-            finally:
-                with self._open_lock:
-                    deadline = self._open.pop(secured)
+            secured = self._context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        except (ssl.SSLError, OSError) as error:
+            self.refusals.refused(visit.address, f"no TLS: {error}")
+            return None
+        visit.close = partial(shut, secured)
+        try:
+            if visit.evicted:
+                raise OSError("too many connections")
+            secured.do_handshake()
+        except (ssl.SSLError, OSError) as error:
+            self.refusals.refused(visit.address, f"no TLS: {error}")
+            self.shutdown_request(secured)
+            return None
+        secured.settimeout(SECONDS)
+        with self._open_lock:
+            self._open[secured] = visit
+        return secured
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until it is closed."""
+        try:
+            super().process_request_thread(request, client_address)
         finally:
             with self._open_lock:
-                self._count -= 1
-                self._unproven -= deadline != math.inf
+                self._open.pop(request, None)
 
-    def proven(self, connection: ssl.SSLSocket) -> None:
+    def proven(self, connection: Any) -> None:
         """A request with a valid token arrived on this connection."""
         with self._open_lock:
-            self._unproven -= self._open[connection] != math.inf
-            self._open[connection] = math.inf
+            visit = self._open.get(connection)
+        if visit is not None:
+            self.gate.leave(visit)
 
-    def service_actions(self) -> None:
-        """Close the connections that sent no valid token in time. Called several times a second."""
-        self.end_connections(by=time.monotonic())
-
-    def end_connections(self, by: float = math.inf) -> None:
-        """Close the connections whose deadline for a valid token is not after `by`."""
+    def end_connections(self) -> None:
+        """Close all connections."""
         with self._open_lock:
-            connections = [connection for connection, deadline in self._open.items() if deadline <= by]
+            connections = list(self._open)
         for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Log errors other than broken connections (for example, no thread can be started) as a refusal."""
-        if not isinstance(error := sys.exception(), OSError):
-            self.refusals.refused(str(client_address[0]), error)
-        log.debug("a control connection from %s broke", client_address, exc_info=True)
+            shut(connection)
 
 
-class _Connection(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server_version = "shoal"
-    sys_version = ""
-    # Send a response as one segment: a second one would wait for the client's delayed ACK, up to 40 ms, which limits
-    # a worker that leases two batches at a time to 50 steps a second.
-    wbufsize = -1
-    disable_nagle_algorithm = True
+class _Connection(BoundedHandler, BaseHTTPRequestHandler):
     server: _Server
     _unread = 0
     """Bytes of an upload that have not been read."""
@@ -249,9 +227,6 @@ class _Connection(BaseHTTPRequestHandler):
         slot, incarnation, term, counter = (int(part) for part in parts[:4])
         return slot, incarnation, (term, counter), safe_name(unquote(parts[4]))
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Do not log requests: several arrive each second."""
-
     # ---
 
     def _reply(self, answer: Callable[[], Message | Content]) -> None:
@@ -307,7 +282,7 @@ class _Connection(BaseHTTPRequestHandler):
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not self.server.control.credentials.token_matches(purpose, token.strip()):
             raise Unauthorized("no valid token for this job")
-        self.server.proven(self.connection)
+        self.prove()
 
     def _length(self, limit: int) -> int:
         text = self.headers.get("Content-Length", "")

@@ -10,6 +10,7 @@ are counted correctly, and a journal can be replayed on an older ledger.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -39,9 +40,10 @@ class EpochState:
     """The free segments of an epoch in visiting order, and the done positions of each file.
 
     `free` may contain positions that are done or leased: `grant` skips them, so that replaying a push needs no search.
+    None: the whole epoch, not listed yet. A push may name an epoch far ahead, and the list of each takes a while.
     """
 
-    free: deque[Segment] = field(default_factory=deque)
+    free: deque[Segment] | None = None
     done: dict[int, Positions] = field(default_factory=dict)
 
     def done_in(self, file: int) -> Positions:
@@ -95,10 +97,10 @@ class Ledger:
         found = self._next_free()
         if found is None:
             return None
-        state, segment = found
+        segment = found
         if limit is not None and segment.stop is not None and segment.stop - segment.start > limit:
             cut = segment.start + max(1, limit)
-            state.free.appendleft(segment._replace(start=cut))
+            self._free(segment.epoch).appendleft(segment._replace(start=cut))
             segment = segment._replace(stop=cut)
         return self._lease(slot, incarnation, term, segment)
 
@@ -254,7 +256,7 @@ class Ledger:
                 [
                     epoch,
                     [[file, done.intervals()] for file, done in state.done.items()],
-                    list(state.free),
+                    None if state.free is None else list(state.free),
                 ]
                 for epoch, state in self.open_epochs.items()
             ],
@@ -277,7 +279,7 @@ class Ledger:
         self.lengths = {int(file): int(length) for file, length in saved["lengths"]}
         self.open_epochs = {
             int(epoch): EpochState(
-                deque(Segment(*segment) for segment in free),
+                None if free is None else deque(Segment(*segment) for segment in free),
                 {int(file): Positions(intervals) for file, intervals in done},
             )
             for epoch, done, free in saved["passes"]
@@ -293,14 +295,22 @@ class Ledger:
 
     # --- internals ------------------------------------------------------------------------------------------------
 
-    def _next_free(self) -> tuple[EpochState, Segment] | None:
+    def _free(self, epoch: int) -> deque[Segment]:
+        """The free segments of an open epoch, listed at the first call."""
+        state = self.open_epochs[epoch]
+        if state.free is None:
+            state.free = deque(self.visiting(epoch))
+        return state.free
+
+    def _next_free(self) -> Segment | None:
         while True:
-            for _, state in sorted(self.open_epochs.items()):
-                while state.free:
-                    pieces = self._open(state.free.popleft())
+            for epoch in sorted(self.open_epochs):
+                free = self._free(epoch)
+                while free:
+                    pieces = self._open(free.popleft())
                     if pieces:
-                        state.free.extendleft(reversed(pieces[1:]))
-                        return state, pieces[0]
+                        free.extendleft(reversed(pieces[1:]))
+                        return pieces[0]
             self._complete()
             if self.opened > self.completed + self.ahead or (
                 self.epochs is not None and self.opened >= self.epochs
@@ -323,7 +333,7 @@ class Ledger:
     def _open_next(self) -> None:
         epoch = self.opened
         self.opened += 1
-        self.open_epochs[epoch] = EpochState(deque(self.visiting(epoch)))
+        self.open_epochs[epoch] = EpochState()
 
     def _lease(self, slot: int, incarnation: int, term: int, segment: Segment) -> Lease:
         self._counter += 1
@@ -335,7 +345,7 @@ class Ledger:
     def _release(self, lease: Lease) -> None:
         self.leases.remove(lease.token)
         self._outstanding -= self._samples(lease)
-        self.open_epochs[lease.segment.epoch].free.extendleft(reversed(self.rest(lease)))
+        self._free(lease.segment.epoch).extendleft(reversed(self.rest(lease)))
 
     def _samples(self, lease: Lease) -> int:
         """Samples of a lease that are not done; 0 if its end is unknown."""
@@ -346,19 +356,19 @@ class Ledger:
     def _exists(self, segment: Segment) -> bool:
         """Whether the data have these positions, which come from the network."""
         files = range(-1, 0) if self.size is not None else range(self.files)
-        epochs = self.opened + MAX_AHEAD if self.epochs is None else self.epochs
+        epochs = min(self.opened + MAX_AHEAD, math.inf if self.epochs is None else self.epochs)
         within = self.size is None or (segment.stop is not None and segment.stop <= self.size)
         return segment.file in files and 0 <= segment.epoch < epochs and segment.start >= 0 and within
 
     def _complete(self) -> None:
         """Close, in order, the epochs with no free or leased positions."""
         while self.completed in self.open_epochs:
-            state = self.open_epochs[self.completed]
             if self.leases.in_epoch(self.completed):
                 return
-            while state.free and not self._open(state.free[0]):
-                state.free.popleft()
-            if state.free:
+            free = self._free(self.completed)
+            while free and not self._open(free[0]):
+                free.popleft()
+            if free:
                 return
             del self.open_epochs[self.completed]
             self.completed += 1

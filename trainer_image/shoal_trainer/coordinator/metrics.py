@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from shoal_trainer.contract import StatusReport, WorkerState
+from shoal_trainer.coordinator.bounded_http import BoundedHandler, BoundedServer
 
 log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 16
+SECONDS = 5.0
+"""A connection is closed after this time, also one that reads or sends slowly."""
+CACHED_SECONDS = 1.0
 
 
 class StatusCollector(Collector):
@@ -95,7 +105,7 @@ def _speeds(status: StatusReport) -> Iterator[Metric]:
         "shoal_typical_seconds", "Geometric mean of a part of the measured steps.", labels=[*labels, "part"]
     )
     for row in status.speed:
-        key = [str(value) for value in row.key]
+        key = [value if isinstance(value, str) else f"{value:g}" for value in row.key]
         steps.add_metric(key, row.compute.count)
         for part, sums in (("compute", row.compute), ("pull", row.pull), ("push", row.push)):
             if sums.count:
@@ -109,24 +119,74 @@ def _shards(status: StatusReport) -> Iterator[Metric]:
     busy = CounterMetricFamily("shoal_server_busy_seconds", "Time spent on pushes.", labels=["shard"])
     updates = CounterMetricFamily("shoal_server_updates", "Pushes applied.", labels=["shard"])
     received = CounterMetricFamily("shoal_server_received_bytes", "Bytes of pushes.", labels=["shard"])
+    waits = CounterMetricFamily(
+        "shoal_server_busy_answers", "Requests told to wait for memory.", labels=["shard"]
+    )
     for shard in status.shards:
         key = [str(shard.index)]
         busy.add_metric(key, shard.busy_seconds)
         updates.add_metric(key, shard.updates)
         received.add_metric(key, shard.bytes_received)
-    yield from (busy, updates, received)
+        waits.add_metric(key, shard.busy_answers)
+    yield from (busy, updates, received, waits)
 
 
-def serve_metrics(status: Callable[[], StatusReport], host: str, port: int) -> Any:
-    """Serve the metrics over HTTP; None if the port is in use (several servers on one machine)."""
-    registry = CollectorRegistry()
-    registry.register(StatusCollector(status))
+class MetricsServer:
+    """Serves the metrics to anyone on `host`:`port`, so in few threads, and from a report that may be a second old."""
+
+    def __init__(self, status: Callable[[], StatusReport], host: str, port: int) -> None:
+        registry = CollectorRegistry()
+        registry.register(StatusCollector(_cached(status)))
+        handler = type("Metrics", (_Metrics,), {"registry": registry})
+        self._server = BoundedServer((host, port), handler, limit=MAX_CONNECTIONS, seconds=SECONDS)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop accepting connections."""
+        self._server.shutdown()
+        self._thread.join(5)
+        self._server.server_close()
+
+
+class _Metrics(BoundedHandler, BaseHTTPRequestHandler):
+    registry: CollectorRegistry
+
+    def do_GET(self) -> None:
+        """The metrics, at any path."""
+        encode, kind = choose_encoder(self.headers.get("Accept", ""))
+        body = encode(self.registry)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def serve_metrics(status: Callable[[], StatusReport], host: str, port: int) -> MetricsServer | None:
+    """Serve the metrics; None if the port is in use (several servers on one machine)."""
     try:
-        server, _ = start_http_server(port, addr=host, registry=registry)
+        return MetricsServer(status, host, port)
     except OSError as error:
         log.info("no metrics endpoint: %s", error)
         return None
-    return server
+
+
+def _cached(status: Callable[[], StatusReport]) -> Callable[[], StatusReport]:
+    """A report that is at most `CACHED_SECONDS` old: building one takes the shard's lock."""
+    lock, kept, at = threading.Lock(), status(), time.monotonic()
+
+    def newest() -> StatusReport:
+        nonlocal kept, at
+        with lock:
+            if time.monotonic() - at > CACHED_SECONDS:
+                kept, at = status(), time.monotonic()
+            return kept
+
+    return newest
 
 
 def _ratio(percent: float | None) -> float | None:

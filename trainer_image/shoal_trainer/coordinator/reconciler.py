@@ -7,13 +7,16 @@ ends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from shoal_trainer.coordinator.coordinator import Coordinator
+from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import Pushes
 from shoal_trainer.errors import TrainerError, Unreachable
 from shoal_trainer.ps.contents import Contents, Span, uneven
@@ -80,10 +83,12 @@ class Reconciler:
     def compare(self, *, at_end: bool = False) -> bool:
         """Count the partial samples; returns whether no push is in flight. `Unreachable` if a shard is."""
         with self._lock:
+            generation = self._shard.generation
             contents = [Contents(pushes_of(self._shard, ()).spans)]
             contents += [Contents(other.pushes(()).spans) for other in self._others]
-            self._learn(contents)
-            return not self._coordinator.count_partial(contents, at_end=at_end)
+            self._learn(contents, generation)
+            with self._partial(generation):
+                return not self._coordinator.count_partial(contents, at_end=at_end)
 
     def manifest_part(self, parts: Sequence[Sequence[Span]]) -> dict[str, Any]:
         """The partial pushes for the manifest of a snapshot with these contents.
@@ -91,19 +96,20 @@ class Reconciler:
         `Unreachable`, once per push, if no journal has a push because a shard was lost after it wrote its part.
         """
         with self._lock:
-            contents = [Contents(part) for part in parts]
-            unexplained = set(self._learn(contents).spans())
+            contents, generation = [Contents(part) for part in parts], self._shard.generation
+            unexplained = set(self._learn(contents, generation).spans())
             if new := unexplained - self._unexplained:
                 self._unexplained |= new
                 raise Unreachable("a shard was lost while its part of the snapshot was written")
             # Not counted: a push that was in flight at the cut may have arrived, and its worker may have left.
-            self._coordinator.partial.compared(contents)
-            return self._coordinator.partial.dump(contents)
+            with self._partial(generation) as known:
+                known.compared(contents)
+                return known.dump(contents)
 
     def published(self, parts: Sequence[Sequence[Span]]) -> None:
         """The snapshot with these contents was published."""
-        with self._lock:
-            self._coordinator.partial.published([Contents(part) for part in parts])
+        with self._lock, self._partial(self._shard.generation) as known:
+            known.published([Contents(part) for part in parts])
         self.schedule()
 
     def settle(self) -> None:
@@ -123,15 +129,28 @@ class Reconciler:
         if reason:
             log.warning("partial samples were counted without the latest pushes of every shard: %s", reason)
 
-    def _learn(self, contents: Sequence[Contents]) -> Contents:
+    @contextlib.contextmanager
+    def _partial(self, generation: int) -> Iterator[Partial]:
+        """The partial pushes of this generation, under the shard's lock; `Unreachable` if a rollback replaced them."""
+        with self._shard.lock:
+            if self._shard.generation != generation:
+                raise Unreachable("the job was rolled back while its shards were compared")
+            yield self._coordinator.partial
+
+    def _learn(self, contents: Sequence[Contents], generation: int) -> Contents:
         """Read the positions of unknown pushes from the journals; returns the pushes that no journal has."""
-        partial, differs = self._coordinator.partial, uneven(contents)
-        if unknown := partial.unknown(differs):
-            partial.learn(pushes_of(self._shard, unknown.spans()).entries)
-        for other in self._others:
-            if unknown := partial.unknown(differs):
-                partial.learn(other.pushes(unknown.spans()).entries)
-        return partial.unknown(differs)
+        differs = uneven(contents)
+        journals: list[Callable[[Sequence[Span]], Pushes]] = [partial(pushes_of, self._shard)]
+        journals += [other.pushes for other in self._others]
+        for journal in journals:
+            with self._partial(generation) as known:
+                unknown = known.unknown(differs)
+            if unknown:
+                entries = journal(unknown.spans()).entries  # of another shard: not under the lock
+                with self._partial(generation) as known:
+                    known.learn(entries)
+        with self._partial(generation) as known:
+            return known.unknown(differs)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -70,7 +70,7 @@ class CoordinatorService:
         self._claim = claim
         self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
-        self.artefacts = Artefacts(storage, config.job.uid)
+        self.artefacts = Artefacts(storage, config.job.run_id)
         self._reports = ShardReports(others(ASK_SECONDS))
         self._reconciler = Reconciler(shard, [*others(ASK_SECONDS).values()], self.coordinator)
         self.coordinator.compare_soon = self._reconciler.schedule
@@ -150,11 +150,7 @@ class CoordinatorService:
                 self._check_not_exported()
             return task
 
-        def checked_chunks() -> Iterator[bytes]:
-            yield from chunks
-            check()  # the task may have been reassigned during the upload
-
-        self.artefacts.receive(token, check().kind, name, checked_chunks())
+        self.artefacts.receive(token, check().kind, name, chunks, check)
 
     @contextlib.contextmanager
     def download(

@@ -36,9 +36,9 @@ class Members:
         return slot in self._connections
 
     def connect(self, slot: int, incarnation: int) -> None:
-        """Count a connection; older incarnations of the slot are fenced."""
-        self._left.pop(slot, None)
-        self.check(slot, incarnation)
+        """Count a connection; older incarnations of the slot are fenced. A worker that had left may come back."""
+        self._check_newest(slot, incarnation)
+        self._left.pop(slot, None)  # not before: an older incarnation must not make a late push acceptable
         self._newest[slot] = incarnation
         self._connections[slot] = self._connections.get(slot, 0) + 1
 
@@ -63,10 +63,12 @@ class Members:
 
     def check(self, slot: int, incarnation: int) -> None:
         """`Fenced` if the slot has a newer incarnation, or if this worker has left."""
-        newest = self._newest.get(slot, 0)
         if incarnation == self._left.get(slot):
             raise Fenced(f"worker {slot}-{incarnation} has left: its leases are reassigned")
-        if incarnation < newest:
+        self._check_newest(slot, incarnation)
+
+    def _check_newest(self, slot: int, incarnation: int) -> None:
+        if incarnation < (newest := self._newest.get(slot, 0)):
             raise Fenced(
                 f"slot {slot} has incarnation {newest}; incarnation {incarnation} may no longer write"
             )
@@ -87,6 +89,8 @@ class Permits:
     def __init__(self) -> None:
         self._pulled: dict[int, deque[int]] = {}
         self._waiting: dict[int, int] = {}
+        self._admitted: set[int] = set()
+        """The workers whose pushes are admitted and not applied yet: each will make another version."""
         self._oldest: int | None = None
         """The minimum of both, so that a waiting push does not compute it again; None after a change."""
 
@@ -97,6 +101,7 @@ class Permits:
 
     def pushed(self, slot: int, base: int) -> None:
         """A gradient computed on `base` was applied; the worker sends none on this version or an older one."""
+        self._admitted.discard(slot)
         self._drop_before(slot, base + 1)
 
     def forget(self, slot: int) -> None:
@@ -126,24 +131,30 @@ class Permits:
         return slot in self._waiting
 
     def leave(self, slot: int) -> None:
-        """The push no longer waits."""
+        """The push no longer waits: it is admitted."""
         self._waiting.pop(slot, None)
+        self._admitted.add(slot)
         self._oldest = None
+
+    def ended(self, slot: int) -> None:
+        """The admitted push is applied, or will not be: its connection broke."""
+        self._admitted.discard(slot)
 
     def admits(self, base: int, version: int, bound: int) -> bool:
         """Whether the push may be applied to `version` without making another gradient staler than `bound`.
 
-        `base`: of a push that has arrived.
+        `base`: of a push that has arrived. All pushes that are admitted may be applied before it.
         """
         if self._oldest is None:
             pulled = (versions[0] for versions in self._pulled.values() if versions)
             self._oldest = min(chain(pulled, self._waiting.values()), default=version)
-        return base <= self._oldest or version + 1 - self._oldest <= bound
+        return base <= self._oldest or version + len(self._admitted) + 1 - self._oldest <= bound
 
     def clear(self) -> None:
         """Forget all versions: a rollback restarts them at an older one."""
         self._pulled.clear()
         self._waiting.clear()
+        self._admitted.clear()
         self._oldest = None
 
     def _drop_before(self, slot: int, version: int) -> bool:

@@ -14,20 +14,23 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.buffers import octets
 from shoal_trainer.ps.kernel_loader import load_kernels
+from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
+from shoal_trainer.wire.gate import Gate, Visit, shut
 from shoal_trainer.wire.handshake import Peer, Verdict
-from shoal_trainer.wire.header import FOLLOWS, IDLE, Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.header import ASK, FOLLOWS, IDLE, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import Hello, decode_answer, decode_json, decode_push, encode_answer
 
 log = logging.getLogger(__name__)
@@ -36,8 +39,10 @@ HANDSHAKE_SECONDS = 5.0
 MAX_UNAUTHENTICATED = 64
 MAX_CONNECTIONS = 4096
 WAIT_SECONDS = 20.0
-"""The longest total wait of a request: for a recovering shard, bounded staleness, and memory. The client's timeout is
-longer, so that it receives the reason."""
+"""The longest total wait of a request for a recovering shard, for bounded staleness, and, once its payload is on the
+way, for memory. The client's timeout is longer, so that it receives the reason."""
+BUSY_SECONDS = 5.0
+"""How often a request that waits for memory is told so. The client's timeout is longer."""
 PAUSE_SECONDS = 0.05
 """Before the next accept if the process has reached its limit of file descriptors or threads."""
 PUSHES = {Op.PUSH_PULL, Op.DELTA_PULL, Op.MERGE_PULL}
@@ -93,9 +98,9 @@ class DataServer:
         self._on_superseded = on_superseded
         self._clock = clock
         self._handshake_seconds = handshake_seconds
-        self._pool = PiecePool(clock=clock)
+        self._pool = PiecePool(memory=memory_limit(), clock=clock)
         self._refusals = RefusalLog(clock)
-        self._unauthenticated = threading.Semaphore(MAX_UNAUTHENTICATED)
+        self._gate = Gate(MAX_UNAUTHENTICATED)
         self._open: set[Channel | socket.socket] = set()
         self._open_lock = threading.Lock()
         self._closed = False
@@ -136,29 +141,33 @@ class DataServer:
             name = str(address[0])
             with self._open_lock:
                 full = len(self._open) >= MAX_CONNECTIONS
-            if full or not self._unauthenticated.acquire(blocking=False):
+            visit = None if full else self._gate.enter(name, partial(shut, sock))
+            if visit is None:
                 self._refusals.refused(name, "too many connections")
                 sock.close()
                 continue
             try:
                 threading.Thread(
-                    target=self._serve, args=(sock, name), name=f"data-{name}", daemon=True
+                    target=self._serve, args=(sock, visit), name=f"data-{name}", daemon=True
                 ).start()
             except RuntimeError as error:  # the pod's PID limit, which counts threads
-                self._unauthenticated.release()
+                self._gate.leave(visit)
                 self._refusals.refused(name, error)
                 sock.close()
                 time.sleep(PAUSE_SECONDS)
 
-    def _serve(self, sock: socket.socket, address: str) -> None:
+    def _serve(self, sock: socket.socket, visit: Visit) -> None:
         channel: Channel | None = None
+        address = visit.address
         try:
             try:
                 deadline = self._clock() + self._handshake_seconds
-                channel = self._secure(sock)
+                channel = self._secure(sock, visit)
                 peer = self._authenticate(channel, deadline)
             finally:
-                self._unauthenticated.release()
+                self._gate.leave(visit)
+                if visit.evicted:
+                    self._refusals.refused(address, "too many connections without proof")
             if peer is not None:
                 self._serve_peer(channel, peer)
         except (ProtocolError, Fenced) as error:
@@ -174,7 +183,7 @@ class DataServer:
                     self._open.discard(channel)
             (channel or sock).close()
 
-    def _secure(self, sock: socket.socket) -> Channel:
+    def _secure(self, sock: socket.socket, visit: Visit) -> Channel:
         """The channel over an accepted connection, after the TLS handshake if there is one."""
         accepted = sock
         with self._open_lock:
@@ -182,7 +191,7 @@ class DataServer:
         try:
             if self._context is not None:
                 sock.settimeout(self._handshake_seconds)
-                sock = self._context.wrap_socket(sock, server_side=True)
+                sock = self._shake_hands(sock, visit)
             channel = Channel(sock, timeout=self._handshake_seconds, clock=self._clock)
         except TimeoutError:
             raise Unauthorized(f"no TLS handshake within {self._handshake_seconds:g} s") from None
@@ -199,6 +208,19 @@ class DataServer:
                 return channel
         channel.close()
         raise Unreachable("the server is closing")
+
+    def _shake_hands(self, sock: socket.socket, visit: Visit) -> socket.socket:
+        assert self._context is not None
+        secured = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        try:
+            visit.close = partial(shut, secured)
+            if visit.evicted:
+                raise Unreachable("too many connections")
+            secured.do_handshake()
+        except BaseException:
+            secured.close()
+            raise
+        return secured
 
     def _authenticate(self, channel: Channel, deadline: float) -> Peer | None:
         """The authenticated client, or None if it was refused."""
@@ -282,13 +304,30 @@ class DataServer:
             )
         deadline = self._clock() + WAIT_SECONDS
         self._wait(peer, request, deadline)
-        patience = deadline - self._clock()
-        with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
-            receive_by = self._clock() + 10 + request.length / MIN_RATE
-            for piece in loan.take():
-                if request.length:
-                    channel.receive(octets(piece), deadline=receive_by + loan.waited)
-            self._apply(channel, peer, request, meta, loan)
+        try:
+            patience = deadline - self._clock()
+            with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
+                if request.flags & ASK or not request.length:
+                    self._await_memory(channel, request, loan)
+                receive_by = self._clock() + 10 + request.length / MIN_RATE
+                for piece in loan.take():
+                    if request.length:
+                        channel.receive(octets(piece), deadline=receive_by + loan.waited)
+                self._apply(channel, peer, request, meta, loan)
+        finally:
+            if request.op in PUSHES:
+                shard.push_ended(peer.slot)
+
+    def _await_memory(self, channel: Channel, request: Header, loan: Loan) -> None:
+        """Make a client wait that sends nothing meanwhile, for as long as it takes: the queue moves.
+
+        Every request in it has a deadline. If it were refused, its worker would take the server for lost.
+        """
+        while not loan.granted(BUSY_SECONDS, whole=not request.length):
+            self._shard.load.busy_answers += 1
+            self._send(channel, Op.BUSY)
+        if request.flags & ASK:
+            self._send(channel, Op.GO)
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""

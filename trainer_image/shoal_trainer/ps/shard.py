@@ -212,7 +212,8 @@ class ShardStore(WorkerRegistry):
             if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
                 return self._answer(slot, base)
             started = self._clock()
-            tau = max(0, self.version - base)
+            # Above the version: computed on updates that were lost with an earlier process of this shard.
+            tau = abs(self.version - base)
             own = self._last_of.get(slot, -1) > base  # in flight then; see `Damping`
             self.damping.normalizes = model.optimizer.config.name not in {"sgd", "delta"}
             damped = self.damping.apply(max(0, tau - own), self._members.live, meta.length)
@@ -245,7 +246,7 @@ class ShardStore(WorkerRegistry):
             non_finite = model.merge(io, started) if merge else model.add(io, meta.scale)
             self.load.add(self._clock() - started, io)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
-            tau = max(0, self.version - base)
+            tau = abs(self.version - base)
             return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
 
     def report(self) -> ShardReport:
@@ -260,6 +261,7 @@ class ShardStore(WorkerRegistry):
                 busy_seconds=self.load.busy_seconds,
                 updates=self.load.updates,
                 bytes_received=self.load.bytes_received,
+                busy_answers=self.load.busy_answers,
             )
 
     def wait_ready(self, timeout: float) -> bool:

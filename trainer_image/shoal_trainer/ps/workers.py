@@ -65,25 +65,31 @@ class WorkerRegistry:
     def wait_admitted(self, slot: int, base: int, timeout: float) -> None:
         """Bounded staleness: wait, at most `timeout` seconds, while this push would make another gradient too stale.
 
-        `base`: the version on which the gradient was computed.
+        `base`: the version on which the gradient was computed. Until the push is applied, or `push_ended` is called,
+        it counts as applied: several pushes that are received at once must not together exceed the bound.
         """
-        if self.staleness.max is None:
+        if (bound := self.staleness.max) is None:
             return
         with self.changed:
             deadline = self._clock() + timeout
             if self._permits.arrive(slot, base):
                 self.changed.notify_all()
             try:
-                while self._permits.waits(slot) and not self._permits.admits(
-                    base, self.version, self.staleness.max
-                ):
+                while self._permits.waits(slot) and not self._permits.admits(base, self.version, bound):
                     if (remaining := deadline - self._clock()) <= 0:
                         # A worker that blocked this push until its timeout must not block the next ones as well.
-                        self._permits.give_up(slot, self.version, self.staleness.max)
+                        self._permits.give_up(slot, self.version, bound)
                         return
                     self.changed.wait(remaining)
             finally:
                 self._permits.leave(slot)
+
+    def push_ended(self, slot: int) -> None:
+        """The admitted push was applied or refused, or its connection broke."""
+        if self.staleness.max is not None:
+            with self.changed:
+                self._permits.ended(slot)
+                self.changed.notify_all()
 
     def _expect_no_push(self, slot: int) -> None:
         """Stop waiting for a worker's gradient, under the lock: other pushes may be admitted now."""

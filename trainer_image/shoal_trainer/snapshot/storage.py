@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
@@ -29,8 +29,14 @@ class Storage(Protocol):
 
     uri: str
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write a file, which is visible only when complete, and durable on return."""
+    def write(
+        self, name: str, chunks: Iterable[bytes | memoryview], confirm: Callable[[], object] = lambda: None
+    ) -> None:
+        """Write a file, which is visible only when complete, and durable on return.
+
+        `confirm` is called when all of it is written, just before it becomes visible, and may raise: a write of
+        gigabytes takes long, in which the writer may have been replaced.
+        """
 
     def create(self, name: str, data: bytes) -> bool:
         """Create a file atomically; False if the name exists."""
@@ -88,12 +94,15 @@ class LocalStorage:
         self.root = root.absolute()
         self.uri = self.root.as_uri()
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+    def write(
+        self, name: str, chunks: Iterable[bytes | memoryview], confirm: Callable[[], object] = lambda: None
+    ) -> None:
         """Write a temporary file, sync it, and rename it."""
         path = self.root / name
         with _translated(f"cannot write {path}", absent=()):
             part = self._write_temporary(path, chunks)
             try:
+                confirm()
                 part.replace(path)
             except BaseException:
                 part.unlink(missing_ok=True)
@@ -209,13 +218,16 @@ class RemoteStorage:
             raise UserError(f"storage {uri}: {error}") from None
         self._root = str(root).rstrip("/")
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+    def write(
+        self, name: str, chunks: Iterable[bytes | memoryview], confirm: Callable[[], object] = lambda: None
+    ) -> None:
         """Upload in parts; a failed upload leaves no object."""
         with _translated(f"cannot write {self.uri}/{name}", absent=()):
             handle = self._fs.open(self._path(name), "wb", block_size=16 << 20)
             try:
                 for chunk in chunks:
                     handle.write(chunk)
+                confirm()
                 handle.close()
             except BaseException:
                 with contextlib.suppress(Exception):

@@ -11,7 +11,8 @@ replacing a file that a manifest names.
 Two incarnations of a parameter server may run at the same time. Before it publishes, a server reads the claims and the
 newest manifest; a higher epoch raises `Fenced`. If another server publishes between this check and the write, the
 storage refuses the second manifest of that number, and the check is repeated. So an older epoch never publishes after
-a newer one.
+a newer one. It may publish in the moment of a newer one's claim, which the claims' check does not see: such a snapshot
+is loaded only if the newer one is lost before its own first snapshot.
 """
 
 from __future__ import annotations

@@ -11,12 +11,15 @@ import socket
 import ssl
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 
 from shoal_trainer.errors import ProtocolError, TooSlow, Unreachable
 
 CHUNK = 4 << 20
 """Bytes per receive call; the deadline is checked before each."""
+TLS_CHUNK = 1 << 20
+"""Bytes per encrypted send: Python's timeout is for a whole call, and the deadline is checked after each."""
 DEAD_SECONDS = 25.0
 """A connection is closed after this long without an acknowledgment. The same timeout closes it if the peer stops
 reading, so it is longer than a server lets a request wait (20 s)."""
@@ -63,23 +66,27 @@ class Channel:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Send all parts in order, with one system call if possible. `Unreachable` if the peer stops reading."""
+        """Send all parts in order, with one system call if possible.
+
+        `Unreachable` if the peer stops reading, `TooSlow` if it reads so slowly that it misses the deadline, which is
+        the same as in `receive`.
+        """
+        views = deque(memoryview(part).cast("B") for part in parts)
+        deadline = self._clock() + self._timeout + sum(map(len, views)) / MIN_RATE
         try:
-            if self._tls or not parts[1:]:
-                for part in parts:
-                    self._sock.sendall(part)
-                return
-            total = sum(map(len, parts))
-            sent = self._sock.sendmsg(parts)
-            if sent < total:
-                for part in parts:
-                    if sent < len(part):
-                        self._sock.sendall(memoryview(part)[sent:])
-                        sent = 0
-                    else:
-                        sent -= len(part)
-        except (OSError, ValueError) as error:
+            while views:
+                # A call returns when a part is sent, or has timed out: the kernel's timeout is for a whole call.
+                sent = self._sock.send(views[0][:TLS_CHUNK]) if self._tls else self._sock.sendmsg(views)
+                while views and sent >= len(views[0]):
+                    sent -= len(views.popleft())
+                if views:
+                    views[0] = views[0][sent:]
+                    if self._clock() > deadline:
+                        raise TooSlow("the peer reads too slowly")
+        except (OSError, ValueError, TooSlow) as error:
             self.close()  # what follows would be read as the rest of this message
+            if isinstance(error, TooSlow):
+                raise
             raise Unreachable(f"cannot send to the peer: {error or type(error).__name__}") from None
 
     def receive(self, view: memoryview, *, deadline: float | None = None) -> None:

@@ -15,13 +15,16 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 1
+VERSION = 2
 _LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQf")
 SIZE = _LAYOUT.size
 
 IDLE = 1
 """Flag of a PULL: no gradient will be computed on these parameters."""
-FOLLOWS = 2
+ASK = 2
+"""Flag of a request with a payload: the client sends the payload only after a GO, so that a server without memory for
+it can make the client wait, instead of a connection that makes no progress."""
+FOLLOWS = 4
 """Flag of a PULL: the worker has the journal up to `version`."""
 
 MAX_AHEAD = 1e4
@@ -46,6 +49,9 @@ class Op(IntEnum):
     WELCOME = 65
     PARAMETERS = 66
     ERROR = 67
+    GO = 68
+    BUSY = 69
+    """The request waits for memory, and keeps its place; another answer follows."""
 
 
 class Codec(IntEnum):

@@ -10,12 +10,16 @@ from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.state import ClusterState, Key
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.policy.common.times import parse_time
-from shoal.policy.model import Images, NameConflict, Observation
+from shoal.policy.model import Images, NameConflict, Observation, Proposal
 from shoal.telemetry.poller import Poller
 
 
 class Observer:
-    """Takes observations. `node_signals`: whether nodes can be read now."""
+    """Takes observations.
+
+    `node_signals`: whether nodes can be read now. `api_returned_at`: when the API server was back after an outage.
+    `proposal`: what the planner proposes for the job with this uid.
+    """
 
     def __init__(
         self,
@@ -25,6 +29,8 @@ class Observer:
         *,
         images: Images,
         node_signals: Callable[[], bool],
+        api_returned_at: Callable[[], datetime | None] = lambda: None,
+        proposal: Callable[[str], Proposal | None] = lambda _uid: None,
         wall: Callable[[], datetime],
     ) -> None:
         self._state = state
@@ -32,6 +38,8 @@ class Observer:
         self._poller = poller
         self._images = images
         self._node_signals = node_signals
+        self._api_returned_at = api_returned_at
+        self._proposal = proposal
         self._wall = wall
 
     def observe(self, key: Key) -> Observation | None:
@@ -57,6 +65,7 @@ class Observer:
             else:
                 conflicts[service.metadata.name] = name_conflict(service.metadata, job)
         report, age = self._poller.latest(uid)
+        failing, because = self._poller.unreachable(uid)
         signals = self._node_signals()
         return Observation(
             job=job,
@@ -71,9 +80,15 @@ class Observer:
             node_signals=signals,
             report=report,
             report_age=age,
+            unreachable_seconds=failing,
+            unreachable_because=because,
             refusals=answers.refusals(now, job.metadata.generation),
             confirmed_absent=frozenset(answers.gone_pods),
             absent_nodes=answers.absent_nodes(now),
+            api_returned_at=self._api_returned_at(),
+            platform=self._state.platform,
+            pools=self._state.pools_by_name,
+            proposal=self._proposal(uid),
         )
 
 

@@ -50,11 +50,12 @@ def decide(facts: Facts, servers: ByIndex, workers: ByIndex, counters: Counters)
     if failures > policy.backoff_limit:
         words = f"{failures} failures exceed runPolicy.backoffLimit ({policy.backoff_limit})"
         return End(False, "BackoffLimitExceeded", f"{words}; last failure: {last.message}" if last else words)
-    announced = sum(each.announced for each in every(workers))
-    disruptions = counters.disruptions - counters.withdrawn - announced
-    if policy.max_disruptions is not None and disruptions > policy.max_disruptions:
-        words = f"{disruptions} disruptions exceed runPolicy.maxDisruptions ({policy.max_disruptions})"
-        return End(False, "MaxDisruptionsExceeded", words)
+    if policy.max_disruptions is not None:
+        announced = sum(each.announced for each in every(workers))
+        disruptions = counters.disruptions - counters.withdrawn - announced
+        if disruptions > policy.max_disruptions:
+            words = f"{disruptions} disruptions exceed runPolicy.maxDisruptions ({policy.max_disruptions})"
+            return End(False, "MaxDisruptionsExceeded", words)
     return _deadline(facts.seen, facts.timers)
 
 

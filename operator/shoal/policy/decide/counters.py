@@ -29,6 +29,8 @@ class Counters:
         self.last_disruption = before.last_disruption
         self.last_failure = before.last_failure
         self.fatal: Verdict | None = None
+        self.failed_on: list[tuple[str, str]] = []
+        """(node, reason) of the failures of workers that are counted now."""
         self.events: list[Event] = []
 
     def lost(self, slot: Slot, pod: str, verdict: Verdict) -> None:
@@ -45,6 +47,8 @@ class Counters:
         self.failures += times
         if slot.role == "worker":
             self._count_reason(verdict.reason, times)
+            if slot.node:
+                self.failed_on.append((slot.node, verdict.reason))
         self.last_failure = LastFailure(
             pod=pod,
             node=slot.node,

@@ -11,9 +11,11 @@ from shoal.policy.decide.admission import refused_recently
 from shoal.policy.decide.completion import End
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.creation import Actions
+from shoal.policy.decide.exclusion import Exclusions, exclude
 from shoal.policy.decide.members import ByIndex, every
 from shoal.policy.decide.servers import create_servers
-from shoal.policy.decide.wanted import Wanted, wanted_workers
+from shoal.policy.decide.usage import Usage, count
+from shoal.policy.decide.wanted import Wanted, wanted
 from shoal.policy.decide.workers import create_workers
 from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import PodOutcome
@@ -39,6 +41,8 @@ class Decisions:
     workers: ByIndex
     counters: Counters
     actions: Actions
+    usage: Usage
+    exclusions: Exclusions
     end: End | None = None
     """How the job finished, if it did."""
 
@@ -50,19 +54,20 @@ class Decisions:
 def decide(facts: Facts) -> Decisions:
     """The decisions about an active job."""
     counters, actions = Counters(facts.job.status, facts.now), Actions(facts.timers)
-    wanted = Wanted(facts.job, wanted_workers(facts))
-    workers = records.update(facts, "worker", wanted, counters)
-    wanted.servers = suspension.wants_server(facts, workers, facts.timers)
-    servers = records.update(facts, "ps", wanted, counters)
-    decided = Decisions(wanted, servers, workers, counters, actions)
+    goal = wanted(facts)
+    workers = records.update(facts, "worker", goal, counters)
+    goal.servers = suspension.wants_server(facts, workers, facts.timers)
+    servers = records.update(facts, "ps", goal, counters)
+    usage, exclusions = count(facts, workers), exclude(facts, counters.failed_on)
+    decided = Decisions(goal, servers, workers, counters, actions, usage, exclusions)
     if (end := completion.decide(facts, servers, workers, counters)) is not None:
         decided.end = end
         return decided
     actions.actions += _questions(facts)
     if not facts.job.spec.suspend:
         _foundations(facts, actions)
-        create_servers(facts, servers, wanted, actions)
-        create_workers(facts, workers, wanted, actions)
+        create_servers(facts, servers, goal, actions)
+        create_workers(facts, workers, goal, actions)
     else:
         actions.actions += cleanup.give_back(facts)
     actions.actions += cleanup.clean(facts, (servers, workers), facts.timers)

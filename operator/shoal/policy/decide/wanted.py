@@ -1,24 +1,29 @@
-"""What is wanted, decided once: which workers, on which nodes each, and how many parameter servers.
+"""What is wanted, decided once: which workers, where each of them lives, and which parameter servers.
 
-`spec.workers.replicas` is read here only.
+`spec.workers.replicas` is read in this module only.
 
 A worker is wanted as long as its record does not say otherwise, so that a slot whose pod just failed is not given up
 for another one. When there are too many, those go that would be missed least: without a pod, draining, silent, not
-running yet; then the highest index.
+running yet; then those with the least speed for their price; then the highest index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from shoal.api.labels import Place
+from shoal.api.planning_status import PlanStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.manifests.placement import Where, default_where
+from shoal.policy.decide.assignment import Assignment, assign
+from shoal.policy.decide.homes import Home, home_of, homes_of, server_where
 from shoal.policy.decide.members import UNWANTED
+from shoal.policy.decide.planning import Planned, planned
 from shoal.policy.facts.read import Facts, Sighting
 from shoal.policy.facts.verdict import PodOutcome
+from shoal.policy.model import Event, Reason
 
 
 @dataclass
@@ -27,56 +32,108 @@ class Wanted:
 
     job: TrainingJob
     workers: frozenset[int]
+    homes: Mapping[int, Home] = field(default_factory=dict)
+    """Where the workers live; empty if all live where the spec says."""
     servers: Callable[[Place], bool] = lambda _: False
-    where: dict[int, Where] = field(default_factory=dict)
-    """Where the workers run that do not run as the spec says by default."""
+    where_workers: Callable[[Home], Where] | None = None
+    where_servers: Where | None = None
+    known_pools: Mapping[str, object] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+    """Nodes that new workers avoid."""
+    on_demand: Callable[[Home], bool] = lambda _: False
+    """Whether a home is on demand."""
+    plan: PlanStatus | None = None
+    ready: Reason | None = None
+    not_ready: Reason | None = None
+    """Whether there is a plan, and why."""
+    problem: Reason | None = None
+    """Why not all workers can have a home."""
+    events: tuple[Event, ...] = ()
 
     def wants(self, place: Place) -> bool:
         """Whether there is to be a pod of this place."""
         return place.index in self.workers if place.role == "worker" else self.servers(place)
 
-    pools: dict[int, str] = field(default_factory=dict)
-    """The CapacityPools of the workers."""
-    fallen_back: frozenset[int] = frozenset()
-    """Workers that are on on-demand nodes because they waited for others in vain."""
-
     def fits(self, slot: Slot) -> bool:
-        """Whether the pod of this record is on the nodes that are wanted."""
-        return slot.role == "ps" or slot.pool == self.pools.get(slot.index, slot.pool)
+        """Whether the pod of this record lives where it is wanted."""
+        if slot.role == "ps" or not self.homes:
+            return True
+        return self.homes.get(slot.index, home_of(slot)) == home_of(slot)
 
-    def fell_back(self, slot: Slot) -> bool:
-        """Whether it does not, because it waited in vain."""
-        return slot.index in self.fallen_back
+    def goes_on_demand(self, slot: Slot) -> bool:
+        """Whether this worker is to go from a spot node to an on-demand node."""
+        return self.on_demand(self.homes.get(slot.index, Home())) and not self.on_demand(home_of(slot))
+
+    def returns_to_spot(self, slot: Slot) -> bool:
+        """Whether this worker is to go from an on-demand node to a spot node."""
+        return self.on_demand(home_of(slot)) and not self.on_demand(self.homes.get(slot.index, Home()))
 
     def keeps(self, slot: Slot) -> bool:
         """Whether the worker of this record is wanted as it is."""
         return slot.index in self.workers and self.fits(slot)
 
+    def home(self, place: Place) -> Home:
+        """Where a new pod of this place lives."""
+        return self.homes.get(place.index, Home()) if place.role == "worker" else Home()
+
+    def is_homeless(self, index: int) -> bool:
+        """Whether no new pod of this worker can be placed: its pool is not there."""
+        home = self.homes.get(index)
+        return home is not None and bool(home.pool) and home.pool not in self.known_pools
+
     def where_of(self, place: Place) -> Where:
         """The nodes that a new pod of this place may run on."""
-        if place.role == "worker" and (found := self.where.get(place.index)) is not None:
-            return found
-        return default_where(self.job, place)
+        if place.role == "ps":
+            return self.where_servers or default_where(self.job, place)
+        if place.index in self.homes and self.where_workers is not None:
+            where = self.where_workers(self.homes[place.index])
+        else:
+            where = default_where(self.job, place)
+        return replace(where, excluded=self.excluded) if self.excluded else where
 
 
-def wanted_workers(facts: Facts) -> frozenset[int]:
-    """The slots of the wanted workers."""
-    number = wanted_number(facts)
-    newest: dict[int, Sighting] = {each.place.index: each for each in facts.sightings["worker"]}
-    held = {index for index, each in newest.items() if each.slot.cause != UNWANTED}
-    if len(held) <= number:
-        vacant = (index for index in range(number + len(newest)) if index not in held)
-        return frozenset(held | {next(vacant) for _ in range(number - len(held))})
-    return frozenset(sorted(held, key=lambda index: (_loss(newest[index]), index))[:number])
-
-
-def wanted_number(facts: Facts) -> int:
-    """How many workers are wanted."""
+def wanted(facts: Facts) -> Wanted:
+    """What is wanted of the job's workers; what of its servers is added later."""
     spec = facts.job.spec
-    return 0 if spec.suspend else spec.workers.replicas
+    newest = {each.place.index: each for each in facts.sightings["worker"]}
+    held = {index: each for index, each in newest.items() if each.slot.cause != UNWANTED}
+    homes = homes_of(facts)
+    plan: Planned = planned(facts, homes, spec.workers.replicas)
+    number = 0 if spec.suspend else plan.workers
+    result = Wanted(
+        facts.job,
+        frozenset(),
+        where_workers=homes.where,
+        where_servers=server_where(facts),
+        known_pools=homes.pools,
+        on_demand=homes.is_on_demand,
+        excluded=tuple(x.node for x in facts.job.status.excluded_nodes if x.until > facts.now),
+        plan=plan.status,
+        ready=plan.ready,
+        not_ready=plan.not_ready,
+        problem=homes.problem,
+        events=plan.events,
+    )
+    if homes.trivial:
+        result.workers = _without_homes(held, newest, number)
+        return result
+    losses = {index: loss(each) for index, each in held.items()}
+    assigned: Assignment = assign(facts, homes, held, losses, number, plan.counts)
+    result.workers, result.homes = frozenset(assigned.homes), assigned.homes
+    result.problem = result.problem or assigned.problem
+    return result
 
 
-def _loss(newest: Sighting) -> int:
+def _without_homes(held: dict[int, Sighting], newest: dict[int, Sighting], number: int) -> frozenset[int]:
+    if len(held) == number:
+        return frozenset(held)
+    if len(held) < number:
+        vacant = (index for index in range(number + len(newest)) if index not in held)
+        return frozenset(held.keys() | {next(vacant) for _ in range(number - len(held))})
+    return frozenset(sorted(held, key=lambda index: (loss(held[index]), index))[:number])
+
+
+def loss(newest: Sighting) -> int:
     """How little would be lost with the worker: 0 for one at work."""
     slot, outcome = newest.slot, newest.verdict.outcome
     if outcome is PodOutcome.DONE and not slot.cause:

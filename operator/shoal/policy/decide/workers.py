@@ -7,8 +7,10 @@ number of replacements may be unscheduled, so that neither the scheduler nor an 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
+from shoal.policy.common.timers import Timers
 from shoal.policy.decide.creation import Actions, Creator
 from shoal.policy.decide.members import ByIndex, Member
 from shoal.policy.decide.wanted import Wanted
@@ -17,6 +19,8 @@ from shoal.policy.facts.signals import Meaning
 
 MIN_UNSCHEDULED = 16
 UNSCHEDULED_SHARE = 0.25
+MOST_AT_ONCE = 256
+"""Pods that one plan creates; the next one follows at once. Meanwhile other jobs, and news of this one, have a turn."""
 
 
 def max_surge(value: int | str, replicas: int) -> int:
@@ -29,13 +33,17 @@ def max_surge(value: int | str, replicas: int) -> int:
 def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Actions) -> None:
     """Create the missing pods."""
     timers, number = actions.timers, len(wanted.workers)
-    vacant = [index for index in sorted(wanted.workers) if not _occupied(workers.get(index, ()))]
+    vacant = [
+        index
+        for index in sorted(wanted.workers)
+        if not _occupied(workers.get(index, ())) and not wanted.is_homeless(index)
+    ]
     if not vacant:
         return
     creator = Creator(facts, "worker", wanted, actions)
     leaving = _nodes_that_go(facts)
     holding = {
-        index: sum(each.may_run(timers) and each.node not in leaving for each in workers[index])
+        index: sum(_holds(each, timers, leaving) for each in workers[index])
         for index in workers
         if len(workers[index]) > 1 or index in vacant
     }
@@ -43,17 +51,27 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
         max(0, n - 1) for n in holding.values()
     )
     unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * number)) - sum(
-        _is_unscheduled_replacement(group) for group in workers.values()
+        _is_unscheduled_replacement(group, facts.first_incarnation) for group in workers.values()
     )
     needs_surge = {index for index in vacant if holding.get(index)}
+    created = 0
     for index in sorted(vacant, key=lambda index: index in needs_surge):
+        if created == MOST_AT_ONCE:
+            break
         group = workers.get(index, [])
         if (index in needs_surge and surge_left <= 0) or (group and unscheduled_left <= 0):
             continue
         if (place := creator.next_place(index, group)) is not None:
             creator.create(place)
+            created += 1
             surge_left -= index in needs_surge
             unscheduled_left -= bool(group)
+
+
+def _holds(each: Member, timers: Timers, leaving: set[str]) -> bool:
+    """Whether its replacement runs beside it, on another node."""
+    unbound = bool(each.slot.cause) and not each.node
+    return not unbound and each.node not in leaving and each.may_run(timers)
 
 
 def _nodes_that_go(facts: Facts) -> set[str]:
@@ -65,13 +83,14 @@ def _nodes_that_go(facts: Facts) -> set[str]:
     }
 
 
-def _occupied(group: list[Member] | tuple[()]) -> bool:
+def _occupied(group: Sequence[Member]) -> bool:
     """Whether the slot has a pod that needs no replacement, or its worker exited because the work is done."""
-    return any(
+    return (bool(group) and group[-1].at_rest) or any(
         (each.active and each.slot.state != "Silent") or each.awaiting_job_end or each.missing
         for each in group
     )
 
 
-def _is_unscheduled_replacement(group: list[Member]) -> bool:
-    return group[-1].place.incarnation > 0 and group[-1].active and not group[-1].node
+def _is_unscheduled_replacement(group: list[Member], first: int) -> bool:
+    last = group[-1]
+    return last.place.incarnation > first and last.active and not last.node

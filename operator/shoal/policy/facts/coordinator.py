@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from shoal.api.labels import Place
@@ -17,12 +17,12 @@ class CoordinatorView:
     """The reported workers by state; empty without a fresh report."""
 
     phase: Phase | None = None
-    active: frozenset[Place] = frozenset()
-    silent: frozenset[Place] = frozenset()
+    active: Set[Place] = frozenset()
+    silent: Set[Place] = frozenset()
     """Not heard from, but their pushes are still accepted."""
-    fenced: frozenset[Place] = frozenset()
+    fenced: Set[Place] = frozenset()
     """Given up: none of their pushes is accepted any more."""
-    serving: frozenset[Place] = frozenset()
+    serving: Set[Place] = frozenset()
     """Parameter servers that were heard: the one that reports, and the shards that report to it."""
     pushed: Mapping[Place, float] = field(default_factory=dict)
     """When workers pushed first, in Unix seconds."""
@@ -38,20 +38,20 @@ def coordinator_view(seen: Observation) -> CoordinatorView:
     if report is None or seen.report_age > FRESH_REPORT_SECONDS:
         return CoordinatorView()
 
-    def in_state(state: WorkerState) -> frozenset[Place]:
-        return frozenset(Place("worker", w.slot, w.incarnation) for w in report.workers if w.state is state)
-
+    places: dict[WorkerState, set[Place]] = {state: set() for state in WorkerState}
+    pushed = {}
+    for each in report.workers:
+        place = Place("worker", each.slot, each.incarnation)
+        places[each.state].add(place)
+        if each.first_push_at is not None:
+            pushed[place] = each.first_push_at
     return CoordinatorView(
         report.phase,
-        active=in_state(WorkerState.ACTIVE),
-        silent=in_state(WorkerState.SILENT),
-        fenced=in_state(WorkerState.FENCED),
-        serving=frozenset(
+        active=places[WorkerState.ACTIVE],
+        silent=places[WorkerState.SILENT],
+        fenced=places[WorkerState.FENCED],
+        serving={
             Place("ps", s.index, s.epoch) for s in report.shards if s.index == 0 or (s.ready and s.boot)
-        ),
-        pushed={
-            Place("worker", w.slot, w.incarnation): w.first_push_at
-            for w in report.workers
-            if w.first_push_at is not None
         },
+        pushed=pushed,
     )

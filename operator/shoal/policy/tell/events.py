@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.policy.decide.decide import Decisions
-from shoal.policy.decide.members import every
+from shoal.policy.decide.members import FELL_BACK, MOVED, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Event
 
@@ -18,6 +18,7 @@ def events_of_changes(facts: Facts, decided: Decisions, status: TrainingJobStatu
     """The events that follow from the new status."""
     before = facts.job.status
     yield from _replacements(facts, decided)
+    yield from _homes(facts, decided)
     yield from _suspension(before, status)
     yield from _scaling(facts, status)
     if status.training.restarts_from_nothing > before.training.restarts_from_nothing:
@@ -33,7 +34,7 @@ def _replacements(facts: Facts, decided: Decisions) -> Iterator[Event]:
     recorded = None
     for each in every(decided.servers, decided.workers):
         place = each.place
-        if place.incarnation == 0 or each.slot.state != "Running" or not each.pod:
+        if place.incarnation == facts.first_incarnation or each.slot.state != "Running" or not each.pod:
             continue
         if recorded is None:
             recorded = {slot.place: slot for slot in facts.job.status.slots}
@@ -42,6 +43,31 @@ def _replacements(facts: Facts, decided: Decisions) -> Iterator[Event]:
         reason = "WorkerReplaced" if place.role == "worker" else "ParameterServerRestored"
         where = f" on node {each.node}" if each.node else ""
         yield Event("Normal", reason, f"{each.pod.metadata.name} is running{where}")
+
+
+def _homes(facts: Facts, decided: Decisions) -> Iterator[Event]:
+    """FellBackToOnDemand and ReturnedToSpot."""
+    wanted = decided.wanted
+    if not facts.job.spec.workers.fallback:
+        return
+    fell = (each for each in every(decided.workers) if each.slot.cause == FELL_BACK and not each.recorded)
+    for each in fell:
+        index = each.place.index
+        home = wanted.homes[index]
+        where = f"a node of pool {home.pool}" if home.pool else "an on-demand node"
+        yield Event(
+            "Warning",
+            "FellBackToOnDemand",
+            f"worker {index} waited for a spot node in vain: it runs on {where}",
+        )
+    was_starting = {slot.place for slot in facts.job.status.slots if slot.state == "Starting"}
+    for index, members in decided.workers.items():
+        newest = members[-1]
+        moved = any(each.slot.cause == MOVED for each in members[:-1])
+        if moved and newest.slot.state == "Running" and newest.place in was_starting:
+            where = f"a node of pool {newest.slot.pool}" if newest.slot.pool else "a spot node"
+            if not newest.slot.on_demand:
+                yield Event("Normal", "ReturnedToSpot", f"worker {index} runs on {where} again")
 
 
 def _suspension(before: TrainingJobStatus, after: TrainingJobStatus) -> Iterator[Event]:

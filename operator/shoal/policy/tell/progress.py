@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from shoal.api.planning_status import PlanStatus, PredictionStatus
 from shoal.api.training_job_status import (
     DataStatus,
     LastDisruption,
@@ -164,6 +165,20 @@ def recovery(last: LastDisruption | None, facts: Facts, workers: ByIndex) -> Las
     return last
 
 
+def prediction(facts: Facts) -> PredictionStatus | None:
+    """What the planner expects of the job."""
+    proposal = facts.seen.proposal
+    if proposal is None or proposal.samples_per_second is None:
+        return None
+    left = proposal.remaining_seconds
+    return PredictionStatus(
+        samples_per_second=decimal(proposal.samples_per_second),
+        remaining_seconds=None if left is None else round(left),
+        relative_error=decimal(proposal.relative_error),
+        basis=proposal.basis,
+    )
+
+
 def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) -> bool:
     """Whether only training telemetry changed: writes of such a status are rate-limited."""
 
@@ -174,6 +189,7 @@ def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) ->
             "data": DataStatus(),
             "parameter_servers": servers,
             "prediction": None,
+            "plan": _decided(status.plan),
             "cost": None,
             "pool_usage": {},
             "counted_until": None,
@@ -181,3 +197,9 @@ def differs_in_telemetry_only(old: TrainingJobStatus, new: TrainingJobStatus) ->
         return status.model_copy(update=blank)
 
     return without_telemetry(old) == without_telemetry(new)
+
+
+def _decided(plan: PlanStatus | None) -> PlanStatus | None:
+    """The plan without what is expected of it."""
+    nothing = {"finish_time": None, "cost": None, "confidence": None, "parameter_servers": None}
+    return plan.model_copy(update=nothing) if plan is not None else None

@@ -16,7 +16,7 @@ from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
 from shoal.policy.decide.admission import missing_disruption_budget
 from shoal.policy.decide.decide import Decisions
-from shoal.policy.decide.members import Member, every
+from shoal.policy.decide.members import MOVED, Member, every
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import CreatePod, Plan, Reason
 from shoal.policy.tell import pod_problems, progress
@@ -35,7 +35,12 @@ def tell(facts: Facts, decided: Decisions) -> Plan:
     return Plan(
         actions=decided.in_order(),
         status=status,
-        events=(*decided.counters.events, *events_of_changes(facts, decided, status)),
+        events=(
+            *decided.counters.events,
+            *decided.exclusions.events,
+            *decided.wanted.events,
+            *events_of_changes(facts, decided, status),
+        ),
         wake_after=facts.timers.next_seconds,
     )
 
@@ -86,7 +91,30 @@ class _Teller:
                 "last_failure": counters.last_failure,
                 "training": training,
                 "data": progress.data(before.data, seen.report.data if seen.report else None),
+                **self._planning(),
             }
+        )
+
+    def _planning(self) -> dict[str, object]:
+        """What is told about pools, nodes and money."""
+        before, decided = self._seen.job.status, self._decided
+        wanted = decided.wanted
+        return {
+            "plan": wanted.plan if wanted.plan is not None else before.plan,
+            "prediction": progress.prediction(self._facts) or before.prediction,
+            "pool_usage": decided.usage.pools,
+            "cost": decided.usage.cost,
+            "counted_until": decided.usage.counted_until,
+            "excluded_nodes": decided.exclusions.nodes,
+            "node_failures": decided.exclusions.failures,
+            "returning_since": self._facts.now if self._returns() else before.returning_since,
+        }
+
+    def _returns(self) -> bool:
+        """Whether a worker begins to try a spot node again."""
+        return any(
+            each.slot.cause == MOVED and not each.recorded and self._decided.wanted.returns_to_spot(each.slot)
+            for each in every(self._decided.workers)
         )
 
     def _phase(self, counts: PodCounts, conditions: Conditions) -> str:
@@ -108,6 +136,8 @@ class _Teller:
         degraded = (
             pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
+            or pod_problems.unreachable(facts)
+            or self._decided.wanted.problem
             or actions.conflict
             or self._below_minimum(counts)
             or missing_disruption_budget(seen)
@@ -118,6 +148,11 @@ class _Teller:
         no_signals = None if seen.node_signals else Reason("NodeSignalsUnavailable", _NO_NODES)
         conditions.set_exceptional("NodeSignalsUnavailable", no_signals, "NodeSignalsAvailable")
         conditions.set_exceptional("NodeSignalsSuspect", facts.suspicion, "NodeSignalsBelieved")
+        wanted = self._decided.wanted
+        if wanted.ready is not None:
+            conditions.set("PlanReady", True, *wanted.ready)
+        elif wanted.not_ready is not None:
+            conditions.set("PlanReady", False, *wanted.not_ready)
         self._set_suspended(conditions)
         progressing = None
         if seen.job.spec.suspend:
@@ -196,7 +231,7 @@ class _Teller:
                 ("worker", self._decided.workers, wanted.workers),
             )
             for index, members in members_of.items()
-            if index in indices and _awaits_replacement(members)
+            if index in indices and _awaits_replacement(members, self._facts.first_incarnation)
         ]
         if not waiting:
             return None
@@ -213,8 +248,12 @@ class _Teller:
         return Reason("BelowMinReplicas", message)
 
 
-def _awaits_replacement(members: list[Member]) -> bool:
-    if not members or any(each.running or each.awaiting_job_end or each.missing for each in members):
+def _awaits_replacement(members: list[Member], first: int) -> bool:
+    if not members:
         return False
     newest = members[-1]
-    return newest.place.incarnation > 0 or not newest.active
+    if newest.at_rest:
+        return newest.slot.state != "Running" and newest.place.incarnation > first
+    if any(each.running or each.awaiting_job_end or each.missing for each in members):
+        return False
+    return newest.place.incarnation > first or not newest.active

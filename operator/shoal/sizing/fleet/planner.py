@@ -13,7 +13,7 @@ from shoal.sizing.fleet.problems import JobProblem, job_problem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
 from shoal.sizing.plan.explain import explain
 from shoal.sizing.plan.planner import Plan, plan
-from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.problem import Problem, StepWork
 from shoal.sizing.plan.risk import finish_times
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import SpeedModel
@@ -57,7 +57,7 @@ def _slack(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> flo
         return math.inf
     try:
         one = job_problem(
-            job, job.model, job.samples_left, pools, {p.name: p.limit for p in pools}, speeds, 0.95
+            job, job.model, _work(job.samples_left), pools, {p.name: p.limit for p in pools}, speeds, 0.95
         )
     except UsageError:
         return math.inf
@@ -95,10 +95,14 @@ def _one(
         if job.budget_left is not None and job.budget_left <= 0:
             spent = replace(job, budget_left=None)
             return _late(_one(spent, pools, left, speeds, confidence, seed), "budget", "The budget is spent.")
-        one = job_problem(job, job.model, job.samples_left, pools, left, speeds, confidence)
+        one = job_problem(job, job.model, _work(job.samples_left), pools, left, speeds, confidence)
         return _answer(job, one, plan(one.problem), seed)
     except UsageError as error:
         return _unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}.")
+
+
+def _work(samples: float) -> StepWork:
+    return StepWork(samples=max(samples, 1.0))
 
 
 def _late(found: JobPlan, binding: str, words: str) -> JobPlan:
@@ -132,6 +136,7 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
         samples_per_second=expected,
         relative_error=error,
         basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
+        speeds={pool.name: pool.batch / pool.step_seconds for pool in problem.pools},
     )
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.cost import capped, wire_bytes
-from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, Work
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.types import PsModel
 
-__all__ = ["JobProblem", "job_problem", "startup_of"]
+__all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "startup_of", "unusable"]
 
 PRIOR_NODE_HOURS = 20.0
 """Weight of the prior interruption rate of a pool, in measured node-hours."""
+SNAPSHOT_BANDWIDTH = 5e9
+"""Bytes/s at which a parameter server copies its memory for a snapshot. Training stops meanwhile."""
 PRIOR_STARTUPS = 2.0
 """Weight of the prior start-up time of a pool, in measured start-ups."""
 
@@ -35,13 +36,17 @@ class JobProblem:
 def job_problem(
     job: FleetJob,
     model: Model,
-    samples: float,
+    work: Work,
     pools: Sequence[FleetPool],
     limits: Mapping[str, int],
     speeds: SpeedModel,
     confidence: float,
+    servers: Servers | None = None,
 ) -> JobProblem:
-    """The problem of one job within `limits` (nodes by pool). Raises UsageError if there is none to solve."""
+    """The problem of one job within `limits` (nodes by pool). Raises UsageError if there is none to solve.
+
+    `servers` None: as many as the job has, at no price.
+    """
     by_name = {pool.name: pool for pool in pools}
     notes = [
         f"There is no CapacityPool {name}: add it or remove it from workers.pools."
@@ -61,21 +66,12 @@ def job_problem(
         options.append(_pool(job, model, pool, limits[name], speeds, basis))
     if not options:
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
-    capacity, sigma = speeds.servers.capacity(model, job.parameter_servers)
-    servers = Servers(
-        counts=(job.parameter_servers,),
-        model=PsModel(
-            job.parameter_servers**speeds.servers.scaling / capacity,
-            speeds.servers.sharpness,
-            speeds.servers.scaling,
-        ),
-        sigma=sigma,
-        bytes_per_step=wire_bytes(model.parameters),
-        running=job.parameter_servers if job.running else 0,
-    )
+    if servers is None:
+        servers = servers_of(model, speeds, (job.parameter_servers,))
+        servers = replace(servers, running=job.parameter_servers if job.running else 0)
     problem = Problem(
         pools=tuple(capped(options)),
-        work=StepWork(samples=max(samples, 1.0)),
+        work=work,
         servers=servers,
         objective=Objective(
             deadline=job.deadline_seconds, budget=job.budget_left, prefer=job.prefer, confidence=confidence
@@ -86,6 +82,21 @@ def job_problem(
         zone_policy=job.zone_policy,
     )
     return JobProblem(problem, basis, tuple(notes))
+
+
+def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...]) -> Servers:
+    """The parameter servers of a model: their capacity, and how sure it is."""
+    fitted = speeds.servers
+    measured = fitted.measured.get(model.fingerprint, 1)
+    capacity, sigma = fitted.capacity(model, measured)
+    return Servers(
+        counts=counts,
+        model=PsModel(measured**fitted.scaling / capacity, fitted.sharpness, fitted.scaling),
+        sigma=sigma,
+        measured=measured,
+        bytes_per_step=wire_bytes(model.parameters),
+        snapshot_seconds=3 * 4 * model.parameters / SNAPSHOT_BANDWIDTH,
+    )
 
 
 def unusable(pool: FleetPool) -> str | None:
@@ -117,11 +128,13 @@ def device_of(pool: FleetPool) -> str:
 
 
 def batch_of(job: FleetJob, pool: FleetPool) -> int:
-    """Samples in a step of a worker of this pool, as the trainer chooses them."""
-    sheets = catalogue()
-    name = sheets.sheet(device_of(pool), pool.cores).name
-    for key, batch in job.batch_sizes.items():
-        if key == device_of(pool) or (sheets.knows(key) and sheets.sheet(key).name == name):
+    """Samples in a step of a worker of this pool, as the trainer chooses them: by words in the device's name."""
+    if pool.batch_size is not None:
+        return pool.batch_size
+    sheet = catalogue().sheet(device_of(pool), pool.cores)
+    names = f"{device_of(pool)} {sheet.name}".lower()
+    for words, batch in job.batch_sizes.items():
+        if all(word in names for word in words.lower().replace("-", " ").split()):
             return batch
     return job.batch_size
 
@@ -144,7 +157,7 @@ def _pool(
         limit=limit,
         price=pool.price_per_hour or 0.0,
         step_seconds=speed.seconds,
-        step_sigma=math.exp(speed.sigma) - 1 if speed.sigma < 0.5 else speed.sigma,
+        step_sigma=speed.sigma,
         batch=batch,
         spot=pool.spot,
         accelerator=f"{device_of(pool)} x {pool.devices}",

@@ -20,7 +20,7 @@ class FleetPool:
     `interruptions_seen` (in `node_hours`) are how often these were measured; the rest is the prior.
     `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now. `available`:
     nodes that could be had now; None: not known. `together`: the part of the pool's nodes that is lost when several are
-    lost at once.
+    lost at once. `batch_size`: of workers of this pool; None: the job's.
     """
 
     name: str
@@ -42,6 +42,7 @@ class FleetPool:
     measured_startup_seconds: float | None = None
     together: float | None = None
     transfer_per_gib: float = 0.0
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class JobPlan:
     samples_per_second: float | None
     relative_error: float | None
     basis: str
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Samples per second of one worker alone, by pool."""
 
 
 @dataclass(frozen=True)

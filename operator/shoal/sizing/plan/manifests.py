@@ -1,4 +1,4 @@
-"""Read TrainingJobs, PlanRequests, CapacityPools and SpeedProfiles from YAML files.
+"""Read TrainingJobs, CapacityPools and SpeedProfiles from YAML files.
 
 A TrainingJob is read with the model that its CRD is generated from. The CRD's rules between fields (CEL) are the API
 server's to check.
@@ -19,9 +19,8 @@ from shoal.api.rules import DECIMAL
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
-from shoal.sizing.plan.request import PLANNER_API, PlanRequest
 
-__all__ = ["read_job", "read_pools", "read_profile", "read_request"]
+__all__ = ["profile_for", "read_job", "read_pools", "read_profiles"]
 
 PROFILE_ANNOTATION = "shoal.dev/speed-profile"
 
@@ -31,11 +30,6 @@ M = TypeVar("M", bound=BaseModel)
 def read_job(path: Path) -> TrainingJob:
     """The one TrainingJob in a file."""
     return _only(TrainingJob, path)
-
-
-def read_request(path: Path | None) -> PlanRequest:
-    """The one PlanRequest in a file; without a file, one that sets no limit."""
-    return PlanRequest() if path is None else _only(PlanRequest, path)
 
 
 def read_pools(path: Path) -> list[CapacityPool]:
@@ -50,18 +44,23 @@ def read_pools(path: Path) -> list[CapacityPool]:
     return pools
 
 
-def read_profile(path: Path, job: TrainingJob) -> SpeedProfile:
+def read_profiles(path: Path) -> list[SpeedProfile]:
+    """The SpeedProfiles in a file."""
+    return _resources(SpeedProfile, path)
+
+
+def profile_for(job: TrainingJob, profiles: list[SpeedProfile], origin: str) -> SpeedProfile:
     """The SpeedProfile of a job: the one in its annotation, the one with its name, or the only one."""
-    profiles = {profile.metadata.name: profile for profile in reversed(_resources(SpeedProfile, path))}
+    by_name = {profile.metadata.name: profile for profile in reversed(profiles)}
     annotated = job.metadata.annotations.get(PROFILE_ANNOTATION)
     wanted = annotated or job.metadata.name
-    if wanted in profiles:
-        return profiles[wanted]
-    if len(profiles) == 1 and not annotated:
-        return next(iter(profiles.values()))
-    names = ", ".join(name or "?" for name in reversed(profiles))
+    if wanted in by_name:
+        return by_name[wanted]
+    if len(by_name) == 1 and not annotated:
+        return next(iter(by_name.values()))
+    names = ", ".join(name or "?" for name in reversed(by_name)) or "none"
     raise UsageError(
-        f"{path} has no SpeedProfile {wanted} (it has {names}): name one of them in the job's annotation "
+        f"{origin} has no SpeedProfile {wanted} (it has {names}): name one of them in the job's annotation "
         f"{PROFILE_ANNOTATION}"
     )
 
@@ -88,10 +87,9 @@ def _documents(path: Path, kind: str) -> Iterator[dict[str, Any]]:
             raise UsageError(f"{path} holds {item!r} where a {kind} should be: write kind, metadata and spec")
         if item.get("kind") != kind:
             continue
-        expected = API_VERSION if kind == "TrainingJob" else PLANNER_API
-        version = item.get("apiVersion", expected)
-        if version != expected:
-            raise UsageError(f"{path}: apiVersion of a {kind} must be {expected}, not {version}")
+        version = item.get("apiVersion", API_VERSION)
+        if version != API_VERSION:
+            raise UsageError(f"{path}: apiVersion of a {kind} must be {API_VERSION}, not {version}")
         yield item
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.sizing.availability.engine import RUNS, TABLE_RUNS, Engine, Runs
 from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine, Runs
 from shoal.sizing.plan.found import Shortlist
 from shoal.sizing.plan.problem import Floats, Problem
 

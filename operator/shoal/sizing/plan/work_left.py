@@ -8,18 +8,17 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import StopAfter, TrainingJob
 from shoal.errors import UsageError
 from shoal.sizing.plan.problem import LossWork, StepWork, Work
-from shoal.sizing.plan.request import PlanRequest
 
 __all__ = ["seconds_left", "work_left"]
 
 
-def seconds_left(job: TrainingJob, request: PlanRequest, now: datetime) -> float | None:
-    """Seconds from now to the deadline, which counts from the start of the job. None: there is no deadline.
+def seconds_left(job: TrainingJob, now: datetime) -> float | None:
+    """Seconds from now to the deadline, which counts from the start of the job, suspended or not. None: no deadline.
 
     Raises:
         UsageError: the deadline has passed.
     """
-    deadline, start = request.objective.deadline_seconds, job.status.start_time
+    deadline, start = job.spec.elasticity.objective.deadline_seconds, job.status.start_time
     if deadline is None or start is None:
         return deadline
     if start.tzinfo is None:

@@ -1,57 +1,114 @@
-"""The speed of unequal workers that share parameter servers.
-
-Asynchronous workers add up, 1/T = sum of 1/T_i (spotDNN, CM-DARE), until the parameter servers are saturated. The
-functions take arrays of counts, since the planner evaluates millions of combinations.
-"""
+"""The speed of a cluster from tables of measurements: `speed.servers` for data frames."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any, Self
+
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import pandas as pd
+from numpy.typing import NDArray
 
-from shoal.sizing.speed.servers import soft_min
-from shoal.sizing.types import PsModel
+from shoal.errors import NotEnoughData
+from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.predict.worker_speed import Z90, WorkerSpeed
+from shoal.sizing.speed import priors
+from shoal.sizing.speed.measurements import Model
+from shoal.sizing.speed.servers import Cluster, ServerModel
 
-__all__ = ["cluster_samples", "cluster_throughput"]
+__all__ = ["ClusterSpeed", "alone_speeds", "series_alone"]
 
 Floats = NDArray[np.float64]
 
+UNSATURATED = 0.9  # a worker above this part of the best speed per worker counts as not slowed down
+FEW_MODELS = 10
 
-def cluster_throughput(
-    counts: ArrayLike,
-    step_seconds: ArrayLike,
-    batch: ArrayLike,  # noqa: ARG001 - the batch does not change the number of steps
-    ps: PsModel,
-    n_ps: ArrayLike = 1,
-) -> Floats:
-    """Steps per second of the whole cluster, one step being one worker's mini-batch.
 
-    Args:
-        counts: (m, k) workers of each of k groups in m combinations.
-        step_seconds: (k,) a worker's step time without contention, in s.
-        batch: (k,) samples in a step (unused, for symmetry with `cluster_samples`).
-        ps: the cost of one update at the parameter servers.
-        n_ps: number of parameter servers, (m,) or one number.
+@dataclass
+class ClusterSpeed:
+    """Predict a cluster's steps/s from its workers and the parameter servers' capacity.
 
-    Returns:
-        (m,) steps/s: soft minimum of the sum of the workers' speeds and of the servers' capacity.
-
+    Rows are tables as `tables.load` gives them. After `fit`: `workers` (the fitted `WorkerSpeed`), `servers`, `notes`.
     """
-    alone = np.asarray(counts) @ (1.0 / np.asarray(step_seconds, dtype=np.float64))
-    if ps.update_seconds == 0:
-        return np.asarray(alone, dtype=np.float64)
-    cap = np.asarray(n_ps, dtype=np.float64) ** ps.scaling / ps.update_seconds
-    return soft_min(alone, cap, ps.sharpness)
+
+    catalogue: Catalogue = field(default_factory=catalogue)
+    elsewhere: bool = False
+    notes: list[str] = field(default_factory=list, init=False)
+    workers: WorkerSpeed = field(init=False)
+    servers: ServerModel = field(init=False)
+
+    def fit(self, clusters: pd.DataFrame, workers: pd.DataFrame | None = None) -> Self:
+        """Fit to measured clusters, and to additional single workers."""
+        if len(clusters) == 0:
+            raise NotEnoughData("no measurement of a cluster's speed is known: give at least one")
+        single = clusters[(clusters["num_workers"] == 1).to_numpy()]
+        if len(single) == 0 and (workers is None or len(workers) == 0):
+            # The speed per worker in the smallest clusters is the best estimate.
+            single = clusters[(clusters["num_workers"] == clusters["num_workers"].min()).to_numpy()].copy()
+            single["measured"] = single["measured"] / single["num_workers"]
+        known = single if workers is None else pd.concat([workers, single], ignore_index=True)
+        self.workers = WorkerSpeed(catalogue=self.catalogue).fit(known)
+        self.notes = list(self.workers.notes)
+        several = clusters[(clusters["num_workers"] > 1).to_numpy()]
+        alone = series_alone(clusters)[(clusters["num_workers"] > 1).to_numpy()]
+        self.servers = ServerModel(
+            (), [_cluster(row, a, 0.0) for (_, row), a in zip(several.iterrows(), alone, strict=True)]
+        )
+        models = clusters["model"].nunique()
+        if models < FEW_MODELS:
+            self.notes.append(
+                f"clusters were measured with {models} models only: the interval is widened; measure more models"
+            )
+        return self
+
+    def predict(self, rows: pd.DataFrame, alone: Floats | None = None) -> Floats:
+        """Give (n, 3) low, predicted, high steps/s; `alone` (n,) is a worker's own speed where it was measured."""
+        if alone is None:
+            mean, sigma = self.workers.logarithms(rows)
+            single = np.exp(-mean)
+        else:
+            single, sigma = alone, np.zeros(len(rows))
+        noise = np.hypot(priors.CLUSTER_NOISE, priors.ANOTHER_DAY if self.elsewhere else 0.0)
+        found = np.empty((len(rows), 3))
+        for i, (_, row) in enumerate(rows.iterrows()):
+            speed, spread = self.servers.speed(_cluster(row, single[i], float(sigma[i])))
+            half = Z90 * float(np.hypot(spread, noise))
+            found[i] = speed * np.exp([-half, 0.0, half])
+        return found
 
 
-def cluster_samples(
-    counts: ArrayLike, step_seconds: ArrayLike, batch: ArrayLike, ps: PsModel, n_ps: ArrayLike = 1
-) -> Floats:
-    """Samples per second of the whole cluster. Contention slows all workers equally. Shapes as above."""
-    n = np.asarray(counts)
-    speed = 1.0 / np.asarray(step_seconds, dtype=np.float64)
-    steps_alone = n @ speed
-    samples_alone = n @ (speed * np.asarray(batch, dtype=np.float64))
-    steps = cluster_throughput(n, step_seconds, batch, ps, n_ps)
-    factor = np.divide(steps, steps_alone, out=np.zeros_like(steps), where=steps_alone > 0)
-    return np.asarray(samples_alone * factor)
+def _cluster(row: Any, alone: float, sigma: float) -> Cluster:
+    model = Model(
+        str(row["model"]), float(row["flops"]), max(int(row["params"]), 1), max(int(row["num_tensors"]), 1)
+    )
+    return Cluster(
+        model,
+        float(row["num_workers"]),
+        int(row["num_ps"]),
+        float(row["num_workers"]) * alone,
+        float(row.get("measured", 1.0)),
+        sigma,
+        f"{row['model']} {row['accelerator']}",
+    )
+
+
+def alone_speeds(rows: pd.DataFrame) -> Floats | None:
+    """(n,) the speed of one worker for every row, from its rows of one worker; None if one is missing."""
+    single = pd.Series(np.where(rows["num_workers"] == 1, rows["measured"], np.nan))
+    found = single.groupby(_series(rows), dropna=False).transform("median").to_numpy(float)
+    return None if np.isnan(found).any() else found
+
+
+def series_alone(rows: pd.DataFrame) -> Floats:
+    """(n,) steps/s of one worker without contention: the median speed per worker of a series' unslowed clusters."""
+    each = pd.Series(rows["measured"].to_numpy(float) / rows["num_workers"].to_numpy(float))
+    series = _series(rows)
+    unslowed = each.where(each >= UNSATURATED * each.groupby(series, dropna=False).transform("max"))
+    return np.asarray(unslowed.groupby(series, dropna=False).transform("median"), dtype=np.float64)
+
+
+def _series(rows: pd.DataFrame) -> list[Any]:
+    """What clusters of equal workers have in common: the keys of a group."""
+    return [
+        rows[name].to_numpy() for name in ("model", "accelerator", "batch_size", "cpu_cores") if name in rows
+    ]

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from shoal.errors import NotEnoughData, UsageError
 from shoal.sizing.accelerators import Catalogue
 from shoal.sizing.predict import tables
-from shoal.sizing.predict.conformal import group_folds
-from shoal.sizing.predict.contention import ClusterSpeed, alone_speeds
+from shoal.sizing.predict.cluster_speed import ClusterSpeed, alone_speeds
 from shoal.sizing.predict.durations import SnapshotTime
-from shoal.sizing.predict.worker_speed import OWN_FIT, WorkerSpeed
+from shoal.sizing.predict.worker_speed import WorkerSpeed
 
 __all__ = ["LEAST_MODELS", "Evaluation", "Predictor", "evaluate", "folds_by_model", "leave_one_model_out"]
 
 Floats = NDArray[np.float64]
 
+ENOUGH_MODELS = 6  # single workers of fewer models do not predict an unseen model's worker
 LEAST_MODELS = 3  # fewer are not enough to predict another model
 MOST_FOLDS = 40  # see group_folds
 
@@ -47,10 +47,11 @@ class _WorkerSteps:
     """Worker speed in steps/s."""
 
     catalogue: Catalogue
+    elsewhere: bool = False
     notes: list[str] = field(default_factory=list)
 
     def fit(self, rows: pd.DataFrame) -> _WorkerSteps:
-        self._speed = WorkerSpeed(catalogue=self.catalogue).fit(rows)
+        self._speed = WorkerSpeed(catalogue=self.catalogue, elsewhere=self.elsewhere).fit(rows)
         return self
 
     def predict(self, rows: pd.DataFrame) -> Floats:
@@ -73,6 +74,7 @@ class _ClusterSteps:
     held_out: bool
     single_models: int
     never_clustered: set[str]
+    elsewhere: bool = False
     notes: list[str] = field(default_factory=list)
 
     def leave_out(self, accelerator: str) -> None:
@@ -85,7 +87,7 @@ class _ClusterSteps:
         workers = self.workers
         if workers is not None and self.held_out:
             workers = workers[workers["model"].isin(set(rows["model"]) | self.never_clustered)]
-        self._cluster = ClusterSpeed(self.catalogue).fit(rows, workers)
+        self._cluster = ClusterSpeed(self.catalogue, self.elsewhere).fit(rows, workers)
         self.notes = self._cluster.notes
         return self
 
@@ -102,7 +104,10 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
     def summary(self, rows: pd.DataFrame | None = None) -> dict[str, Any]:
-        """n, MAPE in %, MAE in the unit of the target, and the part of rows inside their 90 % interval."""
+        """n, MAPE in %, MAE in the unit of the target, the part of rows inside their 90 % interval, and its width.
+
+        The width is the median of high / low.
+        """
         r = self.rows if rows is None else rows
         error = (r["predicted"] - r["measured"]).abs()
         inside = (r["low"] <= r["measured"]) & (r["measured"] <= r["high"])
@@ -111,6 +116,7 @@ class Evaluation:
             "mape": float(100 * (error / r["measured"]).mean()),
             "mae": float(error.mean()),
             "coverage90": float(inside.mean()),
+            "width90": float(np.median(r["high"] / r["low"])),
         }
 
     def by_accelerator(self) -> dict[str, dict[str, Any]]:
@@ -126,6 +132,20 @@ class Evaluation:
             "notes": list(self.notes),
             "rows": self.rows.to_dict(orient="records"),
         }
+
+
+def group_folds(groups: NDArray[Any], most: int, seed: int = 0) -> NDArray[np.intp]:
+    """The fold of every row: one group per fold up to `most` groups, else groups dealt evenly.
+
+    With more than three times `most` groups, half as many folds are enough.
+    """
+    names, index = np.unique(groups, return_inverse=True)
+    if len(names) > 3 * most:
+        most = (most + 1) // 2
+    order = (
+        np.random.default_rng(seed).permutation(len(names)) if len(names) > most else np.arange(len(names))
+    )
+    return np.asarray((order % most)[index])
 
 
 def folds_by_model(rows: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
@@ -167,7 +187,7 @@ def evaluate(
     _enough(rows, train)
     held = tables.load(test, target, models, catalogue) if test is not None else None
     left_out = test is None and new_accelerator is None
-    predictor = _predictor(target, rows, rows if held is None else held, models, catalogue, left_out)
+    predictor = _predictor(target, rows, held, models, catalogue, left_out)
     notes = [] if held is None else _remembered(set(rows["model"]) | _models_alone(predictor), held)
     if new_accelerator is not None:
         name = catalogue.find(new_accelerator).name
@@ -195,14 +215,16 @@ _GIVEN = (
 def _predictor(
     target: str,
     rows: pd.DataFrame,
-    scored: pd.DataFrame,
+    held: pd.DataFrame | None,
     models: Sequence[Path],
     catalogue: Catalogue,
     left_out: bool,
 ) -> Predictor:
+    """The predictor of a target. Another file was measured on another day, so its intervals are wider."""
+    elsewhere = held is not None
     if target == "cluster-speed":
-        return _cluster(rows, scored, models, catalogue, left_out)
-    return SnapshotTime() if target == "checkpoint" else _WorkerSteps(catalogue)
+        return _cluster(rows, rows if held is None else held, models, catalogue, left_out, elsewhere)
+    return SnapshotTime(elsewhere) if target == "checkpoint" else _WorkerSteps(catalogue, elsewhere)
 
 
 def _split_by_accelerator(
@@ -236,6 +258,7 @@ def _cluster(
     models: Sequence[Path],
     catalogue: Catalogue,
     left_out: bool,
+    elsewhere: bool,
 ) -> _ClusterSteps:
     """Find single workers among the --models files, and decide whether a worker's own speed is predicted."""
     found = []
@@ -250,9 +273,13 @@ def _cluster(
     worker_models = set() if workers is None else set(workers["model"])
     known = measured_alone | worker_models
     given = (
-        len(known) <= OWN_FIT and alone_speeds(scored) is not None and bool((scored["num_workers"] > 1).any())
+        len(known) <= ENOUGH_MODELS
+        and alone_speeds(scored) is not None
+        and bool((scored["num_workers"] > 1).any())
     )
-    return _ClusterSteps(catalogue, workers, given, left_out, len(known), worker_models - set(rows["model"]))
+    return _ClusterSteps(
+        catalogue, workers, given, left_out, len(known), worker_models - set(rows["model"]), elsewhere
+    )
 
 
 def _models_alone(predictor: Predictor) -> set[str]:

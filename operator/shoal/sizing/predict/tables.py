@@ -41,7 +41,7 @@ ACCELERATOR = Column("accelerator", ("gpu",), "name in the catalogue of accelera
 FLOPS = Column(
     "flops",
     ("flops_per_sample", "gflops", "gflops_1e9"),
-    "floating point operations for one sample; any convention, the same for all models",
+    "operations for one sample, by one convention for all models",
     (1.0, 1e9, 1e9),
 )
 PARAMETERS = Column("params", ("parameters",), "trainable parameters")
@@ -127,8 +127,6 @@ def load(
         out[ACCELERATOR.name] = [catalogue.find(name).name for name in out[ACCELERATOR.name]]
     if SERVERS.name not in out:
         out[SERVERS.name] = 1.0
-    if BATCH.name not in out:
-        out[BATCH.name] = 1.0
     if measured:
         out["measured"] = _measured(frame, target, path)
     return out

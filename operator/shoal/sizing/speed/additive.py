@@ -58,12 +58,14 @@ class Additive:
         """
         mean, jacobian = _form(x, self._posterior.theta)
         nothing = np.zeros((len(self._posterior.data), len(x)))
-        mean, variance = self._posterior.predict(mean, jacobian, nothing, np.full(len(x), self.noise**2))
-        return mean, np.hypot(self.factor * np.sqrt(variance), elsewhere)
+        mean, variance, form = self._posterior.predict(
+            mean, jacobian, nothing, np.full(len(x), self.noise**2)
+        )
+        return mean, np.sqrt(self.factor**2 * variance + form + elsewhere**2)
 
 
 def _form(x: Floats, theta: Floats) -> tuple[Floats, Floats]:
-    parts = np.column_stack([np.full(len(x), theta[0]), theta[1:] + np.log(x)])
+    parts = np.column_stack([np.full(len(x), theta[0]), theta[1:] + np.log(np.maximum(x, 1e-300))])
     top = parts.max(axis=1, keepdims=True)
     whole = top + np.log(np.exp(parts - top).sum(axis=1, keepdims=True))
     return whole[:, 0], np.exp(parts - whole)

@@ -37,7 +37,7 @@ class LogMean:
     def of(cls, seconds: float, spread: float = 0.0, count: float = 1.0) -> LogMean:
         """From a mean time and its standard deviation, both in s."""
         if not (math.isfinite(seconds) and seconds > 0):
-            raise UsageError(f"a measured time must be a number of seconds above 0, not {seconds:g}")
+            raise UsageError(f"a measured time must be a number of seconds greater than 0, not {seconds:g}")
         if not 0 <= spread <= seconds:
             raise UsageError(
                 f"the spread of a time of {seconds:g} s must be between 0 and that time, not {spread:g}: both are "

@@ -13,7 +13,7 @@ from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
-__all__ = ["SpeedModel", "WorkerSpeed"]
+__all__ = ["SpeedModel", "WorkerSpeed", "merged"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SpeedModel:
                 alone = _alone(row)
                 if alone is not None and self._sheets.knows(row.device):
                     known.append(_observation(profile.model, row, alone))
-        self._observations = _merged(known)
+        self._observations = merged(known)
         self.workers = WorkerModel(self._observations, self._sheets)
 
     @cached_property
@@ -119,7 +119,7 @@ def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
     return Observation(one, alone.mean_log, variance + drift)
 
 
-def _merged(known: Sequence[Observation]) -> list[Observation]:
+def merged(known: Sequence[Observation]) -> list[Observation]:
     """One observation for each configuration, weighted by precision; the most certain ones if there are too many."""
     groups: dict[Configuration, list[Observation]] = {}
     for each in known:

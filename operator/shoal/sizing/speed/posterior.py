@@ -23,7 +23,7 @@ Form = Callable[[Floats], tuple[Floats, Floats]]
 
 MOST_ITERATIONS = 60
 Z90 = 1.6449
-FEWEST, PRIOR_GROUPS = 5, 10.0
+FEWEST, PRIOR_GROUPS = 5, 1.0
 
 
 class Posterior:
@@ -32,36 +32,39 @@ class Posterior:
     def __init__(self, form: Form, y: Floats, kernel: Floats, prior: Floats, spread: Floats) -> None:
         self._prior, self._precision = prior, 1 / spread**2
         self.theta, self.covariance = prior.copy(), np.diag(spread**2)
-        self._root: Floats = np.zeros((0, 0))
+        self._white: Floats = np.zeros((0, 0))  # the inverse of the kernel's Cholesky root
         self.data = y
         if len(y) == 0:
             return
-        self._root = np.asarray(np.linalg.cholesky(kernel), dtype=np.float64)
+        self._white = np.asarray(np.linalg.inv(np.linalg.cholesky(kernel)), dtype=np.float64)
         self.theta = self._maximum(form, y)
         mean, jacobian = form(self.theta)
-        self._J = np.asarray(np.linalg.solve(self._root, jacobian))
-        self._r = np.asarray(np.linalg.solve(self._root, y - mean))
+        self._J = np.asarray(self._white @ jacobian)
+        self._r = np.asarray(self._white @ (y - mean))
         self.covariance = np.asarray(np.linalg.inv(self._J.T @ self._J + np.diag(self._precision)))
 
     def predict(
         self, mean: Floats, jacobian: Floats, cross: Floats, variance: Floats
-    ) -> tuple[Floats, Floats]:
-        """(m,) mean and variance, from the form there, its covariance (n, m) with the data, and its own variance."""
-        if len(self._root):
-            across = np.linalg.solve(self._root, cross)
+    ) -> tuple[Floats, Floats, Floats]:
+        """(m,) mean, variance of the process, and variance from the coefficients.
+
+        From the form there, its covariance (n, m) with the data, and its own variance.
+        """
+        if len(self._white):
+            across = self._white @ cross
             mean = mean + across.T @ self._r
             variance = variance - (across**2).sum(axis=0)
             jacobian = jacobian - across.T @ self._J
         spread = np.einsum("ij,jk,ik->i", jacobian, self.covariance, jacobian)
-        return mean, np.maximum(variance, 1e-8) + spread
+        return mean, np.maximum(variance, 1e-8), spread
 
     def held_out(self, groups: Sequence[str]) -> Floats:
         """(n,) errors of the predictions from the other groups, in their own standard deviations (linearized)."""
-        # In whitened coordinates the data are L^-1 y = J theta + e, so their covariance is 1 + J P J'.
-        white = np.eye(len(self._root)) + (self._J / self._precision) @ self._J.T
+        # In whitened coordinates the data are J theta + e, with covariance 1 + J P J'; Woodbury gives its inverse.
         residual = self._r + self._J @ (self.theta - self._prior)
-        inverse = np.linalg.solve(self._root.T, np.linalg.solve(white, np.linalg.inv(self._root)))
-        weighted = np.linalg.solve(self._root.T, np.linalg.solve(white, residual))
+        inverse = np.eye(len(residual)) - self._J @ self.covariance @ self._J.T
+        weighted = self._white.T @ (inverse @ residual)
+        inverse = self._white.T @ inverse @ self._white
         names = np.array(groups, dtype=object)
         out = np.empty(len(names))
         for name in dict.fromkeys(groups):
@@ -75,8 +78,8 @@ class Posterior:
         loss = self._loss(form, y, theta)
         for _ in range(MOST_ITERATIONS):
             mean, jacobian = form(theta)
-            J = np.linalg.solve(self._root, jacobian)
-            r = np.linalg.solve(self._root, y - mean)
+            J = self._white @ jacobian
+            r = self._white @ (y - mean)
             H = J.T @ J + np.diag(self._precision)
             downhill = J.T @ r - self._precision * (theta - self._prior)
             step = np.linalg.solve(H + damping * np.diag(np.diag(H)), downhill)
@@ -93,7 +96,7 @@ class Posterior:
         return theta
 
     def _loss(self, form: Form, y: Floats, theta: Floats) -> float:
-        r = np.linalg.solve(self._root, y - form(theta)[0])
+        r = self._white @ (y - form(theta)[0])
         return float(r @ r + self._precision @ (theta - self._prior) ** 2)
 
 

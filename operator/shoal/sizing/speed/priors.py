@@ -13,17 +13,20 @@ REFERENCE_BANDWIDTH = 732.0
 # ln a: 3 ms a step; ln b: seconds per forward FLOP, with a training step of three times the forward pass at 40 % of
 # the P100's peak; ln c: 0.15 ms a tensor, a dozen kernel launches of 10 us. CM-DARE's fits with TensorFlow 1.10 are
 # 10 ms, 76 % and 0.45 ms (docs/sizing.md); one standard deviation covers that and today's compiled steps.
-GLOBAL_MEAN = (math.log(3e-3), math.log(3 / (0.4 * 9.3e12)), math.log(1.5e-4), 0.4, 0.8)
+GLOBAL_MEAN = (math.log(3e-3), math.log(3 / (0.4 * 9.3e12)), math.log(1.5e-4), math.log(1e-5), 0.4, 0.8)
+# ln e: 10 us of a core for a sample, decoded and ready; images from JPEG take a hundred times that.
 # The weight of arithmetic against bandwidth (roofline: between 0 and 1), and the exponent of overheads.
-GLOBAL_SIGMA = (1.2, 0.6, 1.2, 0.25, 0.25)
+GLOBAL_SIGMA = (1.2, 0.6, 1.2, 2.0, 0.25, 0.3)
 # How accelerators deviate from their sheets in a, b and c (drivers, clocks, hosts), and the loss over d devices: d^0.1
 # give or take d^0.1, since 8 K80 in one machine lose 25.6 % to PCIe by spotDNN.
-OWN_SIGMA = (0.25, 0.12, 0.2, 0.1)
+OWN_SIGMA = (0.25, 0.15, 0.2, 0.1)
 DEVICES_LOSS = 0.1
 CPU_FACTOR = 4.0  # processors of one name differ by far more than accelerators
 
-CAMPAIGN = 0.04  # the same configuration on another day: 2-5 % on a K80, more on a P100 (CM-DARE, raw runs)
-MODEL, BOTH = 0.03, 0.03  # a network, and a network on one accelerator, against the form
+ANY_UNIT = 6.0  # of ln b, in tables without batch sizes: FLOPs of a sample or of a step, forward or all
+ANY_CONVENTION = 1.3  # of ln b, in tables of a user: multiply-adds or FLOPs, forward pass or training step
+CAMPAIGN = 0.03  # the same configuration on another day: 2-5 % on a K80, more on a P100 (CM-DARE, raw runs)
+MODEL, BOTH = 0.04, 0.04  # a network, and a network on one accelerator, against the form
 SMOOTH, SMOOTH_OWN = 0.25, 0.03  # the form itself, far from what was measured
 LENGTHS = (2.0, 2.0, 3.0, 1.0, 1.5)  # what is far: ln FLOPs of a step, tensors, parameters, cores, devices
 UNKNOWN_FLOPS = 1.0

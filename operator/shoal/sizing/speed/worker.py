@@ -1,12 +1,12 @@
 """The step time of one worker: one hierarchical model over all networks and accelerators.
 
-    ln t = ln(a_g + b_g F B / d + c_g N) + r_g ln d + discrepancy
+    ln t = ln(a_g + b_g F B / d + c_g N + e B / C) + r_g ln d + discrepancy
 
-for F FLOPs of a sample, a batch of B samples on d accelerators of kind g, and N tensors. The coefficients of an
-accelerator are its data sheet's times what was learned of all accelerators and of this one; the discrepancy is a
-Gaussian process with an effect of the network, one of the network on this accelerator, and a smooth part over the
-size of the work that grows where nothing was measured. So a new network, a new accelerator and both at once are
-answered by the same posterior, and its variance says how sure it is. docs/sizing.md has the derivation.
+for F FLOPs of a sample, a batch of B samples on d accelerators of kind g, N tensors, and C cores that feed it. The
+coefficients of an accelerator are its data sheet's times what was learned of all accelerators and of this one; the
+discrepancy is a Gaussian process with an effect of the network, one of the network on this accelerator, and a smooth
+part over the size of the work that grows where nothing was measured. So a new network, a new accelerator and both at
+once are answered by the same posterior, and its variance says how sure it is. docs/sizing.md has the derivation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Configuration", "Observation", "WorkerModel"]
 
 Floats = NDArray[np.float64]
 
-GLOBAL = 5  # ln a, ln b, ln c, the weight of arithmetic, the exponent of overheads
+GLOBAL = 6  # ln a, ln b, ln c, ln e, the weight of arithmetic, the exponent of overheads
 OWN = 4  # of an accelerator: deviations of a, b, c, and the loss of efficiency over several devices
 
 
@@ -70,15 +70,29 @@ class _Table:
         cores = np.log(
             [max(row.cores, 1e-3) if sheet.is_cpu else 1.0 for row, sheet in zip(rows, found, strict=True)]
         )
+        fed = [
+            row.batch / row.cores if row.cores > 0 and not sheet.is_cpu else 0.0
+            for row, sheet in zip(rows, found, strict=True)
+        ]
+        self.feeding = np.log(np.maximum(fed, 1e-300))
         self.place = np.column_stack(
             [np.log(self.work), np.log(self.tensors), np.log(parameters), cores, self.log_devices]
         )
 
 
 class WorkerModel:
-    """The posterior of a worker's step time, given observations (none: the data sheets' prior)."""
+    """The posterior of a worker's step time, given observations (none: the data sheets' prior).
 
-    def __init__(self, observations: Sequence[Observation] = (), sheets: Catalogue | None = None) -> None:
+    `work_sigma`: how well the unit of the FLOPs is known, as the standard deviation of ln b.
+    """
+
+    def __init__(
+        self,
+        observations: Sequence[Observation] = (),
+        sheets: Catalogue | None = None,
+        *,
+        work_sigma: float = priors.GLOBAL_SIGMA[1],
+    ) -> None:
         self._sheets = sheets or catalogue()
         rows = [o.configuration for o in observations]
         self.devices = sorted({self._sheets.sheet(row.device, row.cores).name for row in rows})
@@ -89,6 +103,7 @@ class WorkerModel:
         prior[:GLOBAL] = priors.GLOBAL_MEAN
         prior[GLOBAL + OWN - 1 :: OWN] = priors.DEVICES_LOSS
         spread = np.array([*priors.GLOBAL_SIGMA, *(s for name in self.devices for s in _own_sigma(name))])
+        spread[1] = work_sigma
         noise = np.array([o.variance for o in observations]) + priors.CAMPAIGN**2
         kernel = self._kernel(self._seen, self._seen) + np.diag(noise + 1e-10)
         self._posterior = Posterior(
@@ -105,7 +120,7 @@ class WorkerModel:
     def _mean(self, table: _Table, theta: Floats) -> tuple[Floats, Floats]:
         """(n,) ln seconds by the form, and its derivatives (n, p)."""
         n = len(table.models)
-        a, b, c, weight, overhead = theta[:GLOBAL]
+        a, b, c, e, weight, overhead = theta[:GLOBAL]
         own = np.zeros((n, OWN))
         own[:, -1] = priors.DEVICES_LOSS
         known = np.array([self._at.get(name, -1) for name in table.devices], dtype=int)
@@ -117,18 +132,22 @@ class WorkerModel:
                 a + own[:, 0] - overhead * table.small,
                 b + own[:, 1] - table.memory - weight * table.balance + np.log(table.work),
                 c + own[:, 2] - overhead * table.small + np.log(table.tensors),
+                e + table.feeding,
             ]
         )
         top = parts.max(axis=1, keepdims=True) if n else np.zeros((0, 1))
         whole = top + np.log(np.exp(parts - top).sum(axis=1, keepdims=True))
         share = np.exp(parts - whole)
         jacobian = np.zeros((n, len(theta)))
-        jacobian[:, :3] = share
-        jacobian[:, 3] = -share[:, 1] * table.balance
-        jacobian[:, 4] = -(share[:, 0] + share[:, 2]) * table.small
+        jacobian[:, :4] = share
+        jacobian[:, 4] = -share[:, 1] * table.balance
+        jacobian[:, 5] = -(share[:, 0] + share[:, 2]) * table.small
         for i, at in enumerate(known):
             if at >= 0:
-                jacobian[i, GLOBAL + OWN * at : GLOBAL + OWN * (at + 1)] = [*share[i], table.log_devices[i]]
+                jacobian[i, GLOBAL + OWN * at : GLOBAL + OWN * (at + 1)] = [
+                    *share[i, :3],
+                    table.log_devices[i],
+                ]
         return whole[:, 0] + own[:, 3] * table.log_devices, jacobian
 
     def _kernel(self, one: _Table, other: _Table) -> Floats:
@@ -148,10 +167,13 @@ class WorkerModel:
         table = _Table(rows, self._sheets)
         mean, jacobian = self._mean(table, self._posterior.theta)
         own = priors.MODEL**2 + priors.SMOOTH**2 + priors.BOTH**2 + priors.SMOOTH_OWN**2
-        variance = own + priors.UNKNOWN_FLOPS**2 * table.guessed + self._unseen(table, jacobian)
+        variance = own + priors.UNKNOWN_FLOPS**2 * table.guessed
+        unseen = self._unseen(table, jacobian)
         cross = self._kernel(self._seen, table)
-        mean, variance = self._posterior.predict(mean, jacobian, cross, variance)
-        return mean, self._factor * np.sqrt(variance + (priors.CAMPAIGN**2 if again else 0.0))
+        mean, variance, form = self._posterior.predict(mean, jacobian, cross, variance)
+        # What was made of errors on measured accelerators says nothing of the transfer to others.
+        variance = self._factor**2 * (variance + (priors.CAMPAIGN**2 if again else 0.0))
+        return mean, np.sqrt(variance + form + unseen)
 
     def _unseen(self, table: _Table, jacobian: Floats) -> Floats:
         """(n,) variance from the deviations of accelerators that were never measured."""

@@ -14,14 +14,16 @@ from shoal.api.training_job import TrainingJob
 from shoal.cli import main
 from shoal.errors import UsageError
 from shoal.sizing.plan.assemble import problem_of
-from shoal.sizing.plan.manifests import read_job, read_pools, read_profile, read_request
+from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
+from shoal.sizing.plan.planner import plan
+from shoal.sizing.plan.problem import Objective, Pool, Problem, StepWork
 from shoal.sizing.plan.work_left import seconds_left
 
 ROOT = Path(__file__).parents[4]
 DATA, EXAMPLES = ROOT / "tests" / "data", ROOT / "examples" / "sizing"
 SPOTDNN = ["--workload", str(DATA / "spotdnn/workload.json"), "--pools", str(DATA / "spotdnn/instances.csv")]
 RESOURCES = [
-    "-f", str(EXAMPLES / "job.yaml"), "--request", str(EXAMPLES / "request.yaml"),
+    "-f", str(EXAMPLES / "job.yaml"),
     "--pools", str(EXAMPLES / "pools.yaml"), "--profiles", str(EXAMPLES / "profiles.yaml"),
 ]  # fmt: skip
 TRACE = str(DATA / "traces/aws-p3-2xlarge-32-nodes.csv")
@@ -93,12 +95,16 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
-        ("request.yaml", "spot-k80, ", "spot-k90, ", "names spot-k90"),
-        ("request.yaml", "[ps]", "[ps2]", "names ps2"),
-        ("request.yaml", "spot-k80, ", "ps, ", "ps, which has no accelerator"),
-        ("request.yaml", "plan.shoal.dev", "shoal.dev", "must be plan.shoal.dev/v1alpha1"),
-        ("request.yaml", "deadlineSeconds", "deadline", "objective.deadline: there is no such field"),
-        ("job.yaml", "    maxReplicas: 16", "    pool: [spot-k80]", "workers.pool: there is no such field"),
+        ("job.yaml", "spot-k80, ", "spot-k90, ", "names spot-k90"),
+        ("job.yaml", "[ps]", "[ps2]", "names ps2"),
+        ("job.yaml", "spot-k80, ", "ps, ", "ps, which has no accelerator"),
+        ("job.yaml", "deadlineSeconds", "deadline", "objective.deadline: there is no such field"),
+        (
+            "job.yaml",
+            "    pools: [spot-k80, spot-p100, on-demand-p100]",
+            "    pool: [spot-k80]",
+            "workers.pool: there is no such field",
+        ),
         (
             "job.yaml",
             "stopAfter: {epochs: 400}",
@@ -114,7 +120,7 @@ def _edited(tmp_path: Path, name: str, old: str, new: str) -> list[str]:
             "has passed: set --deadline",
         ),
         ("job.yaml", "spec:", "status: {startTime: '2026-01-01T00:00:00'}\nspec:", "has no time zone"),
-        ("pools.yaml", "plan.shoal.dev", "shoal.dev", "must be plan.shoal.dev/v1alpha1"),
+        ("pools.yaml", "apiVersion: shoal.dev", "apiVersion: plan.shoal.dev", "must be shoal.dev/v1alpha1"),
         ("pools.yaml", 'perHour: "0.23"', "perHour: 0.23", 'in quotes, "0.23"'),
         ("pools.yaml", "name: K80", "name: K81", "not in the catalogue"),
         ("pools.yaml", "startupSeconds: 160", "startSeconds: 160", "check its spelling"),
@@ -141,6 +147,12 @@ def test_deadline_option_replaces_one_that_has_passed(tmp_path: Path) -> None:
     assert simulated.exit_code == 0, simulated.output
 
 
+def _problem(job: TrainingJob, pools: Path, deadline: float | None = None) -> Problem:
+    profiles = read_profiles(EXAMPLES / "profiles.yaml")
+    profile = profile_for(job, profiles, "profiles.yaml")
+    return problem_of(job, read_pools(pools), profile, profiles, deadline=deadline, now=datetime.now(UTC))
+
+
 def _job(tmp_path: Path, stop: str, status: str = "{}") -> TrainingJob:
     path = tmp_path / "job.yaml"
     text = (EXAMPLES / "job.yaml").read_text().replace("{epochs: 400}", stop)
@@ -149,14 +161,13 @@ def _job(tmp_path: Path, stop: str, status: str = "{}") -> TrainingJob:
 
 
 def test_deadline_of_running_job_counts_from_its_start(tmp_path: Path) -> None:
-    request = read_request(EXAMPLES / "request.yaml")
     start = datetime(2026, 11, 21, 12, tzinfo=UTC)
     job = _job(tmp_path, "{epochs: 400}", "{startTime: '2026-11-21T12:00:00Z'}")
-    assert seconds_left(job, request, start + timedelta(seconds=400)) == 2000
-    assert seconds_left(job, request, start - timedelta(seconds=9)) == 2400  # clocks differ
-    assert seconds_left(_job(tmp_path, "{epochs: 400}"), request, start) == 2400
+    assert seconds_left(job, start + timedelta(seconds=400)) == 2000
+    assert seconds_left(job, start - timedelta(seconds=9)) == 2400  # clocks differ
+    assert seconds_left(_job(tmp_path, "{epochs: 400}"), start) == 2400
     with pytest.raises(UsageError, match=r"2026-11-21 12:00:00 UTC\) has passed"):
-        seconds_left(job, request, start + timedelta(seconds=2400))
+        seconds_left(job, start + timedelta(seconds=2400))
 
 
 @pytest.mark.parametrize(
@@ -174,8 +185,7 @@ def test_deadline_of_running_job_counts_from_its_start(tmp_path: Path) -> None:
 )
 def test_first_of_epochs_and_steps_ends_job(tmp_path: Path, stop: str, status: str, steps: float) -> None:
     job = _job(tmp_path, stop, status)
-    profile = read_profile(EXAMPLES / "profiles.yaml", job)
-    problem = problem_of(job, read_request(None), read_pools(EXAMPLES / "pools.yaml"), profile, deadline=None)
+    problem = _problem(job, EXAMPLES / "pools.yaml")
     made = problem.work.iterations(np.array([128.0, 128.0]), np.array([1.0, 4.0]))
     assert made == pytest.approx([steps, steps])
     assert any("may end earlier, when accuracy" in note for note in problem.notes) == ("metric" in stop)
@@ -186,29 +196,21 @@ def test_running_workers_and_servers_need_no_startup(tmp_path: Path) -> None:
         f"{{role: worker, index: 0, incarnation: 0, state: {state}, pool: {pool}}}"
         for state, pool in (
             ("Running", "spot-k80"),
-            ("Running", "gpu-p100"),
-            ("Starting", "gpu-p100"),
-            ("Draining", "gpu-p100"),
+            ("Running", "spot-p100"),
+            ("Starting", "spot-p100"),
+            ("Draining", "spot-p100"),
             ("Running", "elsewhere"),
             ("Running", "''"),
         )
     )
     job = _job(tmp_path, "{epochs: 400}", f"{{parameterServers: {{ready: 2}}, slots: [{slots}]}}")
-    text = (EXAMPLES / "pools.yaml").read_text()
-    labelled = text.replace(
-        "  limits: {nodes: 16}\n",
-        "  limits: {nodes: 16}\n  nodeSelector: {cloud.google.com/gke-nodepool: gpu-p100}\n",
-        1,
-    )
-    (tmp_path / "pools.yaml").write_text(labelled)
-    profile = read_profile(EXAMPLES / "profiles.yaml", job)
-    problem = problem_of(job, read_request(None), read_pools(tmp_path / "pools.yaml"), profile, deadline=None)
+    problem = _problem(job, EXAMPLES / "pools.yaml")
     assert {p.name: p.running for p in problem.pools} == {"spot-k80": 1, "spot-p100": 2, "on-demand-p100": 0}
     assert problem.servers.running == 2
     assert problem.servers.wait(2) == 0 < problem.servers.wait(3)
     notes = " ".join(problem.notes)
-    assert "2 workers run in a node pool without a name, elsewhere" in notes
-    assert "nodeSelector" in notes
+    assert "2 workers run in elsewhere, no pool" in notes
+    assert "name it in workers.pools" in notes
 
 
 def test_max_servers_limits_plan(tmp_path: Path) -> None:
@@ -217,8 +219,7 @@ def test_max_servers_limits_plan(tmp_path: Path) -> None:
     assert few["parameterServers"] == 1 < many["parameterServers"]
     assert "not measured" in many["reason"]
     assert "not measured" not in few["reason"]
-    _edited(tmp_path, "job.yaml", "  workers:", "  parameterServers: {replicas: 3}\n  workers:")
-    _edited(tmp_path, "request.yaml", "pools: [ps]", "")
+    _edited(tmp_path, "job.yaml", "parameterServers: {pools: [ps]}", "parameterServers: {replicas: 3}")
     (tmp_path / "pools.yaml").write_text((EXAMPLES / "pools.yaml").read_text().rsplit("---", 1)[0])
     changed = [a.replace(str(EXAMPLES), str(tmp_path)) for a in RESOURCES[:-1]]
     refused = shoal("plan", *changed, RESOURCES[-1], "--max-servers", "2")
@@ -291,13 +292,89 @@ def test_invalid_instance_table_raises_error(tmp_path: Path) -> None:
 def test_parameter_servers_are_in_a_zone_of_the_workers(tmp_path: Path) -> None:
     text = (EXAMPLES / "pools.yaml").read_text()
     server = text[
-        text.index("---\napiVersion: plan.shoal.dev/v1alpha1\nkind: CapacityPool\nmetadata: {name: ps}") :
+        text.index("---\napiVersion: shoal.dev/v1alpha1\nkind: CapacityPool\nmetadata: {name: ps}") :
     ]
     cheaper = (
         server.replace("name: ps}", "name: far}").replace("us-east1-c", "us-east1-b").replace("0.19", "0.18")
     )
     (tmp_path / "pools.yaml").write_text(text.rstrip() + "\n" + cheaper)
-    job = read_job(EXAMPLES / "job.yaml")
-    profile = read_profile(EXAMPLES / "profiles.yaml", job)
-    found = problem_of(job, read_request(None), read_pools(tmp_path / "pools.yaml"), profile, deadline=None)
+    text = (
+        (EXAMPLES / "job.yaml").read_text().replace("parameterServers: {pools: [ps]}", "parameterServers: {}")
+    )
+    (tmp_path / "job.yaml").write_text(text)
+    found = _problem(read_job(tmp_path / "job.yaml"), tmp_path / "pools.yaml")
     assert (found.servers.price, found.servers.zone) == (0.19, "us-east1-c")
+
+
+def _with_profile(tmp_path: Path, old: str, new: str) -> dict[str, object]:
+    result = shoal("plan", *_edited(tmp_path, "profiles.yaml", old, new), "--json")
+    assert result.exit_code in (0, 3), result.output
+    answer: dict[str, object] = json.loads(result.output)
+    return answer
+
+
+def test_one_saturated_cluster_changes_the_plan(tmp_path: Path) -> None:
+    """Before, the row was ignored, and the plan promised 30 minutes with 8 workers where it takes about 98."""
+    text = (EXAMPLES / "profiles.yaml").read_text()
+    rows = text[text.index("    - {accelerator: P100, batchSize: 128, workers: 4") :]
+    one = '    - {accelerator: P100, batchSize: 128, workers: 8, stepSeconds: "0.60", count: 2}\n'
+    arguments = _edited(tmp_path, "profiles.yaml", rows, one)
+    found = json.loads(shoal("plan", *arguments, "--max-servers", "1", "--json").output)
+    assert not found["feasible"]
+    assert found["timeSeconds"] > 90 * 60
+    assert "not measured together" not in found["reason"]
+
+
+def test_batch_sizes_of_accelerators_are_planned_with(tmp_path: Path) -> None:
+    sized = "batchSize: 128\n    batchSizes: [{accelerator: K80, batchSize: 32}]"
+    job = read_job(Path(_edited(tmp_path, "job.yaml", "batchSize: 128", sized)[1]))
+    batches = {pool.name: pool.batch for pool in _problem(job, EXAMPLES / "pools.yaml").pools}
+    assert batches == {"spot-k80": 32, "spot-p100": 128, "on-demand-p100": 128}
+
+
+@pytest.mark.parametrize("spread", ["5", "-5"])
+def test_impossible_spread_is_refused_without_traceback(tmp_path: Path, spread: str) -> None:
+    arguments = _edited(tmp_path, "profiles.yaml", 'spread: "0.004"', f'spread: "{spread}"')
+    result = shoal("plan", *arguments)
+    assert result.exit_code == 2, result.output
+    assert "spread" in result.output
+
+
+def test_tiny_step_time_has_no_traceback(tmp_path: Path) -> None:
+    result = shoal(
+        "plan", *_edited(tmp_path, "profiles.yaml", 'stepSeconds: "0.218"', 'stepSeconds: "1e-99"')
+    )
+    assert result.exit_code in (0, 2, 3), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def test_budget_is_kept_with_the_confidence_and_not_on_average() -> None:
+    """Before, MinTime with a budget of $2.40 cost more in 52 % of the runs."""
+    found = json.loads(
+        shoal(
+            "plan", *RESOURCES, "--prefer", "MinTime", "--deadline", "9000", "--budget", "2.6", "--json"
+        ).output
+    )
+    assert found["feasible"]
+    assert found["budgetKept"] >= 0.95
+
+
+def test_fastest_plan_is_the_fastest() -> None:
+    """Before, the plan with the least spread was called the fastest."""
+    fast = Pool("fast", 16, 1.5, 0.083, 128, spot=False, step_sigma=1.5)
+    slow = Pool("slow", 8, 0.2, 0.218, 128, spot=False)
+    answer = plan(Problem((fast, slow), StepWork(steps=150_000), objective=Objective(deadline=600)))
+    assert not answer.feasible
+    assert answer.counts == (16, 8)
+
+
+def test_other_models_predict_one_without_rows(tmp_path: Path) -> None:
+    text = (EXAMPLES / "profiles.yaml").read_text()
+    other = text.replace("name: resnet32-cifar10", "name: other").replace(
+        "fingerprint: resnet32", "fingerprint: other"
+    )
+    bare = text[: text.index("  rows:")]
+    (tmp_path / "profiles.yaml").write_text(f"{bare}---\n{other}")
+    arguments = [str(tmp_path / "profiles.yaml") if a.endswith("profiles.yaml") else a for a in RESOURCES]
+    found = json.loads(shoal("plan", *arguments, "--json").output)
+    assert "predicted from other models" in found["reason"]

@@ -273,7 +273,7 @@ def test_promise_with_a_trace_is_kept_in_its_replay(workers: int, hours: float, 
     # The replay has 32 nodes of the trace for a pool of so many workers: scale the trace as the plan does.
     scaled = counts_of(trace, workers / 32)
     kept = run(made, [scaled], runs=400).outcome("spot only").kept
-    assert promised == pytest.approx(kept, abs=0.12)
+    assert kept - 0.2 <= promised <= kept + 0.05  # careful: 11 hours of a trace are few
     assert promised < 0.9
 
 

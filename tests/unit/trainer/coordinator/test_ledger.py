@@ -100,7 +100,9 @@ class AnyWorkers(RuleBasedStateMachine):
             assert len(leased) == len(set(leased))
             assert done.isdisjoint(leased)
             # Free segments may include positions that are done or leased: `grant` skips them.
-            free = {p for s in state.free for p in range(s.start, s.stop or 0)}
+            # None: not listed yet, so all of the epoch.
+            listed = self.ledger.visiting(epoch) if state.free is None else state.free
+            free = {p for s in listed for p in range(s.start, s.stop or 0)}
             assert free | set(leased) | done == set(range(100))
 
     @invariant()
@@ -249,3 +251,23 @@ def test_positions_outside_the_data_are_ignored(segment: Segment) -> None:
     assert one.apply(segment) == []
     assert one.reclaim(0, 0, 1, segment) is None
     assert one.done_samples == one.opened == 0
+
+
+def test_a_push_that_names_an_epoch_far_ahead_lists_no_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It arrives under the shard's lock; each list takes milliseconds for large data."""
+    made, listed = ledger(size=1_000_000, epochs=None), []
+    visiting = made.visiting
+    monkeypatch.setattr(made, "visiting", lambda epoch: listed.append(epoch) or visiting(epoch))
+    made.apply(Segment(3000, -1, 0, 4))
+    assert made.opened == 3001
+    assert len(listed) <= 1  # the first epoch, to see whether it is complete
+    again = ledger(size=1_000_000, epochs=None)
+    again.load(made.dump())
+    assert again.dump() == made.dump()
+
+
+def test_a_push_beyond_the_limit_is_ignored_with_and_without_a_number_of_epochs() -> None:
+    for epochs in (None, 1_000_000):
+        made = ledger(epochs=epochs)
+        assert made.apply(Segment(500_000, -1, 0, 4)) == []
+        assert made.opened == 0

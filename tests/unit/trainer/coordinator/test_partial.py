@@ -1,6 +1,7 @@
 """Samples in some shards only: against plain sets of pushes, and across restarts of the coordinator."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -238,3 +239,29 @@ def test_partial_count_is_kept_when_the_shard_count_changes():
         assert bench.reconciler.compare()
         assert bench.counted == (2, {(0, 1)})
         saved = bench.save()
+
+
+def test_comparison_that_a_rollback_overtakes_counts_nothing(monkeypatch):
+    """Its contents are of pushes that the rollback has undone."""
+    bench = Bench()
+    saved, copies = bench.save(), [shard.copy() for shard in bench.shards]
+    bench.push(1, 1)
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
+    pushes, calls = bench.other.pushes, []
+
+    def then_roll_back(of):
+        answer = pushes(of)
+        if not calls:
+            with bench.shards[0].lock:
+                bench.shards[0].roll_back(replace(copies[0], generation=1))
+                bench.coordinator.rewind(saved)
+            bench.shards[1].roll_back(replace(copies[1], generation=1))
+        calls.append(of)
+        return answer
+
+    monkeypatch.setattr(bench.other, "pushes", then_roll_back)
+    with pytest.raises(Unreachable, match="rolled back"):
+        bench.reconciler.compare()
+    assert bench.counted == (0, set())
+    assert bench.reconciler.compare()
+    assert bench.counted == (0, set())

@@ -59,7 +59,7 @@ def test_worker_trains_with_every_encoding(
 def one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers have memory for one message, and requests are large."""
     monkeypatch.setattr(pool_module, "PIECE_BYTES", 1 << 14)
-    monkeypatch.setattr(server_module, "PiecePool", lambda clock: PiecePool(0, clock=clock))
+    monkeypatch.setattr(server_module, "PiecePool", lambda memory, clock: PiecePool(0, clock=clock))  # noqa: ARG005
     monkeypatch.setattr(pool_module, "MODEL_SHARE", 0.0)
     monkeypatch.setattr(client_module, "LARGE", 0)
 

@@ -13,7 +13,7 @@ def admits_by_definition(permits: Permits, slot: int, base: int, version: int, b
     others = [versions[0] for other, versions in permits._pulled.items() if other != slot and versions]
     others += [other_base for other, other_base in permits._waiting.items() if other != slot]
     oldest = min(others, default=base)
-    return base <= oldest or version + 1 - oldest <= bound
+    return base <= oldest or version + len(permits._admitted) + 1 - oldest <= bound
 
 
 def test_admission_equals_its_definition_in_any_order_of_calls() -> None:
@@ -74,3 +74,29 @@ def test_waiting_pushes_share_one_iteration_over_the_workers() -> None:
         permits.arrive(slot, 0)
     assert all(permits.admits(0, 0, 0) for _ in range(50))
     assert pulled.iterations == 1
+
+
+def test_pushes_that_are_admitted_together_do_not_exceed_the_bound() -> None:
+    """The slow worker 9 computes on version 0, and 3 updates were applied: with a bound of 4 one more may be."""
+    permits, version, bound = Permits(), 3, 4
+    permits.pulled(9, 0)
+    admitted = 0
+    for slot in range(4):
+        permits.pulled(slot, version)
+        permits.arrive(slot, version)
+        if permits.admits(version, version, bound):
+            permits.leave(slot)
+            admitted += 1
+    assert admitted == 1
+
+
+def test_a_push_that_is_not_applied_gives_its_place_back() -> None:
+    permits = Permits()
+    permits.pulled(9, 0)
+    for slot in (0, 1):
+        permits.pulled(slot, 3)
+        permits.arrive(slot, 3)
+    permits.leave(0)
+    assert not permits.admits(3, 3, 4)
+    permits.ended(0)
+    assert permits.admits(3, 3, 4)

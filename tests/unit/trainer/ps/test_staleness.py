@@ -148,3 +148,26 @@ def test_push_that_skips_an_older_version_wakes_the_pushes_that_wait_for_it() ->
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_an_older_incarnation_does_not_make_the_late_push_of_a_worker_that_left_acceptable() -> None:
+    """0-1 drained while its push waited in the server; a zombie of 0-0 connects before that push is applied."""
+    shard = ready()
+    shard.connect(0, 1)
+    shard.leave(0, 1)
+    with pytest.raises(Fenced):
+        shard.connect(0, 0)
+    with pytest.raises(Fenced, match="has left"):
+        shard.push(0, 1, 1, 0, ONE, grad())
+    assert shard.version == 0
+
+
+def test_a_gradient_of_lost_versions_is_stale() -> None:
+    """After a restart from an older snapshot, an interrupted push names a version that the shard has not reached."""
+    weights = []
+    shard = ready(on_applied=lambda push: weights.append((push.staleness, push.weight)))
+    shard.connect(0, 0)
+    shard.push(0, 0, 1, 9, ONE, grad())
+    shard.push(0, 0, 2, 1, ONE, grad())
+    assert [staleness for staleness, _ in weights] == [9, 0]
+    assert weights[0][1] == pytest.approx(weights[1][1] / 3)

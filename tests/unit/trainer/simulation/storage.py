@@ -22,9 +22,11 @@ class MemoryStorage:
         if self.down:
             raise Unreachable("the storage is down")
 
-    def write(self, name, chunks):
+    def write(self, name, chunks, confirm=lambda: None):
         self._check()
-        self.files[name] = b"".join(bytes(chunk) for chunk in chunks)
+        content = b"".join(bytes(chunk) for chunk in chunks)
+        confirm()
+        self.files[name] = content
 
     def create(self, name, data):
         self._check()

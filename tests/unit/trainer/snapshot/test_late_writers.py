@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +32,16 @@ class SlowStorage(LocalStorage):
         super().__init__(root)
         self.started, self.go = threading.Event(), threading.Event()
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+    def write(
+        self, name: str, chunks: Iterable[bytes | memoryview], confirm: Callable[[], object] = lambda: None
+    ) -> None:
         if "shard-1" in name and not self.started.is_set():
             content = [bytes(chunk) for chunk in chunks]
             self.started.set()
             assert self.go.wait(SECONDS)
-            super().write(name, content)
+            super().write(name, content, confirm)
         else:
-            super().write(name, chunks)
+            super().write(name, chunks, confirm)
 
 
 class StaleListing(LocalStorage):

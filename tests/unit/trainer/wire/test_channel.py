@@ -116,3 +116,49 @@ def test_close_wakes_the_thread_that_receives(tmp_path, tls, waits):
     with pytest.raises(Unreachable):
         server.receive_first(1)
     server.close()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_peer_that_reads_a_trickle_misses_the_deadline(tmp_path, monkeypatch, tls):
+    """Each call makes some progress, so the kernel's own timeout never ends it."""
+    monkeypatch.setattr(channel, "MIN_RATE", 1 << 30)
+    monkeypatch.setattr(channel, "TLS_CHUNK", 1 << 16)
+    client, server = connected(tmp_path, tls=tls)
+    client.set_timeout(0.3)
+    for end in (client, server):
+        end._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        end._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    ended = threading.Event()
+
+    def trickle():
+        while not ended.wait(0.005):
+            try:
+                server.receive_bytes(1 << 12, limit=1 << 12)
+            except Unreachable:
+                return
+
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(trickle)
+        start = time.monotonic()
+        with pytest.raises(Unreachable):
+            client.send(b"head", bytes(64 << 20))
+        assert time.monotonic() - start < 10  # at this rate it takes minutes
+        ended.set()
+        reading.result(timeout=10)
+    with pytest.raises(Unreachable):  # it is closed: what follows would be read as the rest of this message
+        client.send(b"more")
+    server.close()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_parts_arrive_in_order_whatever_the_kernel_takes_at_a_time(tmp_path, tls):
+    client, server = connected(tmp_path, tls=tls)
+    client._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+    parts = [b"a" * 70_001, b"", memoryview(bytearray(b"b" * 3_000_017)), b"c"]
+    expected = b"".join(bytes(part) for part in parts)
+    with ThreadPoolExecutor() as pool:
+        received = pool.submit(server.receive_bytes, len(expected), limit=len(expected))
+        client.send(*parts)
+        assert received.result(timeout=30) == expected
+    client.close()
+    server.close()

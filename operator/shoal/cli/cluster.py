@@ -1,0 +1,105 @@
+"""What all commands that talk to a cluster share: how it is found, how answers are printed, exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from shoal.errors import ClusterError, NotFound, Refused, ShoalError
+
+if TYPE_CHECKING:
+    pass
+
+EXIT_CODES = {
+    0: "done; of `wait` and `follow`: the job has succeeded",
+    1: "the answer is no: the job failed, `doctor` found something broken, a plan is infeasible",
+    2: "the command line or the manifest is wrong, also where the API server refuses it; there is no such object",
+    3: "no answer: the API server, or the storage, is not reachable",
+    130: "interrupted by Ctrl-C",
+}
+"""What the exit codes of `shoal` mean. docs/cli.md has the same table."""
+
+Format = Literal["table", "json", "yaml"]
+Command = Callable[..., Any]
+
+
+def cluster_command(function: Command) -> Command:
+    """A command that gets `client`, with the options that choose the cluster; cluster errors become exit codes."""
+
+    @click.option(
+        "-n", "--namespace", metavar="NAME", help="The namespace. Default: that of the kubeconfig's context."
+    )
+    @click.option("--context", metavar="NAME", help="A context of the kubeconfig. Default: the current one.")
+    @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
+    @functools.wraps(function)
+    def call(*, namespace: str | None, context: str | None, kubeconfig: str | None, **arguments: Any) -> Any:
+        try:
+            from shoal.client import Client
+        except ImportError as error:
+            raise Exit(
+                f"this command needs shoal[client]: pip install 'shoal[client]' ({error})", 2
+            ) from error
+        try:
+            return function(client=Client(namespace, kubeconfig=kubeconfig, context=context), **arguments)
+        except (NotFound, Refused) as error:
+            raise Exit(str(error), 2) from error
+        except ClusterError as error:
+            raise Exit(str(error), 3) from error
+        except TimeoutError as error:
+            raise Exit(str(error), 1) from error
+        except ShoalError as error:
+            from shoal.client.job import JobFailed
+
+            raise Exit(str(error), 1 if isinstance(error, JobFailed) else 2) from error
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(130) from None
+
+    return call
+
+
+class Exit(click.ClickException):
+    """A message on stderr, and an exit code of `EXIT_CODES`."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code  # type: ignore[misc]  # click reads it of the instance, and so documents it
+
+
+def output_option(function: Command) -> Command:
+    """`-o`, as `output`."""
+    choice = click.Choice(["table", "json", "yaml"])
+    return click.option("-o", "--output", default="table", show_default=True, type=choice, help="Format.")(
+        function
+    )
+
+
+def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The names of jobs, for completion by the shell; none if the cluster does not answer."""
+    from shoal.client import Client
+
+    try:
+        client = Client(
+            ctx.params.get("namespace"),
+            kubeconfig=ctx.params.get("kubeconfig"),
+            context=ctx.params.get("context"),
+        )
+        return [job.name for job in client.list() if job.name.startswith(incomplete)]
+    except ShoalError:
+        return []
+
+
+JOB = click.argument("name", metavar="JOB", shell_complete=complete_job)
+
+
+def emit(value: Any, output: Format) -> None:
+    """Print an answer as JSON or YAML."""
+    if output == "json":
+        click.echo(json.dumps(value, indent=2, default=str))
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(json.loads(json.dumps(value, default=str)), sort_keys=False), nl=False)

@@ -1,0 +1,47 @@
+"""`shoal explain JOB`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.cli.cluster import JOB, Format, cluster_command, emit, output_option
+from shoal.errors import ClusterError
+
+if TYPE_CHECKING:
+    from shoal.client import Client
+    from shoal.client.api import Json
+
+
+@click.command()
+@JOB
+@output_option
+@cluster_command
+def explain(client: Client, *, name: str, output: Format) -> None:
+    """Why a job is pending, slow or costly, and what would help."""
+    from shoal.client.explain import Seen
+    from shoal.client.explain import explain as found_in
+
+    job = client.job(name)
+    pods: list[Json] = []
+    with contextlib.suppress(ClusterError):
+        pods = job.pods()
+    findings = found_in(Seen(job.seen, pods))
+    if output != "table":
+        emit([dataclasses.asdict(each) for each in findings], output)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    if not findings:
+        console.print(
+            f"{name} is {job.seen.status.phase or 'new'}, and nothing about it needs an explanation."
+        )
+    for each in findings:
+        console.print(Text.assemble((f"{each.topic:<8} ", "bold"), each.why))
+        if each.help:
+            console.print(Text.assemble(" " * 9, ("try: ", "green"), each.help))

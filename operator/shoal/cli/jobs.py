@@ -1,0 +1,285 @@
+"""`shoal submit|list|status|follow|wait|logs|history|scale|suspend|resume|model|delete`: `shoal.client` as commands."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shoal.cli.cluster import JOB, Format, cluster_command, emit, output_option
+from shoal.errors import ClusterError, UsageError
+
+if TYPE_CHECKING:
+    from shoal.client import Client
+
+
+@click.command()
+@click.argument("entrypoint", metavar="FILE.py:OBJECT|MODULE:OBJECT")
+@click.option("--storage", required=True, metavar="URI", help="s3://…, gs://…, claim:NAME, or ephemeral.")
+@click.option(
+    "--image", metavar="IMAGE", help="Of the workers. Default: the operator's, Keras without your packages."
+)
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(0, 1000), metavar="N")
+@click.option("--max-workers", type=click.IntRange(1, 1000), metavar="N", help="Upper limit of workers.")
+@click.option("--accelerator", metavar="NAME", help='Run on the CapacityPools with it, such as "L4".')
+@click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    metavar="NAME",
+    help="A CapacityPool, in order of preference. Repeatable.",
+)
+@click.option(
+    "--capacity", type=click.Choice(["Spot", "OnDemand", "Any"]), help="Nodes for workers.  [default: Spot]"
+)
+@click.option(
+    "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument of the entrypoint. Repeatable."
+)
+@click.option(
+    "--file", "files", multiple=True, metavar="PATH", help="More code to send along: a file or a folder."
+)
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Samples per step of a worker.")
+@click.option(
+    "--epochs", type=click.IntRange(1), metavar="N", help="Default: 1, without --steps and --until."
+)
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="Of the whole job.")
+@click.option("--until", metavar="METRIC=VALUE", help="Stop when a validation metric reaches the value.")
+@click.option("--parameter-servers", default=1, show_default=True, type=click.IntRange(1), metavar="N")
+@click.option(
+    "--deadline", type=click.IntRange(1), metavar="SECONDS", help="Let Shoal choose workers by a deadline."
+)
+@click.option("--max-cost", metavar="AMOUNT", help="Let Shoal choose workers by a budget.")
+@click.option("--run", metavar="NAME", help="A folder that a later job with this name and run continues.")
+@click.option("--name", metavar="NAME", help="Of the job. Default: made from the module.")
+@click.option("--follow", is_flag=True, help="Show the live table until it is finished.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the manifests and create nothing. Needs no cluster, but with --accelerator.",
+)
+@cluster_command
+def submit(client: Client, *, dry_run: bool, follow: bool, **given: Any) -> None:
+    """Create a job; code in a file travels with it, so that an edit needs no image."""
+    arguments = _arguments(given)
+    if dry_run:
+        import yaml
+
+        made = client.prepare(**arguments)
+        click.echo(
+            yaml.safe_dump_all([each for each in (made.code, made.job) if each], sort_keys=False), nl=False
+        )
+        return
+    job = client.submit(**arguments)
+    click.echo(f"job {job.name} was created; shoal follow {job.name} shows it")
+    if follow:
+        _end(job.follow())
+
+
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The options as `Client.submit` takes them."""
+    found = {key: value for key, value in given.items() if value is not None}
+    found["deadline_seconds"] = found.pop("deadline", None)
+    found["args"] = dict(_argument(text) for text in found.get("args", ()))
+    if (until := found.pop("until", None)) is not None:
+        metric, _, value = until.partition("=")
+        try:
+            found["until"] = (metric.strip(), float(value))
+        except ValueError as error:
+            raise UsageError(
+                f"--until {until!r} must be METRIC=VALUE, for example val_accuracy=0.97"
+            ) from error
+    return found
+
+
+def _argument(text: str) -> tuple[str, int | float | str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--arg {text!r} must be NAME=VALUE")
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return name, kind(value)
+    return name, value.strip('"') if value.startswith('"') else value
+
+
+@click.command("list")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Of all namespaces.")
+@output_option
+@cluster_command
+def list_jobs(client: Client, *, all_namespaces: bool, output: Format) -> None:
+    """The jobs, one in a line."""
+    found = client.list(all_namespaces=all_namespaces)
+    if output != "table":
+        emit([job.seen.model_dump(mode="json", by_alias=True, exclude_none=True) for job in found], output)
+        return
+    from shoal.client.view import job_table
+
+    if found:
+        _print(job_table((job.seen for job in found), namespaces=all_namespaces))
+    else:
+        click.echo(
+            f"no jobs in {'any namespace' if all_namespaces else f'the namespace {client.namespace}'}",
+            err=True,
+        )
+
+
+@click.command()
+@JOB
+@output_option
+@cluster_command
+def status(client: Client, *, name: str, output: Format) -> None:
+    """What happened to a job and why, in time order."""
+    job = client.job(name)
+    if output != "table":
+        emit(job.seen.model_dump(mode="json", by_alias=True, exclude_none=True), output)
+        return
+    from rich.text import Text
+
+    from shoal.client.story import moments
+    from shoal.client.view import follow_view
+    from shoal.client.words import age
+
+    now = datetime.now(UTC)
+    _print(follow_view(job.seen, now=now))
+    events, pods = [], []
+    with contextlib.suppress(ClusterError):  # a user may read jobs without these
+        events, pods = job.events(), job.pods()
+    styles = {"warning": "yellow", "good": "green", "normal": ""}
+    for moment in moments(job.seen, events, pods):
+        text = Text.assemble((f"{age(moment.at, now):>9} ago  ", "dim"), (moment.what, styles[moment.kind]))
+        _print(text)
+
+
+@click.command()
+@JOB
+@cluster_command
+def follow(client: Client, *, name: str) -> None:
+    """A live table until the job is finished. Ctrl-C ends the table, not the job."""
+    _end(client.job(name).follow())
+
+
+@click.command()
+@JOB
+@click.option("--for", "phase", metavar="PHASE", help="Running, Suspended, Succeeded …  [default: finished]")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Give up with exit code 1.")
+@cluster_command
+def wait(client: Client, *, name: str, phase: str | None, timeout: float | None) -> None:
+    """Block until the job has succeeded, or is in another phase."""
+    click.echo(client.job(name).wait(phase, timeout=timeout).phase)
+
+
+@click.command()
+@JOB
+@click.option(
+    "--slot", type=int, metavar="N", help="A worker's slot. Default: parameter server 0, the coordinator."
+)
+@click.option("--ps", "role", flag_value="ps", help="--slot is a parameter server's shard.")
+@click.option("--previous", is_flag=True, help="Of the pod or container before.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the pod ends.")
+@click.option("--tail", type=int, metavar="N", help="Only the last N lines.")
+@cluster_command
+def logs(
+    client: Client,
+    *,
+    name: str,
+    slot: int | None,
+    role: str | None,
+    previous: bool,
+    follow: bool,
+    tail: int | None,
+) -> None:
+    """The log of one pod of the job."""
+    job = client.job(name)
+    for line in job.logs(slot, role=role or "worker", previous=previous, follow=follow, tail=tail):
+        click.echo(line)
+
+
+@click.command()
+@JOB
+@output_option
+@cluster_command
+def history(client: Client, *, name: str, output: Format) -> None:
+    """Loss and metrics of each epoch."""
+    found = client.job(name).history()
+    if output != "table":
+        emit(found.rows(), output)
+        return
+    from rich.table import Table
+
+    table = Table(
+        "EPOCH", *(each.upper() for each in found.names), box=None, padding=(0, 2, 0, 0), header_style="bold"
+    )
+    for report in found:
+        values = (report.metrics.get(metric) for metric in found.names)
+        table.add_row(str(report.epoch + 1), *("-" if value is None else f"{value:.4f}" for value in values))
+    _print(table) if len(found) else click.echo("no epoch is complete yet", err=True)
+
+
+@click.command()
+@JOB
+@click.argument("workers", type=click.IntRange(0, 1000))
+@cluster_command
+def scale(client: Client, *, name: str, workers: int) -> None:
+    """Change the number of workers while training continues."""
+    client.job(name).scale(workers)
+    click.echo(f"{name} wants {workers} workers")
+
+
+@click.command()
+@JOB
+@cluster_command
+def suspend(client: Client, *, name: str) -> None:
+    """Stop all pods after a final snapshot."""
+    client.job(name).suspend()
+    click.echo(f"{name} stops after a final snapshot; shoal resume {name} continues it")
+
+
+@click.command()
+@JOB
+@cluster_command
+def resume(client: Client, *, name: str) -> None:
+    """Continue a suspended job from its snapshot."""
+    client.job(name).resume()
+    click.echo(f"{name} continues")
+
+
+@click.command()
+@JOB
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@cluster_command
+def model(client: Client, *, name: str, folder: Path) -> None:
+    """Download the trained model into FOLDER."""
+    click.echo(client.job(name).model(folder))
+
+
+@click.command()
+@JOB
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@cluster_command
+def delete(client: Client, *, name: str, yes: bool) -> None:
+    """Delete a job and its pods. What is in the storage stays."""
+    job = client.job(name)
+    if not yes:
+        click.confirm(
+            f"delete {name} in {job.namespace}, which is {job.seen.status.phase or 'new'}?", abort=True
+        )
+    job.delete()
+    click.echo(f"{name} is deleted")
+
+
+def _end(ended: Any) -> None:
+    """Print how a job ended; exit code 1 if it failed."""
+    if ended.output:
+        click.echo(f"the model is in {ended.output.uri}")
+    if ended.phase == "Failed":
+        from shoal.client.job import JobFailed, reason_of
+
+        raise JobFailed(f"the job has failed: {reason_of(ended)}")
+
+
+def _print(what: Any) -> None:
+    from rich.console import Console
+
+    Console(soft_wrap=False).print(what)

@@ -1,0 +1,157 @@
+"""Requests to the API server with the kubeconfig of kubectl, as JSON in and out; errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import urllib3
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from shoal.api.base import API_VERSION
+from shoal.errors import ClusterError, NotFound, Refused, Unavailable
+
+Json = dict[str, Any]
+APPLY_JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class Api:
+    """One API server and a namespace that is the default."""
+
+    def __init__(self, api: client.ApiClient, namespace: str) -> None:
+        self._api = api
+        self.namespace = namespace
+
+    @classmethod
+    def connect(
+        cls, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
+    ) -> Api:
+        """Connect as kubectl does: KUBECONFIG or ~/.kube/config, or in a pod with its service account.
+
+        Raises:
+            Unavailable: neither is there, or the context does not exist.
+        """
+        configuration = client.Configuration()
+        try:
+            config.load_config(config_file=kubeconfig, context=context, client_configuration=configuration)
+        except (config.ConfigException, OSError, TypeError) as error:
+            raise Unavailable(
+                f"no cluster to talk to ({error}). Make `kubectl get nodes` work, or set KUBECONFIG."
+            ) from error
+        configuration.retries = False
+        found = namespace or _namespace(kubeconfig, context) or "default"
+        return cls(client.ApiClient(configuration), found)
+
+    def get(self, path: str, **query: str) -> Json:
+        """GET one object or a list. Raises NotFound."""
+        return self._json("GET", path, query=query)
+
+    def list(self, path: str, **query: str) -> list[Json]:
+        """The items of a list."""
+        return list(self.get(path, **query).get("items") or [])
+
+    def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
+        """POST an object; unknown fields are refused. Raises Refused with the server's words."""
+        query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+        return self._json("POST", path, query=query, body=body)
+
+    def patch(self, path: str, body: Json) -> Json:
+        """Merge a patch into an object."""
+        return self._json(
+            "PATCH", path, query={"fieldValidation": "Strict"}, body=body, content_type=MERGE_PATCH
+        )
+
+    def delete(self, path: str) -> None:
+        """DELETE an object; its dependents follow in the background."""
+        self._json("DELETE", path, query={"propagationPolicy": "Background"})
+
+    def may(self, verb: str, group: str, resource: str, *, namespace: str | None = None) -> bool:
+        """Whether this user may do so, by the API server's own answer."""
+        name, _, subresource = resource.partition("/")
+        attributes = {"verb": verb, "group": group, "resource": name, "subresource": subresource}
+        review = {
+            "spec": {"resourceAttributes": attributes | ({"namespace": namespace} if namespace else {})}
+        }
+        answer = self._json("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body={
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", **review})  # fmt: skip
+        return bool(answer["status"]["allowed"])
+
+    def lines(self, path: str, query: Mapping[str, str], *, seconds: float | None = None) -> Iterator[str]:
+        """The lines of a log or a watch as they come. `seconds`: without a line for so long, the stream ends."""
+        response = self._send("GET", path, query, None, APPLY_JSON, timeout=(10.0, seconds)).response
+        pending = b""
+        try:
+            for chunk in response.stream(4096):
+                *whole, pending = (pending + chunk).split(b"\n")
+                yield from (line.decode(errors="replace") for line in whole)
+        except urllib3.exceptions.ReadTimeoutError:
+            return
+        except urllib3.exceptions.HTTPError as error:
+            raise Unavailable(f"the stream of {path} broke: {error}") from error
+        finally:
+            response.close()
+        if pending:
+            yield pending.decode(errors="replace")
+
+    def _json(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None,
+        content_type: str = APPLY_JSON,
+    ) -> Json:  # fmt: skip
+        answer = self._send(method, path, query or {}, body, content_type, timeout=30.0)
+        return dict(json.loads(answer.read() or b"{}"))
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str, timeout: Any
+    ) -> Any:
+        serialized = self._api.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params={"Content-Type": content_type, "Accept": "application/json, */*"},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = self._api.call_api(*serialized, _request_timeout=timeout)
+        except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
+            raise Unavailable(f"the API server does not answer: {_short(error)}") from error
+        if answer.status >= 300:
+            raise refusal(answer.status, bytes(answer.read()), path)
+        return answer
+
+
+def refusal(status: int, body: bytes, path: str) -> ClusterError:
+    """The error for an answer of the API server, with its words."""
+    try:
+        words = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        words = body[:300].decode(errors="replace") or f"HTTP {status}"
+    if status == 404:
+        if f"/apis/{API_VERSION}/" in path and "could not find" in words:
+            return NotFound(
+                "Shoal is not installed on this cluster: it knows no TrainingJobs. See docs/install.md."
+            )
+        return NotFound(words)
+    if status in {400, 409, 422}:
+        return Refused(words)
+    if status in {401, 403}:
+        return Refused(f"{words} (kubectl auth whoami shows who you are)")
+    return Unavailable(f"the API server answered {status}: {words}")
+
+
+def _namespace(kubeconfig: str | None, context: str | None) -> str | None:
+    """The namespace of the kubeconfig's context."""
+    try:
+        contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
+    except (config.ConfigException, OSError, TypeError):
+        return None
+    chosen = next((each for each in contexts if each["name"] == context), None) if context else active
+    return ((chosen or {}).get("context") or {}).get("namespace")
+
+
+def _short(error: BaseException) -> str:
+    reason = getattr(error, "reason", None)
+    return " ".join(str(reason or error).split())[:300]

@@ -1,0 +1,162 @@
+"""`Client`: the jobs of one namespace of one cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from shoal.api.base import API_VERSION
+from shoal.api.capacity_pool import CapacityPool
+from shoal.client.api import Api
+from shoal.client.job import Job
+from shoal.client.manifest import Manifests, Submission, manifests
+from shoal.errors import ClusterError, NotFound, UsageError
+
+JOBS = f"/apis/{API_VERSION}/namespaces/{{namespace}}/trainingjobs"
+POOLS = f"/apis/{API_VERSION}/capacitypools"
+
+
+class Client:
+    """The cluster that kubectl uses.
+
+    Args:
+        namespace: Where jobs are. Default: that of the kubeconfig's context.
+        kubeconfig: A kubeconfig file. Default: KUBECONFIG, ~/.kube/config, or the service account of a pod.
+        context: A context of it. Default: the current one.
+
+    It connects when it is first used, and then raises `Unavailable` if there is no cluster to talk to.
+    """
+
+    def __init__(
+        self, namespace: str | None = None, *, kubeconfig: str | None = None, context: str | None = None
+    ) -> None:
+        self._where = kubeconfig, context, namespace
+
+    @cached_property
+    def api(self) -> Api:
+        """The API server."""
+        return Api.connect(*self._where)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the jobs."""
+        return self.api.namespace
+
+    def submit(self, entrypoint: str, *, storage: str, **more: Any) -> Job:
+        """Create a job and return at once.
+
+        Args:
+            entrypoint: `digits.py:job`, a file that travels with the job, or `digits:job`, a module of the image.
+            storage: `s3://bucket/folder`, `gs://bucket/folder`, `claim:NAME` or `ephemeral`.
+            more: As for `prepare`.
+
+        Raises:
+            UsageError: an argument is wrong.
+            Refused: the API server does not take the job; its words say why.
+        """
+        return self.create(self.prepare(entrypoint, storage=storage, **more))
+
+    def prepare(
+        self, entrypoint: str, *, storage: str, accelerator: str | None = None, **more: Any
+    ) -> Manifests:
+        """The manifests that `submit` creates.
+
+        Args:
+            entrypoint: As for `submit`.
+            storage: As for `submit`.
+            accelerator: Of the workers' nodes, such as "L4": they run on the CapacityPools that have it.
+            more: `workers` (1), `image` (the operator's, which has Keras and no other packages of yours), `args` (a
+                dict of integers, floats, strings), `files` (more code to send along), `pools` (CapacityPools by name),
+                `capacity`, `max_workers`, `epochs`, `steps`, `until` (metric, value), `batch_size`,
+                `parameter_servers`, `deadline_seconds`, `max_cost`, `run`, `name`.
+
+        Raises:
+            UsageError: an argument is wrong.
+        """
+        if accelerator is not None:
+            matching = self._pools_of(accelerator)
+            more["pools"] = [each.metadata.name for each in matching]
+            more["gpus"] = max(each.spec.accelerator.count for each in matching if each.spec.accelerator)
+        try:
+            wanted = Submission(entrypoint=entrypoint, storage=storage, **more)
+        except TypeError as error:
+            raise UsageError(str(error).replace("Submission.__init__()", "submit()")) from error
+        return manifests(wanted)
+
+    def create(self, made: Manifests) -> Job:
+        """Create the objects of a job. The ConfigMap of the code belongs to the job and is deleted with it."""
+        code_path = f"/api/v1/namespaces/{self.namespace}/configmaps"
+        jobs = JOBS.format(namespace=self.namespace)
+        if made.code is not None:
+            self.api.create(jobs, made.job, dry_run=True)  # before anything is left behind
+            self.api.create(code_path, made.code)
+        try:
+            created = self.api.create(jobs, made.job)
+        except ClusterError:
+            if made.code is not None:
+                with contextlib.suppress(ClusterError):
+                    self.api.delete(f"{code_path}/{made.code['metadata']['name']}")
+            raise
+        if made.code is not None:
+            uid = created["metadata"]["uid"]
+            owner = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": made.name, "uid": uid}
+            self.api.patch(
+                f"{code_path}/{made.code['metadata']['name']}", {"metadata": {"ownerReferences": [owner]}}
+            )
+        return Job(self.api, made.name)
+
+    def job(self, name: str) -> Job:
+        """One job. Raises NotFound, and names similar ones."""
+        job = Job(self.api, name)
+        try:
+            job.refresh()
+        except NotFound as error:
+            known = sorted(each.name for each in self.list())
+            where = f"the namespace {self.namespace}"
+            hint = (
+                f"{where} has {', '.join(known[:20])}"
+                if known
+                else f"{where} has no jobs; another is chosen with -n"
+            )
+            raise NotFound(f"no job {name!r}: {hint}") from error
+        return job
+
+    def list(self, *, all_namespaces: bool = False) -> list[Job]:
+        """The jobs, by namespace and name."""
+        path = (
+            f"/apis/{API_VERSION}/trainingjobs" if all_namespaces else JOBS.format(namespace=self.namespace)
+        )
+        found = [Job.of(self.api, each) for each in self.api.list(path)]
+        return sorted(found, key=lambda job: (job.namespace, job.name))
+
+    def pools(self) -> Sequence[CapacityPool]:
+        """The CapacityPools of the cluster."""
+        return sorted(
+            (CapacityPool.model_validate(_known(each)) for each in self.api.list(POOLS)),
+            key=lambda pool: pool.metadata.name,
+        )
+
+    def _pools_of(self, accelerator: str) -> Sequence[CapacityPool]:
+        pools = self.pools()
+        matching = [
+            each
+            for each in pools
+            if each.spec.accelerator and each.spec.accelerator.name.lower() == accelerator.lower()
+        ]
+        if not matching:
+            known = sorted({each.spec.accelerator.name for each in pools if each.spec.accelerator})
+            there_are = f"there are {', '.join(known)}" if known else "there is none with an accelerator"
+            raise UsageError(
+                f"no CapacityPool has the accelerator {accelerator}: {there_are}. Create one, or pass pools=…"
+            )
+        return matching
+
+
+def _known(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in manifest.items()
+        if key in {"apiVersion", "kind", "metadata", "spec", "status"}
+    }

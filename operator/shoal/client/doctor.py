@@ -1,0 +1,262 @@
+"""Whether a cluster has what jobs need: `shoal doctor`. Each check reads, and says what to do.
+
+Pure apart from `read`, which asks the API server; what a user may not read is unknown, not broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from shoal.api.base import GROUP, VERSION
+from shoal.api.labels import SPOT_LABELS
+from shoal.client.api import Api, Json
+from shoal.client.words import age, count
+from shoal.errors import NotFound, Refused
+
+OLDEST = (1, 29)
+"""The oldest Kubernetes whose CRDs have the rules that Shoal's use."""
+KINDS = ("trainingjobs", "capacitypools", "speedprofiles")
+RIGHTS = (
+    ("create", GROUP, "trainingjobs"),
+    ("create", "", "configmaps"),
+    ("list", "", "pods"),
+    ("get", "", "pods/log"),
+    ("list", "", "events"),
+)
+"""What `shoal submit`, `status`, `logs` and `history` need."""
+TAKEN = 40.0
+"""A Lease that was not renewed for so many seconds is nobody's."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One answer. `unknown`: this user may not read it."""
+
+    name: str
+    state: Literal["ok", "warning", "broken", "unknown"]
+    message: str
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What was read. None: not allowed."""
+
+    version: Mapping[str, str]
+    resources: Sequence[str]
+    rights: Mapping[tuple[str, str, str], bool]
+    namespace: str
+    deployments: Sequence[Json] | None = None
+    leases: Sequence[Json] | None = None
+    nodes: Sequence[Json] | None = None
+    pools: Sequence[Json] | None = None
+    jobs: Sequence[Json] = ()
+    classes: Sequence[Json] | None = None
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+def read(api: Api) -> Cluster:
+    """Ask the API server. Raises Unavailable."""
+
+    def allowed(ask: Callable[[], list[Json]]) -> list[Json] | None:
+        try:
+            return ask()
+        except NotFound:
+            return []
+        except Refused:
+            return None
+
+    try:
+        served = [each["name"] for each in api.get(f"/apis/{GROUP}/{VERSION}")["resources"]]
+    except NotFound:
+        served = []
+    operators = "app.kubernetes.io/name=shoal"
+    return Cluster(
+        version=api.get("/version"),
+        resources=served,
+        rights={right: api.may(*right, namespace=api.namespace) for right in RIGHTS},
+        namespace=api.namespace,
+        deployments=allowed(lambda: api.list("/apis/apps/v1/deployments", labelSelector=operators)),
+        leases=allowed(lambda: api.list("/apis/coordination.k8s.io/v1/leases")),
+        nodes=allowed(lambda: api.list("/api/v1/nodes")),
+        pools=allowed(lambda: api.list(f"/apis/{GROUP}/{VERSION}/capacitypools")),
+        jobs=allowed(lambda: api.list(f"/apis/{GROUP}/{VERSION}/namespaces/{api.namespace}/trainingjobs"))
+        or [],
+        classes=allowed(lambda: api.list("/apis/storage.k8s.io/v1/storageclasses")),
+    )
+
+
+def diagnose(cluster: Cluster) -> list[Check]:
+    """All answers."""
+    return [answer for check in CHECKS for answer in check(cluster)]
+
+
+def _kubernetes(cluster: Cluster) -> Iterator[Check]:
+    version = cluster.version
+    numbers = tuple(int("".join(filter(str.isdigit, version[part]))) for part in ("major", "minor"))
+    words = f"Kubernetes {version.get('gitVersion', '')}"
+    if numbers < OLDEST:
+        yield Check("kubernetes", "broken", words, f"{OLDEST[0]}.{OLDEST[1]} or newer is needed")
+    else:
+        yield Check("kubernetes", "ok", words)
+
+
+def _kinds(cluster: Cluster) -> Iterator[Check]:
+    missing = [kind for kind in KINDS if kind not in cluster.resources]
+    if missing:
+        yield Check("crds", "broken", f"the cluster does not know {', '.join(missing)}",
+                    "helm install shoal charts/shoal …, or kubectl apply --server-side -f crds/ "
+                    "(docs/install.md)")  # fmt: skip
+    else:
+        yield Check("crds", "ok", f"{', '.join(KINDS)} are served")
+
+
+def _rights(cluster: Cluster) -> Iterator[Check]:
+    missing = [f"{verb} {resource}" for (verb, _, resource), may in cluster.rights.items() if not may]
+    where = f"in the namespace {cluster.namespace}"
+    if missing:
+        yield Check("permissions", "warning", f"you may not {', '.join(missing)} {where}",
+                    "the roles edit and admin of the namespace include them")  # fmt: skip
+    else:
+        yield Check("permissions", "ok", f"you may submit jobs and read their logs {where}")
+
+
+def _operator(cluster: Cluster) -> Iterator[Check]:
+    if cluster.deployments is None:
+        yield Check("operator", "unknown", "you may not read Deployments of all namespaces")
+        return
+    if not cluster.deployments:
+        yield Check("operator", "broken", "no Deployment has the label app.kubernetes.io/name=shoal",
+                    "helm install shoal charts/shoal …; jobs wait until an operator runs")  # fmt: skip
+    for each in cluster.deployments:
+        metadata, ready = each["metadata"], each.get("status", {}).get("readyReplicas", 0)
+        name = f"{metadata['namespace']}/{metadata['name']}"
+        wanted = each["spec"].get("replicas", 1)
+        state: Literal["ok", "broken", "warning"] = (
+            "ok" if ready == wanted else "warning" if ready else "broken"
+        )
+        describe = f"kubectl -n {metadata['namespace']} describe pods -l app.kubernetes.io/name=shoal"
+        help_ = "" if state == "ok" else describe
+        yield Check("operator", state, f"{name}: {ready} of {count(wanted, 'replica')} ready", help_)
+        yield from _lease(cluster, metadata)
+
+
+def _lease(cluster: Cluster, deployment: Json) -> Iterator[Check]:
+    for each in cluster.leases or ():
+        metadata, spec = each["metadata"], each.get("spec", {})
+        if (metadata["namespace"], metadata["name"]) != (deployment["namespace"], deployment["name"]):
+            continue
+        renewed, holder = spec.get("renewTime"), spec.get("holderIdentity")
+        if (
+            not holder
+            or not renewed
+            or (cluster.now - datetime.fromisoformat(renewed)).total_seconds() > TAKEN
+        ):
+            yield Check("leader", "broken", f"nobody holds the Lease {metadata['name']}: no operator works",
+                        f"kubectl -n {metadata['namespace']} logs deploy/{deployment['name']}")  # fmt: skip
+        else:
+            yield Check(
+                "leader", "ok", f"{holder} works; it renewed its Lease {age(renewed, cluster.now)} ago"
+            )
+
+
+def _nodes(cluster: Cluster) -> Iterator[Check]:
+    if cluster.nodes is None:
+        yield Check("nodes", "unknown", "you may not read nodes")
+        return
+    spot = [each for each in cluster.nodes if is_spot(each)]
+    safe = len(cluster.nodes) - len(spot)
+    words = f"{count(len(spot), 'spot node')} for workers, {safe} without a spot label for parameter servers"
+    if not safe:
+        yield Check("nodes", "warning", words, "parameter servers need a node without a spot label, unless "
+                    "parameterServers.capacity is Any")  # fmt: skip
+    elif not spot:
+        yield Check("nodes", "warning", words, "an autoscaler may add spot nodes; else set workers.capacity to "
+                                               "Any, or label a "
+                    "node: kubectl label node NODE cloud.google.com/gke-spot=true")  # fmt: skip
+    else:
+        yield Check("nodes", "ok", words)
+    yield from _accelerators(cluster.nodes)
+
+
+def _accelerators(nodes: Sequence[Json]) -> Iterator[Check]:
+    gpus = {each["metadata"]["name"]: _gpus(each) for each in nodes}
+    labelled = [each["metadata"]["name"] for each in nodes if set(_labels(each)) & ACCELERATOR_LABELS]
+    silent, offered = [name for name in labelled if not gpus[name]], sum(gpus.values())
+    if silent:
+        yield Check("accelerators", "broken", f"{', '.join(silent[:5])} should have GPUs but offer none",
+                    "the NVIDIA device plugin or driver is missing on them: workers that request a GPU "
+                    "stay Pending")  # fmt: skip
+    elif offered:
+        yield Check(
+            "accelerators", "ok", f"{count(offered, 'GPU')} on {count(sum(map(bool, gpus.values())), 'node')}"
+        )
+
+
+ACCELERATOR_LABELS = {"cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator", "nvidia.com/gpu.present",
+                      "karpenter.k8s.aws/instance-gpu-name"}  # fmt: skip
+
+
+def _pools(cluster: Cluster) -> Iterator[Check]:
+    if cluster.pools is None:
+        yield Check("pools", "unknown", "you may not read CapacityPools")
+    elif not cluster.pools:
+        yield Check("pools", "ok", "no CapacityPool: nothing is planned or priced, and jobs run all the same")
+    for pool in cluster.pools or ():
+        name, selector = pool["metadata"]["name"], pool["spec"].get("nodeSelector") or {}
+        matching = [each for each in cluster.nodes or () if selector.items() <= _labels(each).items()]
+        price = (pool["spec"].get("price") or {}).get("perHour")
+        words = f"{name}: {count(len(matching), 'node')}, price {price or 'unknown'}"
+        if price is None:
+            yield Check("pools", "warning", words, "without price.perHour it is offered to no plan")
+        else:
+            yield Check("pools", "ok", words)
+
+
+def _storage(cluster: Cluster) -> Iterator[Check]:
+    if cluster.classes is None:
+        return
+    default = [
+        each["metadata"]["name"]
+        for each in cluster.classes
+        if (each["metadata"].get("annotations") or {}).get("storageclass.kubernetes.io/is-default-class")
+        == "true"
+    ]
+    if default:
+        yield Check("storage", "ok", f"volume claims without a class are of {default[0]}")
+    else:
+        yield Check("storage", "warning", "no StorageClass is the default",
+                    "name one in PersistentVolumeClaims, or use a bucket as storage")  # fmt: skip
+
+
+def _coordinators(cluster: Cluster) -> Iterator[Check]:
+    for job in cluster.jobs:
+        status = job.get("status") or {}
+        if status.get("phase") != "Running" or not (status.get("workers") or {}).get("ready"):
+            continue
+        name = job["metadata"]["name"]
+        if (status.get("training") or {}).get("phase"):
+            yield Check("coordinators", "ok", f"{name}: the operator reads parameter server 0")
+        else:
+            yield Check("coordinators", "warning", f"{name}: workers run, but the operator has no report of "
+                                                   f"parameter server 0",
+                        "if it stays so: a NetworkPolicy blocks port 7071 from the operator's namespace")  # fmt: skip
+
+
+CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _storage, _coordinators)
+
+
+def is_spot(node: Json) -> bool:
+    """Whether a cloud's label says that the node may be reclaimed."""
+    return any(_labels(node).get(key) in values for key, values in SPOT_LABELS.items())
+
+
+def _gpus(node: Json) -> int:
+    return int(node.get("status", {}).get("allocatable", {}).get("nvidia.com/gpu", 0))
+
+
+def _labels(node: Json) -> dict[str, str]:
+    return node["metadata"].get("labels") or {}

@@ -1,0 +1,207 @@
+"""Why a job is pending, slow or costly, and what would help: `shoal explain`. Pure.
+
+Each rule is a function of what was read that yields findings; the list of rules is the whole policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from shoal.api.training_job import TrainingJob
+from shoal.client.words import count, duration
+
+STALE = timedelta(minutes=2)
+"""An operator looks at a new generation at once; after so long nobody is watching."""
+INPUT_WAIT = 0.1
+DISTANCE = 0.2
+"""A measured speed that is lower than the predicted one by this share is worth a word."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One answer. `why`: the reason; `help`: what would change it, empty if nothing would or need be."""
+
+    topic: Literal["waiting", "stopped", "slow", "costly", "plan", "data"]
+    why: str
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the rules look at."""
+
+    job: TrainingJob
+    pods: Sequence[Mapping[str, Any]] = ()
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+def explain(seen: Seen) -> list[Finding]:
+    """All findings, in the order of the rules: what stops the job first."""
+    return [finding for rule in RULES for finding in rule(seen)]
+
+
+def _nobody_watches(seen: Seen) -> Iterator[Finding]:
+    job = seen.job
+    if job.spec.managed_by:
+        yield Finding(
+            "waiting",
+            f"another controller manages this job: {job.spec.managed_by}",
+            "ask its owner, or create the job without managedBy",
+        )
+        return
+    if job.status.finished or job.status.observed_generation >= job.metadata.generation > 0:
+        return
+    created = job.metadata.creation_timestamp
+    if created and seen.now - datetime.fromisoformat(created) > STALE:
+        what = (
+            "has not seen this job" if not job.status.phase else "has not seen the newest change of this job"
+        )
+        yield Finding("waiting", f"the operator {what}: none runs, or it does not watch this namespace",
+                      "shoal doctor says whether an operator is there; training that runs continues "
+                      "without it")  # fmt: skip
+
+
+def _conditions(seen: Seen) -> Iterator[Finding]:
+    status = seen.job.status
+    for kind in ("Failed", "Stalled", "QuotaExceeded", "Degraded"):
+        condition = status.condition(kind)
+        if condition is None or condition.status != "True":
+            continue
+        stopped = kind in {"Failed", "Stalled"}
+        help_ = HELP.get(condition.reason, "docs/troubleshooting.md explains the reason " + condition.reason)
+        yield Finding(
+            "stopped" if stopped else "waiting", f"{kind}, {condition.reason}: {condition.message}", help_
+        )
+
+
+HELP = {
+    "Unschedulable": "give the pods a node that fits: shoal doctor counts the nodes for workers and servers; "
+    "or scale down",
+    "ImagePullFailed": "correct the image in the template, or name imagePullSecrets there",
+    "ContainerConfigError": "create the Secret, ConfigMap or volume that is named",
+    "NoProgress": "the message names what a worker waits for; shoal logs NAME --slot N shows its log",
+    "UserError": "shoal-trainer check MODULE:OBJECT finds such an error in seconds, without a cluster",
+    "BackoffLimitExceeded": "shoal logs NAME --slot N --previous shows the last failure",
+    "Invalid": "correct the template: the message has the API server's words",
+    "QuotaExceeded": "nothing, it continues when there is room; or raise the ResourceQuota",
+}
+
+
+def _pending(seen: Seen) -> Iterator[Finding]:
+    waiting: dict[str, list[str]] = {}
+    for pod in seen.pods:
+        if pod.get("status", {}).get("phase") != "Pending":
+            continue
+        for words in _why_pending(pod):
+            waiting.setdefault(words, []).append(pod["metadata"]["name"])
+    for words, names in waiting.items():
+        yield Finding("waiting", f"{', '.join(sorted(names))}: {words}", _pending_help(words))
+
+
+def _why_pending(pod: Mapping[str, Any]) -> Iterator[str]:
+    status = pod.get("status", {})
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            yield condition.get("message") or condition.get("reason", "not scheduled")
+    for each in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        state = (each.get("state") or {}).get("waiting") or {}
+        if state.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+            yield f"{state['reason']}: {state.get('message', '')}".rstrip(": ")
+
+
+def _pending_help(words: str) -> str:
+    hints = {
+        "nsufficient nvidia.com/gpu": "all GPUs are taken, or no node has any: add nodes, or lower workers.replicas",
+        "nsufficient": "the nodes are full: add nodes, lower the requests in the template, or lower workers.replicas",
+        "affinity": "no node has the labels: workers.capacity and workers.pools say which are wanted (Any: "
+        "every node)",
+        "taint": "the free nodes are tainted: add tolerations to the template",
+        "PodScheduling": "a scheduling gate holds the pod, such as a queue's: it is released when the queue admits it",
+        "mage": "correct the image in the template, or name imagePullSecrets there",
+    }
+    return next((text for part, text in hints.items() if part in words), "")
+
+
+def _not_training(seen: Seen) -> Iterator[Finding]:
+    status = seen.job.status
+    if status.finished or status.workers.ready == 0 or status.phase != "Running":
+        return
+    if not status.training.phase:
+        yield Finding("waiting", "workers run, but the operator has no report from parameter server 0",
+                      "after a minute: a NetworkPolicy may block port 7071 from the operator "
+                      "(docs/install.md)")  # fmt: skip
+    elif status.training.step == 0:
+        yield Finding(
+            "waiting", "workers import TensorFlow, build and trace the model; no step is done yet", ""
+        )
+    if status.training.message:
+        yield Finding("waiting", f"the trainer says: {status.training.message}")
+
+
+def _slow(seen: Seen) -> Iterator[Finding]:
+    status = seen.job.status
+    training, prediction = status.training, status.prediction
+    if status.finished or training.samples_per_second is None:
+        return
+    if training.input_wait and float(training.input_wait) > INPUT_WAIT:
+        yield Finding("slow", f"workers wait {float(training.input_wait):.0%} of their time for input",
+                      "give workers more CPU, do less in the data function, or store the data decoded")  # fmt: skip
+    if prediction and prediction.samples_per_second:
+        measured, expected = float(training.samples_per_second), float(prediction.samples_per_second)
+        if expected > 0 and measured < (1 - DISTANCE) * expected:
+            yield Finding("slow", f"{measured:,.0f} samples/s, where {expected:,.0f} were expected "
+                                  f"({prediction.basis or 'by the model'})",
+                          "look at input wait, at the servers' load in the metrics, and at workers that are "
+                          "slower than others")  # fmt: skip
+    missing = seen.job.spec.workers.replicas - status.workers.ready
+    if missing > 0 and seen.job.spec.elasticity.mode in {"Off", "Manual"}:
+        yield Finding("slow", f"{count(missing, 'worker')} of {seen.job.spec.workers.replicas} are not there")
+    if training.goodput and float(training.goodput) < 1 - INPUT_WAIT:
+        yield Finding("slow", f"only {float(training.goodput):.0%} of the computed steps count; the others "
+                              f"were lost with their pods or too stale",
+                      "give workers more time to drain, or take a pool that is interrupted less")  # fmt: skip
+
+
+def _costly(seen: Seen) -> Iterator[Finding]:
+    cost = seen.job.status.cost
+    if cost is None:
+        return
+    saved = float(cost.saved_versus_on_demand)
+    words = f"{float(cost.accumulated):.2f} so far, {float(cost.per_hour):.2f} an hour now"
+    yield Finding(
+        "costly", words + (f"; on-demand nodes would have cost {saved:.2f} more" if saved > 0 else "")
+    )
+
+
+def _plan(seen: Seen) -> Iterator[Finding]:
+    status = seen.job.status
+    if status.plan is None or not status.plan.reason:
+        return
+    yield Finding("plan", f"{status.plan.summary or 'no workers'}: {status.plan.reason}")
+    deadline = seen.job.spec.elasticity.objective.deadline_seconds
+    if deadline is None or status.plan.finish_time is None or status.start_time is None or status.finished:
+        return
+    late = (status.plan.finish_time - status.start_time).total_seconds() - deadline
+    if late > 0:
+        yield Finding(
+            "plan",
+            f"it is expected {duration(late)} after its deadline",
+            "more pools, more nodes in them, or a later deadline",
+        )
+
+
+def _data(seen: Seen) -> Iterator[Finding]:
+    data = seen.job.status.data
+    if data.repeated or data.partial or data.lost:
+        yield Finding("data", f"after the loss of a parameter server {data.repeated:,} samples were trained "
+                              f"twice, {data.partial:,} on "
+                      f"some servers only, {data.lost:,} never", "docs/guarantees.md says when; a shorter "
+                                                                 "snapshot interval makes them fewer")  # fmt: skip
+
+
+RULES: tuple[Callable[[Seen], Iterable[Finding]], ...] = (
+    _nobody_watches, _conditions, _pending, _not_training, _slow, _costly, _plan, _data,
+)  # fmt: skip

@@ -1,0 +1,263 @@
+"""`Job`: one TrainingJob on the cluster. Every read asks the API server; nothing needs to be closed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal.api.base import API_VERSION
+from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import TrainingJobStatus
+from shoal.client.api import Api, Json
+from shoal.client.history import History
+from shoal.client.model_files import download, load
+from shoal.errors import NotFound, ShoalError, Unavailable
+
+FINISHED = ("Succeeded", "Failed")
+WATCH_SECONDS = 60.0
+"""A watch is asked again after so long without news, which also finds one that died silently."""
+
+
+class JobFailed(ShoalError):
+    """`wait` or `model` of a job that failed; the message is the job's own."""
+
+
+class Job:
+    """A job by name. It need not exist yet."""
+
+    def __init__(self, api: Api, name: str, namespace: str | None = None) -> None:
+        self._api, self.name = api, name
+        self.namespace = namespace or api.namespace
+        self._seen: TrainingJob | None = None
+
+    @classmethod
+    def of(cls, api: Api, manifest: Json) -> Job:
+        """A job that was read already."""
+        job = cls(api, manifest["metadata"]["name"], manifest["metadata"]["namespace"])
+        job._seen = TrainingJob.model_validate(manifest)
+        return job
+
+    def __repr__(self) -> str:
+        status = self._seen.status if self._seen else None
+        return f"<Job {self.namespace}/{self.name} {status.phase if status else 'not read yet'}>"
+
+    @property
+    def path(self) -> str:
+        """Its path in the API."""
+        return f"/apis/{API_VERSION}/namespaces/{self.namespace}/trainingjobs/{self.name}"
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> TrainingJob:
+        """The TrainingJob as it is now. Raises NotFound."""
+        self._seen = TrainingJob.model_validate(self._api.get(self.path))
+        return self._seen
+
+    @property
+    def seen(self) -> TrainingJob:
+        """As it was last read; read now if it never was."""
+        return self._seen or self.refresh()
+
+    @property
+    def status(self) -> TrainingJobStatus:
+        """Its status as it is now."""
+        return self.refresh().status
+
+    def pods(self) -> list[Json]:
+        """Its pods that exist."""
+        return self._api.list(
+            f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=f"shoal.dev/job={self.name}"
+        )
+
+    def events(self) -> list[Json]:
+        """The events about it and its pods that Kubernetes still has (an hour by default), oldest first."""
+        items = self._api.list(f"/api/v1/namespaces/{self.namespace}/events")
+        mine = [each for each in items if _is_about(each["involvedObject"], self.name)]
+        return sorted(mine, key=lambda each: each.get("lastTimestamp") or each.get("eventTime") or "")
+
+    def watch(self, *, clock: Callable[[], float] = time.monotonic) -> Iterator[TrainingJob]:
+        """The job now, and each time that it changes, until it is finished. Raises NotFound when it is deleted."""
+        before = ""
+        while True:
+            job = self.refresh()
+            if job.metadata.resource_version != before:
+                yield job
+            if job.status.finished:
+                return
+            before = job.metadata.resource_version
+            start = clock()
+            for changed in self._changes(before):
+                before = changed.metadata.resource_version
+                self._seen = changed
+                yield changed
+                if changed.status.finished:
+                    return
+            if clock() - start < 0.1:  # the server ends watches at once while it starts or stops
+                time.sleep(0.5)
+
+    def wait(self, phase: str | None = None, *, timeout: float | None = None) -> TrainingJobStatus:
+        """Block until the job is in this phase (None: finished). `timeout` is in seconds.
+
+        Raises:
+            JobFailed: it failed while another phase was awaited, or nothing but its end was.
+            TimeoutError: it took longer.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        for job in self.watch():
+            status = job.status
+            if status.phase == phase or (phase is None and status.phase == "Succeeded"):
+                return status
+            if status.finished:
+                raise JobFailed(f"{self.name} has {status.phase.lower()}: {reason_of(status)}")
+            if end is not None and time.monotonic() > end:
+                break
+        raise TimeoutError(
+            f"{self.name} is {self.seen.status.phase or 'not seen by an operator yet'} after {timeout} s"
+        )
+
+    def follow(self) -> TrainingJobStatus:
+        """Show a live table until the job is finished; Ctrl-C stops the table, not the job."""
+        from rich.console import Console
+        from rich.live import Live
+
+        from shoal.client.view import follow_view, one_line
+
+        console = Console()
+        if not console.is_terminal and not console.is_jupyter:
+            shown = ""
+            for job in self.watch():
+                if (line := one_line(job)) != shown:
+                    console.print(line, soft_wrap=True)
+                    shown = line
+            return self.seen.status
+        with Live(console=console, refresh_per_second=2) as live:
+            try:
+                for job in self.watch():
+                    live.update(follow_view(job))
+            except KeyboardInterrupt:
+                pass
+        return self.seen.status
+
+    def logs(
+        self, slot: int | None = None, *, role: str = "worker", previous: bool = False, follow: bool = False,
+        tail: int | None = None,
+    ) -> Iterator[str]:  # fmt: skip
+        """The log of the newest pod of a slot, line by line. Default: parameter server 0, which coordinates the job.
+
+        Args:
+            slot: The worker's slot, or with `role="ps"` the shard.
+            role: `worker` or `ps`.
+            previous: Of the pod before the newest, or of its container before a restart.
+            follow: Go on until the pod ends.
+            tail: Only so many last lines.
+
+        Raises:
+            NotFound: there is no such pod any more.
+        """
+        role, slot = ("ps", 0) if slot is None else (role, slot)
+        mine = [each for each in self.pods() if _place(each) == (role, slot)]
+        mine.sort(key=lambda pod: int(pod["metadata"]["labels"].get("shoal.dev/incarnation", 0)))
+        query = (
+            {"container": role}
+            | ({"tailLines": str(tail)} if tail else {})
+            | ({"follow": "true"} if follow else {})
+        )
+        if previous and len(mine) > 1:
+            mine.pop()
+        elif previous and mine and _restarts(mine[-1], role):
+            query["previous"] = "true"
+        elif previous:
+            raise NotFound(
+                f"no earlier pod of {role} {slot} exists: pods of lost nodes take their logs along. `shoal status "
+                f"{self.name}` has the reasons, and a log collector of the cluster has the logs"
+            )
+        if not mine:
+            there = sorted(f"{r} {i}" for r, i in {_place(each) for each in self.pods()})
+            raise NotFound(f"{self.name} has no pod of {role} {slot}; it has {', '.join(there) or 'none'}")
+        name = mine[-1]["metadata"]["name"]
+        return self._api.lines(f"/api/v1/namespaces/{self.namespace}/pods/{name}/log", query)
+
+    def history(self) -> History:
+        """The loss and metrics of each epoch, from the log of parameter server 0; also after the job's end.
+
+        Epochs that an earlier pod of it reported are missing once that pod is deleted.
+        """
+        return History.from_lines(self.logs())
+
+    def model(self, target: str | Path | None = None) -> Any:
+        """The exported model: with Keras installed, loaded; with `target`, its files in this folder.
+
+        Raises:
+            JobFailed: there is none, since the job failed or is not finished.
+            UsageError: it lies in a volume that is not reachable from here; the message says how to copy it.
+        """
+        status = self.status
+        if status.output is None:
+            raise JobFailed(
+                f"{self.name} has no model: it is {status.phase or 'not started'}. {reason_of(status)}"
+            )
+        return (
+            download(status.output.uri, Path(target), self)
+            if target is not None
+            else load(status.output.uri, self)
+        )
+
+    # --- changing -------------------------------------------------------------------------------------------------
+
+    def scale(self, workers: int) -> None:
+        """Change the number of workers while training continues."""
+        self._api.patch(self.path, {"spec": {"workers": {"replicas": workers}}})
+
+    def suspend(self) -> None:
+        """Stop all pods after a final snapshot."""
+        self._api.patch(self.path, {"spec": {"suspend": True}})
+
+    def resume(self) -> None:
+        """Continue from the snapshot."""
+        self._api.patch(self.path, {"spec": {"suspend": False}})
+
+    def delete(self) -> None:
+        """Delete the job and its pods. What is in the storage stays."""
+        self._api.delete(self.path)
+
+    def _changes(self, version: str) -> Iterator[TrainingJob]:
+        query = {"watch": "true", "fieldSelector": f"metadata.name={self.name}", "resourceVersion": version}
+        query |= {"timeoutSeconds": "300"}
+        lines = self._api.lines(self.path.rpartition("/")[0], query, seconds=WATCH_SECONDS)
+        try:
+            for line in lines:
+                event = json.loads(line)
+                if event["type"] == "DELETED":
+                    raise NotFound(f"{self.name} was deleted")
+                if event["type"] == "ERROR":
+                    return
+                yield TrainingJob.model_validate(event["object"])
+        except Unavailable:
+            return
+
+
+def reason_of(status: TrainingJobStatus) -> str:
+    """The message of the condition that matters most, or of the last failure."""
+    for kind in ("Failed", "Stalled", "QuotaExceeded", "Degraded", "Suspended", "Disrupted", "Reconciling"):
+        condition = status.condition(kind)
+        if condition is not None and condition.status == "True" and condition.message:
+            return condition.message
+    return status.last_failure.message if status.last_failure else status.reason
+
+
+def _place(pod: Json) -> tuple[str, int]:
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get("shoal.dev/role", ""), int(labels.get("shoal.dev/index", -1))
+
+
+def _restarts(pod: Json, container: str) -> int:
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return next((int(each.get("restartCount", 0)) for each in statuses if each["name"] == container), 0)
+
+
+def _is_about(involved: Json, job: str) -> bool:
+    name = str(involved.get("name", ""))
+    return name == job or name.startswith((f"{job}-worker-", f"{job}-ps-"))

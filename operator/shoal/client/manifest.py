@@ -1,0 +1,222 @@
+"""A TrainingJob, and the ConfigMap of its code, from the arguments of `submit`. Pure but for reading the code's files.
+
+The manifest is checked by the same models from which the CRD is generated, so a mistake is named before anything is
+sent.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shoal.api.base import API_VERSION
+from shoal.api.training_job import TrainingJob
+from shoal.errors import UsageError
+
+MAX_CODE_BYTES = 900 * 1024
+"""A ConfigMap holds 1 MiB, of which the names and the API server's own fields take a part."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What `submit` was asked for. Only `entrypoint`, `workers` and `storage` have no default."""
+
+    entrypoint: str
+    storage: str
+    workers: int = 1
+    image: str | None = None
+    name: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    batch_size: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    until: tuple[str, float] | None = None
+    max_workers: int | None = None
+    parameter_servers: int = 1
+    pools: Sequence[str] = ()
+    capacity: str | None = None
+    gpus: int = 0
+    deadline_seconds: int | None = None
+    max_cost: str | None = None
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifests:
+    """What is to be created: the job, and the ConfigMap of its code if it is not in the image."""
+
+    job: Json
+    code: Json | None
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return str(self.job["metadata"]["name"])
+
+
+def manifests(wanted: Submission) -> Manifests:
+    """The objects to create.
+
+    Raises:
+        UsageError: an argument is wrong; the message says what to change.
+    """
+    path, _, attribute = wanted.entrypoint.partition(":")
+    if not attribute:
+        raise UsageError(
+            f"the entrypoint {wanted.entrypoint!r} must be FILE.py:OBJECT or MODULE:OBJECT, for example digits.py:job"
+        )
+    is_file = path.endswith(".py") or "/" in path
+    module = Path(path).stem if is_file else path
+    name = wanted.name or _name(module)
+    files = [*([path] if is_file else []), *wanted.files]
+    data = read_code(files) if files else None
+    if wanted.image is None and not is_file:
+        raise UsageError(
+            f"{module} is a module of an image: say which with image=…, or give a file: {module}.py:{attribute}"
+        )
+    training: Json = {"entrypoint": f"{module}:{attribute}", "stopAfter": _stop_after(wanted)}
+    if wanted.args:
+        training["args"] = {key: _argument(key, value) for key, value in wanted.args.items()}
+    if wanted.batch_size is not None:
+        training["batchSize"] = wanted.batch_size
+    if data is not None:
+        training["code"] = {"configMap": f"{name}-code"}
+    spec: Json = {
+        "storage": _storage(wanted),
+        "training": training,
+        "parameterServers": {"replicas": wanted.parameter_servers},
+        "workers": _workers(wanted),
+    }
+    if wanted.deadline_seconds is not None or wanted.max_cost is not None:
+        objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
+        spec["elasticity"] = {
+            "mode": "Auto",
+            "objective": {k: v for k, v in objective.items() if v is not None},
+        }
+    job = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
+    check(job)
+    code = None
+    if data is not None:
+        metadata = {"name": f"{name}-code", "labels": {"shoal.dev/job": name}}
+        code = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": data,
+            "immutable": True,
+        }
+    return Manifests(job, code)
+
+
+def check(job: Json) -> TrainingJob:
+    """The manifest as a TrainingJob. Raises UsageError with every field that is wrong."""
+    try:
+        return TrainingJob.model_validate(job)
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise UsageError("; ".join(found)) from error
+
+
+def read_code(paths: Sequence[str]) -> dict[str, str]:
+    """The Python files by name. A folder stands for the files directly in it.
+
+    Raises:
+        UsageError: a file is missing or no text, two have one name, or all together are too large.
+    """
+    data: dict[str, str] = {}
+    for each in paths:
+        path = Path(each)
+        found = sorted(path.glob("*.py")) if path.is_dir() else [path]
+        if not found:
+            raise UsageError(f"the folder {path} has no Python files")
+        for file in found:
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"cannot read {file}: {error}") from error
+            if data.get(file.name, text) != text:
+                raise UsageError(
+                    f"two files are named {file.name}: the job's code is one folder without subfolders"
+                )
+            data[file.name] = text
+    size = sum(len(name) + len(text.encode()) for name, text in data.items())
+    if size > MAX_CODE_BYTES:
+        raise UsageError(
+            f"the code has {size / 1024:.0f} KiB, more than the {MAX_CODE_BYTES // 1024} KiB that travel with "
+            f"a job. Put data "
+            "into the storage, and packages into an image made FROM Shoal's worker image."
+        )
+    return data
+
+
+def _name(module: str) -> str:
+    base = re.sub(r"[^a-z0-9]+", "-", module.rpartition(".")[2].lower()).strip("-")[:33] or "job"
+    base = base if base[0].isalpha() else f"job-{base}"
+    return f"{base[:33].strip('-')}-{secrets.token_hex(3)}"
+
+
+def _stop_after(wanted: Submission) -> Json:
+    given: Json = {"epochs": wanted.epochs, "steps": wanted.steps}
+    if wanted.until is not None:
+        metric, value = wanted.until
+        given |= {"metric": metric, "value": str(value)}
+    return {key: value for key, value in given.items() if value is not None} or {"epochs": 1}
+
+
+def _argument(name: str, value: Any) -> int | str:
+    """As the API has it: integers and strings; the trainer makes floats of decimals again."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UsageError(
+            f"the argument {name} is a {type(value).__name__}; it may be an integer, a float or a string"
+        )
+    if isinstance(value, float):
+        text = repr(value)
+        if text in {"inf", "-inf", "nan"}:
+            raise UsageError(f"the argument {name} is {text}; it must be finite")
+        return text
+    return value
+
+
+def _storage(wanted: Submission) -> Json:
+    uri = wanted.storage
+    storage: Json
+    if uri == "ephemeral":
+        storage = {"ephemeral": {}}
+    elif uri.startswith("claim:"):
+        storage = {"volumeClaim": {"name": uri.removeprefix("claim:")}}
+    elif "://" in uri:
+        storage = {"uri": uri}
+    else:
+        raise UsageError(
+            f"storage={uri!r} must be s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, claim:NAME (a "
+            f"PersistentVolumeClaim of the "
+            "namespace), or ephemeral, which loses everything with the pod"
+        )
+    return storage | ({"run": wanted.run} if wanted.run else {})
+
+
+def _workers(wanted: Submission) -> Json:
+    workers: Json = {"replicas": wanted.workers}
+    if wanted.max_workers is not None:
+        workers["maxReplicas"] = wanted.max_workers
+    if wanted.pools:
+        workers["pools"] = list(wanted.pools)
+    if wanted.capacity is not None:
+        workers["capacity"] = wanted.capacity
+    container: Json = {"name": "worker"}
+    if wanted.image is not None:
+        container["image"] = wanted.image
+    if wanted.gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": wanted.gpus}}
+    if len(container) > 1:
+        workers["template"] = {"spec": {"containers": [container]}}
+    return workers

@@ -1,0 +1,118 @@
+"""A job and a list of jobs as rich tables. Pure: what is shown is what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from shoal.api.training_job import TrainingJob
+from shoal.client.job import reason_of
+from shoal.client.words import age, decimal, duration, percent
+
+PHASES = {
+    "Running": "green",
+    "Succeeded": "bold green",
+    "Failed": "bold red",
+    "Suspended": "blue",
+    "Starting": "yellow",
+    "Pending": "yellow",
+}
+STATES = {"Running": "green", "Starting": "yellow", "Silent": "yellow", "Draining": "blue", "Ended": "dim"}
+UNSEEN = "no operator has looked at it yet"
+
+
+def job_table(jobs: Iterable[TrainingJob], *, namespaces: bool = False, now: datetime | None = None) -> Table:
+    """One line for each job; units are in the header."""
+    now = now or datetime.now(UTC)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    heads = [*(["NAMESPACE"] if namespaces else []), "NAME", "PHASE", "WORKERS", "SAMPLES/S", "LOSS", "DONE", "LEFT",
+             "LOST", "COST", "AGE", "REASON"]  # fmt: skip
+    numbers = {"SAMPLES/S", "LOSS", "DONE", "LEFT", "LOST", "COST"}
+    for head in heads:
+        table.add_column(head, justify="right" if head in numbers else "left", no_wrap=head != "REASON")
+    for job in jobs:
+        status = job.status
+        over = status.finished
+        table.add_row(
+            *([job.metadata.namespace] if namespaces else []),
+            job.metadata.name,
+            phase(job),
+            f"{status.workers.ready}/{job.spec.workers.replicas}",
+            "-" if over else decimal(status.training.samples_per_second),
+            decimal(status.training.loss, 4),
+            percent(status.training.progress_percent),
+            "-" if over else duration(status.training.remaining_seconds),
+            str(status.restarts.disruptions + status.parameter_servers.restarts),
+            decimal(status.cost.accumulated, 2) if status.cost else "-",
+            age(job.metadata.creation_timestamp, now),
+            status.reason or ("" if status.phase else UNSEEN),
+        )
+    return table
+
+
+def follow_view(job: TrainingJob, *, now: datetime | None = None) -> RenderableType:
+    """A job in some fifteen lines: progress, data, workers, and what it waits for."""
+    now = now or datetime.now(UTC)
+    status, training, data = job.status, job.status.training, job.status.data
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(job.metadata.name, style="bold"),
+        phase(job),
+        f"epoch {training.epoch}",
+        f"step {training.step:,}",
+        f"loss {decimal(training.loss, 4)}",
+        f"{decimal(training.samples_per_second)} samples/s",
+        f"left {duration(training.remaining_seconds)}",
+    )
+    counts = f"data done {data.done:,}  leased {data.leased:,}  of {'?' if data.total is None else f'{data.total:,}'}"
+    counts += f"  repeated {data.repeated:,}  partial {data.partial:,}  lost {data.lost:,}"
+    pods = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for each in ("POD", "STATE", "POOL", "NODE", "SINCE", "WHY"):
+        pods.add_column(each)
+    for slot in sorted(status.slots, key=lambda s: (s.role, s.index, s.incarnation)):
+        state = Text(slot.state, style=STATES.get(slot.state, ""))
+        since = age(slot.ended_at or slot.created_at, now)
+        pods.add_row(
+            f"{slot.role} {slot.index}-{slot.incarnation}",
+            state,
+            slot.pool or "-",
+            slot.node or "-",
+            since,
+            slot.cause,
+        )
+    metrics = "  ".join(f"{name} {decimal(value, 4)}" for name, value in sorted(training.metrics.items()))
+    plan = status.plan
+    lines: list[RenderableType] = [
+        head,
+        ProgressBar(total=100, completed=training.progress_percent or 0, width=60),
+        Text(counts),
+    ]
+    lines += [Text(metrics)] if metrics else []
+    lines += [Text(f"plan: {plan.summary}. {plan.reason}")] if plan and plan.summary else []
+    lines.append(pods)
+    lines += [Text(each, style="yellow") for each in (reason_of(status), training.message) if each]
+    return Group(*lines)
+
+
+def one_line(job: TrainingJob) -> str:
+    """A job in one line, for output that is not a terminal."""
+    status, training = job.status, job.status.training
+    parts = [
+        f"{job.metadata.name} {status.phase or UNSEEN}",
+        f"workers {status.workers.ready}/{job.spec.workers.replicas}",
+        f"epoch {training.epoch} step {training.step:,} loss {decimal(training.loss, 4)}",
+        f"{decimal(training.samples_per_second)} samples/s",
+        f"{percent(training.progress_percent)} done, left {duration(training.remaining_seconds)}",
+    ]
+    return ", ".join(parts) + (f": {reason}" if (reason := reason_of(status)) else "")
+
+
+def phase(job: TrainingJob) -> Text:
+    """The phase in its colour."""
+    name = job.status.phase
+    return Text(name or "-", style=PHASES.get(name, ""))

@@ -1,0 +1,40 @@
+"""Numbers and times in words, for tables and messages. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 2d3h, 1h02m, 3m05s or 12s; None as a dash."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours}h"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def age(of: datetime | str | None, now: datetime) -> str:
+    """How long ago, as `duration`."""
+    if of is None or of == "":
+        return "-"
+    moment = datetime.fromisoformat(of) if isinstance(of, str) else of
+    return duration((now - moment).total_seconds())
+
+
+def decimal(text: str | None, digits: int = 1) -> str:
+    """A decimal string of the API with so many digits; None as a dash."""
+    return "-" if text is None else f"{float(text):,.{digits}f}"
+
+
+def percent(value: int | None) -> str:
+    """A percentage, or a dash."""
+    return "-" if value is None else f"{value}%"
+
+
+def count(number: int, thing: str) -> str:
+    """`1 worker`, `3 workers`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

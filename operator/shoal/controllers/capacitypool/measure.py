@@ -1,0 +1,196 @@
+"""The status of a CapacityPool from what is seen of nodes, jobs and other pools: pure.
+
+Every count is made once: a job counts its own use in its one status write (`status.poolUsage`); the pool remembers the
+part of each job as it last saw it, and adds the part of a deleted job to `retired` in the write that drops it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from shoal.api.base import Condition
+from shoal.api.capacity_pool import (
+    CapacityPool,
+    CapacityPoolStatus,
+    CountedUsage,
+    MeasuredInterruptions,
+    MeasuredStartup,
+    Recommendation,
+    UnfulfilledWaits,
+    Usage,
+)
+from shoal.api.kube import Node, Pod
+from shoal.api.training_job import TrainingJob
+
+PATIENCE = 2.0
+"""A pod waits too long after this many times the pool's start-up time."""
+LEAST_PATIENCE = timedelta(seconds=30)
+NAMED_JOBS = 3
+
+_COUNTS = tuple(Usage.model_fields)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is seen of one pool at one moment. `nodes`: those that its selector matches."""
+
+    pool: CapacityPool
+    now: datetime
+    nodes: Sequence[Node]
+    used: int
+    """Nodes with a pod of a job."""
+    jobs: Sequence[TrainingJob]
+    """All jobs that exist."""
+    waiting: Sequence[Pod]
+    """Pods of this pool that have no node."""
+    problem: tuple[str, str] | None = None
+    """What is wrong with the pool's description, as a reason and a message."""
+    overlaps: str = ""
+    """Another pool that selects one of its nodes."""
+
+
+def measure(seen: Seen) -> CapacityPoolStatus:
+    """The pool's status."""
+    pool, before = seen.pool, seen.pool.status
+    name = pool.metadata.name
+    counted, retired = _counted(name, before, seen.jobs)
+    total = _sum([retired, *counted])
+    waiting = _waiting_too_long(seen, total)
+    return CapacityPoolStatus(
+        observed_generation=pool.metadata.generation,
+        nodes=len(seen.nodes),
+        used=seen.used,
+        startup=_startup(total),
+        interruptions=_interruptions(total, before),
+        unfulfilled=UnfulfilledWaits(waits=total.unfulfilled, pending=len(waiting)),
+        recommended=_recommended(pool, seen.jobs),
+        counted=tuple(counted),
+        retired=retired,
+        conditions=_conditions(seen, waiting),
+    )
+
+
+def matches(pool: CapacityPool, node: Node) -> bool:
+    """Whether a node is one of the pool: it has all labels of the selector. A pool without a selector has none."""
+    selector = pool.spec.node_selector
+    return bool(selector) and selector.items() <= node.metadata.labels.items()
+
+
+def _counted(
+    name: str, before: CapacityPoolStatus, jobs: Iterable[TrainingJob]
+) -> tuple[list[CountedUsage], Usage]:
+    """The part of each existing job, and that of the deleted ones."""
+    now = {job.metadata.uid: job.status.pool_usage[name] for job in jobs if name in job.status.pool_usage}
+    exists = {job.metadata.uid for job in jobs}
+    counted = [
+        CountedUsage(uid=uid, **{count: getattr(usage, count) for count in _COUNTS})
+        for uid, usage in sorted(now.items())
+    ]
+    gone = [each for each in before.counted if each.uid not in exists]
+    return counted, _sum([before.retired, *gone])
+
+
+def _sum(parts: Iterable[Usage]) -> Usage:
+    totals = dict.fromkeys(_COUNTS, 0)
+    for part in parts:
+        for count in _COUNTS:
+            totals[count] += getattr(part, count)
+    return Usage(**totals)
+
+
+def _startup(total: Usage) -> MeasuredStartup:
+    if total.starts <= 0:
+        return MeasuredStartup()
+    mean = total.start_seconds / total.starts
+    variance = max(0.0, total.start_seconds_squared / total.starts - mean * mean)
+    return MeasuredStartup(
+        seconds=round(mean), deviation_seconds=round(math.sqrt(variance)), seen=total.starts
+    )
+
+
+def _interruptions(total: Usage, before: CapacityPoolStatus) -> MeasuredInterruptions:
+    hours = total.node_seconds / 3600
+    return MeasuredInterruptions(
+        per_hour=f"{total.interruptions / hours:.4g}" if hours > 0 else "0",
+        seen=total.interruptions,
+        node_hours=f"{hours:.4g}",
+        shocks=total.shocks,
+        together=before.interruptions.together,
+    )
+
+
+def _recommended(pool: CapacityPool, jobs: Iterable[TrainingJob]) -> Recommendation:
+    """The sum of the plans of all jobs, at most the pool's limit."""
+    name = pool.metadata.name
+    wanted = {
+        f"{job.metadata.namespace}/{job.metadata.name}": count
+        for job in jobs
+        if not job.status.finished
+        and not job.spec.suspend
+        and job.status.plan is not None
+        and (count := job.status.plan.pools.get(name, 0)) > 0
+    }
+    nodes, limit = sum(wanted.values()), pool.spec.limits.nodes
+    if not wanted:
+        return Recommendation(nodes=0, reason="no job plans to use it")
+    most = sorted(wanted.items(), key=lambda item: (-item[1], item[0]))
+    words = ", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS])
+    more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
+    clamped = f"; the limit is {limit}" if nodes > limit else ""
+    return Recommendation(nodes=min(nodes, limit), reason=f"{words}{more}{clamped}")
+
+
+def _waiting_too_long(seen: Seen, total: Usage) -> list[Pod]:
+    startup = total.start_seconds / total.starts if total.starts else seen.pool.spec.startup_seconds
+    patience = max(LEAST_PATIENCE, timedelta(seconds=PATIENCE * startup))
+    return [pod for pod in seen.waiting if seen.now - _created(pod, seen.now) > patience]
+
+
+def _created(pod: Pod, now: datetime) -> datetime:
+    stamp = pod.metadata.creation_timestamp
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")) if stamp else now
+
+
+def _conditions(seen: Seen, waiting: Sequence[Pod]) -> tuple[Condition, ...]:
+    problem = seen.problem
+    if problem is None and seen.overlaps:
+        words = (
+            f"nodes of this pool are also selected by CapacityPool {seen.overlaps}: give each node one pool"
+        )
+        problem = ("Overlaps", words)
+    ready = ("Ready", problem is None, problem or ("Valid", ""))
+    words = f"{len(waiting)} pods wait for a node of this pool, the longest of them for more than its start-up time"
+    exhausted = ("Exhausted", bool(waiting), ("NoNodes", words) if waiting else ("NodesAvailable", ""))
+    before = {condition.type: condition for condition in seen.pool.status.conditions}
+    kept = [each for kind, each in before.items() if kind not in {"Ready", "Exhausted"}]
+    return (
+        *(_condition(seen, before.get(kind), kind, holds, why) for kind, holds, why in (ready, exhausted)),
+        *kept,
+    )
+
+
+def _condition(
+    seen: Seen, before: Condition | None, kind: str, holds: bool, why: tuple[str, str]
+) -> Condition:
+    status = "True" if holds else "False"
+    since = before.last_transition_time if before is not None and before.status == status else None
+    return Condition(
+        type=kind,
+        status="True" if holds else "False",
+        observed_generation=seen.pool.metadata.generation,
+        last_transition_time=since or seen.now.replace(microsecond=0),
+        reason=why[0],
+        message=why[1],
+    )
+
+
+def by_pool(pools: Iterable[CapacityPool], nodes: Iterable[Node]) -> Mapping[str, list[str]]:
+    """Names of the pools that select each node, by name of the node."""
+    found: dict[str, list[str]] = {}
+    known = list(pools)
+    for node in nodes:
+        found[node.metadata.name] = [pool.metadata.name for pool in known if matches(pool, node)]
+    return found

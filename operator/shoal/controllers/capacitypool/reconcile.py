@@ -1,0 +1,109 @@
+"""Observes one CapacityPool, computes its status (`measure`) and writes it if it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
+from shoal.api.events import Event
+from shoal.api.labels import POOL
+from shoal.controllers.capacitypool.measure import Seen, matches, measure
+from shoal.controllers.state import ClusterState, Key
+from shoal.runtime.recorder import Recorder
+from shoal.runtime.status_writer import StatusWriter
+from shoal.sizing.accelerators import catalogue
+
+EVERY_SECONDS = 15.0
+
+
+class PoolReconciler:
+    """Called with the key of a pool; returns the seconds until the next time."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        writer: StatusWriter[CapacityPool],
+        recorder: Recorder,
+        *,
+        wall: Callable[[], datetime],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._state = state
+        self._writer = writer
+        self._recorder = recorder
+        self._wall = wall
+        self._on_change = on_change
+
+    async def __call__(self, key: Key) -> float | None:
+        """Reconcile one pool."""
+        pool = self._state.pools.get(key[1])
+        if pool is None or pool.metadata.deletion_timestamp:
+            return None
+        status = measure(self._observe(pool))
+        if status != pool.status:
+            events = _events(pool, status)
+            stored = await self._writer.write(pool, status)
+            if stored is None:
+                return 1.0
+            self._recorder.record(stored, events)
+            if events:
+                self._on_change()
+        return EVERY_SECONDS
+
+    def _observe(self, pool: CapacityPool) -> Seen:
+        state = self._state
+        nodes = [node for node in state.nodes.all() if matches(pool, node)]
+        pods = [pod for pod in state.pods.all() if not pod.ended]
+        ours = {node.metadata.name for node in nodes}
+        others = (each for each in state.pools.all() if each.metadata.uid != pool.metadata.uid)
+        overlaps = next((o.metadata.name for o in others if any(matches(o, node) for node in nodes)), "")
+        return Seen(
+            pool=pool,
+            now=self._wall(),
+            nodes=nodes,
+            used=len({pod.spec.node_name for pod in pods} & ours),
+            jobs=list(state.jobs.all()),
+            waiting=[
+                pod
+                for pod in pods
+                if not pod.spec.node_name and pod.metadata.labels.get(POOL) == pool.metadata.name
+            ],
+            problem=_problem(pool),
+            overlaps=overlaps,
+        )
+
+
+def _problem(pool: CapacityPool) -> tuple[str, str] | None:
+    """What is wrong with the description, and what to change."""
+    spec = pool.spec
+    if not spec.node_selector:
+        return "NoNodeSelector", "no node is in this pool: set spec.nodeSelector to the labels of its nodes"
+    if spec.accelerator is not None and not catalogue().knows(spec.accelerator.name):
+        names = ", ".join(catalogue().names)
+        words = (
+            f"no speed can be predicted: {spec.accelerator.name} is none of the known accelerators, {names}"
+        )
+        return "UnknownAccelerator", words
+    if spec.price is None:
+        return "NoPrice", "no plan uses this pool, since its cost is not known: set spec.price.perHour"
+    return None
+
+
+def _events(pool: CapacityPool, status: CapacityPoolStatus) -> list[Event]:
+    """Conditions that changed, and a new recommendation."""
+    events = []
+    before = {condition.type: condition for condition in pool.status.conditions}
+    for condition in status.conditions:
+        was = before.get(condition.type)
+        bad = (condition.status == "True") == (condition.type != "Ready")
+        if was is not None and (was.status, was.reason) == (condition.status, condition.reason):
+            continue
+        if bad:
+            events.append(Event("Warning", condition.reason, condition.message))
+        elif was is not None:
+            events.append(Event("Normal", condition.reason, f"{condition.type} is {condition.status} again"))
+    old, new = pool.status.recommended, status.recommended
+    if new.nodes != old.nodes:
+        events.append(Event("Normal", "Recommended", f"{old.nodes} -> {new.nodes} nodes: {new.reason}"))
+    return events

@@ -1,0 +1,49 @@
+"""Prometheus metrics of plans and of the pools that they size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import Counter, Histogram
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.runtime.metrics import FAST, Metrics
+
+
+class PlanMetrics:
+    """The metrics of the planner. Pools are few and named by the platform team, so they may be labels."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.seconds = Histogram(
+            "shoal_plan_seconds",
+            "Duration of one plan of all jobs with pools.",
+            buckets=FAST,
+            registry=metrics.registry,
+        )
+        self.plans = Counter(
+            "shoal_plans_total", "Plans, by result: done, error.", ["result"], registry=metrics.registry
+        )
+
+    def count_pools(self, pools: Callable[[], Iterable[CapacityPool]]) -> None:
+        """Export the state of each pool, computed at each scrape."""
+
+        def gauge(name: str, text: str, value: Callable[[CapacityPool], float]) -> None:
+            self._metrics.live(
+                name, text, "pool", lambda: {pool.metadata.name: value(pool) for pool in pools()}
+            )
+
+        gauge("shoal_pool_nodes", "Nodes of a CapacityPool.", lambda pool: pool.status.nodes)
+        gauge("shoal_pool_used_nodes", "Its nodes with a pod of a job.", lambda pool: pool.status.used)
+        gauge(
+            "shoal_pool_recommended_nodes",
+            "The nodes that it should have.",
+            lambda pool: pool.status.recommended.nodes,
+        )
+        gauge(
+            "shoal_pool_exhausted",
+            "1 while pods wait for a node of it for too long.",
+            lambda pool: float(
+                any(c.type == "Exhausted" and c.status == "True" for c in pool.status.conditions)
+            ),
+        )

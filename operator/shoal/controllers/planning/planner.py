@@ -1,0 +1,163 @@
+"""Plans all jobs that name pools, off the event loop: at once after what matters, else once a minute.
+
+One plan at a time, of all jobs together, since they share the pools. A plan that fails leaves the last proposals, which
+grow old and say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from shoal.api.training_job import MANAGED_BY, TrainingJob
+from shoal.controllers.capacitypool.measure import matches
+from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.planning.translate import (
+    fleet_job,
+    fleet_pool,
+    job_name,
+    model_of,
+    profile_values,
+    proposal,
+)
+from shoal.controllers.speedprofile.reconcile import Learner
+from shoal.controllers.state import ClusterState, Wake, key_of
+from shoal.policy.model import Proposal
+from shoal.runtime.work_queue import Priority
+from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, Profile, plan_fleet
+from shoal.telemetry.poller import Poller
+
+logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 1.0
+"""A wave of changes is one plan."""
+
+Plan = Callable[[list[FleetPool], list[Profile], list[FleetJob]], FleetPlan]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The newest proposal for a job, and when it was made (the loop's clock)."""
+
+    proposal: Proposal
+    at: float
+
+
+class Planner:
+    """Runs `plan` and keeps its proposals. `every_seconds`: the interval without a reason to plan sooner."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        poller: Poller,
+        learner: Learner,
+        *,
+        wake: Wake,
+        wall: Callable[[], datetime],
+        metrics: PlanMetrics,
+        every_seconds: float = 60.0,
+        plan: Plan = plan_fleet,
+    ) -> None:
+        self._state = state
+        self._poller = poller
+        self._learner = learner
+        self._wake = wake
+        self._wall = wall
+        self._metrics = metrics
+        self._every_seconds = every_seconds
+        self._plan = plan
+        self._known: dict[str, _Known] = {}
+        self._wanted = asyncio.Event()
+
+    def trigger(self) -> None:
+        """Plan soon: a job began or ended, a worker was taken, a pool ran out of nodes."""
+        self._wanted.set()
+
+    def proposal(self, uid: str) -> Proposal | None:
+        """The newest proposal for a job, with its age."""
+        known = self._known.get(uid)
+        return None if known is None else replace(known.proposal, age_seconds=self._now() - known.at)
+
+    async def run(self) -> None:
+        """Plan until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(self._every_seconds):
+                    await self._wanted.wait()
+                await asyncio.sleep(min(SETTLE_SECONDS, self._every_seconds))
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            try:
+                await self.plan_once()
+            except Exception:  # broad: a fault of the planner must not stop the operator
+                self._metrics.plans.labels("error").inc()
+                logger.exception("the planner failed; the last plans stay")
+
+    async def plan_once(self) -> None:
+        """Plan all jobs once."""
+        jobs = {job_name(job): job for job in self._state.jobs.all() if _is_planned(job)}
+        for uid in self._known.keys() - {job.metadata.uid for job in jobs.values()}:
+            del self._known[uid]
+        if not jobs:
+            return
+        now = self._wall()
+        pools = [
+            fleet_pool(pool, [node for node in self._state.nodes.all() if matches(pool, node)])
+            for pool in self._state.pools.all()
+        ]
+        profiles = self._profiles(now)
+        fleet = [self._job(job, now) for job in jobs.values()]
+        began = self._now()
+        found = await asyncio.to_thread(self._plan, pools, profiles, fleet)
+        self._metrics.seconds.observe(self._now() - began)
+        self._metrics.plans.labels("done").inc()
+        for name, plan in found.jobs.items():
+            job = jobs[name]
+            old = self._known.get(job.metadata.uid)
+            counts = {pool: count for pool, count in plan.counts.items() if count}
+            same = old is not None and dict(old.proposal.pools) == counts
+            since = old.proposal.since if old is not None and same and old.proposal.since else now
+            fresh = proposal(job, plan, now, since)
+            self._known[job.metadata.uid] = _Known(fresh, self._now())
+            self._wake(key_of(job), Priority.NORMAL)
+
+    def _job(self, job: TrainingJob, now: datetime) -> FleetJob:
+        report, _ = self._poller.latest(job.metadata.uid)
+        fingerprint = report.model.fingerprint if report is not None and report.model is not None else ""
+        key = job.metadata.namespace, self._learner.name_of(job, fingerprint)
+        profile = self._state.profiles.get(key[1], key[0])
+        status = self._learner.learned(key)
+        model = model_of(report, profile, status)
+        prior = profile.spec.model if profile is not None else None
+        per_epoch = (status.model.samples_per_epoch if status.model else None) or (
+            prior.samples_per_epoch if prior else None
+        )
+        pods = self._state.pods.indexed("job", key_of(job))
+        return fleet_job(job, model, report, per_epoch, pods, now)
+
+    def _profiles(self, now: datetime) -> list[Profile]:
+        found = []
+        for namespace, name in self._learner.keys:
+            profile = self._state.profiles.get(name, namespace)
+            values = profile_values(profile, self._learner.learned((namespace, name)), now)
+            if values is not None:
+                found.append(values)
+        return found
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _is_planned(job: TrainingJob) -> bool:
+    return (
+        bool(job.spec.workers.pools)
+        and not job.status.finished
+        and not job.spec.suspend
+        and job.metadata.deletion_timestamp is None
+        and job.spec.managed_by in {None, MANAGED_BY}
+    )

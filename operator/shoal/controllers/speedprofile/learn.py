@@ -1,0 +1,206 @@
+"""Merges a job's report into a SpeedProfile: pure, and each measured step counts once.
+
+A coordinator reports cumulative sums, so a report that was missed loses nothing: the profile remembers, for each job,
+the sums that it has merged (`status.sources`), in the same write as the rows. Old measurements count less: their weight
+halves every `HALF_LIFE`, since drivers, images and node types change under the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
+
+from shoal.api.speed_profile import (
+    MOST_ROWS,
+    MOST_SOURCES,
+    LogMoments,
+    MeasuredModel,
+    MeasuredRow,
+    ServerLoad,
+    SpeedProfileStatus,
+    SpeedSource,
+)
+from shoal_trainer.contract import LogSums, ShardReport, SpeedSums, StatusReport
+
+HALF_LIFE = timedelta(days=30)
+MOST_SERVER_LOADS = 16
+
+
+def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datetime) -> SpeedProfileStatus:
+    """The status with what the report of the job `uid` adds to it; the same object if it adds nothing."""
+    source = next((each for each in status.sources if each.uid == uid), SpeedSource(uid=uid))
+    rows = {_key(row): row for row in status.rows}
+    counts: dict[str, str] = {}
+    news = False
+    for sums in report.speed:
+        name = "/".join(part if isinstance(part, str) else f"{part:g}" for part in sums.key)
+        seen = _parse(source.counts.get(name, "")) if source.report == report.speed_epoch else _NOTHING
+        fresh = tuple(part.since(old) for part, old in zip(_parts(sums), seen, strict=True))
+        if any(part.count < 0 for part in fresh):
+            fresh = _parts(sums)  # the coordinator dropped this row and began again
+        counts[name] = _format(_parts(sums))
+        if fresh[0].count > 0:
+            rows[sums.key] = _merged(rows.get(sums.key), sums, fresh, now)
+            news = True
+    loads = {load.parameter_servers: load for load in status.server_load}
+    for shard in report.shards:
+        name = f"shard/{shard.index}/{shard.boot}"
+        before = [float(part) for part in source.counts.get(name, "0 0 0").split()]
+        busy, updates, received = (
+            max(0.0, value - old) for value, old in zip(_work(shard), before, strict=True)
+        )
+        counts[name] = " ".join(f"{value:.10g}" for value in _work(shard))
+        if updates > 0:
+            number = len(report.shards)
+            loads[number] = _loaded(loads.get(number), number, (busy, updates, received), now)
+            news = True
+    model = _model(status.model, report)
+    if not news and model == status.model:
+        return status
+    stamp = _stamp(now)
+    kept = sorted(rows.values(), key=lambda row: row.last_seen)[-MOST_ROWS:]
+    others = [each for each in status.sources if each.uid != uid]
+    ours = SpeedSource(uid=uid, report=report.speed_epoch, counts=counts, at=stamp)
+    return status.model_copy(
+        update={
+            "model": model,
+            "rows": tuple(sorted(kept, key=_key)),
+            "row_count": len(kept),
+            "devices": ", ".join(sorted({row.device for row in kept})),
+            "server_load": tuple(loads[number] for number in sorted(loads))[-MOST_SERVER_LOADS:],
+            "sources": (*others, ours)[-MOST_SOURCES:],
+            "last_updated": stamp if news else status.last_updated,
+        }
+    )
+
+
+def forget(status: SpeedProfileStatus, uids: Collection[str]) -> SpeedProfileStatus:
+    """The status without the sums of jobs that will not report again."""
+    kept = tuple(each for each in status.sources if each.uid not in uids)
+    return status if len(kept) == len(status.sources) else status.model_copy(update={"sources": kept})
+
+
+def moved(old: SpeedProfileStatus, new: SpeedProfileStatus) -> bool:
+    """Whether an estimate is new, or differs by more than a standard error of its mean: worth a write."""
+    before = {_key(row): row for row in old.rows}
+    for row in new.rows:
+        was = before.get(_key(row))
+        if was is None:
+            return True
+        mean, old_mean = float(row.compute.mean_log), float(was.compute.mean_log)
+        count = max(1.0, float(was.compute.count))
+        if abs(mean - old_mean) > max(0.02, (float(was.compute.variance_log) / count) ** 0.5):
+            return True
+    loads = {load.parameter_servers for load in new.server_load}
+    return old.model != new.model or loads != {load.parameter_servers for load in old.server_load}
+
+
+def _key(row: MeasuredRow) -> tuple[str, int, float, int, int, int]:
+    return row.device, row.devices, _number(row.cores), row.batch_size, row.workers, row.parameter_servers
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0  # someone edited the status by hand
+
+
+def _parts(sums: SpeedSums) -> tuple[LogSums, LogSums, LogSums]:
+    return sums.compute, sums.pull, sums.push
+
+
+_NOTHING = (LogSums(), LogSums(), LogSums())
+
+
+def _merged(row: MeasuredRow | None, sums: SpeedSums, fresh: Iterable[LogSums], now: datetime) -> MeasuredRow:
+    device, devices, cores, batch, workers, servers = sums.key
+    old = row or MeasuredRow(
+        device=device,
+        devices=devices,
+        cores=f"{cores:g}",
+        batch_size=batch,
+        workers=workers,
+        parameter_servers=servers,
+    )
+    keep = _weight(old.last_seen, now)
+    compute, pull, push = (
+        _pooled(was, part, keep) for was, part in zip((old.compute, old.pull, old.push), fresh, strict=True)
+    )
+    return old.model_copy(update={"compute": compute, "pull": pull, "push": push, "last_seen": _stamp(now)})
+
+
+def _pooled(old: LogMoments, fresh: LogSums, keep: float) -> LogMoments:
+    """Mean and variance of both together (Chan, Golub, LeVeque 1979), the old ones with the weight that they keep."""
+    if fresh.count <= 0:
+        return old
+    n, m = float(old.count) * keep, float(fresh.count)
+    mean, other = float(old.mean_log), fresh.mean
+    total = n + m
+    gap = other - mean
+    variance = (n * float(old.variance_log) + m * fresh.variance + gap * gap * n * m / total) / total
+    return LogMoments(
+        mean_log=f"{mean + gap * m / total:.6g}", variance_log=f"{variance:.6g}", count=f"{total:.6g}"
+    )
+
+
+def _loaded(
+    old: ServerLoad | None, number: int, fresh: tuple[float, float, float], now: datetime
+) -> ServerLoad:
+    keep = _weight(old.last_seen, now) if old else 0.0
+    before = (float(old.busy_seconds), float(old.updates), float(old.bytes)) if old else (0.0, 0.0, 0.0)
+    busy, updates, received = (was * keep + more for was, more in zip(before, fresh, strict=True))
+    return ServerLoad(
+        parameter_servers=number,
+        busy_seconds=f"{busy:.6g}",
+        updates=f"{updates:.6g}",
+        bytes=f"{received:.6g}",
+        last_seen=_stamp(now),
+    )
+
+
+def _model(known: MeasuredModel | None, report: StatusReport) -> MeasuredModel | None:
+    if report.model is None:
+        return known
+    flops = report.model.flops_per_sample
+    return MeasuredModel(
+        fingerprint=report.model.fingerprint,
+        flops_per_sample=f"{flops:.6g}" if flops else (known.flops_per_sample if known else None),
+        parameters=report.model.parameters,
+        tensors=report.model.tensors or (known.tensors if known else 0),
+        samples_per_epoch=report.data.samples_per_epoch or (known.samples_per_epoch if known else None),
+    )
+
+
+def _work(shard: ShardReport) -> tuple[float, float, float]:
+    return shard.busy_seconds, float(shard.updates), float(shard.bytes_received)
+
+
+def _format(parts: Iterable[LogSums]) -> str:
+    return " ".join(f"{part.count} {part.total:.10g} {part.squares:.10g}" for part in parts)
+
+
+def _parse(text: str) -> tuple[LogSums, LogSums, LogSums]:
+    """What `_format` wrote; nothing for an entry that it did not write."""
+    try:
+        n1, t1, s1, n2, t2, s2, n3, t3, s3 = (float(part) for part in text.split())
+    except ValueError:
+        return _NOTHING
+    return (
+        LogSums(count=int(n1), total=t1, squares=s1),
+        LogSums(count=int(n2), total=t2, squares=s2),
+        LogSums(count=int(n3), total=t3, squares=s3),
+    )
+
+
+def _weight(last_seen: str, now: datetime) -> float:
+    """What a measurement of that time still counts, 0 to 1."""
+    try:
+        age = now - datetime.fromisoformat(last_seen)
+    except (ValueError, TypeError):
+        return 1.0
+    return float(0.5 ** (max(timedelta(), age) / HALF_LIFE))
+
+
+def _stamp(now: datetime) -> str:
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")

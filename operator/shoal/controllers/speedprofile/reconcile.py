@@ -1,0 +1,180 @@
+"""Keeps SpeedProfiles up to date with the reports of running jobs.
+
+Reports are merged in memory as they arrive (`learn`), so that a plan uses the newest; the object is written when an
+estimate has moved, when a job ends, and otherwise every few minutes. A crash loses nothing: reports are cumulative, and
+what is merged is written with what it was merged from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+
+from shoal.api.base import API_VERSION
+from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Transport
+from shoal.controllers.speedprofile.learn import forget, learn, moved
+from shoal.controllers.state import ClusterState, Key, Wake
+from shoal.errors import Unavailable
+from shoal.runtime.status_writer import StatusWriter, collection_path
+from shoal.runtime.work_queue import Priority
+from shoal_trainer.contract import StatusReport
+
+ANNOTATION = "shoal.dev/speed-profile"
+"""On a TrainingJob: the name of its SpeedProfile, in place of the one that is found by the model's fingerprint."""
+SOON_SECONDS = 20.0
+"""Minimum interval of writes, while estimates move."""
+LATE_SECONDS = 300.0
+"""Interval of writes of estimates that do not move."""
+NAMED_JOBS = 3
+
+
+def profile_name(fingerprint: str) -> str:
+    """The name of the profile that the operator makes for a model."""
+    return f"model-{fingerprint[:16].lower()}"
+
+
+class Learner:
+    """Hears reports, and reconciles profiles."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        state: ClusterState,
+        writer: StatusWriter[SpeedProfile],
+        *,
+        wake: Wake,
+        wall: Callable[[], datetime],
+    ) -> None:
+        self._transport = transport
+        self._state = state
+        self._writer = writer
+        self._wake = wake
+        self._wall = wall
+        self._heard: dict[Key, dict[str, tuple[Key, StatusReport]]] = {}
+        """By profile and uid of the job: the job's key and its newest report."""
+        self._written: dict[Key, float] = {}
+
+    def hear(self, job: TrainingJob, report: StatusReport) -> None:
+        """Take a report. Cheap: it is merged by the next reconcile or plan."""
+        if report.model is None:
+            return
+        key = job.metadata.namespace, self.name_of(job, report.model.fingerprint)
+        self._heard.setdefault(key, {})[job.metadata.uid] = (
+            (job.metadata.namespace, job.metadata.name),
+            report,
+        )
+        if self._now() - self._written.get(key, -SOON_SECONDS) >= SOON_SECONDS:
+            self._wake(key, Priority.ROUTINE)
+
+    def name_of(self, job: TrainingJob, fingerprint: str) -> str:
+        """The profile of a job's model: annotated, or written by a user for this model, or the operator's own."""
+        namespace = job.metadata.namespace
+        named = job.metadata.annotations.get(ANNOTATION, "")
+        if named:
+            known = self._state.profiles.get(named, namespace)
+            model = known.status.model if known is not None else None
+            if model is None or model.fingerprint == fingerprint:
+                return named
+        for profile in self._state.profiles.all():
+            prior = profile.spec.model
+            if (
+                profile.metadata.namespace == namespace
+                and prior is not None
+                and prior.fingerprint == fingerprint
+            ):
+                return profile.metadata.name
+        return profile_name(fingerprint)
+
+    def learned(self, key: Key) -> SpeedProfileStatus:
+        """What is known now: what is stored, with the newest reports."""
+        namespace, name = key
+        profile = self._state.profiles.get(name, namespace)
+        status = profile.status if profile is not None else SpeedProfileStatus()
+        for uid, (_, report) in self._heard.get(key, {}).items():
+            status = learn(status, uid, report, self._wall())
+        return status
+
+    @property
+    def keys(self) -> list[Key]:
+        """Every profile that exists or will."""
+        stored = [(each.metadata.namespace, each.metadata.name) for each in self._state.profiles.all()]
+        return list(dict.fromkeys([*stored, *self._heard]))
+
+    async def __call__(self, key: Key) -> float | None:
+        """Write a profile, if it is worth it; returns the seconds until it is looked at again."""
+        namespace, name = key
+        heard = self._heard.get(key, {})
+        if not heard:
+            return None
+        profile = self._state.profiles.get(name, namespace) or await self._create(key)
+        if profile is None:
+            del self._heard[key]  # the namespace goes
+            return None
+        status = self._summed_up(profile.status, self.learned(key), heard)
+        ended = [uid for uid, (job, _) in heard.items() if not self._runs(uid, job)]
+        now = self._now()
+        due = self._written.get(key, -LATE_SECONDS) + LATE_SECONDS
+        if status != profile.status and (ended or moved(profile.status, status) or now >= due):
+            if await self._writer.write(profile, status) is None:
+                return 1.0  # it changed meanwhile: merge again
+            self._written[key] = now
+        for uid in ended:
+            del heard[uid]
+        if not heard:
+            del self._heard[key]
+            return None
+        return SOON_SECONDS
+
+    def _summed_up(
+        self,
+        old: SpeedProfileStatus,
+        new: SpeedProfileStatus,
+        heard: dict[str, tuple[Key, StatusReport]],
+    ) -> SpeedProfileStatus:
+        live = {job.metadata.uid for job in self._state.jobs.all()}
+        gone = {source.uid for source in new.sources if source.uid not in live}
+        named = [name for (_, name), _ in heard.values()]
+        earlier = [name for name in old.jobs.split(", ") if name and name not in named]
+        jobs = ", ".join([*named, *earlier][:NAMED_JOBS])
+        return forget(new, gone).model_copy(update={"jobs": jobs})
+
+    async def _create(self, key: Key) -> SpeedProfile | None:
+        """The profile, made; None where its namespace does not take it any more.
+
+        Raises:
+            Unavailable: it may succeed on retry.
+        """
+        namespace, name = key
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": "SpeedProfile",
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "labels": {"app.kubernetes.io/managed-by": "shoal"},
+            },
+            "spec": {},
+        }
+        path = collection_path(SpeedProfile, namespace)
+        answer = await self._transport.request("POST", path, body=body)
+        if answer.status == 409:
+            answer = await self._transport.request("GET", f"{path}/{name}")
+        if answer.ok:
+            made = SpeedProfile.model_validate_json(answer.body, extra="ignore")
+            self._state.profiles.put(made, ours=True)
+            return made
+        if answer.status in {403, 404} and "terminated" in answer.message:
+            return None
+        raise Unavailable(f"cannot create SpeedProfile {namespace}/{name}: {answer.status} {answer.message}")
+
+    def _runs(self, uid: str, job: Key) -> bool:
+        namespace, name = job
+        known = self._state.jobs.get(name, namespace)
+        return known is not None and known.metadata.uid == uid and not known.status.finished
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

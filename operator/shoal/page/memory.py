@@ -1,0 +1,156 @@
+"""What the page remembers: a status says how a job is, a time line needs how it was. Pure; bounded; one process's life.
+
+A new operator begins with what the status still has: when slots ended, and when the job started.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import Slot
+
+SAMPLES = 1500
+"""Points of a curve. When they are used up every second one is dropped, so that the whole life of a job fits."""
+SPANS = 4000
+PLANS = 50
+
+Place = tuple[str, int, int]
+"""(role, index, incarnation)."""
+
+
+@dataclass
+class Span:
+    """One pod of a slot: when it was first and last seen, and how it ended. `known`: the start was seen."""
+
+    place: Place
+    start: datetime
+    end: datetime | None = None
+    state: str = "Running"
+    pool: str = ""
+    node: str = ""
+    cause: str = ""
+    known: bool = True
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A point of the curves; None where the status had no value."""
+
+    at: datetime
+    workers: int
+    samples_per_second: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan as it was decided."""
+
+    at: datetime
+    summary: str
+    reason: str
+
+
+@dataclass
+class JobMemory:
+    """One run of a job."""
+
+    uid: str
+    spans: dict[Place, Span] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    plans: deque[Decision] = field(default_factory=lambda: deque(maxlen=PLANS))
+    every: int = 1
+    _skipped: int = 0
+
+    def see(self, job: TrainingJob, now: datetime, *, first: bool) -> None:
+        """Take in the job as it is now. `first`: the process sees it for the first time, so what runs began earlier."""
+        status = job.status
+        seen = {_place(slot): slot for slot in status.slots}
+        for place, slot in seen.items():
+            self._see_slot(place, slot, status.start_time, now, first=first)
+        for place, span in self.spans.items():
+            if span.end is None and place not in seen:
+                span.end, span.state, span.cause = (
+                    now,
+                    "Ended",
+                    span.cause or ("Finished" if status.finished else "Replaced"),
+                )
+        while len(self.spans) > SPANS:
+            del self.spans[next(iter(self.spans))]
+        plan = status.plan
+        if (
+            plan
+            and plan.summary
+            and (
+                not self.plans
+                or (self.plans[-1].summary, self.plans[-1].reason) != (plan.summary, plan.reason)
+            )
+        ):
+            self.plans.append(Decision(plan.decided_at or now, plan.summary, plan.reason))
+        if not status.finished and status.phase:
+            self._sample(job, now)
+
+    def _see_slot(
+        self, place: Place, slot: Slot, began: datetime | None, now: datetime, *, first: bool
+    ) -> None:
+        span = self.spans.get(place)
+        if span is None:
+            start = slot.created_at or (began if first and began else slot.ended_at or now)
+            span = self.spans[place] = Span(
+                place, min(start, slot.ended_at or now), known=not first or slot.created_at is not None
+            )
+        span.state, span.pool, span.node = slot.state, slot.pool or span.pool, slot.node or span.node
+        span.cause = slot.cause or span.cause
+        if slot.state == "Ended":
+            span.end = span.end or slot.ended_at or now
+
+    def _sample(self, job: TrainingJob, now: datetime) -> None:
+        self._skipped += 1
+        if self._skipped < self.every:
+            return
+        self._skipped = 0
+        training = job.status.training
+        self.samples.append(
+            Sample(
+                now, job.status.workers.ready, _number(training.samples_per_second), _number(training.loss)
+            )
+        )
+        if len(self.samples) >= SAMPLES:
+            self.samples, self.every = self.samples[::2], self.every * 2
+
+
+class Memory:
+    """All jobs. Those that are gone are forgotten."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[str, str], JobMemory] = {}
+        self._started = False
+
+    def see(self, jobs: Iterable[TrainingJob], now: datetime) -> None:
+        """Take in all jobs as they are now."""
+        kept: dict[tuple[str, str], JobMemory] = {}
+        for job in jobs:
+            key = job.metadata.namespace, job.metadata.name
+            memory = self._jobs.get(key)
+            new = memory is None or memory.uid != job.metadata.uid
+            if memory is None or new:
+                memory = JobMemory(job.metadata.uid)
+            memory.see(job, now, first=new and not self._started)
+            kept[key] = memory
+        self._jobs, self._started = kept, True
+
+    def of(self, namespace: str, name: str) -> JobMemory | None:
+        """What is remembered of one job."""
+        return self._jobs.get((namespace, name))
+
+
+def _place(slot: Slot) -> Place:
+    return slot.role, slot.index, slot.incarnation
+
+
+def _number(text: str | None) -> float | None:
+    return None if text is None else float(text)

@@ -1,0 +1,122 @@
+// The page: a list of jobs, one job, the pools. Data come from /api/stream; the address (#/namespace/name) says which job.
+import { clock, curve, describe, duration, element, legend, number, timeline } from "/draw.js";
+
+const TONES = { Running: "good", Succeeded: "good", Failed: "bad", Starting: "warn", Pending: "warn", New: "warn", Suspended: "idle" };
+const state = { overview: null, job: null, chosen: chosen(), filter: "" };
+const $ = (id) => document.getElementById(id);
+let stream = null;
+
+function chosen() {
+  const [, namespace, name] = decodeURIComponent(location.hash).split("/");
+  return name ? `${namespace}/${name}` : "";
+}
+
+function listen() {
+  stream?.close();
+  stream = new EventSource(`/api/stream${state.chosen ? `?job=${encodeURIComponent(state.chosen)}` : ""}`);
+  stream.addEventListener("overview", (event) => { state.overview = JSON.parse(event.data); drawJobs(); drawPools(); alive(); });
+  stream.addEventListener("job", (event) => { state.job = JSON.parse(event.data); drawJob(); alive(); });
+  stream.onopen = alive;
+  stream.onerror = () => say("the operator does not answer; what is shown is old. Trying again …");
+}
+
+const alive = () => say("live");
+function say(words) {
+  if ($("live").textContent !== words) $("live").textContent = words;
+}
+
+const phase = (job) => element("span", { class: `phase ${TONES[job.phase] ?? ""}` }, job.phase);
+const cell = (content, name = "") => element("td", name ? { class: name } : {}, content);
+
+function drawJobs() {
+  const words = state.filter.toLowerCase();
+  const jobs = state.overview.jobs.filter((job) => `${job.namespace}/${job.name} ${job.phase} ${job.reason}`.toLowerCase().includes(words));
+  const rows = jobs.map((job) => {
+    const link = element("a", { href: `#/${job.namespace}/${job.name}` }, `${job.namespace}/${job.name}`);
+    if (`${job.namespace}/${job.name}` === state.chosen) link.setAttribute("aria-current", "page");
+    const bar = job.progress === null ? "–" : element("span", {}, element("progress", { max: 100, value: job.progress, "aria-label": `${job.name}: ${job.progress} percent done` }), ` ${job.progress} %`);
+    return element("tr", {}, element("th", { scope: "row" }, link), cell(phase(job)), cell(`${job.ready} / ${job.wanted}`),
+      cell(number(job.samplesPerSecond), "n"), cell(number(job.loss, 4), "n"), cell(bar), cell(duration(job.remaining), "n"),
+      cell(String(job.disruptions), "n"), cell(number(job.cost, 2), "n"), cell(job.reason));
+  });
+  $("job-table").tBodies[0].replaceChildren(...rows);
+  const none = state.overview.jobs.length ? `no job matches “${state.filter}”` : "There are no jobs yet. kubectl apply -f YOUR-JOB.yaml, or shoal submit, makes one.";
+  $("none").textContent = rows.length ? "" : none;
+  $("none").hidden = rows.length > 0;
+  $("jobs-title").textContent = `Jobs (${jobs.length}${jobs.length < state.overview.jobs.length ? ` of ${state.overview.jobs.length}` : ""})`;
+}
+
+function drawPools() {
+  const rows = state.overview.pools.map((pool) => element("tr", {}, element("th", { scope: "row" }, pool.name), cell(pool.capacityType === "Spot" ? "spot" : "on-demand"),
+    cell(pool.accelerator), cell(pool.zone || "any"), cell(number(pool.price, 2), "n"), cell(`${pool.used} / ${pool.nodes} / ${pool.limit}`, "n"),
+    cell(`${number(pool.interruptionsPerHour, 3)} ${pool.measured ? "(measured)" : "(assumed)"}`, "n"), cell(pool.reason ? `${pool.recommended} nodes: ${pool.reason}` : "–", "wide")));
+  $("pool-table").tBodies[0].replaceChildren(...rows);
+  $("pools").hidden = rows.length === 0;
+}
+
+function card(title, value, note = "") {
+  return element("dl", { class: "card" }, element("dt", {}, title), element("dd", {}, value), note ? element("dd", { class: "small" }, note) : null);
+}
+
+function drawJob() {
+  const section = $("job");
+  const opened = section.querySelector("details")?.open ?? false;
+  section.hidden = !state.chosen;
+  if (!state.chosen) return section.replaceChildren();
+  const job = state.job;
+  const title = element("h2", { id: "job-name", tabindex: "-1" }, state.chosen, " ");
+  if (!job) return section.replaceChildren(title, element("p", {}, "There is no such job, or not any more."));
+  title.append(phase(job));
+  const parts = [title];
+  for (const words of new Set([job.message, job.waitsFor, job.lastFailure && `last failure: ${job.lastFailure}`])) if (words) parts.push(element("p", { class: job.phase === "Failed" ? "bad" : "warn" }, words));
+  parts.push(facts(job));
+  if (job.plan) parts.push(plan(job));
+  if (job.spans.length) parts.push(element("div", { class: "panel" }, element("h3", {}, "Slots and their pods over time"), timeline(job), legend(job), table(job, opened)));
+  parts.push(element("div", { class: "curves" }, curve(job, 2, "Samples per second", 1), curve(job, 3, "Loss", 3), curve(job, 1, "Workers that run", 0)));
+  const focused = document.activeElement?.id;
+  section.replaceChildren(...parts);
+  if (focused === "job-name") $("job-name").focus();
+}
+
+function facts(job) {
+  const data = job.data;
+  const metrics = Object.entries(job.metrics).map(([name, value]) => `${name} ${number(value, 4)}`).join(", ");
+  const finish = job.finish && `${clock(job.finish.at)}`;
+  const band = job.finish?.band ? `between ${clock(job.finish.band[0])} and ${clock(job.finish.band[1])}` : job.finish ? `by ${job.finish.basis}` : "";
+  const late = job.finish && job.deadline ? (job.finish.at > job.deadline ? `; ${duration(job.finish.at - job.deadline)} after the deadline` : `; ${duration(job.deadline - job.finish.at)} before the deadline`) : "";
+  return element("div", { class: "cards" },
+    card("Workers", `${job.ready} of ${job.wanted}`, `${job.disruptions} taken by the platform, ${job.failures} failed, ${job.serverRestarts} restarts of parameter servers`),
+    card("Speed", `${number(job.samplesPerSecond)} samples/s`, job.inputWait > 0.05 ? `workers wait ${number(100 * job.inputWait, 0)} % of the time for input` : job.goodput !== null ? `${number(100 * job.goodput, 0)} % of the steps count` : ""),
+    card("Progress", job.progress === null ? "–" : `${job.progress} %`, `epoch ${job.epoch}, step ${number(job.step, 0)}`),
+    card("Loss", number(job.loss, 4), metrics),
+    card("Data of this epoch", `${number(data.done, 0)} of ${data.total === null ? "?" : number(data.total, 0)}`, `whole run: ${number(data.repeated, 0)} repeated, ${number(data.partial, 0)} partial, ${number(data.lost, 0)} lost`),
+    job.end ? card("Ended", clock(job.end), job.model ? `model: ${job.model}` : `after ${duration(job.end - job.start)}`) : card("Expected end", finish ?? "–", `${band}${late}`),
+    job.money ? card("Cost so far", number(job.money.spent, 2), `${number(job.money.perHour, 2)} per hour now; on-demand nodes: ${number(job.money.onDemand, 2)}`) : null);
+}
+
+function plan(job) {
+  const past = job.plans.slice(0, -1).reverse().map((each) => element("li", {}, `${clock(each.at)}: ${each.summary}. ${each.reason}`));
+  return element("div", { class: "panel" }, element("h3", {}, `Plan (${job.plan.mode})`),
+    element("p", {}, `${job.plan.summary}. ${job.plan.reason}`),
+    past.length ? element("details", {}, element("summary", {}, "Earlier plans"), element("ul", {}, ...past)) : null);
+}
+
+function table(job, open) {
+  const rows = [...job.spans].sort((a, b) => b.start - a.start).map((span) => element("tr", {}, element("th", { scope: "row" }, `${span.role} ${span.index}-${span.incarnation}`),
+    cell(span.state), cell(span.pool || "–"), cell(span.node || "–"), cell(clock(span.start)), cell(duration((span.end ?? job.now) - span.start), "n"), cell(span.cause || "–")));
+  const head = ["Pod", "State", "Pool", "Node", "Since", "For", "Why it ended"].map((name) => element("th", { scope: "col" }, name));
+  return element("details", open ? { open: "" } : {}, element("summary", {}, `The same as a table (${rows.length} pods, newest first)`),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of pods" }, element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows))));
+}
+
+$("filter").addEventListener("input", (event) => { state.filter = event.target.value; if (state.overview) drawJobs(); });
+addEventListener("hashchange", () => {
+  state.chosen = chosen();
+  state.job = null;
+  document.title = state.chosen ? `${state.chosen} – Shoal` : "Shoal";
+  drawJob();
+  if (state.overview) drawJobs();
+  listen();
+  (state.chosen ? $("job-name") : $("main"))?.focus();
+});
+listen();

@@ -1,0 +1,239 @@
+"""Which worker lives where.
+
+Without a plan, a worker stays where it is; a new one goes to the first home with room. `onDemandBase` workers live on
+demand; with `fallback`, one that waited for a spot node in vain does so, too, and one after the other tries to return.
+With a plan (mode Auto) the workers of each pool are as many as it says: those stay that fit, those without a pod fill
+what is missing, and only then do workers move, each when its successor runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from shoal.policy.decide.homes import Home, Homes, home_of
+from shoal.policy.facts.read import Facts, Sighting
+from shoal.policy.facts.verdict import PodOutcome
+from shoal.policy.model import Reason
+
+VACANT = 4
+"""From this loss on, a worker has no pod that is worth keeping: its next one may live elsewhere."""
+
+
+@dataclass
+class Assignment:
+    """The homes of the wanted workers."""
+
+    homes: dict[int, Home] = field(default_factory=dict)
+    problem: Reason | None = None
+
+
+def assign(
+    facts: Facts,
+    homes: Homes,
+    held: Mapping[int, Sighting],
+    losses: Mapping[int, int],
+    number: int,
+    counts: Mapping[str, int] | None,
+) -> Assignment:
+    """Give `number` workers a home.
+
+    `held`: the newest incarnation of the workers that there are, `losses`: how little would be lost with each.
+    `counts`: workers by pool, if a plan says so. Where a pool is not there (any more), its workers stay; it may be that
+    it is not read yet.
+    """
+    every = homes.all()
+    if not number:
+        return Assignment()
+    at = {index: home_of(each.slot) for index, each in held.items() if losses[index] < VACANT}
+    if not every:
+        return Assignment(at)
+    known = facts.seen.pools
+    at = {i: home for i, home in at.items() if home in every or (home.pool and home.pool not in known)}
+    if counts is not None:
+        return _by_plan(facts, held, losses, at, number, counts)
+    return _by_preference(facts, homes, held, losses, at, number)
+
+
+def _indices(held: Mapping[int, Sighting], taken: Mapping[int, Home], number: int) -> list[int]:
+    """More workers: those that are held without a pod, then new ones; as many as are missing."""
+    missing = number - len(taken)
+    vacant = [index for index in sorted(held) if index not in taken]
+    fresh = (index for index in range(number + len(held) + 1) if index not in held)
+    return (vacant + [next(fresh) for _ in range(max(0, missing - len(vacant)))])[: max(0, missing)]
+
+
+# --- by plan ----------------------------------------------------------------------------------------------------------
+
+
+def _by_plan(
+    facts: Facts,
+    held: Mapping[int, Sighting],
+    losses: Mapping[int, int],
+    at: Mapping[int, Home],
+    number: int,
+    counts: Mapping[str, int],
+) -> Assignment:
+    left = Counter({Home(name): count for name, count in counts.items() if count > 0})
+    result = Assignment()
+    surplus = []
+    for index in sorted(at, key=lambda index: (losses[index], index)):
+        if left[at[index]] > 0:
+            left[at[index]] -= 1
+            result.homes[index] = at[index]
+        else:
+            surplus.append(index)
+    missing = list(left.elements())
+    vacant = [index for index in _indices(held, {**at}, len(at) + len(missing)) if index not in at]
+    room = number - len(result.homes)
+    # Whoever has no pod anyway first; then those move whose pool has too many; the others end.
+    movers = sorted(surplus, key=lambda index: (_worth(facts, at[index]), index))
+    fillers = [*(index for index in vacant if index in held), *movers, *(i for i in vacant if i not in held)]
+    for index, home in zip(fillers[:room], missing, strict=False):
+        result.homes[index] = home
+    return result
+
+
+def _worth(facts: Facts, home: Home) -> float:
+    """Samples for a unit of money, of a worker in this home; the least goes first."""
+    proposal, pool = facts.seen.proposal, facts.seen.pools.get(home.pool)
+    price = float(pool.spec.price.per_hour) if pool is not None and pool.spec.price is not None else 0.0
+    speed = proposal.speeds.get(home.pool, 0.0) if proposal is not None else 0.0
+    return speed / price if price else float("inf")
+
+
+# --- by preference ----------------------------------------------------------------------------------------------------
+
+
+def _by_preference(
+    facts: Facts,
+    homes: Homes,
+    held: Mapping[int, Sighting],
+    losses: Mapping[int, int],
+    at: Mapping[int, Home],
+    number: int,
+) -> Assignment:
+    keepers = sorted(held, key=lambda index: (losses[index], index))[:number]
+    result = Assignment({index: at[index] for index in keepers if index in at})
+    _leave_exhausted(homes, held, result)
+    fell_back = _fall_back(facts, homes, held, result)
+    used = Counter(result.homes.values())
+    base = min(number, facts.job.spec.workers.on_demand_base)
+    left_over = 0
+    for index in _indices({i: held[i] for i in keepers}, result.homes, number):
+        home = _first_with_room(homes, used, on_demand=_on_demand(homes, used) < base)
+        if home is None:
+            left_over += 1
+            continue
+        result.homes[index] = home
+        used[home] += 1
+    if left_over:
+        words = f"{left_over} workers have no room: raise limits.nodes of the pools in workers.pools, or add a pool"
+        result.problem = Reason("PoolsFull", words)
+    _raise_base(homes, result, base, used)
+    if not fell_back:
+        _return_one(facts, homes, held, result, base, used)
+    return result
+
+
+def _on_demand(homes: Homes, used: Counter[Home]) -> int:
+    return sum(count for home, count in used.items() if homes.is_on_demand(home))
+
+
+def _first_with_room(homes: Homes, used: Counter[Home], *, on_demand: bool) -> Home | None:
+    """The most preferred home with room: of those that are not exhausted, if there is one."""
+    room = [home for home in homes.all() if used[home] < homes.limit(home)]
+    if not homes.named and not on_demand:
+        room = [home for home in room if not home.on_demand]  # only by base or fallback
+    wanted = [home for home in room if homes.is_on_demand(home)] if on_demand else []
+    choices = wanted or room
+    available = [home for home in choices if not homes.is_exhausted(home)]
+    return next(iter(available or choices), None)
+
+
+def _raise_base(homes: Homes, result: Assignment, base: int, used: Counter[Home]) -> None:
+    """Move workers to on-demand nodes until `onDemandBase` is reached."""
+    for index in sorted(result.homes, reverse=True):
+        if _on_demand(homes, used) >= base:
+            return
+        home = _first_with_room(homes, used, on_demand=True)
+        if home is None or not homes.is_on_demand(home):
+            return
+        if not homes.is_on_demand(result.homes[index]):
+            used[result.homes[index]] -= 1
+            result.homes[index] = home
+            used[home] += 1
+
+
+def _waits(each: Sighting) -> bool:
+    """Whether its pod waits for a node. One that a queue holds back does not."""
+    if each.pod is None or each.pod.spec.node_name or each.slot.cause:
+        return False
+    scheduled = each.pod.condition("PodScheduled")
+    return scheduled is None or scheduled.reason != "SchedulingGated"
+
+
+def _leave_exhausted(homes: Homes, held: Mapping[int, Sighting], result: Assignment) -> None:
+    """Workers that wait for a node of an exhausted pool may go to another one, if that has room."""
+    for index, home in list(result.homes.items()):
+        if not _waits(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
+            continue
+        used = Counter(result.homes.values())
+        instead = _first_with_room(homes, used, on_demand=False)
+        if instead is not None and not homes.is_exhausted(instead):
+            result.homes[index] = instead
+
+
+def _fall_back(facts: Facts, homes: Homes, held: Mapping[int, Sighting], result: Assignment) -> bool:
+    """Send workers that waited for a spot node in vain to on-demand nodes. True if there are any."""
+    rule = facts.job.spec.workers.fallback
+    fell = False
+    if rule is None:
+        return fell
+    for index, home in sorted(result.homes.items()):
+        each = held[index]
+        if homes.is_on_demand(home) or each.verdict.outcome is not PodOutcome.HEALTHY:
+            continue
+        if not _waits(each) or each.slot.created_at is None:
+            continue
+        if facts.timers.pending(each.slot.created_at + timedelta(seconds=rule.after_seconds)):
+            continue
+        used = Counter(result.homes.values())
+        instead = next((h for h in homes.all() if homes.is_on_demand(h) and used[h] < homes.limit(h)), None)
+        if instead is not None:
+            result.homes[index] = instead
+            fell = True
+    return fell
+
+
+def _return_one(
+    facts: Facts,
+    homes: Homes,
+    held: Mapping[int, Sighting],
+    result: Assignment,
+    base: int,
+    used: Counter[Home],
+) -> None:
+    """Let one worker try a spot node again, when it is time."""
+    rule = facts.job.spec.workers.fallback
+    if rule is None or _on_demand(homes, used) <= base:
+        return
+    waiting = any(
+        index in held and _waits(held[index]) and not homes.is_on_demand(home)
+        for index, home in result.homes.items()
+    )
+    since = facts.job.status.returning_since or facts.job.status.start_time
+    if waiting or since is None:
+        return
+    if facts.timers.pending(since + timedelta(seconds=rule.return_after_seconds)):
+        return
+    home = _first_with_room(homes, used, on_demand=False)
+    candidates = [
+        index
+        for index, at in result.homes.items()
+        if homes.is_on_demand(at) and index in held and held[index].pod is not None
+    ]
+    if home is not None and not homes.is_on_demand(home) and candidates:
+        result.homes[max(candidates)] = home

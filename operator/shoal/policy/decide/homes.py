@@ -1,0 +1,119 @@
+"""The homes that a job's workers may have: its CapacityPools, or, without pools, spot nodes and on-demand nodes.
+
+A home is decided for each worker, and recorded in its slot. The spec gives the order of preference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.training_job import TrainingJob
+from shoal.api.training_job_status import Slot
+from shoal.manifests.placement import ZONE, Where
+from shoal.policy.facts.read import Facts
+from shoal.policy.model import Reason
+
+
+class Home(NamedTuple):
+    """Where a worker lives: a pool; or no pool, and whether it is on demand though the job's workers are not."""
+
+    pool: str = ""
+    on_demand: bool = False
+
+
+def home_of(slot: Slot) -> Home:
+    """The home that is recorded."""
+    return Home(slot.pool, slot.on_demand)
+
+
+@dataclass(frozen=True)
+class Homes:
+    """The homes of a job, in order of preference."""
+
+    job: TrainingJob
+    pools: Mapping[str, CapacityPool]
+    """Those of the job that exist, and are in the right zone."""
+    problem: Reason | None = None
+    """Why some are missing."""
+
+    @property
+    def named(self) -> bool:
+        """Whether the job names pools."""
+        return bool(self.job.spec.workers.pools)
+
+    @property
+    def trivial(self) -> bool:
+        """Whether all workers live in the same one."""
+        spec = self.job.spec.workers
+        return not self.named and not spec.on_demand_base and spec.fallback is None
+
+    def all(self) -> list[Home]:
+        """All homes."""
+        if self.named:
+            return [Home(name) for name in self.pools]
+        return [Home(), Home(on_demand=True)] if self.job.spec.workers.capacity == "Spot" else [Home()]
+
+    def is_on_demand(self, home: Home) -> bool:
+        """Whether its nodes are on demand."""
+        if home.pool:
+            pool = self.pools.get(home.pool)
+            return pool is not None and pool.spec.capacity_type == "OnDemand"
+        return home.on_demand or self.job.spec.workers.capacity == "OnDemand"
+
+    def limit(self, home: Home) -> int:
+        """Most workers."""
+        return self.pools[home.pool].spec.limits.nodes if home.pool else 1_000
+
+    def is_exhausted(self, home: Home) -> bool:
+        """Whether it is known to have no more nodes now."""
+        conditions = self.pools[home.pool].status.conditions if home.pool else ()
+        return any(c.type == "Exhausted" and c.status == "True" for c in conditions)
+
+    def where(self, home: Home) -> Where:
+        """The nodes of a home."""
+        spec = self.job.spec.workers
+        if home.pool:
+            return Where(spec.capacity, self.pools[home.pool], spec.zone_policy)
+        return Where("OnDemand" if home.on_demand else spec.capacity, zone=spec.zone_policy)
+
+
+def homes_of(facts: Facts) -> Homes:
+    """The homes of the job's workers."""
+    spec = facts.job.spec.workers
+    if not spec.pools:
+        return Homes(facts.job, {})
+    known = {name: facts.seen.pools[name] for name in spec.pools if name in facts.seen.pools}
+    missing = [name for name in spec.pools if name not in known]
+    problem = None
+    if missing:
+        words = f"CapacityPool {', '.join(missing)} does not exist: create it, or change workers.pools"
+        problem = Reason("PoolNotFound", words)
+    zone = _zone_of_servers(facts) if spec.zone_policy == "Same" else ""
+    near = {name: pool for name, pool in known.items() if not zone or pool.spec.zone in {"", zone}}
+    if known and not near:
+        words = f"no pool of workers.pools is in zone {zone}, where parameter server 0 is (workers.zonePolicy Same)"
+        problem = Reason("NoPoolInZone", words)
+    return Homes(facts.job, near, problem)
+
+
+def _zone_of_servers(facts: Facts) -> str:
+    """The zone of parameter server 0; empty until it has a node."""
+    for each in facts.sightings["ps"]:
+        if each.place.is_coordinator and each.pod and (node := facts.seen.nodes.get(each.slot.node)):
+            return node.metadata.labels.get(ZONE, "")
+    return ""
+
+
+def server_where(facts: Facts) -> Where | None:
+    """The nodes of the parameter servers, if the job names pools for them: the first that has nodes."""
+    spec = facts.job.spec.parameter_servers
+    known = [facts.seen.pools[name] for name in spec.pools if name in facts.seen.pools]
+    available = [
+        pool
+        for pool in known
+        if not any(c.type == "Exhausted" and c.status == "True" for c in pool.status.conditions)
+    ]
+    return Where(spec.capacity, (available or known)[0]) if known else None

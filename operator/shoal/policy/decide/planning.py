@@ -1,0 +1,176 @@
+"""Adopts the planner's proposals: how many workers of which pool are wanted (`status.plan`).
+
+Mode Auto carries a proposal out when it held for `stabilizationSeconds`: soon if there are to be more workers, late if
+fewer. Mode Advise only tells it. The other modes keep to `workers.replicas`, and tell what that is expected to give.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from shoal.api.planning_status import PlanStatus
+from shoal.policy.decide.homes import Home, Homes, home_of
+from shoal.policy.decide.members import UNWANTED
+from shoal.policy.facts.read import Facts
+from shoal.policy.model import Event, Proposal, Reason
+
+STALE_SECONDS = 600.0
+"""A proposal older than this is not adopted: its planner has stopped."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan, and what follows from it."""
+
+    workers: int
+    """How many workers are wanted."""
+    counts: Mapping[str, int] | None = None
+    """Workers by pool, where a plan decides."""
+    status: PlanStatus | None = None
+    ready: Reason | None = None
+    not_ready: Reason | None = None
+    events: tuple[Event, ...] = ()
+
+
+def planned(facts: Facts, homes: Homes, replicas: int) -> Planned:
+    """The plan of a job. `replicas`: of its spec."""
+    if not homes.named:
+        return Planned(replicas)
+    mode, proposal = facts.job.spec.elasticity.mode, _usable(facts)
+    before = facts.job.status.plan
+    if not homes.pools:
+        return Planned(sum(before.pools.values()) if before and mode == "Auto" else replicas, status=before)
+    if mode == "Auto":
+        return _auto(facts, homes, replicas, before, proposal)
+    if mode == "Advise":
+        if proposal is None:
+            return Planned(replicas, status=before, not_ready=_WAITING)
+        status = _status(facts, before, dict(proposal.pools), proposal)
+        return Planned(
+            replicas, None, status, *_readiness(proposal), events=_changes(before, status, "advised: ")
+        )
+    counts = _current(facts, homes)
+    fits = proposal is not None and dict(proposal.pools) == counts
+    status = _status(facts, before, counts, proposal if fits else None, "workers.replicas")
+    return Planned(replicas, None, status)
+
+
+_WAITING = Reason("Waiting", "the planner has not proposed anything yet")
+
+
+def _usable(facts: Facts) -> Proposal | None:
+    proposal = facts.seen.proposal
+    return proposal if proposal is not None and proposal.age_seconds <= STALE_SECONDS else None
+
+
+def _auto(
+    facts: Facts, homes: Homes, replicas: int, before: PlanStatus | None, proposal: Proposal | None
+) -> Planned:
+    if before is None or not before.pools:
+        counts = _first_counts(homes, replicas)
+        reason = "the job begins with workers.replicas, until the planner knows more"
+    else:
+        counts, reason = dict(before.pools), before.reason
+    known = {name: count for name, count in counts.items() if name in homes.pools}
+    readiness: tuple[Reason | None, Reason | None] = (None, _WAITING)
+    if proposal is not None:
+        readiness = _readiness(proposal)
+        proposed = _clamped(homes, proposal.pools)
+        if before is None or known != counts or _is_due(facts, counts, proposed, proposal):
+            known, reason = proposed, proposal.reason
+    fits = proposal is not None and _clamped(homes, proposal.pools) == known
+    status = _status(facts, before, known, proposal if fits else None, reason)
+    changes = _changes(before, status, "")
+    return Planned(sum(known.values()), known, status, *readiness, events=changes)
+
+
+def _first_counts(homes: Homes, replicas: int) -> dict[str, int]:
+    """The workers of a job without a plan, by order of preference; `onDemandBase` on demand."""
+    spec, counts, left = homes.job.spec.workers, Counter[str](), replicas
+    on_demand_first = sorted(homes.all(), key=lambda home: not homes.is_on_demand(home))
+    for order, most in ((on_demand_first, min(spec.on_demand_base, replicas)), (homes.all(), replicas)):
+        for home in order:
+            take = max(0, min(left, most - sum(counts.values()), homes.limit(home) - counts[home.pool]))
+            counts[home.pool] += take
+            left -= take
+    return {name: count for name, count in counts.items() if count}
+
+
+def _clamped(homes: Homes, proposed: Mapping[str, int]) -> dict[str, int]:
+    """The proposal within what the spec and the pools allow."""
+    left = homes.job.spec.workers.max_replicas or 1_000
+    counts = {}
+    for home in homes.all():
+        take = max(0, min(proposed.get(home.pool, 0), homes.limit(home), left))
+        left -= take
+        if take:
+            counts[home.pool] = take
+    return counts
+
+
+def _is_due(facts: Facts, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal) -> bool:
+    """Whether the counts change now."""
+    if dict(now) == dict(proposed):
+        return False
+    wait = facts.job.spec.elasticity.stabilization_seconds
+    grows = sum(proposed.values()) > sum(now.values()) or proposal.urgent
+    since = proposal.since
+    if proposal.urgent or since is None:
+        return proposal.urgent
+    return not facts.timers.pending(since + timedelta(seconds=wait.up if grows else wait.down))
+
+
+def _readiness(proposal: Proposal) -> tuple[Reason | None, Reason | None]:
+    if proposal.feasible:
+        return Reason("Planned", proposal.reason), None
+    return None, Reason("NotFeasible", proposal.reason)
+
+
+def _current(facts: Facts, homes: Homes) -> dict[str, int]:
+    """Workers by pool, as they are recorded."""
+    newest = {each.place.index: each.slot for each in facts.sightings["worker"]}
+    counts = Counter(home_of(slot) for slot in newest.values() if slot.cause != UNWANTED)
+    return {name: counts[Home(name)] for name in homes.pools if counts[Home(name)]}
+
+
+def _status(
+    facts: Facts,
+    before: PlanStatus | None,
+    counts: Mapping[str, int],
+    proposal: Proposal | None,
+    reason: str | None = None,
+) -> PlanStatus:
+    """The plan as it is told. Its expectations are those of the proposal with the same counts, if there is one."""
+    changed = before is None or dict(before.pools) != dict(counts)
+    told = reason if reason is not None else proposal.reason if proposal else ""
+    return PlanStatus(
+        revision=(before.revision if before else 0) + changed,
+        summary=", ".join(f"{count} {name}" for name, count in counts.items()),
+        pools=dict(counts),
+        parameter_servers=proposal.parameter_servers if proposal else before and before.parameter_servers,
+        finish_time=_minute(proposal.finish_time) if proposal else before and before.finish_time,
+        cost=_decimal(proposal.cost, 2) if proposal else before and before.cost,
+        confidence=_decimal(proposal.confidence, 2) if proposal else before and before.confidence,
+        reason=told if changed or before is None else before.reason,
+        decided_at=facts.now if changed or before is None else before.decided_at,
+    )
+
+
+def _changes(before: PlanStatus | None, after: PlanStatus, prefix: str) -> tuple[Event, ...]:
+    if before is not None and before.pools == after.pools:
+        return ()
+    was = before.summary if before is not None and before.summary else "nothing"
+    words = f"{prefix}{was} -> {after.summary or 'nothing'}: {after.reason}"
+    return (Event("Normal", "PlanChanged", words),)
+
+
+def _minute(moment: datetime | None) -> datetime | None:
+    """To the minute: a status that changes is a write."""
+    return moment.replace(second=0, microsecond=0) if moment else None
+
+
+def _decimal(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,192 @@
+"""Counts what the job uses and meets in its pools, and what that costs: each thing once.
+
+A count and the evidence that it was counted go into one status write: node time is counted from the slots of the last
+status up to now, and `countedUntil` is written with it; a start, an unfulfilled wait and an interruption are counted in
+the write that marks them in their slot. So whatever crashes when, nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.planning_status import CostStatus, PoolUsage
+from shoal.api.training_job_status import Slot
+from shoal.policy.common.times import parse_time, seconds_between
+from shoal.policy.decide.members import ByIndex, Member, every
+from shoal.policy.facts.read import Facts
+
+EVERY = timedelta(seconds=60)
+"""Node time is counted this often, and whenever the nodes change."""
+TOGETHER = timedelta(seconds=60)
+"""Interruptions this close to each other are one shock."""
+PATIENCE = timedelta(seconds=300)
+"""A worker that waited this long for a node was not served."""
+INTERRUPTIONS = frozenset(
+    {
+        "DeletionByPodGC",
+        "ImpendingNodeTermination",
+        "NodeDeleted",
+        "NodeDisrupted",
+        "NodeLost",
+        "NodeRemediated",
+        "NodeReplaced",
+        "NodeShutdown",
+        "NodeTerminating",
+        "SpotInterruption",
+        "TerminationByKubelet",
+        "VMEventScheduled",
+    }
+)
+"""Reasons of disruptions that say that the pool lost a node; not preemptions, evictions and deletions."""
+_MICRO = Decimal("0.000001")
+_HOUR = Decimal(3600)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What is counted now."""
+
+    pools: Mapping[str, PoolUsage]
+    cost: CostStatus | None
+    counted_until: datetime | None
+
+
+def count(facts: Facts, workers: ByIndex) -> Usage:
+    """Count; slots in which something was counted are marked."""
+    before = facts.job.status
+    if not facts.job.spec.workers.pools and before.counted_until is None:
+        return Usage(before.pool_usage, before.cost, None)
+    counter = _Counter(facts)
+    for each in every(workers):
+        if each.slot.pool:
+            counter.look_at(each)
+    return counter.result(node.slot for node in every(workers))
+
+
+class _Counter:
+    def __init__(self, facts: Facts) -> None:
+        self._facts, self._before = facts, facts.job.status
+        self._pools: dict[str, dict[str, Any]] = {
+            name: usage.model_dump() for name, usage in self._before.pool_usage.items()
+        }
+        self._recorded = {slot.place: slot for slot in self._before.slots}
+        rule = facts.job.spec.workers.fallback
+        self._patience = timedelta(seconds=rule.after_seconds) if rule else PATIENCE
+
+    def look_at(self, each: Member) -> None:
+        """Count what happened to one worker."""
+        slot, usage = each.slot, self._usage(each.slot.pool)
+        pushed = self._facts.coordinator.pushed.get(each.place)
+        if pushed is not None and not slot.trained and each.pod is not None:
+            created = parse_time(each.pod.metadata.creation_timestamp)
+            seconds = seconds_between(created, datetime.fromtimestamp(pushed, UTC)) if created else 0
+            usage["starts"] += 1
+            usage["start_seconds"] += seconds
+            usage["start_seconds_squared"] += seconds**2
+            each.slot = slot = slot.model_copy(update={"trained": True})
+        if not slot.unfulfilled and self._waited(each):
+            usage["unfulfilled"] += 1
+            each.slot = slot.model_copy(update={"unfulfilled": True})
+        if slot.cause in INTERRUPTIONS and self._is_new(each):
+            usage["interruptions"] += 1
+            self._shock(usage)
+
+    def _waited(self, each: Member) -> bool:
+        """Whether its pod waits for a node for too long."""
+        created, bound = each.slot.created_at, each.pod is None or bool(each.pod.spec.node_name)
+        if bound or created is None or (each.slot.cause and not self._is_new(each)):
+            return False
+        return not self._facts.timers.pending(created + self._patience)
+
+    def _is_new(self, each: Member) -> bool:
+        """Whether its cause is recorded in this plan."""
+        recorded = self._recorded.get(each.place)
+        return recorded is None or not recorded.cause
+
+    def _shock(self, usage: dict[str, Any]) -> None:
+        last = usage["last_interruption"]
+        again = last is not None and self._facts.now - last <= TOGETHER
+        usage["in_last_shock"] = usage["in_last_shock"] + 1 if again else 1
+        usage["last_interruption"] = self._facts.now
+        if usage["in_last_shock"] == 2:
+            usage["shocks"] += 1
+
+    def _usage(self, pool: str) -> dict[str, Any]:
+        return self._pools.setdefault(pool, PoolUsage().model_dump())
+
+    def result(self, slots: Iterable[Slot]) -> Usage:
+        """Count the node time, if it is time."""
+        facts, before = self._facts, self._before
+        was, now = _nodes(before.slots), _nodes(slots)
+        since = before.counted_until or facts.now
+        due = was != now or facts.now - since >= EVERY
+        cost, until = before.cost, before.counted_until
+        if due:
+            elapsed = int((facts.now - since).total_seconds())
+            for pool, _ in was:
+                usage = self._usage(pool)
+                usage["node_seconds"] += max(0, elapsed)
+            until = facts.now
+            cost = _cost(facts.seen.pools, cost, was, now, max(0, elapsed))
+        if now:
+            facts.timers.after(
+                max(1.0, EVERY.total_seconds() - (facts.now - (until or facts.now)).total_seconds())
+            )
+        pools = {name: PoolUsage.model_validate(usage) for name, usage in self._pools.items()}
+        return Usage(before.pool_usage if pools == before.pool_usage else pools, cost, until)
+
+
+def _nodes(slots: Iterable[Slot]) -> frozenset[tuple[str, str]]:
+    """The pools and nodes that have a worker; a node with several counts once."""
+    return frozenset(
+        (slot.pool, slot.node)
+        for slot in slots
+        if slot.role == "worker" and slot.pool and slot.node and slot.state != "Ended"
+    )
+
+
+def _cost(
+    pools: Mapping[str, CapacityPool],
+    before: CostStatus | None,
+    was: Iterable[tuple[str, str]],
+    now: Iterable[tuple[str, str]],
+    elapsed: int,
+) -> CostStatus | None:
+    """The cost so far, with `elapsed` seconds of the nodes that there were."""
+    if before is None and not any(pool.spec.price for pool in pools.values()):
+        return None
+    before = before or CostStatus()
+    spent, saved = Decimal(before.accumulated), Decimal(before.saved_versus_on_demand)
+    for name, _ in was:
+        if (price := _price(pools.get(name))) is None:
+            continue
+        spent += price * elapsed / _HOUR
+        saved += max(Decimal(0), (_on_demand_price(pools, name) or price) - price) * elapsed / _HOUR
+    per_hour = sum((_price(pools.get(name)) or Decimal(0) for name, _ in now), Decimal(0))
+    return CostStatus(per_hour=_text(per_hour), accumulated=_text(spent), saved_versus_on_demand=_text(saved))
+
+
+def _price(pool: CapacityPool | None) -> Decimal | None:
+    return Decimal(pool.spec.price.per_hour) if pool is not None and pool.spec.price else None
+
+
+def _on_demand_price(pools: Mapping[str, CapacityPool], name: str) -> Decimal | None:
+    """The least price of an on-demand node with the same accelerators."""
+    same = pools[name].spec.accelerator
+    prices = [
+        price
+        for pool in pools.values()
+        if pool.spec.capacity_type == "OnDemand" and pool.spec.accelerator == same and (price := _price(pool))
+    ]
+    return min(prices, default=None)
+
+
+def _text(amount: Decimal) -> str:
+    """To a millionth, without zeros at the end."""
+    text = f"{amount.quantize(_MICRO):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

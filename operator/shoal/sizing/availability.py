@@ -1,0 +1,241 @@
+"""How many nodes a pool has over time: drawn from priors and counts, or from windows of a recorded trace.
+
+A pool is in one of two states. While it is *stocked*, a lost node is replaced after its start-up; nodes are lost one by
+one and, in shocks, several together. When it is *out of stock*, a part of the nodes is lost at once and nothing is
+replaced until it ends. The times in both states are exponential; rates and means are drawn for each run from what
+the counts leave open (Gamma and Beta posteriors), so that a pool that was hardly watched is promised little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Availability", "Calm", "Markov", "Recorded", "Supply", "Windows", "rebinned"]
+
+Floats = NDArray[np.float64]
+
+BLOCK_SECONDS = 7200.0
+"""Availability of times further apart than this is taken to be independent."""
+
+
+@dataclass(frozen=True)
+class Supply:
+    """For every run and interval, as parts of the pool's limit: nodes that there are, and nodes lost in it.
+
+    Both are (runs, steps); `lost` counts nodes that were there when the interval began.
+    """
+
+    there: Floats
+    lost: Floats
+
+
+class Availability(Protocol):
+    """A source of supplies."""
+
+    @property
+    def mean(self) -> float:
+        """The mean part of the limit that is there."""
+        ...
+
+    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
+        """Draw `runs` runs of `steps` intervals of `step` seconds of a pool of `limit` nodes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Calm:
+    """Nodes that are always there: on-demand."""
+
+    mean: float = 1.0
+
+    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:  # noqa: ARG002
+        """All nodes, in every run."""
+        return Supply(np.ones((runs, steps)), np.zeros((runs, steps)))
+
+
+@dataclass(frozen=True)
+class Markov:
+    """Losses and stock-outs from rates and how well they are known.
+
+    Args:
+        losses_per_hour: interruptions of one node and hour.
+        losses_seen: what this rate rests on, in interruptions; infinite: it is exact.
+        shock_share: part of the interruptions that come as shocks, in which a part `shock_size` of the nodes is lost.
+        out_share: part of the time in which the pool is out of stock.
+        requests_seen: what that rests on, in requests for nodes; infinite: it is exact.
+        out_seconds: mean seconds until there are nodes again.
+        out_now: whether the pool is out of stock at the beginning; None: as likely as `out_share`.
+
+    """
+
+    losses_per_hour: float = 0.0
+    losses_seen: float = math.inf
+    shock_share: float = 0.5
+    shock_size: float = 0.5
+    out_share: float = 0.0
+    requests_seen: float = math.inf
+    out_seconds: float = 1800.0
+    out_now: bool | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean part of the limit that is there: out of stock, a part is lost at once."""
+        return 1.0 - self.out_share * self.shock_size
+
+    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
+        """Draw runs; see the module."""
+        hours = step / 3600
+        rate = np.full(runs, self.losses_per_hour)
+        if self.losses_per_hour > 0 and math.isfinite(self.losses_seen):
+            rate = rate * rng.gamma(max(self.losses_seen, 0.1), 1 / max(self.losses_seen, 0.1), runs)
+        out, begins = self._out(rng, runs, steps, step)
+        single = (rate * (1 - self.shock_share) * hours)[:, None]
+        lost = rng.poisson(np.broadcast_to(single * limit, (runs, steps))) / max(limit, 1)
+        if self.shock_share > 0 and self.shock_size > 0 and self.losses_per_hour > 0:
+            shocks = rng.poisson(
+                np.broadcast_to((rate * self.shock_share / self.shock_size * hours)[:, None], (runs, steps))
+            )
+            lost = lost + rng.binomial(limit, 1 - (1 - self.shock_size) ** shocks) / max(limit, 1)
+        if begins.any():
+            lost = np.where(
+                begins,
+                np.maximum(lost, rng.binomial(limit, self.shock_size, (runs, steps)) / max(limit, 1)),
+                lost,
+            )
+        lost = np.minimum(lost, 1.0)
+        there = np.ones((runs, steps))
+        if out.any():
+            # Out of stock, what is lost is not replaced: only what survived is there.
+            left = np.where(
+                self._starts_out(out), rng.binomial(limit, 1 - self.shock_size, runs) / max(limit, 1), 1.0
+            )
+            for i in range(steps):
+                left = np.where(out[:, i], left * (1 - lost[:, i]), 1.0)
+                there[:, i] = left
+        return Supply(there, lost)
+
+    @staticmethod
+    def _starts_out(out: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.asarray(out[:, 0])
+
+    def _out(
+        self, rng: np.random.Generator, runs: int, steps: int, step: float
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(runs, steps) whether the pool is out of stock, and whether that begins here."""
+        out = np.zeros((runs, steps), dtype=bool)
+        begins = np.zeros((runs, steps), dtype=bool)
+        if self.out_share <= 0 and not self.out_now:
+            return out, begins
+        share = np.full(runs, min(self.out_share, 0.999))
+        if math.isfinite(self.requests_seen) and 0 < self.out_share < 1:
+            known = max(self.requests_seen, 1.0)
+            share = rng.beta(known * self.out_share, known * (1 - self.out_share), runs)
+        ends = 1 - np.exp(-step / self.out_seconds)
+        starts = 1 - np.exp(-step * share / np.maximum(1 - share, 1e-3) / self.out_seconds)
+        now = rng.random(runs) < share if self.out_now is None else np.full(runs, self.out_now)
+        chance = rng.random((runs, steps))
+        for i in range(steps):
+            before = now
+            if i:
+                now = np.where(before, chance[:, i] >= ends, chance[:, i] < starts)
+                begins[:, i] = now & ~before
+            out[:, i] = now
+        return out, begins
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Given windows of a trace, one a run: `nodes` and `lost` are (runs, steps), of a pool of `size` nodes."""
+
+    nodes: Floats
+    lost: Floats
+    size: float
+
+    @property
+    def mean(self) -> float:
+        """The mean part that was there."""
+        return min(float(self.nodes.mean()) / self.size, 1.0)
+
+    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:  # noqa: ARG002
+        """The windows themselves."""
+        return Supply(np.minimum(self.nodes / self.size, 1.0), np.minimum(self.lost / self.size, 1.0))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of recorded traces, and with a small weight what the prior says.
+
+    A trace is (nodes, lost, step): nodes at the end of each interval of `step` seconds and those lost in it, for a
+    pool whose size is `size` nodes. A window that crosses the end of a trace goes on at its beginning, so that every
+    time counts alike. The prior's weight is that of `prior_windows` windows among the independent ones in the traces.
+    """
+
+    traces: Sequence[tuple[Floats, Floats, float]]
+    size: float
+    prior: Markov = Markov(out_share=0.02, requests_seen=10.0)
+    prior_windows: float = 0.25
+    smoothing: float = 1.06  # Silverman's rule
+
+    @property
+    def mean(self) -> float:
+        """The mean part of the size that was there."""
+        total = sum(float(nodes.sum()) * step for nodes, _, step in self.traces)
+        seconds = sum(len(nodes) * step for nodes, _, step in self.traces)
+        return min(total / max(seconds, 1e-9) / self.size, 1.0)
+
+    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
+        """Draw windows of the traces, at random times."""
+        binned = [rebinned(nodes, lost, own, step) for nodes, lost, own in self.traces]
+        room = np.array([float(len(nodes)) for nodes, _ in binned])
+        independent = sum(len(nodes) for nodes, _ in binned) / steps
+        from_prior = rng.random(runs) < self.prior_windows / (self.prior_windows + independent)
+        which = rng.choice(len(binned), runs, p=room / room.sum())
+        offset = (rng.random(runs) * room[which]).astype(np.int64)
+        there, lost = np.ones((runs, steps)), np.zeros((runs, steps))
+        ahead = np.arange(steps)
+        for number, (nodes, gone) in enumerate(binned):
+            at = np.flatnonzero(which == number)
+            where = (offset[at][:, None] + ahead) % len(nodes)
+            there[at] = np.minimum(nodes[where] / self.size, 1.0)
+            lost[at] = np.minimum(gone[where] / self.size, 1.0)
+        shift = self._shift(rng, runs)
+        there = np.clip(there + shift[:, None], 0.0, 1.0)
+        if from_prior.any():
+            drawn = self.prior.supply(rng, int(from_prior.sum()), steps, step, limit)
+            there[from_prior], lost[from_prior] = drawn.there, drawn.lost
+        return Supply(there, lost)
+
+    def _shift(self, rng: np.random.Generator, runs: int) -> Floats:
+        """(runs,) how much the part that is there differs from what any block of the traces had.
+
+        Availability drifts over hours: what comes is another block. A few blocks say little of how far blocks differ,
+        so their distribution is smoothed with Student's t, a kernel density in place of a histogram. Only downwards:
+        nodes that were never seen are not promised.
+        """
+        means = [
+            float(part.mean()) / self.size
+            for nodes, _, step in self.traces
+            for part in np.array_split(nodes, max(round(len(nodes) * step / BLOCK_SECONDS), 1))
+        ]
+        blocks = len(means)
+        if blocks < 2:
+            return np.zeros(runs)
+        width = self.smoothing * float(np.std(means, ddof=1)) * blocks ** (-1 / 5)
+        return np.asarray(np.minimum(width * rng.standard_t(max(blocks - 1, 2), runs), 0.0))
+
+
+def rebinned(nodes: Floats, lost: Floats, own: float, step: float) -> tuple[Floats, Floats]:
+    """Nodes (the mean) and losses (the sum) in intervals of `step` s, from intervals of `own` s."""
+    edges = np.arange(0.0, len(nodes) * own + 1e-9, step) / own
+    if len(edges) < 2:
+        return nodes.mean(keepdims=True), lost.sum(keepdims=True)
+    at = np.arange(len(nodes) + 1.0)
+    there = np.diff(np.interp(edges, at, np.concatenate([[0.0], np.cumsum(nodes)]))) * own / step
+    gone = np.diff(np.interp(edges, at, np.concatenate([[0.0], np.cumsum(lost)])))
+    return there, gone

@@ -1,0 +1,121 @@
+"""From CapacityPools and SpeedProfiles, as files or the cluster hold them, to the planner's values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.speed_profile import LogMoments, MeasuredRow, SpeedProfile, SpeedRow
+from shoal.errors import NotEnoughData, UsageError
+from shoal.sizing.fleet.values import FleetPool
+from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
+
+__all__ = ["fleet_pool", "profile_of"]
+
+
+def fleet_pool(pool: CapacityPool) -> FleetPool:
+    """A pool as the planner sees it: priors of its spec and measurements of its status."""
+    spec, status = pool.spec, pool.status
+    starts = status.startup
+    exhausted = any(c.type == "Exhausted" and c.status == "True" for c in status.conditions)
+    return FleetPool(
+        name=pool.metadata.name,
+        accelerator=spec.accelerator.name if spec.accelerator else None,
+        devices=spec.accelerator.count if spec.accelerator else 1,
+        cores=spec.core_count,
+        spot=spec.capacity_type == "Spot",
+        zone=spec.zone,
+        limit=spec.limits.nodes,
+        price_per_hour=float(spec.price.per_hour) if spec.price else None,
+        startup_seconds=float(spec.startup_seconds),
+        startup_seen=starts.seen,
+        measured_startup_seconds=float(starts.seconds) if starts.seen else None,
+        interruptions_per_hour=float(spec.interruptions_per_hour),
+        interruptions_seen=status.interruptions.seen,
+        node_hours=float(status.interruptions.node_hours),
+        unfulfilled_waits=status.unfulfilled.waits,
+        exhausted=exhausted,
+        together=float(status.interruptions.together) if status.interruptions.together else None,
+        transfer_per_gib=float(spec.transfer_per_gib),
+        batch_size=spec.batch_size,
+    )
+
+
+def profile_of(profile: SpeedProfile, now: datetime) -> Profile | None:
+    """The measurements of a model: the user's and those of jobs. None: nothing is known of the model.
+
+    Raises:
+        UsageError: a row cannot be a measurement; the message names it.
+
+    """
+    name = profile.metadata.name or "?"
+    try:
+        found = profile.model
+    except NotEnoughData:
+        return None
+    flops = float(found.flops_per_sample)
+    model = Model(found.fingerprint or name, flops if flops > 0 else None, found.parameters, found.tensors)
+    rows = []
+    for number, row in enumerate(profile.spec.rows):
+        try:
+            rows.append(_prior(row, now))
+        except UsageError as error:
+            raise UsageError(f"SpeedProfile {name}, spec.rows[{number}]: {error}") from error
+    rows += [_measured(row, now) for row in profile.status.rows]
+    loads = {
+        load.parameter_servers: ServerLoad(float(load.busy_seconds), float(load.updates), float(load.bytes))
+        for load in profile.status.server_load
+    }
+    return Profile(model, tuple(rows), loads)
+
+
+def _prior(row: SpeedRow, now: datetime) -> Row:
+    """A row that a user wrote: the whole step, and its compute part if given."""
+    step = LogMean.of(float(row.step_seconds), float(row.spread), row.count)
+
+    def part(text: str | None) -> LogMean | None:
+        return LogMean.of(float(text), 0.0, row.count) if text else None
+
+    return Row(
+        row.accelerator,
+        devices=row.accelerator_count,
+        batch_size=row.batch_size,
+        workers=row.workers,
+        parameter_servers=row.parameter_servers,
+        compute=part(row.compute_seconds),
+        pull=part(row.pull_seconds),
+        push=part(row.push_seconds),
+        step=step,
+        age_seconds=_age(row.last_seen, now),
+    )
+
+
+def _measured(row: MeasuredRow, now: datetime) -> Row:
+    return Row(
+        row.device,
+        devices=row.devices,
+        cores=float(row.cores),
+        batch_size=row.batch_size,
+        workers=row.workers,
+        parameter_servers=row.parameter_servers,
+        compute=_moments(row.compute),
+        pull=_moments(row.pull),
+        push=_moments(row.push),
+        age_seconds=_age(row.last_seen, now),
+    )
+
+
+def _moments(found: LogMoments) -> LogMean | None:
+    count = float(found.count)
+    return LogMean(float(found.mean_log), max(float(found.variance_log), 0.0), count) if count > 0 else None
+
+
+def _age(seen: str | None, now: datetime) -> float:
+    """Seconds since a measurement; 0 if its time is not known."""
+    if not seen:
+        return 0.0
+    try:
+        at = datetime.fromisoformat(seen)
+    except ValueError as error:
+        raise UsageError(f"lastSeen must be a time such as 2026-11-24T12:00:00Z, not {seen!r}") from error
+    return max((now - (at if at.tzinfo else at.replace(tzinfo=UTC))).total_seconds(), 0.0)

@@ -1,0 +1,266 @@
+"""What a fixed plan gets done: finish time and cost in simulated runs of all pools.
+
+The nodes of a run are drawn once and are the same for every plan (common random numbers), so plans differ by what they
+are and not by luck. Everything is arrays over (runs, intervals): a plan of three pools takes about ten milliseconds,
+and the chance of many plans at once comes from one table for each pool (`Engine.chances`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.sizing.availability import Floats, Supply
+from shoal.sizing.plan.cost import money_per_step
+from shoal.sizing.plan.problem import Pool, Problem, StepWork
+from shoal.sizing.speed.servers import soft_min
+
+__all__ = ["Engine", "Runs"]
+
+RUNS, TABLE_RUNS = 1000, 400
+STEPS = 120
+BEYOND = 1.25  # the horizon, in deadlines
+POINTS = 33  # numbers of workers of a pool whose work is simulated; in between it is interpolated
+
+
+@dataclass(frozen=True)
+class Runs:
+    """(runs,) seconds until the work is done (infinite: never), and the cost until then."""
+
+    finish: Floats
+    cost: Floats
+
+
+@dataclass(frozen=True)
+class _Course:
+    """(runs, steps) steps/s, samples/s, and what is paid in an hour."""
+
+    steps: Floats
+    samples: Floats
+    hourly: Floats
+
+
+class Engine:
+    """Simulated runs of one problem up to a horizon in s."""
+
+    def __init__(self, problem: Problem, horizon: float, *, runs: int = RUNS, seed: int = 0) -> None:
+        self.problem, self.step, self.runs = problem, horizon / STEPS, runs
+        self._rng = np.random.default_rng(seed)
+        self._supplies: dict[str, Supply] = {}
+        self._rounding = self._rng.random((runs, STEPS))
+        for pool in problem.pools:
+            self._supplies[pool.name] = pool.process.supply(self._rng, runs, STEPS, self.step, pool.limit)
+        self._speed = self._rng.standard_normal(runs)
+        self._capacity = self._rng.standard_normal(runs)
+        self._failures = self._rng.random(runs), self._rng.random(runs)
+        self._cache: dict[tuple[str, int, float], tuple[Floats, Floats]] = {}
+
+    # -- one plan -----------------------------------------------------------------------------------------------
+
+    def run(self, counts: Sequence[int], servers: int, zone: str = "") -> Runs:
+        """Finish and cost of a plan in every run."""
+        course = self._course(counts, servers, zone)
+        if course is None:
+            return Runs(np.full(self.runs, np.inf), np.full(self.runs, np.inf))
+        works, kinds = self._works(np.array([counts], dtype=np.int64).T)
+        progress = course.samples if kinds[0] else course.steps
+        return self._settled(progress, course.hourly, float(works[0]), servers)
+
+    def done(self, counts: Sequence[int], servers: int) -> Floats:
+        """(runs,) steps that a plan makes until the horizon."""
+        course = self._course(counts, servers, "")
+        return np.zeros(self.runs) if course is None else course.steps.sum(axis=1) * self.step
+
+    def _course(self, counts: Sequence[int], servers: int, zone: str) -> _Course | None:
+        """What a plan does over time, None if none of its workers ever works."""
+        problem, ready = self.problem, self.problem.servers.wait(servers)
+        used = [(pool, n) for pool, n in zip(problem.pools, counts, strict=True) if n]
+        alone = samples = sigma = np.zeros(1)
+        hourly: Floats = np.zeros((self.runs, STEPS))
+        crossing: Floats = np.zeros(1)
+        for pool, n in used:
+            held, working = self._workers(pool, n, ready)
+            rate = working / pool.step_seconds
+            alone, samples = alone + rate, samples + rate * pool.batch
+            sigma = sigma + rate.mean() * pool.step_sigma
+            hourly = hourly + held * pool.price
+            crossing = crossing + rate * money_per_step(pool, zone, problem.servers.bytes_per_step)
+        total = float(alone.mean())
+        if total <= 0:
+            return None
+        noise = np.exp(-float(sigma[0]) / total * self._speed)[:, None]
+        speed = self._limited(alone * noise, servers)
+        share = np.divide(speed, alone, out=np.zeros_like(speed), where=alone > 0)
+        paid = hourly + servers * problem.servers.price + crossing * share * 3600
+        return _Course(speed, samples * share, paid)
+
+    def _settled(self, progress: Floats, hourly: Floats, work: float, servers: int) -> Runs:
+        """When the work is done, and what was paid by then."""
+        done = np.concatenate([np.zeros((self.runs, 1)), np.cumsum(progress * self.step, axis=1)], axis=1)
+        paid = np.concatenate(
+            [np.zeros((self.runs, 1)), np.cumsum(hourly * self.step / 3600, axis=1)], axis=1
+        )
+        finish = _when(done, work) * self.step
+        horizon = self.step * STEPS
+        # Beyond the horizon it goes on as in its second half.
+        half = horizon / 2
+        mean = (done[:, -1] - done[:, STEPS // 2]) / half
+        late = ~np.isfinite(finish)
+        with np.errstate(divide="ignore"):
+            finish = np.where(late, horizon + (work - done[:, -1]) / mean, finish)
+        ps = self.problem.servers
+        expected = servers * ps.interruptions_per_hour * np.minimum(finish, 1e12) / 3600
+        failures = _poisson(expected, self._failures[0])
+        delay = failures * (self._failures[1] * ps.snapshot_every + ps.recovery_seconds)
+        cost = _at(paid, np.minimum(finish, horizon) / self.step)
+        beyond = np.maximum(finish - horizon, 0.0) + delay
+        with np.errstate(invalid="ignore"):
+            cost = cost + np.where(beyond > 0, beyond * (paid[:, -1] - paid[:, STEPS // 2]) / half, 0.0)
+        return Runs(finish + delay, np.where(np.isfinite(finish), cost, np.inf))
+
+    def _limited(self, alone: Floats, servers: int) -> Floats:
+        """Steps/s of all workers behind the servers' capacity."""
+        ps = self.problem.servers
+        overhead = 1 + ps.snapshot_seconds / ps.snapshot_every
+        if ps.model.update_seconds <= 0:
+            return np.asarray(alone / overhead)
+        cap = servers**ps.model.scaling / ps.model.update_seconds
+        caps = cap * np.exp(-ps.capacity_sigma(servers) * self._capacity)
+        return soft_min(alone, caps.reshape(-1, *([1] * (alone.ndim - 1))), ps.model.sharpness) / overhead
+
+    def _works(self, counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+        """(m,) the work of plans (k, m), and whether it is in samples; else it is in steps."""
+        work = self.problem.work
+        rates = counts / np.array([pool.step_seconds for pool in self.problem.pools])[:, None]
+        batch = np.array([float(pool.batch) for pool in self.problem.pools]) @ rates / rates.sum(axis=0)
+        steps = work.iterations(batch, counts.sum(axis=0).astype(np.float64))
+        if not isinstance(work, StepWork) or work.samples is None:
+            return steps, np.zeros(len(batch), dtype=bool)
+        by_samples = np.full(len(batch), True) if work.steps is None else work.samples / batch <= work.steps
+        return np.where(by_samples, work.samples, steps), by_samples
+
+    def _workers(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
+        """(runs, steps) workers that a job with n of this pool's nodes pays for, and those that train."""
+        key = pool.name, n, ready
+        if key not in self._cache:
+            self._cache[key] = self._followed(pool, n, ready)
+        return self._cache[key]
+
+    def _followed(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
+        supply = self._supplies[pool.name]
+        held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), n)
+        before = np.concatenate([np.full((self.runs, 1), float(min(pool.running, n))), held[:, :-1]], axis=1)
+        # The job's part of what the pool loses, rounded so that its mean is right.
+        lost = np.minimum(np.floor(supply.lost * before + self._rounding), before)
+        fresh = np.maximum(held - np.maximum(before - lost, 0.0), 0.0)
+        wait = max(pool.startup_seconds, ready)
+        starting = _mean_in_queue(fresh, wait / self.step)
+        if ready > 0 and pool.running:
+            kept = np.minimum(before[:, :1], held[:, :1])
+            starting = starting + kept * np.clip(ready / self.step - np.arange(STEPS), 0.0, 1.0)
+        return held, np.maximum(held - starting, 0.0)
+
+    # -- many plans ---------------------------------------------------------------------------------------------
+
+    def chances(self, counts: NDArray[np.int64], servers: int, hourly: Floats) -> tuple[Floats, Floats]:
+        """(m,) how likely plans (k, m) keep the deadline, and the budget; 1 where there is no such limit.
+
+        The work of each pool until the horizon is simulated for every number of workers; of plans only the sums.
+        `hourly` (m,) is what a plan pays in an hour with all its workers.
+        """
+        objective, horizon = self.problem.objective, self.step * STEPS
+        kept, paid = np.ones(counts.shape[1]), np.ones(counts.shape[1])
+        until = objective.deadline or horizon
+        tables = [self._table(pool, until, servers) for pool in self.problem.pools]
+        for at in range(0, counts.shape[1], 2048):
+            part = counts[:, at : at + 2048]
+            alone = sum(table[0][row] for table, row in zip(tables, part, strict=True))
+            samples = sum(
+                table[0][row] * pool.batch
+                for table, row, pool in zip(tables, part, self.problem.pools, strict=True)
+            )
+            sigma = np.array([pool.step_sigma / pool.step_seconds for pool in self.problem.pools]) @ part
+            rate = np.array([1 / pool.step_seconds for pool in self.problem.pools]) @ part
+            noise = np.exp(-(sigma / np.maximum(rate, 1e-300))[:, None] * self._speed)
+            steps = self._limited((alone * noise / until).T, servers).T * until
+            share = np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
+            work, by_samples = self._works(part)
+            progress = np.where(by_samples[:, None], samples * share, steps)
+            kept[at : at + 2048] = (progress >= work[:, None]).mean(axis=1)
+            if objective.budget is not None:
+                with np.errstate(divide="ignore"):
+                    seconds = until * work[:, None] / progress
+                spent = seconds / 3600 * hourly[at : at + 2048, None]
+                paid[at : at + 2048] = (spent <= objective.budget).mean(axis=1)
+        return kept if objective.deadline is not None else np.ones_like(kept), paid
+
+    def _table(self, pool: Pool, until: float, servers: int) -> tuple[Floats]:
+        """(limit + 1, runs) steps that so many workers make alone until then."""
+        numbers = np.unique(np.linspace(0, pool.limit, min(pool.limit + 1, POINTS)).round().astype(int))
+        ready = self.problem.servers.wait(servers)
+        made = np.zeros((len(numbers), self.runs))
+        for row, n in enumerate(numbers):
+            if n:
+                _, working = self._followed(pool, int(n), ready)
+                whole = np.concatenate(
+                    [np.zeros((self.runs, 1)), np.cumsum(working * self.step, axis=1)], axis=1
+                )
+                made[row] = _at(whole, np.full(self.runs, min(until / self.step, STEPS))) / pool.step_seconds
+        every = np.arange(pool.limit + 1)
+        if len(numbers) < len(every):
+            above = np.searchsorted(numbers, every)
+            below = np.maximum(above - 1, 0)
+            width = np.maximum(numbers[above] - numbers[below], 1)
+            part = ((every - numbers[below]) / width)[:, None]
+            made = made[below] * (1 - part) + made[above] * part
+        return (made,)
+
+
+def _mean_in_queue(fresh: Floats, wait: float) -> Floats:
+    """(runs, steps) the mean number in each interval that arrived (at its beginning) less than `wait` intervals ago."""
+    if wait <= 0:
+        return np.zeros_like(fresh)
+    runs, steps = fresh.shape
+    arrived = np.cumsum(fresh, axis=1)
+    area = np.concatenate([np.zeros((runs, 1)), np.cumsum(arrived, axis=1)], axis=1)
+    whole, part = divmod(wait, 1.0)
+    back = np.zeros_like(area)
+    for shift, weight in ((int(whole), 1 - part), (int(whole) + 1, part)):
+        if weight > 0 and shift <= steps:
+            back[:, shift:] += weight * area[:, : steps + 1 - shift]
+    return np.asarray(np.diff(area - back, axis=1))
+
+
+def _when(done: Floats, work: float) -> Floats:
+    """(runs,) the interval (with its fraction) at which the cumulated `done` (runs, steps + 1) reaches `work`."""
+    reached = done >= work
+    last = reached.argmax(axis=1)
+    rows = np.arange(len(done))
+    low, high = done[rows, np.maximum(last - 1, 0)], done[rows, last]
+    part = np.divide(work - low, high - low, out=np.zeros(len(done)), where=high > low)
+    return np.where(reached.any(axis=1), np.where(last > 0, last - 1 + part, 0.0), np.inf)
+
+
+def _at(cumulated: Floats, when: Floats) -> Floats:
+    """(runs,) the value of (runs, steps + 1) at a fractional interval."""
+    low = np.minimum(when.astype(np.int64), cumulated.shape[1] - 2)
+    rows = np.arange(len(when))
+    part = when - low
+    return np.asarray(cumulated[rows, low] * (1 - part) + cumulated[rows, low + 1] * part)
+
+
+def _poisson(mean: Floats, uniform: Floats) -> Floats:
+    """Poisson numbers for small means, by inversion, so that equal draws give comparable runs."""
+    count, term = np.zeros_like(mean), np.exp(-np.minimum(mean, 700.0))
+    reached = term.copy()
+    for number in range(1, 60):
+        more = uniform > reached
+        if not more.any():
+            break
+        count += more
+        term = term * mean / number
+        reached += term
+    return count

@@ -1,0 +1,134 @@
+"""A headless Chromium over its DevTools protocol: open a page, evaluate, press keys, look. Needs only aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+SLOW = 30.0
+
+
+class Tab:
+    """One tab."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self.problems: list[str] = []
+        """Errors of scripts and of the console, and requests that were refused."""
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command of the protocol; events before its answer are looked through for problems."""
+        number = next(self._numbers)
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        async with asyncio.timeout(SLOW):
+            while True:
+                message = json.loads((await self._socket.receive()).data)
+                self._note(message)
+                if message.get("id") == number:
+                    assert "error" not in message, message
+                    return dict(message["result"])
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression, awaited."""
+        answer = await self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def open(self, url: str, *, dark: bool = False, width: int = 1280, height: int = 1100) -> None:
+        """Go to an address and wait until it is loaded."""
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await self.call(f"{domain}.enable")
+        await self.call("Emulation.setEmulatedMedia", features=scheme)
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        await self.call("Page.navigate", url=url)
+        await self.until("document.readyState === 'complete'")
+
+    async def until(self, expression: str) -> Any:
+        """The first truthy value of an expression."""
+        async with asyncio.timeout(SLOW):
+            while not (value := await self.evaluate(expression)):  # noqa: ASYNC110  # another process
+                await asyncio.sleep(0.05)
+            return value
+
+    async def press(self, key: str) -> None:
+        """One key, such as Tab or Enter."""
+        code = {"Tab": 9, "Enter": 13}[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            await self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text
+            )
+
+    async def picture(self, file: Path) -> None:
+        """The whole page as a PNG."""
+        answer = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        await asyncio.to_thread(file.write_bytes, base64.b64decode(answer["data"]))
+
+    async def accessible(self) -> list[tuple[str, str]]:
+        """(role, name) of everything that a screen reader sees."""
+        tree = await self.call("Accessibility.getFullAXTree")
+        return [
+            (node.get("role", {}).get("value", ""), node.get("name", {}).get("value", ""))
+            for node in tree["nodes"]
+            if not node.get("ignored")
+        ]
+
+    def _note(self, message: dict[str, Any]) -> None:
+        parameters = message.get("params", {})
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(parameters["exceptionDetails"])[:500])
+        if message.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.problems.append(parameters["entry"]["text"])
+
+
+def find() -> str | None:
+    """The command of Chromium."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@asynccontextmanager
+async def chromium(sleep: Callable[[float], Any] = asyncio.sleep) -> AsyncIterator[Tab]:
+    """A browser with one tab, and a profile of its own."""
+    command = find()
+    assert command is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = await asyncio.create_subprocess_exec(
+            command, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+            "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank",
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env={**os.environ, "HOME": profile},
+        )  # fmt: skip
+        try:
+            port_file = Path(profile) / "DevToolsActivePort"
+            async with asyncio.timeout(SLOW):
+                while not port_file.exists() or "\n" not in port_file.read_text():
+                    await sleep(0.05)
+            port = port_file.read_text().split()[0]
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    [page] = [each for each in await answer.json() if each["type"] == "page"]
+                async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                    yield Tab(socket)
+        finally:
+            process.terminate()
+            await process.wait()

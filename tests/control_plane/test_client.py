@@ -1,0 +1,176 @@
+"""`shoal.client` and its commands on a real API server: submit, list, scale, suspend, resume, wait, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dev.cluster import ControlPlane
+from dev.fake_kubelet import FakeKubelet
+from dev.kube import Kube
+from shoal.cli import main
+from shoal.client import Client
+from shoal.errors import NotFound, Refused, UsageError
+from shoal_trainer.contract import Outcome, TerminationMessage
+from tests.control_plane.operators import COLLECTED_SECONDS, Job, eventually, running_operator
+
+Shoal = Callable[..., Any]
+
+
+@pytest.fixture
+async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
+    await fake_kubelet.add_node("safe-1")
+    for name in ("spot-1", "spot-2", "spot-3"):
+        await fake_kubelet.add_node(name, spot=True)
+    return fake_kubelet
+
+
+@pytest.fixture
+def client(control_plane: ControlPlane, crds: None, namespace: str) -> Client:
+    return Client(namespace, kubeconfig=str(control_plane.kubeconfig))
+
+
+@pytest.fixture
+def shoal(control_plane: ControlPlane, crds: None, namespace: str) -> Shoal:
+    """Run a command of `shoal` in a thread, as the event loop plays the cluster."""
+
+    async def run(*words: str, code: int = 0) -> str:
+        options = ["-n", namespace, "--kubeconfig", str(control_plane.kubeconfig)]
+        result: Result = await asyncio.to_thread(CliRunner().invoke, main, [words[0], *options, *words[1:]])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    file = tmp_path / "digits.py"
+    file.write_text("job = None\n")
+    return f"{file}:job"
+
+
+async def test_life_of_a_submitted_job(
+    control_plane: ControlPlane, client: Client, kube: Kube, namespace: str, nodes: FakeKubelet, script: str
+) -> None:
+    async with running_operator(control_plane.kubeconfig, namespace):
+        job = await asyncio.to_thread(
+            client.submit, script, storage="ephemeral", workers=2, name="digits", args={"rate": 0.1}
+        )
+        await Job(kube, namespace).runs()
+        pods = await Job(kube, namespace).pods()
+        volumes = {each["name"]: each for each in pods["digits-worker-0-0"]["spec"]["volumes"]}
+        assert volumes["shoal-code"]["configMap"]["name"] == "digits-code"
+        code = await kube.get(f"/api/v1/namespaces/{namespace}/configmaps/digits-code")
+        assert code["data"] == {"digits.py": "job = None\n"}
+        assert [owner["name"] for owner in code["metadata"]["ownerReferences"]] == ["digits"]
+        assert [each.name for each in await asyncio.to_thread(client.list)] == ["digits"]
+
+        await asyncio.to_thread(job.scale, 3)
+        await Job(kube, namespace).runs(3)
+        await asyncio.to_thread(job.suspend)
+        assert (await asyncio.to_thread(job.wait, "Suspended", timeout=60)).phase == "Suspended"
+        await asyncio.to_thread(job.resume)
+        assert (await asyncio.to_thread(job.wait, "Running", timeout=60)).phase == "Running"
+
+        waiting = asyncio.create_task(asyncio.to_thread(job.wait, timeout=60))
+        message = TerminationMessage(
+            outcome=Outcome.SUCCEEDED, message="done", model_uri="s3://b/m", model_digest="d"
+        )
+        server = next(name for name in await Job(kube, namespace).pods() if "-ps-0-" in name)
+        await nodes.succeed_pod(namespace, server, message=message.to_json())
+        assert (await waiting).phase == "Succeeded"
+        await asyncio.to_thread(job.delete)
+
+        async def collected() -> bool:
+            listed = await kube.get(f"/api/v1/namespaces/{namespace}/configmaps")
+            return "digits-code" not in [each["metadata"]["name"] for each in listed["items"]]
+
+        await eventually(collected, COLLECTED_SECONDS, what="the code is deleted with its job")
+
+
+async def test_commands(
+    control_plane: ControlPlane, kube: Kube, namespace: str, nodes: FakeKubelet, shoal: Shoal, script: str
+) -> None:
+    async with running_operator(control_plane.kubeconfig, namespace):
+        said = await shoal("submit", script, "--storage", "ephemeral", "--workers", "2", "--name", "digits")
+        assert said == "job digits was created; shoal follow digits shows it\n"
+        assert await shoal("wait", "digits", "--for", "Running", "--timeout", "60") == "Running\n"
+        await Job(kube, namespace).runs()
+        assert "digits  Running  2/2" in " ".join((await shoal("list")).split("\n")).replace("   ", "  ")
+        [listed] = json.loads(await shoal("top", "--once", "-o", "json"))
+        assert listed["metadata"]["name"] == "digits"
+        story = await shoal("status", "digits")
+        assert "worker 0-0 runs on spot-" in story
+        assert "the job was created" in story
+        assert "no report from parameter server 0" in await shoal("explain", "digits")
+        await shoal("scale", "digits", "1")
+        await Job(kube, namespace).runs(1)
+        assert "kind: TrainingJob" in await shoal("list", "-o", "yaml") or "TrainingJob" in await shoal(
+            "list", "-o", "json"
+        )
+        assert "is deleted" in await shoal("delete", "digits", "--yes")
+
+
+async def test_a_name_that_is_not_there_lists_those_that_are(
+    client: Client, shoal: Shoal, script: str
+) -> None:
+    await shoal("submit", script, "--storage", "ephemeral", "--name", "mine")
+    with pytest.raises(NotFound, match=r"no job 'main': the namespace .* has mine"):
+        await asyncio.to_thread(client.job, "main")
+    assert "has mine" in await shoal("status", "main", code=2)
+
+
+async def test_refusal_has_the_words_of_the_server_and_leaves_nothing(
+    client: Client, kube: Kube, namespace: str, script: str
+) -> None:
+    with pytest.raises(Refused, match="replicas must not exceed maxReplicas"):
+        await asyncio.to_thread(client.submit, script, storage="ephemeral", workers=5, max_workers=2)
+    with pytest.raises(UsageError, match="unexpected keyword argument 'worker'"):
+        await asyncio.to_thread(client.submit, script, storage="ephemeral", worker=5)
+    configmaps = await kube.get(f"/api/v1/namespaces/{namespace}/configmaps")
+    assert [each for each in configmaps["items"] if each["metadata"]["name"].endswith("-code")] == []
+
+
+async def test_accelerator_is_looked_up_in_the_capacity_pools(
+    client: Client, kube: Kube, script: str
+) -> None:
+    with pytest.raises(UsageError, match="no CapacityPool has the accelerator L4"):
+        await asyncio.to_thread(client.prepare, script, storage="ephemeral", accelerator="L4")
+    pool = {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "CapacityPool",
+        "metadata": {"name": "client-l4"},
+        "spec": {"accelerator": {"name": "L4", "count": 2}, "limits": {"nodes": 4}},
+    }
+    await kube.create("/apis/shoal.dev/v1alpha1/capacitypools", pool)
+    try:
+        made = await asyncio.to_thread(client.prepare, script, storage="ephemeral", accelerator="l4")
+        workers = made.job["spec"]["workers"]
+        assert workers["pools"] == ["client-l4"]
+        [container] = workers["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    finally:
+        await kube.delete("/apis/shoal.dev/v1alpha1/capacitypools/client-l4")
+
+
+async def test_doctor_finds_that_no_operator_is_installed(shoal: Shoal) -> None:
+    checks = {each["name"]: each for each in json.loads(await shoal("doctor", "-o", "json", code=1))}
+    assert checks["kubernetes"]["state"] == "ok"
+    assert checks["crds"]["state"] == "ok"
+    assert checks["permissions"]["state"] == "ok"
+    assert checks["operator"]["state"] == "broken"
+
+
+async def test_without_a_cluster_the_exit_code_is_3(tmp_path: Path) -> None:
+    result = await asyncio.to_thread(
+        CliRunner().invoke, main, ["list", "--kubeconfig", str(tmp_path / "none")]
+    )
+    assert result.exit_code == 3
+    assert "Make `kubectl get nodes` work" in result.output

@@ -1,0 +1,94 @@
+"""What is missing on a cluster, and what a user may not see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from shoal.client.doctor import KINDS, RIGHTS, Cluster, diagnose
+
+NOW = datetime(2026, 11, 24, tzinfo=UTC)
+SPOT = {"cloud.google.com/gke-spot": "true"}
+
+
+def node(name: str, gpus: int = 0, **labels: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}},
+    }
+
+
+GOOD = Cluster(
+    version={"major": "1", "minor": "36+", "gitVersion": "v1.36.2"},
+    resources=KINDS,
+    rights=dict.fromkeys(RIGHTS, True),
+    namespace="team",
+    deployments=[
+        {
+            "metadata": {"namespace": "shoal-system", "name": "shoal"},
+            "spec": {"replicas": 2},
+            "status": {"readyReplicas": 2},
+        }
+    ],
+    leases=[
+        {
+            "metadata": {"namespace": "shoal-system", "name": "shoal"},
+            "spec": {"holderIdentity": "shoal-1", "renewTime": "2026-11-23T23:59:58.000000Z"},
+        }
+    ],
+    nodes=[node("safe"), node("spot", 1, **SPOT)],
+    pools=[],
+    classes=[
+        {"metadata": {"name": "fast", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
+    ],
+    now=NOW,
+)
+
+
+def test_nothing_is_wrong_with_a_good_cluster() -> None:
+    checks = diagnose(GOOD)
+    assert {each.state for each in checks} == {"ok"}
+    assert "shoal-1 works; it renewed its Lease 2s ago" in [each.message for each in checks]
+    assert "1 spot node for workers, 1 without a spot label for parameter servers" in [
+        each.message for each in checks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "state", "words"),
+    [
+        ({"version": {"major": "1", "minor": "28", "gitVersion": "v1.28"}}, "kubernetes", "broken", "1.29 or newer"),
+        ({"resources": ["trainingjobs"]}, "crds", "broken", "helm install"),
+        ({"rights": dict.fromkeys(RIGHTS, False)}, "permissions", "warning", "roles edit and admin"),
+        ({"deployments": []}, "operator", "broken", "jobs wait until an operator runs"),
+        ({"deployments": None}, "operator", "unknown", ""),
+        ({"leases": [{**GOOD.leases[0], "spec": {}}]}, "leader", "broken", "logs deploy/shoal"),
+        ({"nodes": [node("safe")]}, "nodes", "warning", "kubectl label node NODE cloud.google.com/gke-spot=true"),
+        ({"nodes": [node("s", **SPOT)]}, "nodes", "warning", "parameterServers.capacity is Any"),
+        (
+            {"nodes": [node("g", 0, **{"cloud.google.com/gke-accelerator": "nvidia-l4"}), node("safe")]},
+            "accelerators", "broken", "device plugin",
+        ),
+        (
+            {"pools": [{"metadata": {"name": "t4"}, "spec": {"nodeSelector": SPOT}}]},
+            "pools", "warning", "offered to no plan",
+        ),
+        ({"classes": []}, "storage", "warning", "use a bucket"),
+        (
+            {"jobs": [{"metadata": {"name": "digits"}, "status": {"phase": "Running", "workers": {"ready": 1}}}]},
+            "coordinators", "warning", "port 7071",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named_with_a_way_out(
+    changes: dict[str, Any], name: str, state: str, words: str
+) -> None:
+    assert GOOD.leases is not None
+    [check] = [
+        each for each in diagnose(replace(GOOD, **changes)) if each.name == name and each.state != "ok"
+    ]
+    assert check.state == state
+    assert words in check.help

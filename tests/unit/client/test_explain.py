@@ -1,0 +1,163 @@
+"""Each thing that can hold a job up has a sentence and, where something can be done, a way out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shoal.client.explain import Seen, explain
+from shoal.client.story import moments
+from tests.unit.policy.build import NOW, job, pod_manifest, stamp
+
+
+def condition(kind: str, reason: str, message: str) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": stamp(NOW),
+    }
+
+
+def pending(message: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "digits-worker-0-0"},
+        "status": {
+            "phase": "Pending",
+            "conditions": [{"type": "PodScheduled", "status": "False", "message": message}],
+        },
+    }
+
+
+RUNNING = {"observedGeneration": 1, "phase": "Running", "workers": {"ready": 3}}
+
+
+@pytest.mark.parametrize(
+    ("status", "pods", "why", "help_"),
+    [
+        (
+            {"observedGeneration": 1, "conditions": [condition("Stalled", "Invalid", 'unknown field "resourcez"')]},
+            [], 'Stalled, Invalid: unknown field "resourcez"', "correct the template",
+        ),
+        (
+            {"observedGeneration": 1, "conditions": [condition("Failed", "UserError", "no job 'jobb'")]},
+            [], "no job 'jobb'", "shoal-trainer check",
+        ),
+        (
+            {"observedGeneration": 1, "phase": "Starting"},
+            [pending("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")],
+            "digits-worker-0-0: 0/3 nodes", "all GPUs are taken",
+        ),
+        (
+            {"observedGeneration": 1, "phase": "Starting"},
+            [pending("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.")],
+            "didn't match", "workers.capacity",
+        ),
+        (RUNNING, [], "no report from parameter server 0", "port 7071"),
+        (RUNNING | {"training": {"phase": "Training", "step": 0}}, [], "no step is done yet", ""),
+        (
+            RUNNING | {"training": {"phase": "Training", "step": 9, "samplesPerSecond": "100", "inputWait": "0.4"}},
+            [], "workers wait 40% of their time for input", "more CPU",
+        ),
+        (
+            RUNNING | {"training": {"phase": "Training", "step": 9, "samplesPerSecond": "100"},
+                       "prediction": {"samplesPerSecond": "200", "basis": "12 measurements"}},
+            [], "100 samples/s, where 200 were expected (12 measurements)", "input wait",
+        ),
+        (
+            RUNNING | {"workers": {"ready": 1}, "training": {"phase": "Training", "step": 9, "samplesPerSecond": "1"}},
+            [], "2 workers of 3 are not there", "",
+        ),
+        (
+            RUNNING | {"training": {"phase": "Training", "step": 9},
+                       "cost": {"perHour": "1.5", "accumulated": "12", "savedVersusOnDemand": "30"}},
+            [], "12.00 so far, 1.50 an hour now; on-demand nodes would have cost 30.00 more", "",
+        ),
+        (
+            RUNNING | {"training": {"phase": "Training", "step": 9}, "data": {"repeated": 5, "lost": 2}},
+            [], "5 samples were trained twice", "guarantees.md",
+        ),
+    ],
+)  # fmt: skip
+def test_finding(status: dict[str, Any], pods: list[dict[str, Any]], why: str, help_: str) -> None:
+    findings = explain(Seen(job(status), pods, NOW))
+    [found] = [each for each in findings if why in each.why]
+    assert help_ in found.help
+    assert bool(help_) == bool(found.help)
+
+
+def test_a_healthy_job_needs_no_explanation() -> None:
+    status = RUNNING | {
+        "training": {"phase": "Training", "step": 9, "samplesPerSecond": "100", "goodput": "1"}
+    }
+    assert explain(Seen(job(status), [pod_manifest()], NOW)) == []
+
+
+@pytest.mark.parametrize(("minutes", "said"), [(1, False), (10, True)])
+def test_nobody_watches_is_said_after_a_while(minutes: int, said: bool) -> None:
+    seen = job({})
+    metadata = seen.metadata.model_copy(update={"creation_timestamp": stamp(NOW)})
+    findings = explain(
+        Seen(seen.model_copy(update={"metadata": metadata}), (), NOW + timedelta(minutes=minutes))
+    )
+    assert any("has not seen this job" in each.why for each in findings) == said
+
+
+def test_a_plan_that_is_late_says_by_how_much() -> None:
+    spec = {
+        "workers": {"replicas": 3, "pools": ["t4"]},
+        "elasticity": {"mode": "Auto", "objective": {"deadlineSeconds": 3600}},
+    }
+    status = RUNNING | {
+        "startTime": stamp(NOW),
+        "training": {"phase": "Training", "step": 9},
+        "plan": {
+            "summary": "3 t4",
+            "reason": "all that there are",
+            "finishTime": stamp(NOW + timedelta(hours=2)),
+        },
+    }
+    words = [each.why for each in explain(Seen(job(status, **spec), (), NOW))]
+    assert "3 t4: all that there are" in words
+    assert "it is expected 1h00m after its deadline" in words
+
+
+def test_story_is_in_time_order_and_has_the_reason_of_a_loss() -> None:
+    def pod(incarnation: int, node: str, created: float, begun: float) -> dict[str, Any]:
+        return {
+            "metadata": {
+                "creationTimestamp": stamp(NOW + timedelta(seconds=created)),
+                "labels": {
+                    "shoal.dev/role": "worker",
+                    "shoal.dev/index": "1",
+                    "shoal.dev/incarnation": str(incarnation),
+                },
+            },
+            "spec": {"nodeName": node},
+            "status": {
+                "containerStatuses": [
+                    {
+                        "name": "worker",
+                        "state": {"running": {"startedAt": stamp(NOW + timedelta(seconds=begun))}},
+                    }
+                ]
+            },
+        }
+
+    ended = {"role": "worker", "index": 1, "state": "Ended", "node": "spot-1", "pool": "t4", "cause": "NodeShutdown",
+             "endedAt": stamp(NOW + timedelta(seconds=90))}  # fmt: skip
+    status = RUNNING | {"slots": [ended, {"index": 1, "incarnation": 1, "node": "spot-2", "pool": "t4"}]}
+    event = {
+        "involvedObject": {"kind": "Pod", "name": "digits-worker-1-1"}, "type": "Warning", "reason": "BackOff",
+        "message": "Back-off pulling image", "count": 3, "lastTimestamp": stamp(NOW + timedelta(seconds=92)),
+    }  # fmt: skip
+    pods = [pod(0, "spot-1", 0, 4), pod(1, "spot-2", 90, 95)]
+    assert [each.what for each in moments(job(status), [event], pods)] == [
+        "worker 1-0 runs on spot-1 (t4), 4s after it was created",
+        "worker 1-0 ended on spot-1 (t4): NodeShutdown",
+        "digits-worker-1-1: Back-off pulling image [BackOff] (3 times)",
+        "worker 1-1 runs on spot-2 (t4), 5s after it was created",
+    ]

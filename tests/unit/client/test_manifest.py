@@ -1,0 +1,105 @@
+"""What `submit` makes of its arguments, and what it says about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.api.training_job import TrainingJob
+from shoal.client.manifest import MAX_CODE_BYTES, Submission, manifests, read_code
+from shoal.errors import UsageError
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "digits.py").write_text("job = 1\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def submission(**changes: Any) -> Submission:
+    return Submission(**{"entrypoint": "digits.py:job", "storage": "s3://bucket/runs", **changes})
+
+
+def test_code_in_a_file_travels_with_the_job(code: Path) -> None:
+    made = manifests(submission(name="mine", workers=4))
+    assert made.code is not None
+    assert made.code["data"] == {"digits.py": "job = 1\n"}
+    assert made.code["immutable"] is True
+    assert made.job["spec"]["training"]["code"] == {"configMap": made.code["metadata"]["name"]}
+    assert made.job["spec"]["training"]["entrypoint"] == "digits:job"
+    assert made.job["spec"]["workers"] == {"replicas": 4}
+    TrainingJob.model_validate(made.job)
+
+
+def test_a_module_is_in_the_image() -> None:
+    made = manifests(submission(entrypoint="pkg.digits:job", image="r.io/mine:1"))
+    assert made.code is None
+    [container] = made.job["spec"]["workers"]["template"]["spec"]["containers"]
+    assert container == {"name": "worker", "image": "r.io/mine:1"}
+
+
+def test_floats_are_decimals_in_the_api(code: Path) -> None:
+    training = manifests(submission(args={"rate": 1e-3, "width": 64, "name": "a"})).job["spec"]["training"]
+    assert training["args"] == {"rate": "0.001", "width": 64, "name": "a"}
+
+
+def test_names_are_new_each_time_and_short(code: Path) -> None:
+    long = code / f"{'x_' * 40}.py"
+    long.write_text("")
+    names = {manifests(submission(entrypoint=f"{long}:job")).name for _ in range(20)}
+    assert len(names) == 20
+    assert all(len(name) <= 40 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("storage", "expected"),
+    [
+        ("s3://b/f", {"uri": "s3://b/f"}),
+        ("claim:runs", {"volumeClaim": {"name": "runs"}}),
+        ("ephemeral", {"ephemeral": {}}),
+    ],
+)
+def test_storage(code: Path, storage: str, expected: dict[str, Any]) -> None:
+    assert manifests(submission(storage=storage)).job["spec"]["storage"] == expected
+    assert manifests(submission(storage=storage, run="nightly")).job["spec"]["storage"] == expected | {
+        "run": "nightly"
+    }
+
+
+def test_a_deadline_lets_shoal_choose(code: Path) -> None:
+    spec = manifests(submission(pools=["t4"], deadline_seconds=3600, max_cost="5", max_workers=8)).job["spec"]
+    assert spec["elasticity"] == {"mode": "Auto", "objective": {"deadlineSeconds": 3600, "maxCost": "5"}}
+    assert spec["workers"]["pools"] == ["t4"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"entrypoint": "digits.py"}, "must be FILE.py:OBJECT or MODULE:OBJECT"),
+        ({"entrypoint": "digits:job"}, "say which with image=…, or give a file: digits.py:job"),
+        ({"entrypoint": "nothing.py:job"}, "cannot read nothing.py"),
+        ({"storage": "/data"}, "must be s3://"),
+        ({"args": {"flag": True}}, "flag is a bool"),
+        ({"args": {"rate": float("nan")}}, "must be finite"),
+        ({"workers": -1}, "spec.workers.replicas: Input should be greater than or equal to 0"),
+        ({"batch_size": 0}, "spec.training.batchSize"),
+    ],
+)
+def test_a_wrong_argument_says_what_to_change(code: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        manifests(submission(**changes))
+    assert words in str(refused.value)
+
+
+def test_code_that_is_too_large_or_ambiguous(code: Path) -> None:
+    (code / "big.py").write_text("#" * MAX_CODE_BYTES)
+    with pytest.raises(UsageError, match=r"900 KiB that travel"):
+        read_code(["digits.py", "big.py"])
+    (code / "sub").mkdir()
+    (code / "sub" / "digits.py").write_text("job = 2\n")
+    with pytest.raises(UsageError, match=r"two files are named digits.py"):
+        read_code(["digits.py", "sub"])
+    assert read_code(["sub"]) == {"digits.py": "job = 2\n"}

@@ -1,0 +1,177 @@
+"""The status of a CapacityPool: each count once, what is wrong with it, and the size that it should have."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from shoal.api.capacity_pool import CapacityPool, CapacityPoolStatus
+from shoal.api.kube import Node, Pod
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.capacitypool.measure import Seen, matches, measure
+from tests.unit.policy import build
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def pool(status: CapacityPoolStatus | None = None, **spec: Any) -> CapacityPool:
+    whole = {
+        "nodeSelector": {"pool": "spot"},
+        "limits": {"nodes": 4},
+        "price": {"perHour": "0.3"},
+        "startupSeconds": 60,
+        **spec,
+    }
+    found = CapacityPool.model_validate(
+        {"metadata": {"name": "spot", "uid": "p", "generation": 3}, "spec": whole}
+    )
+    return found.model_copy(update={"status": status or CapacityPoolStatus()})
+
+
+def job(name: str, status: dict[str, Any], **spec: Any) -> TrainingJob:
+    manifest = build.job_manifest(**spec)
+    manifest["metadata"] |= {"name": name, "uid": name}
+    return TrainingJob.model_validate({**manifest, "status": status})
+
+
+def usage(**counts: int) -> dict[str, Any]:
+    return {"poolUsage": {"spot": counts}}
+
+
+def plan(count: int) -> dict[str, Any]:
+    return {"plan": {"pools": {"spot": count}}}
+
+
+def seen(of: CapacityPool, *jobs: TrainingJob, **more: Any) -> Seen:
+    return Seen(**{"pool": of, "now": NOW, "nodes": (), "used": 0, "jobs": jobs, "waiting": (), **more})
+
+
+def test_rates_are_sums_over_jobs() -> None:
+    one = job(
+        "a", usage(nodeSeconds=7200, starts=2, startSeconds=100, startSecondsSquared=5200, interruptions=1)
+    )
+    two = job(
+        "b", usage(nodeSeconds=3600, starts=2, startSeconds=100, startSecondsSquared=5200, unfulfilled=3)
+    )
+    status = measure(seen(pool(), one, two))
+    assert (status.interruptions.per_hour, status.interruptions.node_hours) == ("0.3333", "3")
+    assert (status.startup.seconds, status.startup.deviation_seconds, status.startup.seen) == (50, 10, 4)
+    assert status.unfulfilled.waits == 3
+    assert status.observed_generation == 3
+
+
+class Jobs(RuleBasedStateMachine):
+    """Jobs that use the pool and are deleted, and an operator that crashes before or after its writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored = CapacityPoolStatus()
+        self.jobs: dict[str, int] = {}
+        self.truth = 0
+        self.unseen = 0
+        self.made = 0
+
+    @rule(count=st.integers(0, 5))
+    def use(self, count: int) -> None:
+        for name in self.jobs:
+            self.jobs[name] += count
+            self.truth += count
+
+    @rule()
+    def create(self) -> None:
+        self.made += 1
+        self.jobs[f"job-{self.made}"] = 0
+
+    @rule(written=st.booleans())
+    def reconcile(self, written: bool) -> None:
+        status = self.measured()
+        if written:
+            self.stored = status
+
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        if self.jobs:
+            name = data.draw(st.sampled_from(sorted(self.jobs)))
+            counted = {each.uid: each.interruptions for each in self.stored.counted}
+            self.unseen += self.jobs.pop(name) - counted.get(name, 0)
+
+    def measured(self) -> CapacityPoolStatus:
+        jobs = [job(name, usage(interruptions=count)) for name, count in self.jobs.items()]
+        return measure(seen(pool(self.stored), *jobs))
+
+    @invariant()
+    def nothing_is_counted_twice_and_what_was_seen_is_never_lost(self) -> None:
+        assert self.measured().interruptions.seen == self.truth - self.unseen
+
+
+TestJobs = Jobs.TestCase
+TestJobs.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_recommended_size_is_the_sum_of_plans_within_the_limit() -> None:
+    done = {
+        "conditions": [
+            {
+                "type": "Complete",
+                "status": "True",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+                "reason": "x",
+            }
+        ]
+    }
+    jobs = [
+        job("a", plan(3)),
+        job("b", plan(2)),
+        job("c", plan(9), suspend=True),
+        job("d", {**plan(9), **done}),
+    ]
+    recommended = measure(seen(pool(), *jobs)).recommended
+    assert recommended.nodes == 4
+    assert recommended.reason == "3 for team/a, 2 for team/b; the limit is 4"
+    assert measure(seen(pool())).recommended.reason == "no job plans to use it"
+
+
+def waiting(seconds: float) -> Pod:
+    created = (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Pod.model_validate({"metadata": {"name": "p", "uid": "u", "creationTimestamp": created}})
+
+
+def condition(status: CapacityPoolStatus, kind: str) -> tuple[str, str]:
+    [found] = [each for each in status.conditions if each.type == kind]
+    return found.status, found.reason
+
+
+def test_pool_is_exhausted_when_pods_wait_for_longer_than_a_start() -> None:
+    status = measure(seen(pool(), waiting=(waiting(119), waiting(10))))
+    assert condition(status, "Exhausted") == ("False", "NodesAvailable")
+    status = measure(seen(pool(), waiting=(waiting(121), waiting(10))))
+    assert condition(status, "Exhausted") == ("True", "NoNodes")
+    assert status.unfulfilled.pending == 1
+    measured = job("a", usage(starts=1, startSeconds=300, startSecondsSquared=90000))
+    patient = measure(seen(pool(), measured, waiting=(waiting(500),)))
+    assert condition(patient, "Exhausted") == ("False", "NodesAvailable"), (
+        "what was measured outweighs the prior"
+    )
+
+
+def test_transition_time_is_kept_while_a_condition_holds() -> None:
+    first = measure(seen(pool(), waiting=(waiting(500),)))
+    again = measure(seen(pool(first), waiting=(waiting(500),), now=NOW + timedelta(hours=1)))
+    assert again.conditions == first.conditions
+
+
+def test_problem_of_the_description_is_a_condition() -> None:
+    assert condition(measure(seen(pool())), "Ready") == ("True", "Valid")
+    assert condition(measure(seen(pool(), overlaps="other")), "Ready") == ("False", "Overlaps")
+    assert condition(measure(seen(pool(), problem=("NoPrice", "set it"))), "Ready") == ("False", "NoPrice")
+
+
+def test_pool_without_selector_has_no_nodes() -> None:
+    node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot", "zone": "a"}}})
+    assert matches(pool(), node)
+    assert not matches(pool(nodeSelector={}), node)
+    assert not matches(pool(nodeSelector={"pool": "spot", "zone": "b"}), node)

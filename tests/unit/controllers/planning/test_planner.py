@@ -1,0 +1,333 @@
+"""From custom resources to proposals: the real planner on real values, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.speed_profile import SpeedProfile
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import Answer
+from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.planning.planner import Planner
+from shoal.controllers.planning.translate import fleet_job, profile_values
+from shoal.controllers.speedprofile.reconcile import (
+    ANNOTATION,
+    LATE_SECONDS,
+    SOON_SECONDS,
+    Learner,
+    profile_name,
+)
+from shoal.controllers.state import ClusterState, Key, Wakes
+from shoal.runtime.metrics import Metrics
+from shoal.runtime.status_writer import StatusWriter
+from shoal.sizing.fleet import FleetPlan, plan_fleet
+from shoal.telemetry.poller import Poller, Seen
+from shoal_trainer.contract import LogSums, ModelReport, Phase, SpeedSums, StatusReport
+from tests.unit.controllers.clusters import Cluster, UnreachableCoordinator
+from tests.unit.policy import build
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+MODEL = ModelReport(fingerprint="ab" * 32, parameters=500_000, tensors=20, flops_per_sample=8e7)
+
+
+def job_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:
+    workers = {"replicas": 2, "minReplicas": 1, "maxReplicas": 8, "pools": ["spot", "on-demand"]}
+    objective = {"deadlineSeconds": 3600}
+    elasticity = {"mode": "Auto", "objective": objective}
+    manifest = build.job_manifest(**{"workers": workers, "elasticity": elasticity, **spec})
+    manifest["metadata"] |= {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
+    return manifest
+
+
+def pool(name: str, price: str, spot: bool, **spec: Any) -> CapacityPool:
+    whole = {
+        "accelerator": {"name": "T4"},
+        "capacityType": "Spot" if spot else "OnDemand",
+        "nodeSelector": {"pool": name},
+        "limits": {"nodes": 8},
+        "price": {"perHour": price},
+        "startupSeconds": 60,
+        **spec,
+    }
+    meta = {"name": name, "uid": name, "resourceVersion": "1"}
+    return CapacityPool.model_validate({"metadata": meta, "spec": whole})
+
+
+def sums(seconds: float, count: int) -> LogSums:
+    log = math.log(seconds)
+    return LogSums(count=count, total=log * count, squares=log * log * count)
+
+
+def report(left: float | None, seconds: float = 0.2, count: int = 500) -> StatusReport:
+    speed = SpeedSums(
+        device="T4",
+        devices=1,
+        cores=4,
+        batch_size=128,
+        workers=2,
+        servers=1,
+        compute=sums(seconds, count),
+        pull=sums(seconds / 20, count),
+        push=sums(seconds / 20, count),
+    )
+    return StatusReport(
+        job_uid="uid-digits",
+        phase=Phase.TRAINING,
+        model=MODEL,
+        speed=(speed,),
+        speed_epoch="a",
+        samples_left=left,
+        samples_per_second=2 * 128 / seconds,
+    )
+
+
+class World:
+    """The planner and the learner around caches and a fake API server."""
+
+    def __init__(self, **planner: Any) -> None:
+        self.cluster = Cluster()
+        self.woken: list[Key] = []
+        self.state = ClusterState(Wakes(plans=self.replan))
+        self.poller = Poller(UnreachableCoordinator())
+        self.wall = NOW
+        writer = StatusWriter(self.cluster, self.state.profiles, SpeedProfile)
+        self.learner = Learner(
+            self.cluster, self.state, writer, wake=lambda _key, _priority: None, wall=lambda: self.wall
+        )
+        self.metrics = Metrics()
+        self.planner = Planner(
+            self.state,
+            self.poller,
+            self.learner,
+            wake=lambda key, _priority: self.woken.append(key),
+            wall=lambda: self.wall,
+            metrics=PlanMetrics(self.metrics),
+            **planner,
+        )
+
+    def replan(self) -> None:
+        self.planner.trigger()
+
+    def hear(self, job: TrainingJob, said: StatusReport) -> None:
+        self.poller._seen[job.metadata.uid] = Seen(said, 0.0)
+        self.learner.hear(job, said)
+
+    def add(self, *objects: TrainingJob | CapacityPool) -> None:
+        for each in objects:
+            (self.state.jobs if isinstance(each, TrainingJob) else self.state.pools).put(each)  # type: ignore[arg-type]
+
+
+async def test_measured_job_gets_the_cheapest_pools_that_keep_its_deadline() -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    # 640 samples/s a worker: 7 million samples in an hour need more than 3 workers, and fewer than 8.
+    world.hear(job, report(7e6))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert found.feasible
+    assert 4 <= sum(found.pools.values()) <= 7
+    assert found.pools["spot"] >= found.pools.get("on-demand", 0)
+    assert found.finish_time is not None
+    assert NOW < found.finish_time < NOW + timedelta(hours=1)
+    assert found.samples_per_second == pytest.approx(640 * sum(found.pools.values()), rel=0.2)
+    assert found.speeds["spot"] == pytest.approx(640, rel=0.1)
+    assert "spot" in found.reason
+    assert world.woken == [("team", "digits")]
+
+
+async def test_two_jobs_never_plan_more_than_the_limit() -> None:
+    world = World()
+    pools = [
+        pool("spot", "0.3", True, limits={"nodes": 5}),
+        pool("on-demand", "1.0", False, limits={"nodes": 4}),
+    ]
+    jobs = [TrainingJob.model_validate(job_manifest(name)) for name in ("one", "two")]
+    world.add(*jobs, *pools)
+    for job in jobs:
+        world.hear(job, report(7e6))
+    await world.planner.plan_once()
+    for name, limit in (("spot", 5), ("on-demand", 4)):
+        planned = [world.planner.proposal(job.metadata.uid) for job in jobs]
+        assert sum(each.pools.get(name, 0) for each in planned if each is not None) <= limit
+
+
+@pytest.mark.looptime
+async def test_plans_at_once_after_a_change_and_else_once_a_minute() -> None:
+    plans: list[float] = []
+
+    def counted(pools: Any, profiles: Any, jobs: Any) -> FleetPlan:
+        plans.append(len(jobs))
+        return FleetPlan({})
+
+    world = World(plan=counted)
+    task = asyncio.create_task(world.planner.run())
+    await asyncio.sleep(1)
+    world.add(TrainingJob.model_validate(job_manifest()))
+    await asyncio.sleep(2)
+    assert len(plans) == 1
+    await asyncio.sleep(59)
+    assert len(plans) == 1
+    await asyncio.sleep(120)
+    assert len(plans) == 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_fault_of_the_planner_keeps_the_last_proposals_and_is_counted() -> None:
+    broken = False
+
+    def plan(pools: Any, profiles: Any, jobs: Any) -> FleetPlan:
+        if broken:
+            raise ZeroDivisionError
+        return plan_fleet(pools, profiles, jobs)
+
+    world = World(plan=plan, every_seconds=10)
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.hear(job, report(7e6))
+    task = asyncio.create_task(world.planner.run())
+    await asyncio.sleep(15)
+    broken = True
+    await asyncio.sleep(60)
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert found.age_seconds >= 50
+    assert world.metrics.registry.get_sample_value("shoal_plans_total", {"result": "error"})
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_deadline_and_budget_are_what_is_left() -> None:
+    objective = {"deadlineSeconds": 3600, "maxCost": "40"}
+    manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
+    manifest["status"] = {"startTime": "2026-01-01T11:30:00Z", "cost": {"accumulated": "12.5"}}
+    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW)
+    assert (found.deadline_seconds, found.budget_left) == (1800, 27.5)
+
+
+@pytest.mark.parametrize("mode", ["Off", "Manual"])
+def test_job_that_nobody_plans_is_planned_with_the_workers_it_has(mode: str) -> None:
+    manifest = job_manifest(elasticity={"mode": mode})
+    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW)
+    assert (found.min_workers, found.max_workers) == (2, 2)
+
+
+def test_work_left_before_the_first_report_follows_from_the_profile() -> None:
+    job = TrainingJob.model_validate(job_manifest())
+    assert job.spec.training.stop_after.epochs == 3
+    assert fleet_job(job, None, None, 50_000, (), NOW).samples_left == 150_000
+    assert fleet_job(job, None, None, None, (), NOW).samples_left is None
+
+
+def test_status_that_someone_edited_is_left_out_and_not_an_error() -> None:
+    status = {
+        "model": {"fingerprint": "f", "flopsPerSample": "1e6", "parameters": 10, "tensors": 1},
+        "rows": [
+            {
+                "device": "T4",
+                "batchSize": 8,
+                "workers": 1,
+                "parameterServers": 1,
+                "compute": {"meanLog": "nan", "count": "5"},
+            },
+            {
+                "device": "T4",
+                "batchSize": 8,
+                "workers": 1,
+                "parameterServers": 1,
+                "compute": {"meanLog": "?", "count": "5"},
+            },
+        ],
+    }
+    profile = SpeedProfile.model_validate({"metadata": {"name": "p"}, "status": status})
+    values = profile_values(profile, profile.status, NOW)
+    assert values is not None
+    assert [row.compute.mean_log for row in values.rows if row.compute] == [0.0]
+
+
+@pytest.mark.looptime
+async def test_profile_is_made_once_and_written_when_an_estimate_moves() -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    key = ("team", profile_name(MODEL.fingerprint))
+    path = f"/apis/shoal.dev/v1alpha1/namespaces/team/speedprofiles/{key[1]}"
+
+    def writes() -> int:
+        return world.cluster.requests.count(("PUT", f"{path}/status"))
+
+    world.hear(job, report(1e6))
+    assert await world.learner(key) == SOON_SECONDS
+    assert writes() == 1
+    stored = world.cluster.objects[path]["status"]
+    assert stored["jobs"] == "digits"
+    assert stored["rows"][0]["compute"]["count"] == "500"
+    world.hear(job, report(1e6, count=505))
+    await world.learner(key)
+    assert writes() == 1, "nothing has moved"
+    await asyncio.sleep(LATE_SECONDS)
+    await world.learner(key)
+    assert writes() == 2
+    world.hear(job, report(1e6, seconds=0.5, count=5000))
+    await world.learner(key)
+    assert writes() == 3
+    assert [verb for verb, _ in world.cluster.requests].count("POST") == 1
+
+
+@pytest.mark.looptime
+async def test_last_report_of_a_job_is_kept_when_it_ends() -> None:
+    world = World()
+    manifest = job_manifest()
+    job = TrainingJob.model_validate(manifest)
+    world.add(job)
+    key = ("team", profile_name(MODEL.fingerprint))
+    world.hear(job, report(1e6))
+    await world.learner(key)
+    world.hear(job, report(0, count=510))
+    manifest["metadata"]["resourceVersion"] = "2"
+    done = {
+        "type": "Complete",
+        "status": "True",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "reason": "Trained",
+    }
+    world.add(TrainingJob.model_validate({**manifest, "status": {"conditions": [done]}}))
+    assert await world.learner(key) is None
+    profile = world.state.profiles.get(key[1], "team")
+    assert profile is not None
+    assert profile.status.rows[0].compute.count == "510"
+    assert await world.learner(key) is None
+
+
+@pytest.mark.looptime
+async def test_namespace_that_goes_takes_its_profile_and_stops_nothing() -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job)
+    world.hear(job, report(1e6))
+    gone = b'{"message": "unable to create new content in namespace ns because it is being terminated"}'
+    world.cluster.fault = lambda _method, _path: Answer(403, gone)
+    assert await world.learner(("team", profile_name(MODEL.fingerprint))) is None
+
+
+@pytest.mark.looptime
+async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None:
+    world = World()
+    manifest = job_manifest()
+    job = TrainingJob.model_validate(manifest)
+    assert world.learner.name_of(job, MODEL.fingerprint) == profile_name(MODEL.fingerprint)
+    prior = {"fingerprint": MODEL.fingerprint, "flopsPerSample": "8e7", "parameters": 500_000, "tensors": 20}
+    meta = {"name": "resnet", "namespace": "team", "uid": "s", "resourceVersion": "1"}
+    world.state.profiles.put(SpeedProfile.model_validate({"metadata": meta, "spec": {"model": prior}}))
+    assert world.learner.name_of(job, MODEL.fingerprint) == "resnet"
+    manifest["metadata"]["annotations"] = {ANNOTATION: "mine"}
+    assert world.learner.name_of(TrainingJob.model_validate(manifest), MODEL.fingerprint) == "mine"

@@ -1,0 +1,145 @@
+"""What a SpeedProfile learns: each step once, however the reports arrive, and old ones less."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, SpeedProfileStatus
+from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
+from shoal_trainer.contract import LogSums, ModelReport, Phase, ShardReport, SpeedSums, StatusReport
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+MODEL = ModelReport(fingerprint="f" * 64, parameters=1000, tensors=4, flops_per_sample=1e6)
+
+
+def sums(*seconds: float) -> LogSums:
+    logs = [math.log(each) for each in seconds]
+    return LogSums(count=len(logs), total=sum(logs), squares=sum(each * each for each in logs))
+
+
+def report(
+    *compute: float, life: str = "a", workers: int = 2, batch: int = 16, boot: int = 1
+) -> StatusReport:
+    speed = SpeedSums(
+        device="T4",
+        devices=1,
+        cores=4,
+        batch_size=batch,
+        workers=workers,
+        servers=1,
+        compute=sums(*compute),
+        pull=sums(*(0.1 * each for each in compute)),
+        push=sums(*(0.2 * each for each in compute)),
+    )
+    shard = ShardReport(
+        index=0, epoch=0, boot=boot, busy_seconds=0.01 * len(compute), updates=len(compute), bytes_received=7
+    )
+    return StatusReport(
+        job_uid="u", phase=Phase.TRAINING, model=MODEL, speed=(speed,), speed_epoch=life, shards=(shard,)
+    )
+
+
+times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30)
+
+
+@given(times, st.data())
+def test_it_does_not_matter_which_reports_were_read(seconds: list[float], data: st.DataObject) -> None:
+    """Reports are cumulative: all of them, some, or the last alone give the same profile."""
+    read = data.draw(st.sets(st.integers(1, len(seconds))))
+    status = SpeedProfileStatus()
+    for number in sorted(read | {len(seconds)}):
+        status = learn(status, "job", report(*seconds[:number]), NOW)
+        status = learn(status, "job", report(*seconds[:number]), NOW)  # read twice
+    [row] = status.rows
+    logs = np.log(seconds)
+    assert float(row.compute.count) == len(seconds)
+    assert float(row.compute.mean_log) == pytest.approx(logs.mean(), abs=1e-3)
+    assert float(row.compute.variance_log) == pytest.approx(logs.var(), rel=1e-2, abs=1e-3)
+    assert float(row.push.mean_log) == pytest.approx(logs.mean() + math.log(0.2), abs=1e-3)
+    [load] = status.server_load
+    assert float(load.updates) == len(seconds)
+
+
+@given(times, times)
+def test_coordinator_that_begins_again_is_added(before: list[float], after: list[float]) -> None:
+    status = learn(SpeedProfileStatus(), "job", report(*before), NOW)
+    status = learn(status, "job", report(*after, life="b", boot=2), NOW)
+    assert float(status.rows[0].compute.count) == len(before) + len(after)
+    assert float(status.server_load[0].updates) == len(before) + len(after)
+
+
+def test_jobs_of_one_model_are_merged_and_configurations_are_kept_apart() -> None:
+    status = learn(SpeedProfileStatus(), "one", report(1.0, 1.0), NOW)
+    status = learn(status, "two", report(2.0, 2.0), NOW)
+    assert [float(row.compute.count) for row in status.rows] == [4]
+    status = learn(status, "two", report(2.0, workers=8), NOW)
+    assert [(row.workers, float(row.compute.count)) for row in status.rows] == [(2, 4), (8, 1)]
+    assert (status.row_count, status.devices) == (2, "T4")
+
+
+def test_old_measurements_count_half_after_the_half_life() -> None:
+    status = learn(SpeedProfileStatus(), "one", report(*[1.0] * 100), NOW)
+    status = learn(status, "two", report(*[math.e] * 50), NOW + HALF_LIFE)
+    [row] = status.rows
+    assert float(row.compute.count) == pytest.approx(100)
+    assert float(row.compute.mean_log) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_nothing_new_is_the_same_status() -> None:
+    status = learn(SpeedProfileStatus(), "one", report(1.0), NOW)
+    assert learn(status, "one", report(1.0), NOW + timedelta(hours=1)) is status
+
+
+def test_rows_and_sources_are_bounded_and_the_oldest_goes() -> None:
+    status = SpeedProfileStatus()
+    for number in range(MOST_ROWS + 3):
+        at = NOW + timedelta(seconds=number)
+        status = learn(status, f"job-{number}", report(1.0, batch=number + 1), at)
+    assert status.row_count == len(status.rows) == MOST_ROWS
+    assert len(status.sources) == MOST_SOURCES
+    assert {1, 2, 3}.isdisjoint(row.batch_size for row in status.rows)
+    assert len(forget(status, {status.sources[0].uid}).sources) == MOST_SOURCES - 1
+
+
+def test_only_an_estimate_that_moved_is_worth_a_write() -> None:
+    old = learn(SpeedProfileStatus(), "one", report(*[1.0, 1.1] * 200), NOW)
+    same = learn(old, "one", report(*[1.0, 1.1] * 201), NOW)
+    assert moved(SpeedProfileStatus(), old)
+    assert same != old
+    assert not moved(old, same)
+    assert moved(old, learn(old, "two", report(*[1.5] * 100), NOW))
+
+
+def test_edited_source_is_not_an_error() -> None:
+    """Someone may edit the status by hand."""
+    status = learn(SpeedProfileStatus(), "one", report(1.0), NOW)
+    broken = status.sources[0].model_copy(update={"counts": {"T4/1/4/16/2/1": "garbage"}})
+    status = learn(status.model_copy(update={"sources": (broken,)}), "one", report(1.0, 1.0), NOW)
+    assert float(status.rows[0].compute.count) == 3
+
+
+def test_shares_of_a_core_are_rows_of_their_own() -> None:
+    def at(cores: float, seconds: float) -> StatusReport:
+        found = report(seconds, seconds)
+        return found.model_copy(update={"speed": (found.speed[0].model_copy(update={"cores": cores}),)})
+
+    status = learn(SpeedProfileStatus(), "fast", at(0.3, 0.1), NOW)
+    status = learn(status, "slow", at(0.15, 0.2), NOW)
+    assert [(row.cores, float(row.compute.mean_log)) for row in status.rows] == [
+        ("0.15", pytest.approx(math.log(0.2), abs=1e-4)),
+        ("0.3", pytest.approx(math.log(0.1), abs=1e-4)),
+    ]
+    again = SpeedProfileStatus.model_validate_json(status.model_dump_json(by_alias=True))
+    assert learn(again, "slow", at(0.15, 0.2), NOW) is again
+
+
+def test_whole_cores_of_an_earlier_version_are_read() -> None:
+    stored = {"device": "T4", "cores": 4, "batchSize": 16, "workers": 2, "parameterServers": 1}
+    status = learn(SpeedProfileStatus.model_validate({"rows": [stored]}), "job", report(0.1), NOW)
+    assert [row.cores for row in status.rows] == ["4"]

@@ -1,0 +1,43 @@
+"""docs/cli.md has the commands and exit codes that there are."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from shoal.cli import _COMMANDS, main
+from shoal.cli.cluster import EXIT_CODES
+from shoal.client import Job
+from shoal.client.manifest import Submission
+from tests.unit.docs.pages import code, read, rows, section
+
+PAGE = read("docs/cli.md")
+
+
+def test_exit_codes() -> None:
+    assert {int(code(row[0])[0]): row[1] for row in rows(section(PAGE, "Exit codes"))} == EXIT_CODES
+
+
+def test_every_command_is_documented_and_exists() -> None:
+    text = section(PAGE, "Commands")
+    named = set(re.findall(r"shoal ([a-z]+)", text)) | set(
+        re.search(r"`shoal ([a-z|]+)`", text)[1].split("|")
+    )  # type: ignore[index]
+    assert named <= set(_COMMANDS)
+    assert set(_COMMANDS) - named <= {"plan-workload", "predict"}, "those of the sizing pages"
+    context = main.make_context("shoal", [], resilient_parsing=True)
+    for name, (_, _, line) in _COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert line.endswith(".")
+
+
+def test_the_notebook_uses_arguments_and_methods_that_exist() -> None:
+    notebook = section(PAGE, "From a notebook")
+    options = set(re.findall(r"(\w+)=", notebook.split("```")[1])) - {"storage"}
+    assert options <= set(inspect.signature(Submission).parameters)
+    methods = set(re.findall(r"job\.(\w+)\(", notebook)) | set(
+        re.findall(r"\.(\w+)\(", "".join(code(row[0])[0] for row in rows(notebook) if "Job." in row[0]))
+    )
+    assert methods <= set(dir(Job))

@@ -1,0 +1,96 @@
+"""What the page remembers of jobs: spans never overlap or run backwards, and memory is bounded."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.page.memory import SAMPLES, Memory
+from shoal.page.view import detail, overview
+from tests.unit.policy.build import NOW, job, stamp
+
+
+def slots(*states: tuple[int, str]) -> dict[str, Any]:
+    found = [{"index": index, "incarnation": 0, "state": state} for index, state in states]
+    return {"phase": "Running", "startTime": stamp(NOW), "slots": found}
+
+
+def test_a_replacement_ends_the_span_before_it() -> None:
+    memory = Memory()
+    old = {"index": 0, "incarnation": 0, "pool": "t4", "node": "spot-1"}
+    lost = old | {"state": "Ended", "cause": "NodeShutdown", "endedAt": stamp(NOW + timedelta(seconds=50))}
+    new = {"index": 0, "incarnation": 1, "state": "Starting", "createdAt": stamp(NOW + timedelta(seconds=51))}
+    for seconds, seen in ((0, [old]), (60, [lost, new]), (70, [new | {"state": "Running"}])):
+        memory.see([job(slots() | {"slots": seen})], NOW + timedelta(seconds=seconds))
+    spans = detail(job(slots()), memory.of("team", "digits"), NOW)["spans"]
+    assert [(s["incarnation"], s["state"], s["cause"], s["end"]) for s in spans] == [
+        (0, "Ended", "NodeShutdown", (NOW + timedelta(seconds=50)).timestamp()),
+        (1, "Running", "", None),
+    ]
+    assert spans[0]["pool"] == "t4"
+    assert spans[1]["start"] == (NOW + timedelta(seconds=51)).timestamp()
+
+
+def test_a_new_operator_says_that_it_did_not_see_the_start() -> None:
+    memory = Memory()
+    memory.see([job(slots((0, "Running")))], NOW + timedelta(hours=1))
+    memory.see([job(slots((0, "Running"), (1, "Running")))], NOW + timedelta(hours=2))
+    first, second = detail(job(slots()), memory.of("team", "digits"), NOW)["spans"]
+    assert (first["known"], first["start"]) == (False, NOW.timestamp())
+    assert (second["known"], second["start"]) == (True, (NOW + timedelta(hours=2)).timestamp())
+
+
+def test_another_run_of_the_same_name_begins_anew() -> None:
+    memory = Memory()
+    memory.see([job(slots((0, "Running")))], NOW)
+    again = job(slots())
+    again = again.model_copy(update={"metadata": again.metadata.model_copy(update={"uid": "another"})})
+    memory.see([again], NOW)
+    found = memory.of("team", "digits")
+    assert found is not None
+    assert found.spans == {}
+    memory.see([], NOW)
+    assert memory.of("team", "digits") is None
+
+
+STATES = st.sampled_from(["Starting", "Running", "Silent", "Draining", "Ended"])
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), STATES), max_size=5), max_size=20))
+def test_spans_are_sound_whatever_the_status_says(history: list[list[tuple[int, int, str]]]) -> None:
+    memory = Memory()
+    for minute, seen in enumerate(history):
+        found = [{"index": i, "incarnation": n, "state": s} for i, n, s in seen]
+        memory.see([job(slots() | {"slots": found})], NOW + timedelta(minutes=minute))
+    remembered = memory.of("team", "digits")
+    for span in remembered.spans.values() if remembered else ():
+        assert span.end is None or span.end >= span.start
+        assert (span.state == "Ended") == (span.end is not None) or span.end is not None
+
+
+def test_curves_keep_the_whole_life_in_bounded_memory() -> None:
+    memory = Memory()
+    status = slots((0, "Running")) | {"training": {"loss": "1.5", "samplesPerSecond": "10"}}
+    for second in range(3 * SAMPLES):
+        memory.see([job(status)], NOW + timedelta(seconds=second))
+    samples = detail(job(status), memory.of("team", "digits"), NOW)["samples"]
+    assert SAMPLES / 4 <= len(samples) < SAMPLES
+    assert samples[0][0] == NOW.timestamp()
+    assert samples[-1][0] >= (NOW + timedelta(seconds=2.9 * SAMPLES)).timestamp()
+
+
+def test_finish_has_a_band_as_wide_as_the_error_so_far() -> None:
+    training = {"training": {"remainingSeconds": 1000}, "prediction": {"relativeError": "-0.1"}}
+    finish = detail(job(slots() | training), None, NOW)["finish"]
+    assert finish["at"] == NOW.timestamp() + 1000
+    assert finish["band"] == [NOW.timestamp() + 900, NOW.timestamp() + 1100]
+    assert detail(job(slots() | {"training": {"remainingSeconds": 5}}), None, NOW)["finish"]["band"] is None
+
+
+def test_nothing_but_what_a_reader_of_jobs_may_see() -> None:
+    whole = str(overview([job(slots())], [], NOW)) + str(detail(job(slots()), None, NOW))
+    assert "template" not in whole
+    assert "env" not in whole.split("event")[0]

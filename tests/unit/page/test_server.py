@@ -1,0 +1,92 @@
+"""The page's answers over HTTP: files, JSON, a stream, and headers that let it load nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from shoal.api.training_job import TrainingJob
+from shoal.page import Page
+from shoal.page.server import FILES, STATIC
+from shoal.process.endpoints import serve
+from tests.unit.policy.build import NOW, job
+
+RUNNING = {"phase": "Running", "workers": {"ready": 2}}
+
+
+@pytest.fixture
+def jobs() -> list[TrainingJob]:
+    return [job(RUNNING)]
+
+
+@pytest.fixture
+async def session(jobs: list[TrainingJob]) -> AsyncIterator[aiohttp.ClientSession]:
+    page = Page(lambda: jobs, lambda: (), wall=lambda: NOW, look_seconds=0.01)
+    runner = await serve(0, page.answers)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
+        yield session
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("path", FILES)
+async def test_files_load_nothing_from_elsewhere(session: aiohttp.ClientSession, path: str) -> None:
+    async with session.get(path) as answer:
+        assert answer.status == 200
+        policy = answer.headers["Content-Security-Policy"]
+        text = await answer.text()
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert set(re.findall(r"https?://[^\s\"'`]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<script>|<style>|\sstyle=|\son[a-z]+=", text)
+
+
+def test_the_html_refers_only_to_files_that_there_are() -> None:
+    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    assert set(re.findall(r'(?:src|href)="(/[^"]*)"', html)) <= set(FILES)
+    assert '<html lang="en">' in html
+    assert all(each in html for each in ("<header>", "<main", "<h1>", 'role="status"', "<label>"))
+
+
+async def test_json(session: aiohttp.ClientSession) -> None:
+    async with session.get("/api/overview") as answer:
+        found = await answer.json()
+    assert [each["name"] for each in found["jobs"]] == ["digits"]
+    async with session.get("/api/jobs/team/digits") as answer:
+        assert (await answer.json())["ready"] == 2
+    async with session.get("/api/jobs/team/none") as answer:
+        assert answer.status == 404
+
+
+async def test_the_stream_says_what_changes_and_only_that(
+    session: aiohttp.ClientSession, jobs: list[TrainingJob]
+) -> None:
+    async with session.get("/api/stream", params={"job": "team/digits"}) as answer:
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        kinds = []
+
+        async def event() -> tuple[str, dict[str, object]]:
+            kind = (await answer.content.readline()).decode().strip().removeprefix("event: ")
+            data = (await answer.content.readline()).decode().removeprefix("data: ")
+            await answer.content.readline()
+            kinds.append(kind)
+            return kind, json.loads(data)
+
+        await event()
+        await event()
+        assert kinds == ["overview", "job"]
+        jobs[:] = [job(RUNNING | {"workers": {"ready": 3}})]
+        kind, data = await event()
+        assert (kind, data["jobs"][0]["ready"]) == ("overview", 3)  # type: ignore[index]
+        jobs.clear()
+        await event()  # the job with three workers
+        assert await event() == ("overview", {"now": NOW.timestamp(), "jobs": [], "pools": []})
+
+
+async def test_only_reading(session: aiohttp.ClientSession) -> None:
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        async with session.request(method, "/api/jobs/team/digits") as answer:
+            assert answer.status == 405

@@ -1,0 +1,221 @@
+"""Correlated silence: a pause of the control plane, stale caches and a new leader delete nothing and count nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shoal.policy.model import ConfirmAbsent, CreatePod, DeletePod, Plan
+from shoal.policy.plan import plan
+from tests.unit.policy import build
+from tests.unit.policy.world import World, running_world
+
+SHARD = {"index": 0, "epoch": 0}
+
+
+def unknown(world: World, *nodes: str, since: int = 6) -> None:
+    """The nodes' kubelets are not heard any more."""
+    at = build.stamp(world.now - timedelta(seconds=since))
+    for node in nodes or world.nodes:
+        world.nodes[node]["status"]["conditions"] = [
+            {"type": "Ready", "status": "Unknown", "lastTransitionTime": at}
+        ]
+
+
+def heard(world: World, *workers: tuple[int, int], server: bool = True) -> None:
+    world.report = build.report(active=list(workers), shards=(SHARD,) if server else ())
+
+
+def of_pods(made: Plan) -> list[str]:
+    return [f"{type(a).__name__} {a.name}" for a in made.actions if isinstance(a, CreatePod | DeletePod)]
+
+
+def restarts(world: World) -> Any:
+    return world.status["restarts"]
+
+
+def test_nodes_that_all_turn_unknown_are_suspected_and_nothing_is_done() -> None:
+    world = running_world()
+    unknown(world)
+    world.report_age = 3600.0
+    made = world.reconcile()
+    assert of_pods(made) == []
+    assert made.wake_after is not None
+    suspect = world.condition("NodeSignalsSuspect")
+    assert (suspect["status"], suspect["reason"]) == ("True", "ManyNodesUnknown")
+    assert "ManyNodesUnknown" in {event.reason for event in made.events}
+    assert restarts(world) == {"failures": 0, "disruptions": 0, "byReason": {}}
+    for node in world.nodes:
+        world.nodes[node] = build.node_manifest(node, spot=node.startswith("spot"))
+    assert of_pods(world.reconcile()) == []
+    assert world.condition("NodeSignalsSuspect")["status"] == "False"
+    assert world.status["parameterServers"]["restarts"] == 0
+
+
+def test_unknown_nodes_are_believed_after_a_minute() -> None:
+    world = running_world()
+    unknown(world, since=61)
+    world.report_age = 3600.0
+    made = world.reconcile()
+    assert sorted(of_pods(made)) == [
+        "CreatePod digits-ps-0-1",
+        *(f"CreatePod digits-worker-{i}-1" for i in range(3)),
+    ]
+    assert world.deleted == []  # none of the replacements runs
+
+
+def test_first_of_many_nodes_to_turn_unknown_is_not_acted_upon_before_the_others_follow() -> None:
+    world = running_world()
+    world.report_age = 3600.0
+    for index, name in enumerate(world.nodes):
+        unknown(world, name, since=1)
+        made = world.reconcile()
+        assert of_pods(made) == [], name
+        assert made.wake_after is not None
+        world.now += timedelta(seconds=0.2)
+        assert bool(world.condition("NodeSignalsSuspect")) is (index >= 2)
+    assert restarts(world)["disruptions"] == 0
+
+
+def test_two_of_three_unknown_nodes_are_not_many() -> None:
+    world = running_world()
+    unknown(world, "spot-0", "spot-1")
+    world.report_age = 3600.0
+    assert of_pods(world.reconcile()) == ["CreatePod digits-worker-0-1", "CreatePod digits-worker-1-1"]
+
+
+def test_worker_that_the_coordinator_hears_is_kept_on_an_unknown_node() -> None:
+    world = running_world()
+    unknown(world, "spot-0", "spot-1")
+    heard(world, (0, 0), (2, 0))
+    assert of_pods(world.reconcile()) == ["CreatePod digits-worker-1-1"]
+    assert restarts(world)["byReason"] == {"NodeLost": 1}
+
+
+def test_worker_on_an_unknown_node_works_until_its_replacement_runs_and_may_return() -> None:
+    world = running_world(spot_nodes=3)  # no room for the replacement
+    unknown(world, "spot-1")
+    heard(world, (0, 0), (2, 0))
+    world.reconcile()
+    world.tick()
+    world.reconcile()
+    assert world.deleted == []
+    world.nodes["spot-1"] = build.node_manifest("spot-1")
+    world.report = None
+    world.settle()
+    assert world.deleted == ["digits-worker-1-1"]
+    assert restarts(world) == {"failures": 0, "disruptions": 1, "withdrawn": 1, "byReason": {"NodeLost": 1}}
+
+
+def test_server_that_is_heard_is_never_replaced_whatever_its_node_says() -> None:
+    world = running_world()
+    unknown(world, "safe-0", since=3600)
+    heard(world, (0, 0), (1, 0), (2, 0))
+    assert of_pods(world.reconcile()) == []
+    assert world.status["parameterServers"]["restarts"] == 0
+
+
+def test_server_that_is_not_heard_is_replaced_after_a_patience_and_deleted_when_its_successor_runs() -> None:
+    world = running_world()
+    unknown(world, "safe-0", since=2)
+    heard(world, (0, 0), (1, 0), (2, 0), server=False)
+    made = world.reconcile()
+    assert of_pods(made) == []
+    assert made.wake_after == pytest.approx(8.0)
+    world.now += timedelta(seconds=9)
+    assert of_pods(world.reconcile()) == ["CreatePod digits-ps-0-1"]
+    assert (
+        world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] == "0"
+    )  # it may be alive
+    world.nodes["safe-1"]["spec"]["taints"] = []
+    world.dead_nodes.add("safe-0")
+    for _ in range(3):
+        world.tick()
+        world.reconcile()
+    assert world.deleted == ["digits-ps-0-0"]
+    assert world.services["digits-ps-0"]["spec"]["selector"]["shoal.dev/incarnation"] == "1"
+
+
+def test_after_a_pause_of_the_api_server_unknown_nodes_are_waited_for() -> None:
+    world = running_world()
+    unknown(world, "spot-0")
+    heard(world, (1, 0), (2, 0))
+    seen = replace(world.observation(), api_returned_at=world.now - timedelta(seconds=5))
+    made = plan(seen)
+    assert of_pods(made) == []
+    assert made.status.condition("NodeSignalsSuspect").reason == "ControlPlaneReturned"  # type: ignore[union-attr]
+    late = replace(seen, api_returned_at=world.now - timedelta(seconds=61))
+    assert of_pods(plan(late)) == ["CreatePod digits-worker-0-1"]
+
+
+# --- absence is weak evidence -----------------------------------------------------------------------------------------
+
+
+def test_recorded_pods_that_are_not_in_the_cache_are_asked_for_before_they_count() -> None:
+    world = running_world()
+    seen = world.observation()
+    stale = replace(seen, pods=tuple(p for p in seen.pods if "-worker-" not in p.metadata.name))
+    made = plan(stale)
+    assert made.actions == tuple(ConfirmAbsent(f"digits-worker-{i}-0") for i in range(3))
+    assert made.status.restarts.disruptions == 0
+    assert made.status.slots == seen.job.status.slots
+    gone = plan(replace(stale, confirmed_absent=frozenset({"digits-worker-1-0"})))
+    assert of_pods(gone) == ["CreatePod digits-worker-1-1"]
+    assert gone.status.restarts.by_reason == {"Gone": 1}
+
+
+def test_node_that_is_not_in_the_cache_is_asked_for_before_its_pods_are_lost() -> None:
+    world = running_world()
+    seen = world.observation()
+    stale = replace(seen, nodes={k: v for k, v in seen.nodes.items() if k != "safe-0"})
+    made = plan(stale)
+    assert made.actions == (ConfirmAbsent("safe-0", "Node"),)
+    assert made.status.parameter_servers.restarts == 0
+    gone = plan(replace(stale, absent_nodes=frozenset({"safe-0"})))
+    assert "DeletePod digits-ps-0-0" in of_pods(gone)
+
+
+# --- epochs -----------------------------------------------------------------------------------------------------------
+
+
+def test_epoch_of_a_server_is_recorded_before_its_pod_is_created() -> None:
+    world = running_world()
+    world.kill_pod("digits-ps-0-0", 137)
+    world.vanish("digits-ps-0-0")
+    world.asked = {"digits-ps-0-0"}
+    first = plan(world.observation())
+    assert of_pods(first) == []
+    assert [(s.incarnation, s.state) for s in first.status.slots if s.role == "ps"] == [(1, "Planned")]
+    assert first.wake_after == 0.0
+    recorded = world.job.model_copy(update={"status": first.status})
+    second = plan(replace(world.observation(), job=recorded))
+    assert of_pods(second) == ["CreatePod digits-ps-0-1"]
+
+
+def test_epoch_that_may_have_been_used_by_another_leader_is_not_used_again() -> None:
+    world = running_world()
+    world.vanish("digits-ps-0-0")
+    world.asked = {"digits-ps-0-0"}
+    planned = plan(world.observation()).status
+    world.status = planned.model_dump(mode="json", by_alias=True, exclude_none=True)
+    world.now += timedelta(seconds=11)  # its leader died; the pod was created and lost, or not
+    world.reconcile()
+    assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-2"]
+
+
+def test_planned_server_waits_for_the_quota_and_keeps_its_epoch() -> None:
+    world = running_world()
+    world.quota = 1
+    world.vanish("digits-ps-0-0")
+    world.reconcile()
+    assert "digits-ps-0-1" not in world.pods
+    made = world.reconcile()
+    assert of_pods(made) == []  # not tried again at once
+    assert 0 < (made.wake_after or 0) <= 5
+    world.quota = None
+    world.tick(seconds=30)
+    world.settle()
+    assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]

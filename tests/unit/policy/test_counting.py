@@ -1,0 +1,153 @@
+"""What counts against the limits of a job: withdrawn notices, and exits that a node explains, do not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from shoal.policy.facts.signals import Meaning, node_signal
+from shoal.policy.facts.verdict import PodOutcome, judge
+from shoal_trainer.contract import Outcome
+from tests.unit.policy import build
+from tests.unit.policy.test_disruption import SLOT
+from tests.unit.policy.world import World, running_world
+
+
+def test_withdrawn_notices_do_not_use_up_max_disruptions() -> None:
+    world = running_world(spot_nodes=3, spec={"runPolicy": {"maxDisruptions": 1}})
+    node = world.pods["digits-worker-1-0"]["spec"]["nodeName"]
+    for _ in range(4):  # the container runtime restarts
+        world.taint(node)
+        world.reconcile()
+        world.tick()
+        world.taint(node, on=False)
+        world.settle()
+    assert world.status["phase"] == "Running"
+    assert world.status["restarts"]["withdrawn"] == world.status["restarts"]["disruptions"] == 4
+    world.kill_pod("digits-worker-0-0", 137)
+    world.settle()
+    assert world.status["phase"] == "Running"
+    world.vanish("digits-worker-1-0")
+    world.settle()
+    assert world.status["reason"] == "MaxDisruptionsExceeded"
+
+
+def test_announced_disruption_counts_against_the_limit_when_it_comes() -> None:
+    world = running_world(spec={"runPolicy": {"maxDisruptions": 0}})
+    world.notice("spot-0")
+    world.reconcile()
+    assert world.status["phase"] == "Running"
+    world.tick()
+    world.reconcile()
+    assert world.status["reason"] == "MaxDisruptionsExceeded"
+
+
+def shuts_down(world: World, node: str, at: int) -> None:
+    """The node says that it has been shutting down for so many seconds."""
+    since = build.stamp(world.now - timedelta(seconds=at))
+    world.notice(node)
+    world.nodes[node]["status"]["conditions"][0] |= {"lastTransitionTime": since}
+
+
+@pytest.mark.parametrize(("seconds", "excused"), [(2, 1), (90, None)])
+def test_failure_shortly_before_the_node_ends_is_excused(seconds: int, excused: int | None) -> None:
+    world = running_world(spec={"runPolicy": {"backoffLimit": 0}})
+    world.manifest["spec"]["runPolicy"]["backoffLimit"] = 1
+    node = world.pods["digits-worker-0-0"]["spec"]["nodeName"]
+    world.kill_pod("digits-worker-0-0", 1)
+    world.reconcile()
+    assert world.status["restarts"]["failures"] == 1
+    world.now += timedelta(seconds=seconds)
+    shuts_down(world, node, at=0)
+    world.reconcile()
+    assert world.status["restarts"].get("excused") == excused
+    world.settle()
+    world.kill_pod("digits-worker-1-0", 1)
+    world.reconcile()
+    assert (world.status["phase"] == "Failed") is (excused is None)
+
+
+def exit_of(seconds_ago: int, **how: Any) -> Any:
+    at = build.stamp(build.NOW - timedelta(seconds=seconds_ago))
+    state = build.ended(1, **how)
+    state["terminated"]["finishedAt"] = at
+    return build.pod(phase="Failed", state=state, created=build.NOW - timedelta(hours=2))
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "outcome"),
+    [(100, PodOutcome.DISRUPTED), (3600 - 121, PodOutcome.FAILED), (3600 + 61, PodOutcome.FAILED)],
+)
+def test_old_signal_of_a_node_does_not_explain_an_exit(seconds_ago: int, outcome: PodOutcome) -> None:
+    """It explains ends from 120 s after it to 60 s before."""
+    since = build.NOW - timedelta(seconds=50 if seconds_ago == 100 else 3600)
+    taint = {"key": "node.kubernetes.io/out-of-band", "effect": "NoExecute"}
+    ready = {"type": "Ready", "status": "False", "message": "node is shutting down"}
+    node = build.node(taints=[taint], conditions=[ready | {"lastTransitionTime": build.stamp(since)}])
+    signal = node_signal(node, SLOT)
+    assert signal is not None
+    assert judge(exit_of(seconds_ago), SLOT, signal).outcome is outcome
+
+
+def test_pod_that_tolerates_a_taint_is_not_disrupted_by_it() -> None:
+    """A user's bug on such a node is a failure, however often it is tried there."""
+    key = "aws-node-termination-handler/scheduled-maintenance"
+    node = build.node(taints=[{"key": key, "effect": "NoSchedule"}])
+    pod = build.pod()
+    tolerations = build.Pod.model_validate(
+        {**build.pod_manifest(), "spec": {"nodeName": "spot-0", "tolerations": [{"operator": "Exists"}]}}
+    ).spec.tolerations
+    for given, meaning in ((pod.spec.tolerations, Meaning.LEAVING), (tolerations, Meaning.AT_RISK)):
+        signal = node_signal(node, SLOT, given)
+        assert signal is not None
+        assert signal.meaning is meaning
+
+
+@pytest.mark.parametrize("code", [139, 137, 143, 1])
+def test_reported_user_error_is_fatal_whatever_the_exit_code(code: int) -> None:
+    """The interpreter may crash while it ends."""
+    words = build.termination_message(
+        Outcome.FAILED, reason="UserError", message="my parser met a broken record"
+    )
+    world = running_world()
+    world.end("digits-worker-0-0", code, message=words)
+    world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Failed", "UserError")
+
+
+@pytest.mark.parametrize(
+    ("reason", "meaning"),
+    [("FreezeScheduled", Meaning.AT_RISK), ("PreemptScheduled", Meaning.LEAVING), ("", Meaning.LEAVING)],
+)
+def test_frozen_virtual_machine_is_left_alone(reason: str, meaning: Meaning) -> None:
+    condition = {"type": "VMEventScheduled", "status": "True", "reason": reason}
+    signal = node_signal(build.node(conditions=[condition]), SLOT)
+    assert signal is not None
+    assert signal.meaning is meaning
+
+
+def test_worker_that_is_preempted_again_and_again_waits_longer() -> None:
+    world = running_world()
+    waits = []
+    for incarnation in range(4):
+        name = f"digits-worker-0-{incarnation}"
+        world.tick()
+        world.pods[name]["status"]["conditions"].append(
+            {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        )
+        world.taken.add(name)
+        world.end(name, 143)
+        world.pods[name]["status"]["conditions"].append(
+            {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+        )
+        began = world.now
+        world.reconcile()
+        while f"digits-worker-0-{incarnation + 1}" not in world.pods:
+            world.now += timedelta(seconds=1)
+            world.reconcile()
+        waits.append((world.now - began).total_seconds())
+        world.settle()
+    assert waits == [5, 10, 20, 20]  # seconds; the room may come back at any time
+    assert world.status["restarts"]["failures"] == 0

@@ -1,0 +1,171 @@
+"""Where pods go: capacity, the platform's own keys, terms of the template, zones, GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal import manifests
+from shoal.api.labels import Place
+from shoal.manifests.platforms import AKS, EKS, GENERIC, GKE, KARPENTER, PLATFORMS, Platform, detect
+from shoal.policy.plan import plan
+from tests.unit.policy import build
+
+AUTOPILOT = {
+    "cloud.google.com/compute-class",
+    "cloud.google.com/gke-accelerator",
+    "cloud.google.com/gke-os-distribution",
+    "cloud.google.com/gke-placement-group",
+    "cloud.google.com/gke-spot",
+    "cloud.google.com/private-node",
+    "cloud.google.com/requested-min-cpu-platform",
+    "kubernetes.io/arch",
+    "kubernetes.io/os",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+}
+"""Keys that GKE's documentation lists for node affinities of Autopilot pods."""
+
+
+def pod(role: str = "worker", platform: Platform = GENERIC, **spec: Any) -> dict[str, Any]:
+    place = Place("worker", 0, 0) if role == "worker" else Place("ps", 0, 0)
+    return manifests.pod(build.job(**spec), place, build.IMAGES, platform=platform)
+
+
+def terms(made: dict[str, Any]) -> list[dict[str, Any]]:
+    required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    found: list[dict[str, Any]] = required["nodeSelectorTerms"]
+    return found
+
+
+@pytest.mark.parametrize("platform", [GKE, EKS, KARPENTER, AKS], ids=lambda p: p.name)
+def test_pods_carry_one_term_with_the_keys_of_their_platform(platform: Platform) -> None:
+    """Karpenter tries one term after another: with one, it simulates once."""
+    for role, operator in (("worker", "In"), ("ps", "NotIn")):
+        (term,) = terms(pod(role, platform))
+        (expression,) = term["matchExpressions"]
+        assert expression["operator"] == operator
+        assert {expression["key"]: tuple(expression["values"])} == platform.spot
+
+
+@pytest.mark.parametrize("role", ["worker", "ps"])
+def test_autopilot_admits_the_keys_of_gke(role: str) -> None:
+    made = pod(role, GKE)
+    assert {e["key"] for term in terms(made) for e in term["matchExpressions"]} <= AUTOPILOT
+
+
+@pytest.mark.parametrize(
+    ("label", "platform"),
+    [
+        ("cloud.google.com/gke-nodepool", GKE),
+        ("eks.amazonaws.com/nodegroup", EKS),
+        ("karpenter.sh/nodepool", KARPENTER),
+        ("kubernetes.azure.com/agentpool", AKS),
+        ("kubernetes.io/hostname", GENERIC),
+    ],
+)
+def test_platform_is_detected_by_the_labels_of_nodes(label: str, platform: Platform) -> None:
+    node = build.node()
+    labelled = node.model_copy(update={"metadata": node.metadata.model_copy(update={"labels": {label: "x"}})})
+    assert detect([labelled]) is platform
+
+
+def test_karpenter_goes_before_the_cloud_that_it_runs_on() -> None:
+    assert list(PLATFORMS) == ["karpenter", "gke", "eks", "aks", "generic"]
+
+
+def test_capacity_any_has_no_affinity_and_both_roles_can_be_moved() -> None:
+    anywhere = pod(workers={"replicas": 1, "capacity": "Any"})
+    assert "nodeAffinity" not in anywhere["spec"]["affinity"]
+    assert "nodeAffinity" not in pod("ps", parameterServers={"capacity": "Any"})["spec"]["affinity"]
+    (term,) = terms(pod(platform=EKS, workers={"replicas": 1, "capacity": "OnDemand"}))
+    assert term["matchExpressions"][0]["operator"] == "NotIn"
+    (term,) = terms(pod("ps", platform=EKS, parameterServers={"capacity": "Spot"}))
+    assert term["matchExpressions"][0]["operator"] == "In"
+
+
+def test_terms_of_the_template_are_added_and_never_replace_the_rule() -> None:
+    theirs = [
+        {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]},
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
+    ]
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": theirs}}
+    }
+    found = terms(pod(platform=GKE, workers={"replicas": 1, "template": {"spec": {"affinity": affinity}}}))
+    spot = {"key": "cloud.google.com/gke-spot", "operator": "In", "values": ["true"]}
+    assert found == [
+        {"matchExpressions": [spot, *theirs[0]["matchExpressions"]]},
+        {"matchExpressions": [spot], "matchFields": theirs[1]["matchFields"]},
+    ]
+
+
+def gpu(container: str) -> dict[str, Any]:
+    limits = {"nvidia.com/gpu": 1}
+    return {"spec": {"containers": [{"name": container, "resources": {"limits": limits}}]}}
+
+
+def test_gpu_toleration_only_where_a_gpu_is_requested() -> None:
+    def tolerated(made: dict[str, Any]) -> set[str]:
+        return {t["key"] for t in made["spec"]["tolerations"]}
+
+    assert "nvidia.com/gpu" not in tolerated(pod())
+    assert "nvidia.com/gpu" in tolerated(pod(workers={"replicas": 1, "template": gpu("worker")}))
+    assert "nvidia.com/gpu" not in tolerated(pod("ps"))
+
+
+def test_zone_policy_keeps_workers_near_the_servers() -> None:
+    hard = pod(workers={"replicas": 1, "zonePolicy": "Same"})["spec"]["affinity"]["podAffinity"]
+    (term,) = hard["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "topology.kubernetes.io/zone"
+    assert term["labelSelector"]["matchLabels"] == {"shoal.dev/job-uid": build.UID, "shoal.dev/role": "ps"}
+    soft = pod(workers={"replicas": 1, "zonePolicy": "Preferred"})["spec"]["affinity"]["podAffinity"]
+    assert "preferredDuringSchedulingIgnoredDuringExecution" in soft
+    assert "podAffinity" not in pod()["spec"]["affinity"]
+
+
+def test_queue_of_kueue_is_a_label_of_all_pods() -> None:
+    spec = {"runPolicy": {"schedulingPolicy": {"queue": "research"}}}
+    for role in ("worker", "ps"):
+        assert pod(role, **spec)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+        assert "kueue.x-k8s.io/queue-name" not in pod(role)["metadata"]["labels"]
+
+
+def test_pods_that_wait_for_a_queue_are_told_as_queued() -> None:
+    gated = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}]
+    a_pod = build.pod(phase="Pending", node=None, state={}, conditions=gated)
+    degraded = plan(build.observe(build.job(), a_pod)).status.condition("Degraded")
+    assert degraded is not None
+    assert degraded.reason == "Queued"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (
+            {},
+            "(no node of this cluster has a known spot label); on other nodes it runs with workers.capacity: Any",
+        ),
+        (None, "the pod needs a spot node with room for its requests; on other nodes"),
+    ],
+)
+def test_refusal_on_a_cluster_without_spot_labels_says_so(nodes: dict[str, Any] | None, words: str) -> None:
+    unschedulable = [{"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}]
+    a_pod = build.pod(
+        phase="Pending", node=None, state={}, conditions=unschedulable, created=build.NOW.replace(hour=11)
+    )
+    more = {} if nodes is None else {"nodes": nodes}
+    degraded = plan(build.observe(build.job(), a_pod, **more)).status.condition("Degraded")
+    assert degraded is not None
+    assert words in degraded.message
+
+
+def test_pods_of_one_job_share_what_they_have_in_common_and_differ_in_the_rest() -> None:
+    factory = manifests.PodFactory(build.job(), build.IMAGES)
+    made = [factory.pod(Place("worker", i, n)) for i, n in ((0, 0), (7, 0), (7, 3))]
+    alone = [
+        manifests.pod(build.job(), Place("worker", i, n), build.IMAGES) for i, n in ((0, 0), (7, 0), (7, 3))
+    ]
+    assert made == alone
+    assert len({str(each) for each in made}) == 3

@@ -1,0 +1,543 @@
+"""Workers in CapacityPools: assignment, plans, fallback and return, usage and cost, excluded nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.policy.model import CreatePod, Observation, Plan, Proposal
+from shoal.policy.plan import plan
+from tests.unit.policy import build
+from tests.unit.policy.world import World
+
+
+def pool(
+    name: str, kind: str = "Spot", price: str | None = "1", limit: int = 10, **spec: Any
+) -> CapacityPool:
+    status = spec.pop("status", {})
+    return CapacityPool.model_validate(
+        {
+            "metadata": {"name": name},
+            "spec": {
+                "capacityType": kind,
+                "accelerator": {"name": "T4"},
+                "nodeSelector": {"pool": name},
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "limits": {"nodes": limit},
+                **({"price": {"perHour": price}} if price else {}),
+                **spec,
+            },
+            "status": status,
+        }
+    )
+
+
+EXHAUSTED = {
+    "conditions": [
+        {
+            "type": "Exhausted",
+            "status": "True",
+            "reason": "NoNodes",
+            "lastTransitionTime": build.stamp(build.NOW),
+        }
+    ]
+}
+
+
+class Pools(World):
+    """A world with pools: a pod is bound to a node that has the labels of its selector."""
+
+    def __init__(self, *pools: CapacityPool, nodes: dict[str, int], **workers: Any) -> None:
+        self.pools = {each.metadata.name: each for each in pools}
+        self.proposal: Proposal | None = None
+        elasticity = workers.pop("elasticity", {})
+        super().__init__(
+            spot_nodes=0,
+            spec={
+                "workers": {
+                    "maxReplicas": 20,
+                    "minReplicas": 0,
+                    "maxSurge": "100%",
+                    "pools": list(self.pools),
+                    **workers,
+                },
+                "elasticity": elasticity,
+            },
+        )
+        for name, number in nodes.items():
+            for i in range(number):
+                self.add(f"{name}-{i}", name)
+
+    def add(self, node: str, label: str) -> None:
+        """A node of a pool."""
+        self.nodes[node] = build.node_manifest(node, spot=not label.startswith("od"))
+        self.nodes[node]["metadata"]["labels"]["pool"] = label
+
+    def observation(self) -> Observation:
+        return replace(super().observation(), pools=self.pools, proposal=self.proposal)
+
+    def _create(self, action: CreatePod) -> None:
+        super()._create(action)
+        self.pods[action.name]["spec"]["nodeSelector"] = action.manifest["spec"].get("nodeSelector", {})
+
+    def _room_for(self, pod: dict[str, Any]) -> str | None:
+        selector = pod["spec"].get("nodeSelector") or {}
+        if not selector:
+            return super()._room_for(pod)
+        alive = {"Pending", "Running"}
+        used = {p["spec"].get("nodeName") for p in self.pods.values() if p["status"]["phase"] in alive}
+        for name, node in sorted(self.nodes.items()):
+            fits = selector.items() <= node["metadata"]["labels"].items()
+            if fits and name not in used and not self.leaving(name) and name not in self.dead_nodes:
+                return name
+        return None
+
+    def by_pool(self) -> dict[str, int]:
+        """Running workers by pool."""
+        found: dict[str, int] = {}
+        for name, pod in self.pods.items():
+            if "-worker-" in name and pod["status"]["phase"] == "Running":
+                label = pod["metadata"]["labels"].get("shoal.dev/pool", "")
+                found[label] = found.get(label, 0) + 1
+        return found
+
+    def propose(self, counts: dict[str, int], *, age: int = 3600, **more: Any) -> None:
+        since = self.now - timedelta(seconds=age)
+        self.proposal = Proposal(counts, 1, more.pop("reason", "cheaper"), since=since, **more)
+
+
+def created(made: Plan) -> list[dict[str, Any]]:
+    return [a.manifest for a in made.actions if isinstance(a, CreatePod) and a.role == "worker"]
+
+
+def test_pods_of_a_pool_carry_its_selector_and_tolerations_and_no_spot_affinity() -> None:
+    world = Pools(pool("spot", zone="z1"), nodes={}, replicas=1)
+    (manifest,) = created(plan(world.observation()))
+    assert manifest["spec"]["nodeSelector"] == {"pool": "spot"}
+    assert {"key": "gpu", "operator": "Exists"} in manifest["spec"]["tolerations"]
+    assert manifest["metadata"]["labels"]["shoal.dev/pool"] == "spot"
+    required = manifest["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z1"]}]}
+    ]
+
+
+def test_workers_fill_pools_in_order_up_to_their_limits() -> None:
+    world = Pools(pool("a", limit=2), pool("b", limit=5), nodes={"a": 5, "b": 5}, replicas=4)
+    world.settle()
+    assert world.by_pool() == {"a": 2, "b": 2}
+    assert world.status["plan"]["summary"] == "2 a, 2 b"
+    assert {s["pool"] for s in world.slots if s["role"] == "worker"} == {"a", "b"}
+
+
+def test_more_workers_than_the_pools_have_room_for_are_told() -> None:
+    world = Pools(pool("a", limit=2), nodes={"a": 5}, replicas=4)
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    assert world.status["workers"]["desired"] == 2
+    degraded = world.condition("Degraded")
+    assert degraded["reason"] == "PoolsFull"
+    assert "2 workers have no room: raise limits.nodes" in degraded["message"]
+
+
+def test_exhausted_pool_is_skipped_by_new_workers() -> None:
+    world = Pools(pool("a", status=EXHAUSTED), pool("b"), nodes={"a": 5, "b": 5}, replicas=2)
+    world.settle()
+    assert world.by_pool() == {"b": 2}
+
+
+def test_worker_that_waits_for_an_exhausted_pool_goes_to_the_next() -> None:
+    world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2)
+    world.settle()
+    assert world.by_pool() == {"a": 1}
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 1}
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+def test_worker_that_a_queue_holds_back_does_not_fall_back() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"od": 5}, replicas=1, fallback=FALLBACK)
+    world.reconcile()
+    gate = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    world.pods["digits-worker-0-0"]["status"]["conditions"] = [gate]
+    world.now += timedelta(seconds=900)
+    for _ in range(3):
+        world.reconcile()
+    assert [n for n in world.pods if "-worker-" in n] == ["digits-worker-0-0"]
+
+
+def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
+    world.manifest["spec"]["workers"]["pools"] = ["gone", "a"]
+    world.settle()
+    degraded = world.condition("Degraded")
+    assert degraded["reason"] == "PoolNotFound"
+    assert "CapacityPool gone does not exist: create it, or change workers.pools" in degraded["message"]
+    assert world.by_pool() == {"a": 2}
+
+
+def test_workers_stay_when_the_pools_cannot_be_seen() -> None:
+    world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
+    world.settle()
+    before = set(world.pods)
+    world.pools = {}
+    for _ in range(3):
+        world.tick()
+        world.reconcile()
+    assert set(world.pods) == before
+    world.kill_pod("digits-worker-0-0", 1)
+    for _ in range(3):
+        world.tick()
+        world.reconcile()
+    assert world.by_pool() == {"a": 1}  # a new one has no pool to go to
+    world.pools = {"a": pool("a")}
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+
+
+def test_zone_policy_same_uses_pools_in_the_zone_of_the_server() -> None:
+    world = Pools(
+        pool("a", zone="z1"), pool("b", zone="z2"), nodes={"a": 3, "b": 3}, replicas=2, zonePolicy="Same"
+    )
+    for node in ("safe-0", "safe-1"):
+        world.nodes[node]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "z2"
+    world.manifest["spec"]["workers"]["replicas"] = 0
+    world.settle()
+    world.manifest["spec"]["workers"]["replicas"] = 2
+    world.settle()
+    assert world.by_pool() == {"b": 2}
+
+
+# --- on demand --------------------------------------------------------------------------------------------------------
+
+
+def test_on_demand_base_lives_on_demand_and_others_on_spot() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 5, "od": 5}, replicas=3, onDemandBase=1)
+    world.settle()
+    assert world.by_pool() == {"a": 2, "od": 1}
+    world.manifest["spec"]["workers"]["onDemandBase"] = 2
+    world.settle()
+    assert world.by_pool() == {"a": 1, "od": 2}
+    assert world.status["restarts"]["disruptions"] == 0
+
+
+FALLBACK = {"afterSeconds": 300, "returnAfterSeconds": 1800}
+
+
+def test_workers_fall_back_to_on_demand_and_return() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"a": 1, "od": 5}, replicas=2, fallback=FALLBACK)
+    world.settle()
+    assert world.by_pool() == {"a": 1}
+    events = []
+    world.now += timedelta(seconds=301)
+    for _ in range(4):
+        events += world.reconcile().events
+        world.tick()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    fell = [e.message for e in events if e.reason == "FellBackToOnDemand"]
+    assert fell == ["worker 1 waited for a spot node in vain: it runs on a node of pool od"]
+    assert world.status["poolUsage"]["a"]["unfulfilled"] == 1
+    assert world.status["restarts"]["disruptions"] == 0
+
+    world.now += timedelta(seconds=1800)  # no spot node yet: it tries, and stays
+    for _ in range(3):
+        world.reconcile()
+        world.tick()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    world.now += timedelta(seconds=301)
+    world.reconcile()
+    world.tick()
+    world.reconcile()
+    assert world.by_pool() == {"a": 1, "od": 1}
+
+    world.add("a-9", "a")
+    world.now += timedelta(seconds=1800)
+    events = []
+    for _ in range(6):
+        events += world.reconcile().events
+        world.tick()
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    assert "ReturnedToSpot" in {e.reason for e in events}
+    assert world.status["restarts"]["disruptions"] == 0
+
+
+def test_fallback_without_pools_goes_to_nodes_without_a_spot_label() -> None:
+    world = World(workers=1, spot_nodes=0, spec={"workers": {"replicas": 1, "fallback": FALLBACK}})
+    world.settle()
+    world.now += timedelta(seconds=301)
+    made = world.reconcile()
+    (manifest,) = created(made)
+    required = manifest["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    assert {e["operator"] for e in term["matchExpressions"]} == {"NotIn"}
+    assert "FellBackToOnDemand" in {e.reason for e in made.events}
+    assert [n for n in world.pods if "-worker-" in n] == ["digits-worker-0-1"]
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+AUTO = {"mode": "Auto"}
+
+
+def auto(**workers: Any) -> Pools:
+    world = Pools(
+        pool("a", price="1"), pool("b", price="2"), pool("od", "OnDemand", price="3"),
+        nodes={"a": 8, "b": 8, "od": 8}, **{"replicas": 2, "elasticity": AUTO, **workers},
+    )  # fmt: skip
+    world.settle()
+    return world
+
+
+def test_auto_begins_with_replicas_and_carries_a_proposal_out() -> None:
+    world = auto()
+    assert world.by_pool() == {"a": 2}
+    assert world.condition("PlanReady")["reason"] == "Waiting"
+    world.propose(
+        {"a": 3, "b": 2}, reason="two b nodes keep the deadline", finish_time=world.now, cost=12.345
+    )
+    made = world.reconcile()
+    assert "a -> " in next(e.message for e in made.events if e.reason == "PlanChanged")
+    world.settle()
+    assert world.by_pool() == {"a": 3, "b": 2}
+    told = world.status["plan"]
+    assert (told["revision"], told["summary"], told["cost"]) == (2, "3 a, 2 b", "12.35")
+    assert told["reason"] == "two b nodes keep the deadline"
+    assert world.condition("PlanReady")["status"] == "True"
+    assert world.status["workers"]["desired"] == 5
+    assert world.status["restarts"]["disruptions"] == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "age", "urgent", "adopted"),
+    [
+        ({"a": 3}, 29, False, False),
+        ({"a": 3}, 31, False, True),
+        ({"a": 1}, 299, False, False),
+        ({"a": 1}, 301, False, True),
+        ({"a": 3}, 0, True, True),
+    ],
+)
+def test_plans_grow_soon_and_shrink_late(
+    counts: dict[str, int], age: int, urgent: bool, adopted: bool
+) -> None:
+    world = auto()
+    world.propose(counts, age=age, urgent=urgent)
+    world.reconcile()
+    assert (world.status["plan"]["pools"] == counts) is adopted
+    if not adopted:
+        assert world.last_plan is not None
+        assert world.last_plan.wake_after is not None
+        assert world.last_plan.wake_after <= 300
+
+
+def test_shrinking_drains_the_worker_of_least_speed_for_its_price() -> None:
+    world = auto()
+    world.propose({"a": 2, "b": 2})
+    world.settle()
+    world.propose({"a": 2, "b": 1}, speeds={"a": 10.0, "b": 10.0})
+    world.settle()
+    assert world.by_pool() == {"a": 2, "b": 1}
+    assert world.status["restarts"]["disruptions"] == 0
+
+
+def test_move_to_another_pool_is_make_before_break() -> None:
+    world = auto(replicas=1)
+    world.propose({"b": 1})
+    world.reconcile()
+    world.tick()
+    world.reconcile()
+    assert world.by_pool() == {"a": 1}  # it works until its successor runs
+    world.tick()
+    world.reconcile()
+    world.settle()
+    assert world.by_pool() == {"b": 1}
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+def test_move_that_is_revoked_keeps_the_worker() -> None:
+    world = auto(replicas=1)
+    for node in [n for n in world.nodes if n.startswith("b-")]:
+        del world.nodes[node]
+    world.propose({"b": 1})
+    world.reconcile()
+    world.tick()
+    world.reconcile()
+    world.propose({"a": 1})
+    world.settle()
+    assert "digits-worker-0-0" in world.pods
+    assert world.by_pool() == {"a": 1}
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+def test_plan_never_exceeds_limits_and_max_replicas() -> None:
+    world = auto(maxReplicas=12)
+    world.propose({"a": 50, "b": 50})
+    world.reconcile()
+    assert world.status["plan"]["pools"] == {"a": 10, "b": 2}
+
+
+def test_advice_changes_nothing_but_is_told() -> None:
+    world = Pools(pool("a"), pool("b"), nodes={"a": 5, "b": 5}, replicas=2, elasticity={"mode": "Advise"})
+    world.settle()
+    world.propose(
+        {"b": 4}, reason="twice as fast", samples_per_second=123.4, relative_error=0.05, basis="measured"
+    )
+    made = world.reconcile()
+    assert "PlanChanged" in {e.reason for e in made.events}
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    assert world.status["plan"]["pools"] == {"b": 4}
+    assert world.status["prediction"] == {
+        "samplesPerSecond": "123.4",
+        "relativeError": "0.05",
+        "basis": "measured",
+    }
+    assert world.reconcile().events == ()
+
+
+def test_infeasible_plan_is_told() -> None:
+    world = auto()
+    world.propose({"a": 10}, feasible=False, reason="the deadline cannot be kept: limits.nodes of a binds")
+    world.reconcile()
+    ready = world.condition("PlanReady")
+    assert (ready["status"], ready["reason"]) == ("False", "NotFeasible")
+    assert "limits.nodes of a binds" in ready["message"]
+
+
+# --- usage and cost ---------------------------------------------------------------------------------------------------
+
+
+def test_usage_and_cost_are_counted() -> None:
+    world = Pools(pool("a", price="0.36"), pool("od", "OnDemand", price="3.6"), nodes={"a": 5}, replicas=2)
+    world.settle()
+    pushed = world.now.timestamp()
+    world.report = build.report(
+        workers=[{"slot": i, "incarnation": 0, "state": "Active", "first_push_at": pushed} for i in range(2)]
+    )
+    world.reconcile()
+    usage = world.status["poolUsage"]["a"]
+    waited = int((world.now - build.NOW).total_seconds())
+    assert (usage["starts"], usage["startSeconds"], usage["startSecondsSquared"]) == (
+        2,
+        2 * waited,
+        2 * waited**2,
+    )
+    began = usage["nodeSeconds"]
+    world.now += timedelta(seconds=1000)
+    world.reconcile()
+    since = datetime.fromisoformat(world.status["countedUntil"])
+    assert since == world.now
+    usage, cost = world.status["poolUsage"]["a"], world.status["cost"]
+    assert usage["nodeSeconds"] - began in range(2000, 2100)  # since it was last counted
+    seconds = usage["nodeSeconds"]
+    assert float(cost["accumulated"]) == pytest.approx(seconds * 0.36 / 3600, abs=1e-5)
+    assert float(cost["savedVersusOnDemand"]) == pytest.approx(seconds * 3.24 / 3600, abs=1e-5)
+    assert cost["perHour"] == "0.72"
+    world.reconcile()
+    assert world.status["poolUsage"]["a"] == usage
+
+
+def test_interruptions_and_shocks_are_counted_by_pool() -> None:
+    world = Pools(pool("a"), nodes={"a": 9}, replicas=3)
+    world.settle()
+    for name in ("digits-worker-0-0", "digits-worker-1-0"):
+        world.notice(world.pods[name]["spec"]["nodeName"])
+    world.settle()
+    world.kill_pod("digits-worker-2-0", 1)  # its own fault
+    world.settle()
+    usage = world.status["poolUsage"]["a"]
+    assert (usage["interruptions"], usage["shocks"]) == (2, 1)
+    world.now += timedelta(seconds=100)
+    world.notice(world.pods["digits-worker-0-1"]["spec"]["nodeName"])
+    world.settle()
+    usage = world.status["poolUsage"]["a"]
+    assert (usage["interruptions"], usage["shocks"]) == (3, 1)
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["notice", "exit", "vanish", "crash", "wait", "tick", "scale"]), st.integers(0, 99)
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_usage_only_grows_and_is_counted_once_across_crashes(faults: list[tuple[str, int]]) -> None:
+    """Crashes before each status write: node time is never more than there was, and nothing is counted twice."""
+    world = Pools(pool("a", price="1"), nodes={"a": 12}, replicas=2)
+    world.settle()
+    most, taken, last = 0.0, 0, dict(world.status["poolUsage"].get("a", {}))
+    for fault, number in faults:
+        names = [n for n in sorted(world.pods) if "-worker-" in n]
+        name = names[number % len(names)] if names else None
+        began = world.now
+        nodes = {p["spec"].get("nodeName") for n, p in world.pods.items() if "-worker-" in n}
+        match fault:
+            case "notice" if name and (node := world.pods[name]["spec"].get("nodeName")):
+                taken += sum(p["spec"].get("nodeName") == node for p in world.pods.values())
+                world.notice(node)
+            case "exit" if name:
+                world.kill_pod(name, 1)
+            case "vanish" if name:
+                world.vanish(name)
+            case "scale":
+                world.manifest["spec"]["workers"]["replicas"] = number % 4
+            case "wait":
+                world.now += timedelta(seconds=90)
+            case "tick":
+                world.tick()
+        if fault == "crash":
+            for after in range(3):
+                world.reconcile(crash_after=after)
+        else:
+            world.reconcile()
+        most += (world.now - began).total_seconds() * max(len(nodes), len(world.nodes) and 8)
+        usage = world.status["poolUsage"].get("a", {})
+        for key, value in last.items():
+            if isinstance(value, int) and key != "inLastShock":
+                assert usage[key] >= value, key
+        last = dict(usage)
+    assert last.get("interruptions", 0) <= taken
+    assert last.get("nodeSeconds", 0) <= most + 600
+    spent = float(world.status.get("cost", {}).get("accumulated", 0))
+    assert spent == pytest.approx(last.get("nodeSeconds", 0) / 3600, abs=1e-4)
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_node_on_which_workers_fail_is_avoided_for_a_while() -> None:
+    world = Pools(
+        pool("a"), nodes={"a": 1}, replicas=1,
+        nodeExclusion={"failuresBeforeExclude": 2, "cooldownSeconds": 600},
+    )  # fmt: skip
+    world.settle()
+    events = []
+    for incarnation in range(2):
+        world.kill_pod(f"digits-worker-0-{incarnation}", 1)
+        events += world.reconcile().events
+        world.now += timedelta(seconds=10)
+        made = world.reconcile()
+        world.settle()
+    assert [e.message for e in events if e.reason == "NodeExcluded"] == [
+        "workers failed on node a-0 2 times (Error); new ones avoid it for 600 s"
+    ]
+    assert [x["node"] for x in world.status["excludedNodes"]] == ["a-0"]
+    (manifest,) = created(made)
+    required = manifest["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a-0"]}]}
+    ]
+    world.now += timedelta(seconds=601)
+    world.reconcile()
+    assert world.status["excludedNodes"] == []

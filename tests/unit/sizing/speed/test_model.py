@@ -1,0 +1,152 @@
+"""The numpy core: what a row, a cluster, a busy server and several devices teach, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import UsageError
+from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
+from shoal.sizing.speed.model import SpeedModel
+from shoal.sizing.speed.servers import soft_min
+
+MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
+
+
+def alone(device: str, seconds: float, batch: int = 128, **more: object) -> Row:
+    return Row(device, batch_size=batch, step=LogMean.of(seconds, count=5), **more)  # type: ignore[arg-type]
+
+
+def model(*rows: Row, load: dict[int, ServerLoad] | None = None) -> SpeedModel:
+    return SpeedModel([Profile(MODEL, rows, load or {})])
+
+
+@given(st.floats(0.01, 1e4), st.floats(0.01, 1e4), st.floats(1, 200))
+def test_soft_minimum_is_below_both(demand: float, cap: float, sharpness: float) -> None:
+    found = float(soft_min(np.array([demand]), cap, sharpness)[0])
+    assert min(demand, cap) * 2 ** (-1 / sharpness) * (1 - 1e-12) <= found <= min(demand, cap) * (1 + 1e-12)
+
+
+def test_infinite_sharpness_is_the_minimum_and_no_demand_no_speed() -> None:
+    assert soft_min(np.array([30.0, 0.0]), 100.0, np.inf).tolist() == [30.0, 0.0]
+    assert soft_min(np.array([0.0]), 100.0, 4.0).tolist() == [0.0]
+
+
+def test_measured_worker_is_what_was_measured() -> None:
+    found = model(alone("P100", 0.083)).worker(MODEL, "P100", 1, 0, 128)
+    assert found.seconds == pytest.approx(0.083, rel=0.02)
+    assert found.sigma < 0.08
+    assert found.basis == "measured"
+
+
+def test_nothing_measured_is_the_sheet_with_a_wide_interval() -> None:
+    found = SpeedModel().worker(MODEL, "P100", 1, 0, 128)
+    assert 0.4 < found.sigma < 0.8
+    assert abs(math.log(found.seconds / 0.083)) < 2 * found.sigma
+    assert found.basis == "data sheets"
+
+
+def test_model_on_another_accelerator_is_between_the_two() -> None:
+    measured = model(alone("K80", 0.218))
+    found, sheet = measured.worker(MODEL, "P100", 1, 0, 128), SpeedModel().worker(MODEL, "P100", 1, 0, 128)
+    assert found.sigma < sheet.sigma
+    assert found.seconds == pytest.approx(0.083, rel=0.35)  # measured by CM-DARE
+    assert found.basis == "the model on other accelerators"
+
+
+def test_several_devices_are_not_free() -> None:
+    """Before, 8 x T4 were predicted from 1 x T4 as 8 times as fast, give or take 7 %."""
+    measured = model(alone("T4", 0.20), alone("T4", 0.38, batch=256))
+    one, eight = measured.worker(MODEL, "T4", 1, 0, 128), measured.worker(MODEL, "T4", 8, 0, 1024)
+    assert eight.seconds > 1.1 * one.seconds
+    assert eight.sigma > 0.15
+
+
+def test_two_batches_of_an_idle_device_do_not_bound_a_large_one() -> None:
+    """Before, 64-fold the batch was 0.127 to 0.293 s; the truth may be 3 s."""
+    measured = model(alone("T4", 0.05, batch=32), alone("T4", 0.05, batch=64))
+    found = measured.worker(MODEL, "T4", 1, 0, 4096)
+    assert found.sigma > 0.25
+    assert found.seconds > 0.3
+
+
+def test_worker_alone_is_learned_from_any_number_of_workers() -> None:
+    row = Row(
+        "P100", batch_size=128, workers=8, compute=LogMean.of(0.083, count=100), pull=LogMean.of(0.1, count=100),
+        push=LogMean.of(0.1, count=100),
+    )  # fmt: skip
+    assert model(row).worker(MODEL, "P100", 1, 0, 128).seconds == pytest.approx(0.083, rel=0.02)
+
+
+def test_one_measured_cluster_is_information() -> None:
+    """Before, a saturated cluster was ignored, and a note said that none was measured."""
+    slow = Row("P100", batch_size=128, workers=8, step=LogMean.of(0.60))
+    capacity, sigma = model(alone("P100", 0.083), slow).servers.capacity(MODEL, 1)
+    assert capacity == pytest.approx(8 / 0.6, rel=0.15)
+    assert sigma < 0.2
+    guess, wide = model(alone("P100", 0.083)).servers.capacity(MODEL, 1)
+    assert guess > 3 * capacity
+    assert wide > 0.5
+
+
+def test_cluster_of_several_devices_is_information_too() -> None:
+    slow = Row("P100", devices=4, batch_size=512, workers=8, step=LogMean.of(0.60))
+    capacity, _ = model(alone("P100", 0.1, 512, devices=4), slow).servers.capacity(MODEL, 1)
+    assert capacity == pytest.approx(8 / 0.6, rel=0.15)
+
+
+def test_busy_seconds_give_the_capacity_at_any_number_of_workers() -> None:
+    busy = model(alone("P100", 0.083), load={2: ServerLoad(busy_seconds=50.0, updates=10_000)})
+    capacity, sigma = busy.servers.capacity(MODEL, 2)
+    assert capacity == pytest.approx(200, rel=0.03)
+    assert sigma < 0.1
+    more, less_sure = busy.servers.capacity(MODEL, 4)
+    assert 1.5 < more / capacity < 2.0
+    assert less_sure > sigma
+
+
+def test_old_measurements_give_way_to_new_ones() -> None:
+    """Before, 100 old rows of 0.03 s and 10 new of 0.09 s gave 0.035 s."""
+    year = 365 * 86400.0
+    rows = [
+        Row("T4", batch_size=128, compute=LogMean.of(0.03, 0.003, 100), age_seconds=year),
+        Row("T4", batch_size=128, compute=LogMean.of(0.09, 0.009, 10)),
+    ]
+    assert model(*rows).worker(MODEL, "T4", 1, 0, 128).seconds == pytest.approx(0.09, rel=0.1)
+
+
+def test_model_without_flops_is_predicted_less_surely() -> None:
+    unknown = Model("m", None, 1_857_722, 104)
+    assert (
+        SpeedModel().worker(unknown, "P100", 1, 0, 128).sigma
+        > SpeedModel().worker(MODEL, "P100", 1, 0, 128).sigma
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spread"), [(0.0, 0.0), (-1.0, 0.0), (math.inf, 0.0), (0.1, 5.0), (0.1, -5.0)]
+)
+def test_impossible_times_are_refused(seconds: float, spread: float) -> None:
+    with pytest.raises(UsageError, match=r"seconds|spread"):
+        LogMean.of(seconds, spread)
+
+
+def test_six_hundred_configurations_are_fitted_in_a_second() -> None:
+    rng = np.random.default_rng(0)
+    profiles = [
+        Profile(
+            Model(f"m{i}", float(10 ** rng.uniform(8, 10)), 10**6, 100),
+            tuple(
+                Row(device, batch_size=batch, compute=LogMean.of(float(rng.uniform(0.05, 0.5)), count=50))
+                for device in ("T4", "L4", "A100", "P100")
+                for batch in (32, 64, 128)
+            ),
+        )
+        for i in range(50)
+    ]
+    found = SpeedModel(profiles).worker(profiles[0].model, "T4", 1, 0, 64)
+    assert math.isfinite(found.seconds)

@@ -1,0 +1,94 @@
+"""Bounds the connections of a port that have not proved who they are.
+
+When a port has as many as it may have, a new connection takes the place of the oldest one of the address that has the
+most, unless its own address would then have as many: it is refused. So a pod that fills the port keeps no worker out,
+and many workers that connect at once do not push each other out of their handshakes. A fixed number for each address
+would refuse the workers of one machine, or let a few pods fill the port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+
+class Visit:
+    """A connection without proof, from `address`. `close` may be replaced, and is called from any thread."""
+
+    def __init__(self, address: str, close: Callable[[], None], deadline: float) -> None:
+        self.address = address
+        self.close = close
+        self.deadline = deadline
+        self.evicted = False
+
+
+class Gate:
+    """At most `limit` visits at a time. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._visits: dict[str, OrderedDict[Visit, None]] = {}
+        """By address, oldest first."""
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def enter(self, address: str, close: Callable[[], None], deadline: float = math.inf) -> Visit | None:
+        """Admit a connection, and close another one if the port is full; None if it is refused.
+
+        `deadline`: for `expire`.
+        """
+        visit, evicted = Visit(address, close, deadline), None
+        with self._lock:
+            if self._count >= self._limit and (evicted := self._evict(address)) is None:
+                return None
+            self._visits.setdefault(address, OrderedDict())[visit] = None
+            self._count += 1
+        if evicted is not None:
+            evicted.close()
+        return visit
+
+    def leave(self, visit: Visit) -> None:
+        """The connection has proved itself, or has ended."""
+        with self._lock:
+            self._remove(visit)
+
+    def expire(self, now: float) -> None:
+        """Close the connections whose deadline has passed."""
+        with self._lock:
+            late = [visit for visits in self._visits.values() for visit in visits if visit.deadline <= now]
+            for visit in late:
+                visit.evicted = True
+                self._remove(visit)
+        for visit in late:
+            visit.close()
+
+    @property
+    def count(self) -> int:
+        """The number of visits."""
+        return self._count
+
+    def _evict(self, address: str) -> Visit | None:
+        greediest = max(self._visits.values(), key=len)
+        if len(greediest) <= 1 + len(self._visits.get(address, ())):
+            return None
+        visit = next(iter(greediest))
+        visit.evicted = True
+        self._remove(visit)
+        return visit
+
+    def _remove(self, visit: Visit) -> None:
+        if (visits := self._visits.get(visit.address)) is not None and visit in visits:
+            del visits[visit]
+            self._count -= 1
+            if not visits:
+                del self._visits[visit.address]
+
+
+def shut(sock: socket.socket) -> None:
+    """Wake the thread that waits on a socket; it then closes it."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS's own, which would wait for the peer
