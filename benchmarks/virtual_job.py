@@ -59,14 +59,13 @@ def _mnist() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """`rates`: the learning rate for one worker, and three times it; a default must work with both."""
+    """A set, and how often it is passed."""
 
     load: Callable[[], tuple[Any, Any]]
     passes: int
-    rates: tuple[float, float]
 
 
-SETS = {"digits": DataSet(_digits, 12, (0.05, 0.15)), "MNIST": DataSet(_mnist, 8, (0.05, 0.15))}
+SETS = {"digits": DataSet(_digits, 12), "MNIST": DataSet(_mnist, 8)}
 
 
 @functools.cache

@@ -77,7 +77,7 @@ def nesterov(w, m, g, lr, decay, mu):
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("n", [1, 7, 1000])
-def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:
+def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noqa: PLR0915
     w, m, v, g = vector(n, 1), vector(n, 2), vector(n, 3) ** 2, vector(n, 4, 0.1)
 
     def exchange() -> NDArray[np.generic]:
