@@ -192,7 +192,12 @@ def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
 def test_single_namespace_needs_a_role_and_access_to_nodes_and_pools(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team-a", "crds.install=false")
     pools = {("capacitypools", "list"), ("capacitypools", "watch"), ("capacitypools/status", "update")}
-    assert granted(documents, "ClusterRole") == {("nodes", "list"), ("nodes", "watch"), *pools}
+    assert granted(documents, "ClusterRole") == {
+        ("nodes", "get"),
+        ("nodes", "list"),
+        ("nodes", "watch"),
+        *pools,
+    }
     assert ("pods", "create") in granted(documents, "Role")
     role = next(r for r in of_kind(documents, "Role") if r["metadata"]["name"] == "shoal")
     assert role["metadata"]["namespace"] == "team-a"
