@@ -1,6 +1,6 @@
 """README.md and docs/kind.md: their code is that of examples/, and their commands are ones that exist.
 
-What runs a whole job is in tests/examples; what needs Docker or a cloud is compared word by word with the code.
+What needs Docker or a cloud is compared word by word with the code.
 """
 
 from __future__ import annotations
