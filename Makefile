@@ -17,7 +17,7 @@ $(VENV): lock/dev.txt pyproject.toml
 	@dev/bootstrap.sh
 	@touch $@
 
-demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed (as root on Linux; KEEP=1 keeps it)
+demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed, or STORY=pools (as root on Linux; KEEP=1 keeps it)
 	@$(PYTHON) -m dev demo
 
 possible:
@@ -59,10 +59,12 @@ bench-operator: install  ## Measure the operator on a real control plane
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak
 
-nightly: install  ## Run what is slow and rarely fails, and the trainer's simulation with 10,000 seeds
+nightly: install  ## Run what is slow and rarely fails, the trainer's simulation with 10,000 seeds, its mutants, a hostile pod
 	@$(PYTHON) -m dev setup
 	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --numprocesses 2 --dist loadscope $(ARGS)
 	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
+	@SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py
+	@$(PYTHON) -m dev.mutants
 
 clean:  ## Delete .venv and build outputs; the cache is kept
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis

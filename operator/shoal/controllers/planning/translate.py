@@ -22,6 +22,8 @@ from shoal_trainer.contract import StatusReport
 
 URGENT_CONFIDENCE = 0.95
 """A deadline that is kept with less confidence is at risk."""
+END_SECONDS = 10.0
+"""Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 
 
 def fleet_pool(pool: CapacityPool, nodes: Sequence[Node]) -> FleetPool:
@@ -137,6 +139,9 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         urgent=limited and at_risk,
         samples_per_second=plan.samples_per_second,
         remaining_seconds=finish,
+        remaining_range=None
+        if plan.finish_low is None or plan.finish_high is None
+        else (plan.finish_low, plan.finish_high),
         relative_error=plan.relative_error,
         basis=plan.basis,
         speeds=dict(plan.speeds),
@@ -149,12 +154,15 @@ def job_name(job: TrainingJob) -> str:
 
 
 def running(job: TrainingJob) -> dict[str, int]:
-    """Workers by pool, without those that go."""
+    """Workers by pool that have a node, without those that go: one that waits in vain does not run."""
     return dict(
         Counter(
             slot.pool
             for slot in job.status.slots
-            if slot.role == "worker" and slot.pool and slot.state in {"Starting", "Running", "Silent"}
+            if slot.role == "worker"
+            and slot.pool
+            and slot.node
+            and slot.state in {"Starting", "Running", "Silent"}
         )
     )
 
@@ -234,7 +242,7 @@ def _deadline(job: TrainingJob, now: datetime) -> float | None:
     if limit is None:
         return None
     began = job.status.start_time or now
-    return limit - (now - began).total_seconds()
+    return limit - END_SECONDS - (now - began).total_seconds()
 
 
 def _age(stamp: str, now: datetime) -> float:
