@@ -132,7 +132,7 @@ def _one(
             else "The job ends by a metric, so that the work left is not known"
         )
         return _unplanned(
-            job, pools, left, f"{missing}: what runs is kept, with at least minReplicas workers."
+            job, pools, left, f"{missing}: what runs is kept, and at least the workers that it begins with."
         )
     try:
         if job.deadline_seconds is not None and job.deadline_seconds <= 0:
