@@ -292,6 +292,9 @@ def test_install_key_is_made_by_the_operator_into_memory(tools: Path) -> None:
         "serviceAccount.create=false",
         "podLabels.app\\.kubernetes\\.io/name=x",
         "extraEnv[0].name=POD_NAME",
+        "pools.enable=true",
+        "pools.targets[0].resource=MachineDeployment",
+        "pools.serviceAccount.create=false",
     ],
 )
 def test_invalid_value_is_rejected(tools: Path, setting: str) -> None:
@@ -346,3 +349,84 @@ def test_names_that_look_like_other_yaml_types_stay_strings(tools: Path, release
     documents = [d for d in yaml.safe_load_all(done.stdout) if d]
     assert [each for each in strings(documents) if not isinstance(each, str | dict)] == []
     assert all(re.match("[a-z]", d["metadata"]["name"]) for d in of_kind(documents, "Service"))
+
+
+def pools_only(tools: Path, *sets: str) -> list[dict[str, Any]]:
+    """The objects that `pools.enabled` adds."""
+    without = names_of(render(tools))
+    return [d for d in render(tools, "pools.enabled=true", *sets) if not names_of([d]) & without]
+
+
+def test_node_pools_are_left_alone_by_default(tools: Path) -> None:
+    assert not [name for _, _, name in names_of(render(tools)) if name.endswith("-pools")]
+
+
+def test_node_pools_are_sized_by_a_process_that_may_touch_no_pod(tools: Path) -> None:
+    added = pools_only(tools)
+    [deployment] = of_kind(added, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"] == ["shoal-pools"]
+    assert pod["serviceAccountName"] == "shoal-pools"
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    rights = granted(added, "ClusterRole") | granted(added, "Role")
+    assert rights == {
+        ("capacitypools", "list"),
+        ("capacitypools", "watch"),
+        ("capacitypools", "patch"),
+        ("capacitypools/status", "patch"),
+        ("leases", "create"),
+        ("leases", "get"),
+        ("leases", "update"),
+        ("events", "create"),
+        ("events", "patch"),
+    }
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        assert {b["subjects"][0]["name"] for b in of_kind(added, kind)} == {"shoal-pools"}
+    operator = next(d for d in of_kind(render(tools), "Deployment") if d["metadata"]["name"] == "shoal")
+    selectors = [d["spec"]["selector"]["matchLabels"] for d in (operator, deployment)]
+    assert selectors[0] != selectors[1]
+
+
+def test_each_named_target_may_be_scaled_and_nothing_else(tools: Path) -> None:
+    targets = (
+        "pools.targets[0].apiGroup=cluster.x-k8s.io,pools.targets[0].resource=machinedeployments,"
+        "pools.targets[0].namespace=capi,pools.targets[0].names={a,b},"
+        "pools.targets[1].apiGroup=karpenter.sh,pools.targets[1].resource=nodepools,pools.targets[1].names={c}"
+    )
+    added = pools_only(tools, targets)
+    rules = {
+        (role["metadata"].get("namespace", ""), rule["resources"][0]): (rule["resourceNames"], rule["verbs"])
+        for role in (*of_kind(added, "Role"), *of_kind(added, "ClusterRole"))
+        for rule in role["rules"]
+        if rule["apiGroups"][0] in {"cluster.x-k8s.io", "karpenter.sh"}
+    }
+    assert rules == {
+        ("capi", "machinedeployments"): (["a", "b"], ["get"]),
+        ("capi", "machinedeployments/scale"): (["a", "b"], ["get", "patch"]),
+        ("", "nodepools"): (["c"], ["get"]),
+        ("", "nodepools/scale"): (["c"], ["get", "patch"]),
+    }
+
+
+def test_buffers_are_written_only_in_the_named_namespaces(tools: Path) -> None:
+    roles = of_kind(pools_only(tools, "pools.bufferNamespaces={team-a,team-b}"), "Role")
+    written = {
+        r["metadata"]["namespace"] for r in roles if ("capacitybuffers", "patch") in granted([r], "Role")
+    }
+    assert written == {"team-a", "team-b"}
+
+
+def test_service_account_of_the_pools_has_the_clouds_annotations(tools: Path) -> None:
+    role = "arn:aws:iam::123456789012:role/pools"
+    key = "pools.serviceAccount.annotations.eks\\.amazonaws\\.com/role-arn"
+    [account] = of_kind(pools_only(tools, f"{key}={role}"), "ServiceAccount")
+    assert account["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": role}
+
+
+def test_pools_of_releases_in_two_namespaces_share_no_object(tools: Path) -> None:
+    settings = ["crds.install=false", "pools.enabled=true", "pools.bufferNamespaces={shared}"]
+    one, two = (
+        names_of(render(tools, *settings, f"scope.namespace=team-{team}", namespace=f"shoal-{team}"))
+        for team in "ab"
+    )
+    assert not one & two

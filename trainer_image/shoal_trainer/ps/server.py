@@ -30,7 +30,7 @@ from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.gate import Gate, Visit, shut
 from shoal_trainer.wire.handshake import Peer, Verdict
-from shoal_trainer.wire.header import ASK, IDLE, Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.header import ASK, FOLLOWS, IDLE, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import Hello, decode_answer, decode_json, decode_push, encode_answer
 
 log = logging.getLogger(__name__)
@@ -353,7 +353,10 @@ class DataServer:
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             case Op.PULL:
                 idle = bool(request.flags & IDLE)
-                reply = shard.pull(peer.slot, loan.payload(codec), boot=request.boot, idle=idle)
+                pulled = loan.payload(codec)
+                known = request.version if request.flags & FOLLOWS else -1
+                options = {"boot": request.boot, "known": known}
+                reply = shard.pull(peer.slot, pulled, idle=idle, ahead=request.ahead, **options)
                 self._reply(channel, codec, reply, loan)
             case op if op in PUSHES:
                 self._reply(channel, codec, self._push(peer, request, meta, loan.payload(codec)), loan)
@@ -363,7 +366,7 @@ class DataServer:
     def _push(self, peer: Peer, request: Header, meta: bytearray, io: Pieces) -> Answer:
         push, arguments = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
         if request.op is Op.PUSH_PULL:
-            return self._shard.push(*arguments, push, io, boot=request.boot)
+            return self._shard.push(*arguments, push, io, boot=request.boot, ahead=request.ahead)
         merge = request.op is Op.MERGE_PULL
         return self._shard.delta(*arguments, push, io, merge=merge, boot=request.boot)
 

@@ -1,7 +1,8 @@
 """The status of a CapacityPool from what is seen of nodes, jobs and other pools: pure.
 
 Every count is made once: a job counts its own use in its one status write (`status.poolUsage`); the pool remembers the
-part of each job as it last saw it, and adds the part of a deleted job to `retired` in the write that drops it.
+part of each job as it last saw it, and adds the part of a deleted job to `retired` in the write that drops it. What
+`shoal-pools` writes (`scaling`, and conditions of its own) is kept.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def measure(seen: Seen) -> CapacityPoolStatus:
         observed_generation=pool.metadata.generation,
         nodes=len(seen.nodes),
         used=seen.used,
+        waiting=len(seen.waiting),
         startup=_startup(total),
         interruptions=_interruptions(total, before),
         unfulfilled=UnfulfilledWaits(waits=total.unfulfilled, pending=len(waiting)),
@@ -72,6 +74,7 @@ def measure(seen: Seen) -> CapacityPoolStatus:
         counted=tuple(counted),
         retired=retired,
         conditions=_conditions(seen, waiting, still=_still_exhausted(seen, total)),
+        scaling=before.scaling,
     )
 
 

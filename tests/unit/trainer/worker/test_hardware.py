@@ -10,6 +10,7 @@ import pytest
 from shoal_trainer.contract import AcceleratorBatch, JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.flat_model import FlatModel
@@ -130,10 +131,11 @@ def test_unequal_workers_move_by_the_mean_over_all_samples():
 def test_workers_with_different_batch_sizes_share_a_job(tmp_path):
     halves = (FakeCoordinator(240, size=48, tasks=()), FakeCoordinator(480, size=48, start=240, tasks=()))
     servers = Servers(tmp_path)
+    servers.stores[0].damping.apply = lambda *_: Damped(1.0, 1.0)  # before staleness
     pushed = []
 
     def applied(push):
-        pushed.append((push.slot, push.meta.samples, push.weight * max(1, push.staleness) ** 0.5))
+        pushed.append((push.slot, push.meta.samples, push.weight))
         halves[push.slot].on_applied(push)
 
     servers.stores[0].on_applied = applied
@@ -148,7 +150,7 @@ def test_workers_with_different_batch_sizes_share_a_job(tmp_path):
     finally:
         servers.close()
     assert {(slot, samples) for slot, samples, _ in pushed} == {(0, 8), (1, 16)}
-    for _, samples, weight in pushed:  # before staleness
+    for _, samples, weight in pushed:
         assert weight == pytest.approx(samples / REFERENCE)
 
 

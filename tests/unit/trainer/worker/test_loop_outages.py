@@ -8,6 +8,7 @@ import pytest
 
 from shoal_trainer import Training
 from shoal_trainer.errors import Unreachable
+from shoal_trainer.worker import loop
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator
@@ -72,7 +73,10 @@ def lose_with_pushes_in_flight(servers, coordinator):
     return saved
 
 
-def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_servers):
+def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_servers, monkeypatch):
+    monkeypatch.setattr(
+        loop, "PULL_SHARE", 0.0
+    )  # a second pull would wait for the shard that waits for the pushes
     coordinator = FakeCoordinator(DATA.size, epochs=2, tasks=())
     servers = start_servers(coordinator)
     shard, saved = servers.stores[0], lose_with_pushes_in_flight(servers, coordinator)
