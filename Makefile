@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 LOCKS := dev ps worker worker-gpu operator
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down images test unit lint format generate lock bench soak nightly clean
+.PHONY: help install possible demo demo-down images test unit lint format generate lock bench bench-operator soak chaos nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -17,7 +17,7 @@ $(VENV): lock/dev.txt pyproject.toml
 	@dev/bootstrap.sh
 	@touch $@
 
-demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed (as root on Linux; KEEP=1 keeps it)
+demo: possible install  ## Run a job on a local cluster while its nodes are reclaimed, or STORY=pools (as root on Linux; KEEP=1 keeps it)
 	@$(PYTHON) -m dev demo
 
 possible:
@@ -52,12 +52,23 @@ lock: install  ## Update the lock files
 bench: install  ## Run the benchmarks, write build/bench.json
 	@$(PYTHON) -m benchmarks
 
+bench-operator: install  ## Measure the operator on a real control plane
+	@$(PYTHON) -m dev setup
+	@$(PYTHON) -m benchmarks operator $(ARGS)
+
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak
 
-nightly: install  ## Run the trainer's simulation with 10,000 seeds
+chaos: install  ## Run the operator through 200 seeds of random faults, in virtual time
+	@SHOAL_CHAOS_SEEDS=200 $(PYTHON) -m pytest tests/virtual/test_chaos.py --numprocesses auto
+
+nightly: install  ## Run what is slow and rarely fails, the trainer's simulation with 10,000 seeds, its mutants, a hostile pod
+	@$(PYTHON) -m dev setup
+	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --numprocesses 2 --dist loadscope $(ARGS)
 	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
 	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses auto
+	@SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py
+	@$(PYTHON) -m dev.mutants
 
 clean:  ## Delete .venv and build outputs; the cache is kept
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis

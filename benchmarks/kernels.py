@@ -30,11 +30,11 @@ CALLS = 10_000
 def ours(w: Any, m: Any, v: Any, io: Any) -> dict[str, Step]:
     """The updates by name."""
     lr, no, mu, epsilon = f(RATE), f(0), f(MU), f(EPSILON)
-    moments = (f(1 - BETAS[0]), f(1 - BETAS[1]), epsilon)
+    moments = (f(1 - BETAS[0]), f(1 - BETAS[1]), epsilon, no)
     return {
         "sgd": lambda: kernels.sgd(w, io, lr, no),
-        "momentum": lambda: kernels.momentum(w, m, io, lr, no, mu),
-        "nesterov": lambda: kernels.nesterov(w, m, io, lr, no, mu),
+        "momentum": lambda: kernels.momentum(w, m, io, lr, no, mu, no),
+        "nesterov": lambda: kernels.nesterov(w, m, io, lr, no, mu, no),
         "adam": lambda: kernels.adam(w, m, v, io, lr, no, *moments),
         "adamw": lambda: kernels.adam(w, m, v, io, lr, f(DECAY), *moments),
         "adagrad": lambda: kernels.adagrad(w, v, io, lr, no, epsilon),

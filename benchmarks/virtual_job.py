@@ -1,7 +1,7 @@
 """A job in virtual time: the real parameter-server shard, workers as a queue of times, a network in NumPy.
 
-The speeds of workers differ by up to 2x, and step times vary by a third. A worker computes on the parameters of its
-last push, so staleness arises as in a cluster.
+The speeds of workers differ by up to 2x, and step times vary by a third. A worker computes on the answer to its last
+push, or to the one before if its pushes overlap its steps, so staleness arises as in a cluster.
 """
 
 from __future__ import annotations
@@ -19,8 +19,18 @@ from sklearn.model_selection import train_test_split
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
-from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    ModelSpec,
+    OptimizerConfig,
+    Progress,
+    Pulled,
+    Push,
+    PushMeta,
+)
+from shoal_trainer.worker.anticipation import Anticipation
 from shoal_trainer.worker.outage import Outage
+from shoal_trainer.worker.send import Send, length
 
 BATCH, HIDDEN, CLASSES, MOMENTUM = 32, 64, 10, 0.9
 RECOVERY_SECONDS = 60.0
@@ -49,14 +59,13 @@ def _mnist() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """`rates`: the learning rate for one worker, and three times it; a default must work with both."""
+    """A set, and how often it is passed."""
 
     load: Callable[[], tuple[Any, Any]]
     passes: int
-    rates: tuple[float, float]
 
 
-SETS = {"digits": DataSet(_digits, 12, (0.05, 0.15)), "MNIST": DataSet(_mnist, 8, (0.05, 0.15))}
+SETS = {"digits": DataSet(_digits, 12), "MNIST": DataSet(_mnist, 8)}
 
 
 @functools.cache
@@ -76,9 +85,14 @@ class Job:
     data: str
     workers: int
     policy: Policy
-    corrected: bool
     rate: float
     seed: int
+    optimizer: Literal["momentum", "adam"] = "momentum"
+    overlaps: bool = False
+    anticipates: bool = True
+    """Whether gradients are computed where they will be applied."""
+    churn: int = 0
+    """One worker is lost and replaced after so many updates; 0: none."""
 
 
 class Network:
@@ -143,9 +157,13 @@ class VirtualJob:
         self.network = Network(self.x.shape[1])
         self.rng = np.random.default_rng(job.seed)
         self.config = OptimizerConfig(
-            learning_rate=job.rate, momentum=MOMENTUM, batch_size=BATCH, momentum_correction=job.corrected
+            name="sgd" if job.optimizer == "momentum" else "adam",
+            learning_rate=job.rate,
+            momentum=MOMENTUM,
+            batch_size=BATCH,
         )
         self.now = 0.0
+        self.known: dict[int, int] = {}
         self.shard = ShardStore(0, 1, 0, staleness=Staleness(policy=job.policy))
         self.model = ModelSpec(fingerprint="0" * 64, parameters=self.network.size, optimizer=self.config)
         self.shard.hello(0, 0, self.model)
@@ -153,26 +171,76 @@ class VirtualJob:
         self.shard.set_live_workers(job.workers)
         self.speed = self.rng.uniform(0.5, 1.0, job.workers)
         self.held: dict[int, tuple[int, Vector]] = {}
+        """The version and the parameters of each worker's last answer."""
+        self.computing: dict[int, tuple[int, Vector]] = {}
+        """Those on which it computes, which may include a gradient in flight."""
+        self.flights: dict[int, Send] = {}
         self.metas: dict[int, AnswerMeta] = {}
         self.queue: list[tuple[float, int]] = []
-        for worker in range(job.workers):
-            self.held[worker] = self._pull(worker)
-            heapq.heappush(self.queue, (self._step_time(worker), worker))
         self.order: Any = itertools.chain.from_iterable(
             self.rng.permutation(len(self.x)) for _ in itertools.count()
         )
         self.seqs = [0] * job.workers
+        self.incarnations = [0] * job.workers
+        self.anticipations: dict[int, Anticipation] = {}
+        for worker in range(job.workers):
+            self._join(worker)
 
     def train(self, steps: int) -> None:
         """Apply this many updates, in the order of their times."""
         for _ in range(steps):
             self.now, worker = heapq.heappop(self.queue)
-            base, flat = self.held[worker]
-            io = self._gradient(flat)
-            self.seqs[worker] += 1
-            answer = self.shard.push(worker, 0, self.seqs[worker], base, PushMeta(samples=BATCH), io)
-            self.held[worker], self.metas[worker] = (answer.version, io), answer.meta
+            if self.job.churn and self.shard.version % self.job.churn == self.job.churn - 1:
+                self._replace(worker)
+                self.now, worker = heapq.heappop(self.queue)
+            self._push(worker)
             heapq.heappush(self.queue, (self.now + self._step_time(worker), worker))
+
+    def _push(self, worker: int) -> None:
+        """A worker ends its step, pushes, and begins the next one."""
+        base, flat = self.computing[worker]
+        anticipation, overlaps = self.anticipations[worker], self.job.overlaps
+        io = self._gradient(flat)
+        long = length(io)
+        push = Push(self.seqs[worker], BATCH, (base,))
+        flight = Send(io.copy(), push, overlapped=worker in self.flights)
+        self.seqs[worker] += 1
+        ahead = anticipation.ahead(in_flight=overlaps) if self.job.anticipates else 0.0
+        meta, who = (
+            PushMeta(samples=BATCH, length=long),
+            (worker, self.incarnations[worker], self.seqs[worker]),
+        )
+        answer = self.shard.push(*who, base, meta, io, ahead=ahead)
+        pulled = Pulled((answer.version,), ({},), answer.meta.samples, answer.meta.live_workers)
+        before = self.held[worker]
+        self.held[worker], self.metas[worker] = (answer.version, io), answer.meta
+        if not overlaps:
+            anticipation.answered(pulled, base, overlapped=False)
+            self.computing[worker] = self.held[worker]
+            return
+        # The next step begins before this answer, with the one before.
+        self.computing[worker] = before
+        if self.job.anticipates:
+            known = Pulled((before[0],), ({},), self.known.get(worker, 0), answer.meta.live_workers)
+            ahead_of = anticipation.include(before[1], flight, known)
+            self.computing[worker] = before[0], before[1] if ahead_of is None else ahead_of.copy()
+        anticipation.answered(pulled, base, overlapped=flight.overlapped)
+        self.known[worker], self.flights[worker] = answer.meta.samples, flight
+
+    def _join(self, worker: int) -> None:
+        self.shard.connect(worker, self.incarnations[worker])
+        size = self.network.size
+        self.anticipations[worker] = Anticipation(self.config, size, size, np.float32, lambda array: array)
+        self.computing[worker] = self.held[worker] = self._pull(worker)
+        self.known[worker] = self.shard.samples
+        self.flights.pop(worker, None)
+        heapq.heappush(self.queue, (self.now + self._step_time(worker), worker))
+
+    def _replace(self, worker: int) -> None:
+        """The worker is lost with the step that it computes; another one takes its slot at once."""
+        self.incarnations[worker] += 1
+        self.seqs[worker] = 0
+        self._join(worker)
 
     def outage(self, steps: int, *, merge: bool) -> None:
         """An outage of the server, in which each worker takes `steps` local steps; then they push their differences.
@@ -192,7 +260,7 @@ class VirtualJob:
             self.seqs[worker] += 1
             meta = PushMeta(samples=steps * BATCH, steps=steps, scale=1.0 / workers)
             answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta, merge=merge)
-            self.held[worker] = (answer.version, delta)
+            self.held[worker] = self.computing[worker] = (answer.version, delta)
 
     def lose_server(self, snapshot: ShardCopy, *, copies: bool) -> int:
         """Replace the server by one with this snapshot and, if `copies`, with the newest copy of a worker.
@@ -209,6 +277,7 @@ class VirtualJob:
         self.now += RECOVERY_SECONDS
         self.shard.set_live_workers(self.job.workers)
         self.held = {worker: self._pull(worker) for worker in range(self.job.workers)}
+        self.computing = dict(self.held)
         return lost - self.shard.version
 
     def accuracy(self) -> float:

@@ -78,7 +78,7 @@ def _print(**message: Any) -> None:
 
 def model(size: int) -> ModelSpec:
     """A model of `size` values with momentum."""
-    optimizer = OptimizerConfig(learning_rate=1e-6, momentum=0.9, batch_size=1, momentum_correction=False)
+    optimizer = OptimizerConfig(learning_rate=1e-6, momentum=0.9, batch_size=1)
     return ModelSpec(fingerprint="0" * 64, parameters=size, optimizer=optimizer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -220,10 +221,13 @@ def images_push(registry: str, tag: str) -> None:
 
 @main.command()
 def demo() -> None:
-    """Run a job while its nodes are reclaimed. CLUSTER=kind|local chooses the cluster, KEEP=1 keeps it."""
-    from dev.demo import run
+    """Run a job while its nodes are reclaimed. CLUSTER=kind|local chooses the cluster, KEEP=1 keeps it.
 
-    sys.exit(run())
+    STORY=pools: the job is planned on pools of nodes that a played cloud makes and takes.
+    """
+    from dev import demo as stories
+
+    sys.exit(stories.story(os.environ.get("STORY", "")))
 
 
 def _print_environment(plane: ControlPlane) -> None:

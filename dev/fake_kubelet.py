@@ -185,6 +185,11 @@ class FakeKubelet:
         if unknown_after is not None:
             self._spawn(self._unknown_later(name, unknown_after))
 
+    async def appear(self, name: str) -> None:
+        """The machine that had vanished was only not heard: it is back, with its pods."""
+        self._node(name).alive = True
+        await self._set_ready(name, "True", "KubeletReady", "kubelet is posting ready status")
+
     async def remove_node(self, name: str) -> None:
         """Remove the machine and its Node object, as a cloud controller does."""
         if node := self.nodes.pop(name, None):
@@ -269,6 +274,13 @@ class FakeKubelet:
     async def _renew(self, name: str) -> None:
         with contextlib.suppress(ApiError, aiohttp.ClientError, TimeoutError):
             await self.kube.patch(f"{LEASES}/{name}", {"spec": {"renewTime": now_micro()}})
+            node = self.nodes.get(name)
+            if node is None or node.shutting_down:
+                return
+            seen = (await self.kube.get(f"/api/v1/nodes/{name}"))["status"]["conditions"]
+            if any(c["type"] == "Ready" and c["status"] == "Unknown" for c in seen) and node.alive:
+                # The control plane gave it up while they could not hear each other.
+                await self._set_ready(name, "True", "KubeletReady", "kubelet is posting ready status")
 
     async def _follow_pods(self) -> None:
         while True:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = {"dev": "dev", "ps": "ps", "worker": "trainer", "worker-gpu": "trainer-gpu", "operator": "operator"}
+FILES = {"dev": "dev", "ps": "ps", "worker": "trainer", "worker-gpu": "trainer-gpu", "operator": "pools"}
 
 
 def compile_lock(name: str, extra: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ SHARED = ("nodes", "control_plane")
 """Tiers whose tests share one cluster: one process runs all of them. They mostly wait, so the others run beside."""
 TRIES = 2
 """Of a test of those tiers: a real cluster on a shared machine may stall. The summary counts and names every rerun."""
-SPREAD = ("simulation",)
+SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
 
 # Hypothesis' own deadline, 200 ms for an example, would measure the machine. The same examples each time: what a change
@@ -52,8 +53,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first; what needs a cluster may be tried again."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest begins first; what needs a cluster may be tried again; what is nightly runs only then."""
+    if not os.environ.get("SHOAL_NIGHTLY"):
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
 
     def tier(item: pytest.Item) -> str:
         return item.path.relative_to(HERE).parts[0]

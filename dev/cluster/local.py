@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -128,15 +128,21 @@ class LocalCluster:
             raise DevError(f"There is no node {name}; there are: {', '.join(names) or 'none'}.")
         return names[name]
 
-    def add_nodes(self, nodes: Sequence[tuple[str, bool]], *, seconds: float = 90.0) -> None:
-        """Add nodes, as pairs (name, whether it is spot), and wait until they are Ready."""
+    def add_nodes(
+        self,
+        nodes: Sequence[tuple[str, bool]],
+        *,
+        labels: Mapping[str, str] | None = None,
+        seconds: float = 90.0,
+    ) -> None:
+        """Add nodes, as pairs (name, whether it is spot), with more labels, and wait until they are Ready."""
         self._need_running()
         if taken := {name for name, _ in nodes} & {node.spec.name for node in self.nodes()}:
             raise DevError(f"There is a node {', '.join(sorted(taken))} already.")
         first = self._reserve(len(nodes))
         made = [
             Node(
-                NodeSpec(name, first + i, spot),
+                NodeSpec(name, first + i, spot, dict(labels or {})),
                 self.folder / "nodes" / name,
                 self.addresses,
                 self.plane.tools,

@@ -102,6 +102,10 @@ class Node:
         init = [sys.executable, "-I", str(_script("node_init.py")), str(self.folder / "init.json")]
         self.processes.start("init", [*unshare, "--propagation", "private", *init], netns=self.cgroup)
 
+    def limit(self, cores: float) -> None:
+        """Limit the CPU time of its pods, in cores; 0: no limit."""
+        cgroups.limit(self.cgroup, cores)
+
     def power_button(self) -> None:
         """Begin a graceful shutdown by the kubelet."""
         if found := self.processes.find("logind"):

@@ -1,5 +1,23 @@
-"""`make demo`: a job on a real cluster while its nodes and its parameter server are lost."""
+"""`make demo`: a job on a real cluster.
 
-from dev.demo.run import run
+By default its nodes and its parameter server are lost. STORY=pools: it is planned on pools of nodes.
+"""
 
-__all__ = ["run"]
+from __future__ import annotations
+
+from dev.errors import DevError
+
+STORIES = ("", "pools")
+
+
+def story(name: str) -> int:
+    """Run the story of this name. Returns the exit code."""
+    if name not in STORIES:
+        raise DevError(f"STORY is {name!r}; it may be pools, or not set.")
+    if name == "pools":
+        from dev.demo.pools.run import run as pools
+
+        return pools()
+    from dev.demo.run import run
+
+    return run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,14 @@ class Local:
         """Check for root, and install missing packages."""
         host.prepare()
 
-    def up(self) -> None:
+    def up(self, nodes: Sequence[tuple[str, bool]] = DEFAULT_NODES) -> None:
         """Build tools and images concurrently: one compiles while the other downloads."""
         pause = ensure(("pause",))
         side_by_side(lambda: build(DEMO, pause), ensure)
         if self.cluster.plane.processes.running("kube-apiserver"):
             say("a cluster of an earlier demo is still running: removing it first")
             self.cluster.down()
-        self.cluster.up(DEFAULT_NODES, [IMAGES[name].reference for name in DEMO])
+        self.cluster.up(nodes, [IMAGES[name].reference for name in DEMO])
 
     def notice(self, node: str) -> None:
         """Trigger the kubelet's graceful shutdown."""

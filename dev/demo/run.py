@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
@@ -58,7 +58,7 @@ def _run() -> int:
     backend = choose()
     backend.check()
     keep = os.environ.get("KEEP") == "1"
-    with _ended(backend, keep=keep), _interruptible():
+    with ended(backend, keep=keep), interruptible():
         seconds: dict[str, float] = {}
         backend.up()
         with step("helm install shoal"):
@@ -80,9 +80,13 @@ def _run() -> int:
     return 0 if picture.job.status.phase == "Succeeded" and story.complete else 1
 
 
-def install(backend: Backend) -> None:
+def install(backend: Backend, chosen: Mapping[str, str] = VALUES) -> None:
     """Install the chart with the images of this checkout, and wait for it."""
-    values = [word for name, value in VALUES.items() for word in ("--set", f"{name}={value}")]
+    values = [
+        word
+        for name, value in chosen.items()
+        for word in ("--set-string" if name.startswith("extraEnv") else "--set", f"{name}={value}")
+    ]
     chart = str(ROOT / "charts" / "shoal")
     where = ["--namespace", "shoal-system", "--create-namespace"]
     command(
@@ -193,7 +197,7 @@ def _model(backend: Backend, watcher: Watcher, picture: Picture) -> str:
 
 
 @contextmanager
-def _ended(backend: Backend, *, keep: bool) -> Iterator[None]:
+def ended(backend: Backend, *, keep: bool) -> Iterator[None]:
     """Remove the cluster at the end, also after an error."""
     try:
         yield
@@ -208,7 +212,7 @@ def _ended(backend: Backend, *, keep: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -4,6 +4,9 @@
 ShoalError
 ├── UsageError         bad input that the caller can fix: a file, a flag, a value. The command line exits with 2
 │   └── NotEnoughData  fewer measurements than a fit needs
+├── ScalingError       the target of a node pool cannot be read or sized
+│   ├── SizedByOther   someone else sets its size
+│   └── Busy           it is being changed, or has changed since it was read: soon again
 └── ClusterError       the API server refused a request or is unreachable
     ├── NotFound       there is no such object
     ├── Refused        the API server rejects this object (400, 422): terminal until the object changes
@@ -23,6 +26,22 @@ class UsageError(ShoalError, ValueError):
 
 class NotEnoughData(UsageError):
     """Fewer measurements than a fit needs."""
+
+
+class ScalingError(ShoalError):
+    """The target of a node pool cannot be read or sized. `reason`: why, in one word; the message says what to do."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class SizedByOther(ScalingError):
+    """Someone else sets the target's size."""
+
+
+class Busy(ScalingError):
+    """The target is being changed, or has changed since it was read."""
 
 
 class ClusterError(ShoalError):

@@ -21,8 +21,15 @@ def helm(tools: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(tools / "helm"), *arguments], capture_output=True, text=True, check=False)
 
 
+IMAGES_SET = (
+    "image.repository=r.io/operator",
+    "trainer.psImage=r.io/ps:1",
+    "trainer.workerImage=r.io/worker:1",
+)
+
+
 def render(tools: Path, *sets: str, namespace: str = "shoal-system") -> list[dict]:
-    flags = [flag for value in sets for flag in ("--set", value)]
+    flags = [flag for value in (*IMAGES_SET, *sets) for flag in ("--set", value)]
     done = helm(tools, "template", "shoal", str(CHART), "--namespace", namespace, *flags)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
@@ -74,10 +81,106 @@ def test_crds_are_part_of_the_release_and_kept_on_uninstall(tools: Path) -> None
     assert of_kind(render(tools, "crds.install=false"), "CustomResourceDefinition") == []
 
 
-def test_secrets_are_never_read(tools: Path) -> None:
-    for kind in ("ClusterRole", "Role"):
-        verbs = {verb for resource, verb in granted(render(tools), kind) if resource == "secrets"}
-        assert not verbs & {"get", "list", "watch", "*"}
+def test_no_secret_is_read_but_the_one_that_the_operator_makes_for_itself(tools: Path) -> None:
+    """It used to be made by the chart, with a random part; it is read by name, in the release's namespace."""
+    for sets, expected in (((), [["shoal-install-key"]]), (("installKey.existingSecret=mine",), [])):
+        roles = [each for kind in ("ClusterRole", "Role") for each in of_kind(render(tools, *sets), kind)]
+        reading = [
+            (role, rule)
+            for role in roles
+            for rule in role["rules"]
+            if "secrets" in rule["resources"] and set(rule["verbs"]) & {"get", "list", "watch", "*"}
+        ]
+        assert [rule.get("resourceNames") for _, rule in reading] == expected
+        assert all(rule["verbs"] == ["get"] for _, rule in reading)
+        assert all(
+            (role["kind"], role["metadata"]["namespace"]) == ("Role", "shoal-system") for role, _ in reading
+        )
+
+
+def test_two_renderings_are_the_same(tools: Path) -> None:
+    switches = ("serviceMonitor", "podMonitor", "rules", "dashboard")
+    everything = ["page.enabled=true", "networkPolicy.enabled=true", "admissionPolicy.enabled=true"]
+    everything += [f"metrics.{each}.enabled=true" for each in switches]
+    assert render(tools, *everything) == render(tools, *everything)
+    assert of_kind(render(tools), "Secret") == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("image.repository", "make images REGISTRY="),
+        ("trainer.psImage", "parameter servers"),
+        ("trainer.workerImage", "workers"),
+    ],
+)
+def test_an_image_that_is_not_named_says_how_to_get_one(tools: Path, missing: str, words: str) -> None:
+    sets = [each for each in IMAGES_SET if not each.startswith(missing)]
+    done = helm(tools, "template", "shoal", str(CHART), *(flag for each in sets for flag in ("--set", each)))
+    assert done.returncode != 0
+    assert f"{missing} is not set" in done.stderr
+    assert words in done.stderr
+
+
+def test_values_that_neighbours_have(tools: Path) -> None:
+    digest = "sha256:" + "a" * 64
+    documents = render(
+        tools, "nameOverride=other", f"image.digest={digest}", "probes.liveness.periodSeconds=33",
+        "podDisruptionBudget.enabled=false",
+        "topologySpreadConstraints[0].maxSkew=1", "topologySpreadConstraints[0].topologyKey=zone",
+        "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule", "rbac.aggregateRoles=false",
+    )  # fmt: skip
+    [deployment] = of_kind(documents, "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    assert deployment["metadata"]["name"] == "other"
+    assert container["image"] == f"r.io/operator@{digest}"
+    assert container["livenessProbe"]["periodSeconds"] == 33
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    [spread] = spec["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
+    assert of_kind(documents, "PodDisruptionBudget") == []
+    assert not [
+        d for d in of_kind(documents, "ClusterRole") if d["metadata"]["name"].startswith("shoal-trainingjobs")
+    ]
+    assert not [
+        d
+        for d in render(tools, "rbac.create=false", "crds.install=false")
+        if "Role" in d["kind"] and "shoal-t" not in d["metadata"]["name"]
+    ]
+
+
+def test_page_is_off_by_default(tools: Path) -> None:
+    def ports(*sets: str) -> set[str]:
+        documents = render(tools, *sets)
+        [deployment], [service] = of_kind(documents, "Deployment"), of_kind(documents, "Service")
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        names = {each["name"] for each in container["ports"]}
+        assert ("SHOAL_PAGE_PORT" in {each["name"] for each in container["env"]}) == ("page" in names)
+        assert ("page" in names) == ("page" in {each["name"] for each in service["spec"]["ports"]})
+        return names
+
+    assert ports() == {"metrics", "health"}
+    assert ports("page.enabled=true") == {"metrics", "health", "page"}
+
+
+def test_network_policy_admits_every_port_of_the_operator(tools: Path) -> None:
+    documents = render(tools, "networkPolicy.enabled=true", "page.enabled=true")
+    [deployment], [policy] = of_kind(documents, "Deployment"), of_kind(documents, "NetworkPolicy")
+    admitted = {each["port"] for rule in policy["spec"]["ingress"] for each in rule["ports"]}
+    assert admitted == {
+        each["name"] for each in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert policy["spec"]["podSelector"] == {"matchLabels": deployment["spec"]["selector"]["matchLabels"]}
+
+
+def test_monitors_find_the_operator_and_the_coordinators(tools: Path) -> None:
+    documents = render(tools, "metrics.podMonitor.enabled=true", "scope.namespace=team-a")
+    [monitor] = of_kind(documents, "PodMonitor")
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}
+    assert monitor["spec"]["selector"]["matchLabels"] == {"shoal.dev/role": "ps", "shoal.dev/index": "0"}
+    [everywhere] = of_kind(render(tools, "metrics.podMonitor.enabled=true"), "PodMonitor")
+    assert everywhere["spec"]["namespaceSelector"] == {"any": True}
 
 
 def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
@@ -89,7 +192,12 @@ def test_rbac_rules_have_no_wildcard(tools: Path) -> None:
 def test_single_namespace_needs_a_role_and_access_to_nodes_and_pools(tools: Path) -> None:
     documents = render(tools, "scope.namespace=team-a", "crds.install=false")
     pools = {("capacitypools", "list"), ("capacitypools", "watch"), ("capacitypools/status", "update")}
-    assert granted(documents, "ClusterRole") == {("nodes", "list"), ("nodes", "watch"), *pools}
+    assert granted(documents, "ClusterRole") == {
+        ("nodes", "get"),
+        ("nodes", "list"),
+        ("nodes", "watch"),
+        *pools,
+    }
     assert ("pods", "create") in granted(documents, "Role")
     role = next(r for r in of_kind(documents, "Role") if r["metadata"]["name"] == "shoal")
     assert role["metadata"]["namespace"] == "team-a"
@@ -123,7 +231,9 @@ def test_existing_service_account_is_not_created(tools: Path) -> None:
 
 
 def test_service_monitor_has_the_labels_that_prometheus_selects(tools: Path) -> None:
-    documents = render(tools, "metrics.serviceMonitor=true", "metrics.serviceMonitorLabels.release=prom")
+    documents = render(
+        tools, "metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prom"
+    )
     [monitor] = of_kind(documents, "ServiceMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prom"
 
@@ -149,6 +259,19 @@ def test_existing_install_key_replaces_the_generated_one(tools: Path) -> None:
     assert of_kind(documents, "Secret") == []
     volumes = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["volumes"]
     assert volumes[0]["secret"]["secretName"] == "mine"
+    assert "initContainers" not in of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]
+
+
+def test_install_key_is_made_by_the_operator_into_memory(tools: Path) -> None:
+    spec = of_kind(render(tools), "Deployment")[0]["spec"]["template"]["spec"]
+    [made] = spec["initContainers"]
+    assert made["command"][:4] == ["shoal-operator", "install-key", "--secret", "shoal-install-key"]
+    assert made["securityContext"] == spec["containers"][0]["securityContext"]
+    volume = next(each for each in spec["volumes"] if each["name"] == "install-key")
+    assert volume["emptyDir"]["medium"] == "Memory"
+    [mounted] = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "install-key"]
+    assert mounted["readOnly"] is True
+    assert made["command"][-1].startswith(mounted["mountPath"])
 
 
 @pytest.mark.parametrize(
@@ -169,6 +292,9 @@ def test_existing_install_key_replaces_the_generated_one(tools: Path) -> None:
         "serviceAccount.create=false",
         "podLabels.app\\.kubernetes\\.io/name=x",
         "extraEnv[0].name=POD_NAME",
+        "pools.enable=true",
+        "pools.targets[0].resource=MachineDeployment",
+        "pools.serviceAccount.create=false",
     ],
 )
 def test_invalid_value_is_rejected(tools: Path, setting: str) -> None:
@@ -217,8 +343,90 @@ def test_names_that_look_like_other_yaml_types_stay_strings(tools: Path, release
                 yield from strings(each)
 
     done = helm(tools, "template", release, str(CHART), "-n", "456", "--set-string", f"scope.namespace={scope}",
-                "--set", "crds.install=false,metrics.serviceMonitor=true")  # fmt: skip
+                "--set", "crds.install=false,metrics.serviceMonitor.enabled=true",
+                *(flag for each in IMAGES_SET for flag in ("--set", each)))  # fmt: skip
     assert done.returncode == 0, done.stderr
     documents = [d for d in yaml.safe_load_all(done.stdout) if d]
     assert [each for each in strings(documents) if not isinstance(each, str | dict)] == []
     assert all(re.match("[a-z]", d["metadata"]["name"]) for d in of_kind(documents, "Service"))
+
+
+def pools_only(tools: Path, *sets: str) -> list[dict[str, Any]]:
+    """The objects that `pools.enabled` adds."""
+    without = names_of(render(tools))
+    return [d for d in render(tools, "pools.enabled=true", *sets) if not names_of([d]) & without]
+
+
+def test_node_pools_are_left_alone_by_default(tools: Path) -> None:
+    assert not [name for _, _, name in names_of(render(tools)) if name.endswith("-pools")]
+
+
+def test_node_pools_are_sized_by_a_process_that_may_touch_no_pod(tools: Path) -> None:
+    added = pools_only(tools)
+    [deployment] = of_kind(added, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"] == ["shoal-pools"]
+    assert pod["serviceAccountName"] == "shoal-pools"
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    rights = granted(added, "ClusterRole") | granted(added, "Role")
+    assert rights == {
+        ("capacitypools", "list"),
+        ("capacitypools", "watch"),
+        ("capacitypools", "patch"),
+        ("capacitypools/status", "patch"),
+        ("leases", "create"),
+        ("leases", "get"),
+        ("leases", "update"),
+        ("events", "create"),
+        ("events", "patch"),
+    }
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        assert {b["subjects"][0]["name"] for b in of_kind(added, kind)} == {"shoal-pools"}
+    operator = next(d for d in of_kind(render(tools), "Deployment") if d["metadata"]["name"] == "shoal")
+    selectors = [d["spec"]["selector"]["matchLabels"] for d in (operator, deployment)]
+    assert selectors[0] != selectors[1]
+
+
+def test_each_named_target_may_be_scaled_and_nothing_else(tools: Path) -> None:
+    targets = (
+        "pools.targets[0].apiGroup=cluster.x-k8s.io,pools.targets[0].resource=machinedeployments,"
+        "pools.targets[0].namespace=capi,pools.targets[0].names={a,b},"
+        "pools.targets[1].apiGroup=karpenter.sh,pools.targets[1].resource=nodepools,pools.targets[1].names={c}"
+    )
+    added = pools_only(tools, targets)
+    rules = {
+        (role["metadata"].get("namespace", ""), rule["resources"][0]): (rule["resourceNames"], rule["verbs"])
+        for role in (*of_kind(added, "Role"), *of_kind(added, "ClusterRole"))
+        for rule in role["rules"]
+        if rule["apiGroups"][0] in {"cluster.x-k8s.io", "karpenter.sh"}
+    }
+    assert rules == {
+        ("capi", "machinedeployments"): (["a", "b"], ["get"]),
+        ("capi", "machinedeployments/scale"): (["a", "b"], ["get", "patch"]),
+        ("", "nodepools"): (["c"], ["get"]),
+        ("", "nodepools/scale"): (["c"], ["get", "patch"]),
+    }
+
+
+def test_buffers_are_written_only_in_the_named_namespaces(tools: Path) -> None:
+    roles = of_kind(pools_only(tools, "pools.bufferNamespaces={team-a,team-b}"), "Role")
+    written = {
+        r["metadata"]["namespace"] for r in roles if ("capacitybuffers", "patch") in granted([r], "Role")
+    }
+    assert written == {"team-a", "team-b"}
+
+
+def test_service_account_of_the_pools_has_the_clouds_annotations(tools: Path) -> None:
+    role = "arn:aws:iam::123456789012:role/pools"
+    key = "pools.serviceAccount.annotations.eks\\.amazonaws\\.com/role-arn"
+    [account] = of_kind(pools_only(tools, f"{key}={role}"), "ServiceAccount")
+    assert account["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": role}
+
+
+def test_pools_of_releases_in_two_namespaces_share_no_object(tools: Path) -> None:
+    settings = ["crds.install=false", "pools.enabled=true", "pools.bufferNamespaces={shared}"]
+    one, two = (
+        names_of(render(tools, *settings, f"scope.namespace=team-{team}", namespace=f"shoal-{team}"))
+        for team in "ab"
+    )
+    assert not one & two

@@ -319,3 +319,22 @@ def test_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
     for manifest in jobs:
         done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(manifest))
         assert done.returncode == 0, done.stderr
+
+
+def cpu_pool(cores: Any) -> str:
+    spec = {"cores": cores, "limits": {"nodes": 1}, "nodeSelector": {"example.com/pool": "a"}}
+    return json.dumps(
+        {"apiVersion": "shoal.dev/v1alpha1", "kind": "CapacityPool", "metadata": {"name": "a"}, "spec": spec}
+    )
+
+
+@pytest.mark.parametrize("cores", [1, 64, "0.3", "2"])
+def test_cores_of_a_pool_may_be_a_share_of_one(control_plane: ControlPlane, cores: Any) -> None:
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("cores", [0, 5000, "0", "half", "-1", "5000"])
+def test_cores_that_are_none_are_refused(control_plane: ControlPlane, cores: Any) -> None:
+    done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=cpu_pool(cores))
+    assert "must be a number of CPU cores, at most 4096" in done.stderr

@@ -178,6 +178,37 @@ async def test_lost_node_does_not_block_its_slot(
         await count(job, 1, 0)
 
 
+async def test_nodes_that_turn_unknown_together_lose_no_pod(
+    control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
+) -> None:
+    """As after a pause of the API server: their pods run on, and nobody hears from them."""
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply()
+        await job.runs()
+        before = {name: pod["metadata"]["uid"] for name, pod in (await job.pods()).items()}
+        names = list(nodes.nodes)
+        for name in names:
+            await nodes.vanish(name, unknown_after=0)
+
+        async def suspected() -> bool:
+            return (await job.condition("NodeSignalsSuspect")).get("status") == "True"
+
+        await eventually(suspected)
+        for name in names:
+            await nodes.appear(name)
+
+        async def believed() -> bool:
+            return (await job.condition("NodeSignalsSuspect")).get("status") == "False"
+
+        await eventually(believed)
+        assert {name: pod["metadata"]["uid"] for name, pod in (await job.pods()).items()} == before
+        assert not any(pod["metadata"].get("deletionTimestamp") for pod in (await job.pods()).values())
+        status = await job.status()
+        assert status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+        assert status["parameterServers"]["restarts"] == 0
+
+
 async def test_recreated_node_of_the_same_name_loses_its_pods(
     control_plane: ControlPlane, crds: None, kube: Kube, namespace: str, nodes: FakeKubelet
 ) -> None:

@@ -146,7 +146,7 @@ async def test_finished_job_creates_no_pods(
 
         await eventually(no_pods)
         passes = operator.metrics.reconcile_seconds.labels("trainingjob", "done")._sum.get()
-        operator.wake((namespace, "digits"), Priority.URGENT)
+        operator._wake_job((namespace, "digits"), Priority.URGENT)
 
         async def passed() -> bool:
             return bool(operator.metrics.reconcile_seconds.labels("trainingjob", "done")._sum.get() > passes)

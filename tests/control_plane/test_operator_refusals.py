@@ -175,7 +175,12 @@ async def test_pods_run_under_restricted_pod_security(
 def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
     helm = plane.tools["helm"]
 
-    settings = [part for value in ("crds.install=false", *values) for part in ("--set", value)]
+    images = (
+        "image.repository=shoal/operator",
+        "trainer.psImage=shoal/ps",
+        "trainer.workerImage=shoal/worker",
+    )
+    settings = [part for value in ("crds.install=false", *images, *values) for part in ("--set", value)]
     text = subprocess.run(
         [helm, "template", "shoal", str(CHART), "--namespace", namespace, *settings],
         capture_output=True,

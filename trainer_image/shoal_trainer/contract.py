@@ -76,16 +76,25 @@ class Role(StrEnum):
 
 
 class JobIdentity(Message):
-    """A job and its run: a job that is deleted and applied again has another `uid`."""
+    """A job and its run: a job that is deleted and applied again has another `uid`.
+
+    `run`: the name of a run that continues under another uid; empty: the uid names it.
+    """
 
     namespace: str
     name: str
     uid: str
+    run: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """What identifies the run among those of the job."""
+        return self.run or self.uid
 
     @property
     def prefix(self) -> str:
         """The folder of the run: all its files are under `<storage>/<prefix>/`."""
-        return f"{self.namespace}/{self.name}/{self.uid}"
+        return f"{self.namespace}/{self.name}/{self.run_id}"
 
 
 FALLS = (
@@ -175,7 +184,7 @@ class RuntimeConfig(Message):
     """The configuration of a pod, in the environment variable `SHOAL_CONFIG`.
 
     `index` is the slot of a worker or the shard of a parameter server; `incarnation` counts its pods, and is the epoch
-    of a shard.
+    of a shard. It begins at `first_incarnation`, which is above those of an earlier job that had the same run.
     """
 
     version: int = VERSION
@@ -183,6 +192,7 @@ class RuntimeConfig(Message):
     role: Role
     index: int
     incarnation: int
+    first_incarnation: int = 0
     parameter_servers: tuple[Shard, ...]
     entrypoint: str
     args: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
@@ -201,6 +211,8 @@ class RuntimeConfig(Message):
     bind_host: str = "0.0.0.0"  # the operator sets the pod's own address through the downward API
     data_tls: bool = False
     node_name: str = ""
+    cores: float = 0.0
+    """CPU cores of the node, if its pool says so: a limit of the node is not visible in a container. 0: unknown."""
 
 
 # --- the coordinator's status report ------------------------------------------------------------------------------
@@ -249,8 +261,8 @@ class WorkerReport(Message):
     """The same as TensorFlow names it ("Tesla T4")."""
     devices: int = 1
     """Accelerators; 1 for "CPU"."""
-    cores: int = 0
-    """CPU cores that it may use, rounded up; 0: unknown."""
+    cores: float = 0.0
+    """CPU cores that it may use, 0.5 for half of one; 0: unknown."""
     node: str = ""
     message: str = ""
 
@@ -258,9 +270,9 @@ class WorkerReport(Message):
 class ShardReport(Message):
     """One shard: its epoch, the number of updates applied, and its last snapshot (Unix seconds).
 
-    `busy_seconds`, `updates` and `bytes_received` are cumulative over the life of the shard's process (`boot`): a
-    reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that one update
-    costs the shard, from which its capacity follows at any number of workers.
+    `busy_seconds`, `updates`, `bytes_received` and `busy_answers` are cumulative over the life of the shard's process
+    (`boot`): a reader takes differences as long as `boot` stays the same. `busy_seconds` / `updates` is the time that
+    one update costs the shard, from which its capacity follows at any number of workers.
     """
 
     index: int
@@ -275,7 +287,9 @@ class ShardReport(Message):
     updates: int = 0
     """Pushes applied by this process."""
     bytes_received: int = 0
-    """Of parameters and gradients, without headers."""
+    """Of gradients and differences, without headers."""
+    busy_answers: int = 0
+    """How often a request was told to wait for memory: the workers send more than the shard takes."""
 
 
 class DataReport(Message):
@@ -348,8 +362,8 @@ class SpeedSums(Message):
     """The accelerator by its name in the operator's catalogue ("T4"); "CPU" without one."""
     devices: int
     """Accelerators of one worker; 1 for "CPU"."""
-    cores: int
-    """CPU cores that one worker may use, rounded up; 0: unknown."""
+    cores: float
+    """CPU cores that one worker may use, 0.5 for half of one; 0: unknown."""
     batch_size: int
     """Samples in one step of one worker."""
     workers: int
@@ -364,7 +378,7 @@ class SpeedSums(Message):
     """Sending the update."""
 
     @property
-    def key(self) -> tuple[str, int, int, int, int, int]:
+    def key(self) -> tuple[str, int, float, int, int, int]:
         """The configuration."""
         return self.device, self.devices, self.cores, self.batch_size, self.workers, self.servers
 

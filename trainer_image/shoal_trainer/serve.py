@@ -99,7 +99,7 @@ class ParameterServer:
             config.index,
             len(config.parameter_servers),
             config.incarnation,
-            follows=config.incarnation > 0 or self._marker.exists(),
+            follows=config.incarnation > config.first_incarnation or self._marker.exists(),
             staleness=config.staleness,
         )
         self.service: CoordinatorService | None = None

@@ -1,8 +1,21 @@
 {{- /* A Service's name begins with a letter; a release's may not. */}}
 {{- define "shoal.name" -}}
-{{ regexMatch "^[a-z]" .Release.Name | ternary .Release.Name (printf "shoal-%s" .Release.Name) | trunc 50 | trimSuffix "-" }}
+{{- $own := regexMatch "^[a-z]" .Release.Name | ternary .Release.Name (printf "shoal-%s" .Release.Name) }}
+{{- .Values.nameOverride | default $own | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- define "shoal.serviceAccount" -}}{{ .Values.serviceAccount.name | default (include "shoal.name" .) }}{{- end }}
+{{- define "shoal.pools.name" -}}{{ printf "%s-pools" (include "shoal.name" .) }}{{- end }}
+{{- define "shoal.pools.serviceAccount" -}}{{ .Values.pools.serviceAccount.name | default (include "shoal.pools.name" .) }}{{- end }}
+{{- define "shoal.pools.selector" -}}
+app.kubernetes.io/name: shoal-pools
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+{{- define "shoal.pools.labels" -}}
+{{ include "shoal.pools.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
 {{- define "shoal.installKey" -}}{{ .Values.installKey.existingSecret | default (printf "%s-install-key" (include "shoal.name" .)) }}{{- end }}
 {{- define "shoal.selector" -}}
 app.kubernetes.io/name: shoal
@@ -14,3 +27,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
+{{- define "shoal.image" -}}
+{{- $repository := required "image.repository is not set: no image is published yet. `make images REGISTRY=registry.example.com/team` builds them and prints the values" .Values.image.repository }}
+{{- if .Values.image.digest }}{{ printf "%s@%s" $repository .Values.image.digest }}{{ else }}{{ printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}{{ end }}
+{{- end }}
+{{- /* The account of the operator as the API server sees it. */}}
+{{- define "shoal.username" -}}system:serviceaccount:{{ .Release.Namespace }}:{{ include "shoal.serviceAccount" . }}{{- end }}

@@ -48,6 +48,7 @@ class ObjectMeta(Status):
     generation: int = 0
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+    finalizers: tuple[str, ...] = ()
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 

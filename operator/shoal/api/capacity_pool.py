@@ -7,6 +7,7 @@ cluster's currency.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -16,13 +17,21 @@ from shoal.api.rules import DECIMAL, Positive, rules
 
 __all__ = [
     "AcceleratorSpec",
+    "Buffer",
     "CapacityPool",
     "CapacityPoolSpec",
     "CapacityPoolStatus",
+    "CloudGroup",
     "CountedUsage",
+    "EksNodegroup",
+    "GkeNodePool",
     "MeasuredInterruptions",
     "MeasuredStartup",
     "Recommendation",
+    "ScaleTarget",
+    "Scaling",
+    "ScalingStatus",
+    "Subject",
     "Toleration",
     "UnfulfilledWaits",
     "Usage",
@@ -81,24 +90,88 @@ class ScaleTarget(Strict):
     """Its namespace. Unset: cluster-scoped."""
 
 
-class Scaling(Strict):
+class Buffer(Strict):
+    """A CapacityBuffer, which asks the cluster's autoscaler for nodes before there are pods."""
+
+    namespace: str = Field(min_length=1, max_length=63)
+    """Namespace of the CapacityBuffer and of its PodTemplate, which are named `shoal-` and the pool's name."""
+    requests: dict[str, str] = Field(min_length=1, max_length=16)
+    """Resources of one unit of the buffer. They have to fill a node, so that one unit is one node: `cpu: "7"`."""
+
+
+class EksNodegroup(Strict):
+    """A managed node group of EKS."""
+
+    region: str = Field(min_length=1, max_length=63)
+    """The AWS region."""
+    cluster: str = Field(min_length=1, max_length=100)
+    """Name of the EKS cluster."""
+    nodegroup: str = Field(min_length=1, max_length=63)
+    """Name of the node group."""
+
+
+class GkeNodePool(Strict):
+    """A node pool of GKE."""
+
+    project: str = Field(min_length=1, max_length=63)
+    """The Google Cloud project."""
+    location: str = Field(min_length=1, max_length=63)
+    """Region or zone of the cluster."""
+    cluster: str = Field(min_length=1, max_length=63)
+    """Name of the GKE cluster."""
+    node_pool: str = Field(min_length=1, max_length=63)
+    """Name of the node pool."""
+
+
+class CloudGroup(Strict):
+    """A node group of a cloud."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(("has(self.eks) != has(self.gke)", "set exactly one of eks and gke"))
+    )
+
+    eks: EksNodegroup | None = None
+    """A managed node group of EKS."""
+    gke: GkeNodePool | None = None
+    """A node pool of GKE."""
+
+
+class Subject(Strict):
+    """What is scaled."""
+
+    target: ScaleTarget | None = None
+    """For mode Scale: the object to scale."""
+    buffer: Buffer | None = None
+    """For mode Buffer: the CapacityBuffer."""
+    cloud: CloudGroup | None = None
+    """For mode Cloud: the node group."""
+
+
+def _only_with(mode: str, field: str, what: str) -> tuple[str, str]:
+    # The server checks the default `{}` too, before it fills in the mode.
+    return (
+        f"(has(self.mode) && self.mode == '{mode}') == has(self.{field})",
+        f"set {field} ({what}) if and only if mode is {mode}",
+    )
+
+
+class Scaling(Subject):
     """How the pool is scaled to the recommended size."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (
-                # The server checks the default `{}` too, before it fills in the mode.
-                "(has(self.mode) && self.mode == 'Scale') == has(self.target)",
-                "set target (the object to scale) if and only if mode is Scale",
-            )
+            _only_with("Scale", "target", "the object to scale"),
+            _only_with("Buffer", "buffer", "the namespace and requests of the CapacityBuffer"),
+            _only_with("Cloud", "cloud", "the node group: eks or gke"),
         )
     )
 
     mode: Literal["Pods", "Buffer", "Scale", "Cloud"] = "Pods"
-    """Pods: pending pods make the cluster's autoscaler add nodes. Buffer: a CapacityBuffer asks it to. Scale: the
-    `scale` subresource of `target`. Cloud: the cloud's API for node groups."""
-    target: ScaleTarget | None = None
-    """For mode Scale: the object to scale."""
+    """Pods: pending pods make the cluster's autoscaler add nodes. The others need `shoal-pools` (the chart's
+    `pools.enabled`). Buffer: a CapacityBuffer asks the autoscaler for nodes. Scale: the `scale` subresource of
+    `target`. Cloud: the cloud's API for node groups."""
+    shrink_after_seconds: int = Field(600, ge=0, le=86_400)
+    """The pool shrinks after less has been recommended for this long. Not for mode Buffer, which shrinks at once."""
 
 
 class CapacityPoolSpec(Strict):
@@ -106,8 +179,17 @@ class CapacityPoolSpec(Strict):
 
     accelerator: AcceleratorSpec | None = None
     """Accelerators of one node. Unset: nodes without accelerators, for parameter servers and for workers on CPUs."""
-    cores: int | None = Field(None, ge=1, le=4096)
-    """CPU cores of one node. Unset: as its nodes report."""
+    cores: int | str | None = Field(
+        None,
+        json_schema_extra=rules(
+            (
+                "type(self) == int ? self >= 1 && self <= 4096 : self.matches('^[0-9]{1,4}([.][0-9]{1,3})?$')"
+                " && double(self) > 0.0 && double(self) <= 4096.0",
+                'must be a number of CPU cores, at most 4096, or a decimal in quotes: "0.5"',
+            )
+        ),
+    )
+    """CPU cores of one node, or a decimal in quotes where its share is limited: `"0.5"`. Unset: as its nodes report."""
     capacity_type: Literal["Spot", "OnDemand"] = "OnDemand"
     """Spot: the cloud may reclaim nodes. OnDemand: it does not."""
     zone: str = Field("", max_length=63)
@@ -130,6 +212,11 @@ class CapacityPoolSpec(Strict):
     """Samples in one step of a worker on this pool. Unset: the job's batchSize."""
     scaling: Scaling = Scaling()
     """How the pool is scaled to the recommended size."""
+
+    @property
+    def core_count(self) -> float:
+        """`cores` as a number; 0 if it is not said."""
+        return float(self.cores or 0)
 
 
 class Usage(Status):
@@ -202,6 +289,27 @@ class Recommendation(Status):
     """Why, for people."""
 
 
+class ScalingStatus(Status):
+    """What `shoal-pools` scales for the pool, written only by it."""
+
+    subject: Subject
+    """What it scales: as in the spec, until it has been released."""
+    original_nodes: int
+    """The size that it found, and gives back."""
+    nodes: int
+    """The size that it last set, or found."""
+    setting: int | None = None
+    """The size that it is setting."""
+    resized_at: datetime | None = None
+    """When it last began to set a size."""
+    lower_since: datetime | None = None
+    """Since when less is recommended than there is."""
+    highest: int = 0
+    """The highest recommendation since then."""
+    releasing_since: datetime | None = None
+    """Since when it gives the size back."""
+
+
 class CapacityPoolStatus(Status):
     """The observed state and the recommended size."""
 
@@ -211,6 +319,8 @@ class CapacityPoolStatus(Status):
     """Existing nodes."""
     used: int = 0
     """Nodes with a pod of a TrainingJob."""
+    waiting: int = 0
+    """Pods of TrainingJobs that wait for a node of the pool."""
     startup: MeasuredStartup = MeasuredStartup()
     """Measured start-ups."""
     interruptions: MeasuredInterruptions = MeasuredInterruptions()
@@ -227,7 +337,9 @@ class CapacityPoolStatus(Status):
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Ready, Exhausted, FieldConflict: each with a reason and a message."""
+    """Ready and Exhausted, and of `shoal-pools` Scaled and FieldConflict: each with a reason and a message."""
+    scaling: ScalingStatus | None = None
+    """What `shoal-pools` scales for the pool. Unset: nothing."""
 
 
 class CapacityPool(Resource):
@@ -258,4 +370,4 @@ class CapacityPool(Resource):
     spec: CapacityPoolSpec
     """The description of the pool."""
     status: CapacityPoolStatus = CapacityPoolStatus()
-    """The observed state, written only by the operator."""
+    """The observed state, written by the operator, and in part by `shoal-pools`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Self
 
@@ -174,7 +175,25 @@ class Pod(Cached):
             and not any(c.state.terminated or c.state.waiting for c in self.status.container_statuses)
         )
 
-    @property
+    @cached_property
+    def starts_quietly(self) -> bool:
+        """Whether it has not started yet, and nothing says that it will not."""
+        return (
+            self.status.phase == "Pending"
+            and not self.status.reason
+            and not self.metadata.deletion_timestamp
+            and not any(c.type == "DisruptionTarget" for c in self.status.conditions)
+            and not any(c.state.terminated for c in self.status.container_statuses)
+            and not any(c.state.terminated for c in self.status.init_container_statuses)
+        )
+
+    @cached_property
+    def created(self) -> datetime | None:
+        """When it was created."""
+        text = self.metadata.creation_timestamp
+        return datetime.fromisoformat(text) if text else None
+
+    @cached_property
     def running(self) -> bool:
         """Whether its containers run."""
         return self.status.phase == "Running"

@@ -40,6 +40,10 @@ class PredictionStatus(Status):
     """Expected speed of the whole job, a decimal."""
     remaining_seconds: int | None = None
     """Expected seconds until training ends."""
+    earliest_seconds: int | None = None
+    """The same in a good case: it takes longer in 95 % of simulated runs."""
+    latest_seconds: int | None = None
+    """The same in a bad case: it takes less in 95 % of simulated runs."""
     relative_error: str | None = None
     """By how much the measured speed differs from the expected one, as a share of it, a decimal."""
     basis: str = ""

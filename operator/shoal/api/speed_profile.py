@@ -6,9 +6,9 @@ status is what running jobs measured; only the operator writes it.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from shoal.api.base import Column, Resource, Status, Strict
 from shoal.api.rules import DECIMAL, Positive, rules
@@ -126,6 +126,11 @@ class LogMoments(Status):
     """Number of steps, a decimal: old ones count less."""
 
 
+def _decimal(value: Any) -> Any:
+    """The status of an earlier version has a number here."""
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
 class MeasuredRow(Status):
     """The parts of a worker's step in one configuration."""
 
@@ -133,8 +138,8 @@ class MeasuredRow(Status):
     """Name of the accelerator in the catalogue; `CPU` without one."""
     devices: int = 1
     """Accelerators per worker."""
-    cores: int = 0
-    """CPU cores per worker; 0: unknown."""
+    cores: Annotated[str, BeforeValidator(_decimal)] = "0"
+    """CPU cores per worker, a decimal; 0: unknown."""
     batch_size: int
     """Samples in one step of a worker."""
     workers: int

@@ -75,7 +75,11 @@ class Storage(Strict):
             (
                 "[has(self.uri), has(self.volumeClaim), has(self.ephemeral)].filter(x, x).size() == 1",
                 "set exactly one of uri, volumeClaim, ephemeral",
-            )
+            ),
+            (
+                "!has(self.run) || !has(self.ephemeral)",
+                "a run that is to be continued needs a storage: set uri or volumeClaim, or remove run",
+            ),
         )
     )
 

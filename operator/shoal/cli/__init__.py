@@ -14,6 +14,7 @@ __all__ = ["main"]
 
 # name -> (module, attribute, the line in the list of commands)
 _COMMANDS = {
+    "calibrate": ("shoal.cli.calibrate", "calibrate", "Test on traces whether plans keep their promises."),
     "delete": ("shoal.cli.jobs", "delete", "Delete a job and its pods."),
     "doctor": ("shoal.cli.doctor", "doctor", "Check the cluster: what is missing for jobs to run."),
     "explain": ("shoal.cli.explain", "explain", "Why a job is pending, slow or costly, and what would help."),

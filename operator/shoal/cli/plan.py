@@ -18,9 +18,11 @@ from shoal.cli.options import (
     output_options,
     trace_option,
 )
+from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.sizing.plan.planner import Plan
+    from shoal.sizing.plan.problem import Problem
 
 __all__ = ["NO_PLAN", "plan", "show"]
 
@@ -49,8 +51,46 @@ def plan(
     """
     from shoal.sizing.plan import planner
 
-    problem = read_problem(files.jobs[0], files, limits, max_servers=max_servers)
-    show(planner.plan(with_traces(problem, traces)), output)
+    problems = [
+        with_traces(read_problem(job, files, limits, max_servers=max_servers), traces) for job in files.jobs
+    ]
+    if len(problems) > 1:
+        _show_together(files, problems, output)
+        return
+    show(planner.plan(problems[0]), output)
+
+
+def _show_together(files: Files, problems: Sequence[Problem], output: Output) -> None:
+    """Plan jobs that share the pools, those with the least slack first, and print all plans."""
+    from shoal.sizing.plan.explain import explain, money
+    from shoal.sizing.plan.manifests import read_job
+    from shoal.sizing.plan.together import Request, plan_together, slack_of
+
+    if output.plot is not None:
+        raise UsageError("--plot is for one job: give -f once, or leave --plot out")
+    names = [read_job(path).metadata.name for path in files.jobs]
+    order = sorted(range(len(problems)), key=lambda i: slack_of(problems[i]))
+    planned = dict(zip(order, plan_together([Request(problems[i]) for i in order]), strict=True))
+    plans = [planned[i] for i in range(len(problems))]
+    cost = sum(plan.cost for plan in plans if any(plan.counts))
+    reasons = [
+        explain(plan, output.currency) if any(plan.counts) else "The other jobs leave no node for it."
+        for plan in plans
+    ]
+    if output.as_json:
+        jobs = [
+            {"name": name, **plan.as_json(words)}
+            for name, plan, words in zip(names, plans, reasons, strict=True)
+        ]
+        for job, plan in zip(jobs, plans, strict=True):
+            job["counts"] = {pool.name: n for pool, n in zip(plan.pools, plan.counts, strict=True)}
+        click.echo(json.dumps({"jobs": jobs, "cost": cost}, indent=1, allow_nan=False))
+    else:
+        for name, words in zip(names, reasons, strict=True):
+            click.echo(f"{name}: {words}")
+        click.echo(f"Together they cost {money(cost, output.currency)}.")
+    if not all(plan.feasible for plan in plans):
+        click.get_current_context().exit(NO_PLAN)
 
 
 def show(answer: Plan, output: Output) -> None:

@@ -14,9 +14,10 @@ from shoal.sizing.plan.explain import fleet
 
 if TYPE_CHECKING:
     from shoal.sizing.plan.planner import Plan
+    from shoal.sizing.simulate.calibrate import Calibration
     from shoal.sizing.simulate.summary import Result
 
-__all__ = ["front_as_text", "workers_as_text", "write_front", "write_simulation"]
+__all__ = ["front_as_text", "workers_as_text", "write_calibration", "write_front", "write_simulation"]
 
 
 def write_front(plan: Plan, path: Path, currency: str) -> None:
@@ -65,6 +66,27 @@ def write_simulation(result: Result, path: Path, currency: str) -> None:
         axes.boxplot(values, orientation="horizontal", tick_labels=names, whis=(0, 100))
         axes.set_xlabel(label)
     left.axvline(result.scenario.deadline / 60, color="0.4", ls="--")
+    _write(figure, path)
+
+
+def write_calibration(found: Calibration, path: Path) -> None:
+    """What was kept of what was promised: every cell over its slack, and the mean with its interval."""
+    figure = _figure(8, 4.5)
+    axes = figure.add_subplot()
+    for name in sorted({cell.trace for cell in found.cells}):
+        cells = [cell for cell in found.cells if cell.trace == name]
+        axes.plot(
+            [cell.slack for cell in cells], [cell.kept for cell in cells], "o", ms=4, alpha=0.7, label=name
+        )
+    axes.axhline(found.promised, color="0.4", ls="--", label=f"promised: {found.promised:.0%}")
+    axes.axhspan(found.low, found.high, color="C3", alpha=0.15)
+    axes.axhline(
+        found.kept,
+        color="C3",
+        label=f"kept: {found.kept:.1%} (95 % interval {found.low:.1%} to {found.high:.1%})",
+    )
+    axes.set(xlabel="slack", ylabel="part of the left-out windows kept", title="Are promises kept?")
+    axes.legend(fontsize="small")
     _write(figure, path)
 
 

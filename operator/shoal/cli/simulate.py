@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate"]
 
+MOST_SECONDS = 100 * 86400.0
+
 
 @click.command()
 @files_options("CapacityPools (YAML), at least one spot and one on-demand pool.")
@@ -38,6 +40,11 @@ __all__ = ["simulate"]
     "--workers", type=click.IntRange(1, 10_000), help="Workers at a time. Replaces the job's maxReplicas."
 )
 @click.option(
+    "--confidence",
+    type=float,
+    help="With which the policy shoal is to keep the deadline.  [default: whatever spot nodes do]",
+)
+@click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the random offsets into the traces."
 )
 @output_options("Write workers over time, finish times and costs to this PNG file.")
@@ -49,6 +56,7 @@ def simulate(
     slack: float | None,
     deadline: float | None,
     workers: int | None,
+    confidence: float | None,
     seed: int,
     output: Output,
 ) -> None:
@@ -59,13 +67,19 @@ def simulate(
 
     if slack is not None and deadline is not None:
         raise UsageError("give --slack or --deadline, not both")
+    if confidence is not None and not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence must be at least 0.5 and below 1, not {confidence:g}")
+    if deadline is not None and not 1 <= deadline <= MOST_SECONDS:
+        raise UsageError(
+            f"--deadline must be between 1 s and {MOST_SECONDS:.0f} s (100 days), not {deadline:g}"
+        )
     if len(files.jobs) > 1:
         raise UsageError("the simulation is of one job: give -f once")
     limits = Limits(deadline, None, None, None)
     problem = read_problem(files.jobs[0], files, limits, job_deadline=slack is None)
     scenario = scenario_of(problem, workers=workers, slack=slack)
     sources = [read_trace(path) for path in (*traces, *more_traces)]
-    _show(summary.run(scenario, sources, runs=runs, seed=seed), output)
+    _show(summary.run(scenario, sources, runs=runs, seed=seed, confidence=confidence), output)
 
 
 def _show(result: Result, output: Output) -> None:

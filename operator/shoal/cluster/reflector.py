@@ -76,7 +76,7 @@ class Source(Generic[T]):
 class Reflector(Generic[T]):
     """Lists and watches one collection.
 
-    `on_unreadable` is told the metadata of an object that cannot be parsed, and why: its owner has to learn it.
+    `on_unreadable` is given an object that cannot be parsed, and why: its owner has to learn it.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Reflector(Generic[T]):
         cache: Cache[T],
         *,
         on_restart: Callable[[str], None] = lambda _why: None,
-        on_unreadable: Callable[[Mapping[str, Any], str], None] = lambda _meta, _why: None,
+        on_unreadable: Callable[[Mapping[str, Any], str], None] = lambda _object, _why: None,
     ) -> None:
         self.synced = asyncio.Event()
         """Set after the first list."""
@@ -272,7 +272,7 @@ class Reflector(Generic[T]):
         if kind == "DELETED":
             self._cache.drop(meta.get("uid", ""), at=_number(at))
         elif kind != "BOOKMARK":
-            self._unreadable(meta, error)
+            self._unreadable(found, error)
         return at
 
     def _parse(self, body: bytes) -> tuple[ListMeta, list[T], list[str]]:
@@ -292,16 +292,17 @@ class Reflector(Generic[T]):
                 try:
                     readable.append(self._page.model_validate({"items": [item]}, extra="ignore").items[0])
                 except ValidationError as error:
-                    self._unreadable(item.get("metadata", {}), error)
+                    self._unreadable(item, error)
                     unread.append(item.get("metadata", {}).get("uid", ""))
             return loose.metadata, readable, unread
         return page.metadata, page.items, []
 
-    def _unreadable(self, meta: Mapping[str, Any], error: ValidationError) -> None:
+    def _unreadable(self, found: Mapping[str, Any], error: ValidationError) -> None:
+        meta = found.get("metadata") or {}
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"] if part not in {"object", "items", 0})
         logger.error("cannot parse %s/%s: %s", meta.get("namespace"), meta.get("name"), error)
-        self._on_unreadable(meta, f"{field}: {first['msg']}")
+        self._on_unreadable(found, f"{field}: {first['msg']}")
 
 
 def _number(version: str) -> int:

@@ -21,6 +21,8 @@ from shoal.errors import Unavailable, UsageError
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+"""Server-side apply. JSON is YAML."""
 CONNECTIONS = 100
 """Connections to the API server, including watches."""
 LONGEST_RETRY_AFTER = 120.0

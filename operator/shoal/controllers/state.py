@@ -25,6 +25,9 @@ from shoal.runtime.work_queue import Priority
 Key = tuple[str, str]
 """(namespace, name) of an object; the namespace of a cluster-scoped one is empty."""
 
+MOST_DELETED = 20_000
+"""Names of deleted pods that are remembered: longer than it takes to record that they are gone."""
+
 Wake = Callable[[Key, Priority], None]
 
 
@@ -72,6 +75,8 @@ class ClusterState:
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
+        self._deleted_pods: dict[tuple[str, str], None] = {}
+        self._deleted_nodes: dict[str, None] = {}
         self._platform: Platform | None = None
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
@@ -110,8 +115,20 @@ class ClusterState:
         if seen.spec.workers.pools and _wants(old) != _wants(new):
             self._wakes.plans()
 
+    def was_deleted(self, namespace: str, name: str) -> bool:
+        """Whether a pod of this name was lately seen to be gone, other than by not being seen."""
+        return (namespace, name) in self._deleted_pods
+
+    def node_was_deleted(self, name: str) -> bool:
+        """The same of a node."""
+        return name in self._deleted_nodes
+
     def _pod_changed(self, old: Pod | None, new: Pod | None, ours: bool) -> None:
         seen = new or old
+        if new is None and old is not None:
+            self._deleted_pods[old.metadata.namespace, old.metadata.name] = None
+            if len(self._deleted_pods) > MOST_DELETED:
+                del self._deleted_pods[next(iter(self._deleted_pods))]
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
             self._wakes.jobs(key, Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL)
 
@@ -124,12 +141,16 @@ class ClusterState:
         if new is not None:
             name = new.metadata.name
             self._nodes[name] = new
+            self._deleted_nodes.pop(name, None)
             if old is None:
                 self._platform = None
         elif old is not None:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:
                 del self._nodes[name]
+            self._deleted_nodes[name] = None
+            if len(self._deleted_nodes) > MOST_DELETED:
+                del self._deleted_nodes[next(iter(self._deleted_nodes))]
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
         for key in {key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None}:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 from shoal.api.labels import INCARNATION, INDEX, JOB, JOB_UID, POOL, ROLE, TEMPLATE, Place
 from shoal.api.training_job import TrainingJob
+
+_YEAR_2020 = 1_577_836_800
+"""Unix seconds; to keep names short."""
 
 
 def pod_name(job: str, place: Place) -> str:
@@ -18,6 +22,17 @@ def place_of_name(name: str) -> Place | None:
     if not (found := re.search(r"-(ps|worker)-(\d+)-(\d+)$", name)):
         return None
     return Place("ps" if found[1] == "ps" else "worker", int(found[2]), int(found[3]))
+
+
+def first_incarnation(job: TrainingJob) -> int:
+    """The first incarnation of a place.
+
+    An incarnation is never used twice in a run. A run with a name may have had another TrainingJob, so it begins with
+    the time at which this one was created.
+    """
+    if not job.spec.storage.run or not job.metadata.creation_timestamp:
+        return 0
+    return int(datetime.fromisoformat(job.metadata.creation_timestamp).timestamp()) - _YEAR_2020
 
 
 def service_name(job: str, shard: int) -> str:

@@ -47,7 +47,7 @@ class PodFactory:
 
     def __init__(self, job: TrainingJob, images: Images, platform: Platform = GENERIC) -> None:
         self._job, self._images, self._platform = job, images, platform
-        self._configs: dict[str, ConfigTemplate] = {}
+        self._configs: dict[tuple[str, float], ConfigTemplate] = {}
         self._merged: dict[tuple[object, ...], Manifest] = {}
 
     def pod(self, place: Place, where: Where | None = None, *, on_demand: bool = False) -> Manifest:
@@ -56,7 +56,11 @@ class PodFactory:
         where = where or default_where(job, place)
         merged = self._template(place, where)
         metadata, spec = merged["metadata"], merged["spec"]
-        config = self._configs.setdefault(place.role, ConfigTemplate(job, place.role)).of(place)
+        cores = where.pool.spec.core_count if where.pool else 0.0
+        key = place.role, cores
+        if key not in self._configs:
+            self._configs[key] = ConfigTemplate(job, place.role, cores)
+        config = self._configs[key].of(place)
         containers = [
             {**each, "env": _environment(each.get("env") or [], config)}
             if each["name"] == place.role

@@ -8,7 +8,7 @@ the answers of the API server that `apply` keeps may be lost at any time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -95,6 +95,8 @@ class Proposal:
     """Deadline or budget are at risk: more workers are not waited for."""
     samples_per_second: float | None = None
     remaining_seconds: float | None = None
+    remaining_range: tuple[float, float] | None = None
+    """Between these it is in 90 % of simulated runs."""
     relative_error: float | None = None
     """By how much the measured speed differs from the predicted one, as a share of it."""
     basis: str = ""
@@ -130,10 +132,14 @@ class Observation:
     """The last report of parameter server 0."""
     report_age: float = 0.0
     """Age of the report in seconds."""
+    unreachable_seconds: float = 0.0
+    """For how long parameter server 0, whose pod runs, could not be reached; 0: it can."""
+    unreachable_because: str = ""
+    """The last error."""
     refusals: tuple[Refusal, ...] = ()
-    confirmed_absent: frozenset[str] = frozenset()
-    """Names of pods of the job of which the API server said, when asked (`ConfirmAbsent`), that they do not exist."""
-    absent_nodes: frozenset[str] = frozenset()
+    confirmed_absent: Container[str] = frozenset()
+    """Names of pods that do not exist: they were seen to be deleted, or the API server was asked (`ConfirmAbsent`)."""
+    absent_nodes: Container[str] = frozenset()
     """The same of nodes that are not in `nodes`."""
     api_returned_at: datetime | None = None
     """When the API server answered again after a pause that was long enough for nodes to turn Unknown."""

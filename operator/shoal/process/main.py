@@ -6,45 +6,62 @@ state), 2 if the environment is invalid. kopf's trouble never ends the process.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import logging
-import signal
+import os
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import kopf
 
 from shoal.cluster.transport import HttpTransport, connect
 from shoal.controllers.state import sources
-from shoal.errors import UsageError
+from shoal.errors import Unavailable, UsageError
 from shoal.page import Page
 from shoal.process.endpoints import exposition, healthy, ready, serve
+from shoal.process.install_key import NoKey, write
+from shoal.process.life import signalled, start_log, until
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
 from shoal.runtime.kopf_watch import KopfWatch, connection_info
 from shoal.telemetry.coordinator import HttpsCoordinator
-
-logger = logging.getLogger("shoal")
 
 LEASE_CONNECTIONS = 2
 WATCHED_BY_KOPF = ("trainingjobs", "capacitypools", "speedprofiles")
 
 
 def main() -> None:
-    """Run until a signal arrives."""
+    """Run until a signal arrives; or `shoal-operator install-key --secret NAME --file PATH`."""
     try:
+        if sys.argv[1:2] == ["install-key"]:
+            asyncio.run(_install_key(sys.argv[2:]))
+            return
         settings = Settings.from_environment()
         code = asyncio.run(run(settings))
-    except UsageError as error:
+    except (UsageError, Unavailable, NoKey) as error:
         print(f"shoal-operator: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
 
 
+async def _install_key(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="shoal-operator install-key")
+    parser.add_argument("--secret", required=True)
+    parser.add_argument("--file", required=True, type=Path)
+    given = parser.parse_args(words)
+    transport = await connect()
+    try:
+        await write(transport, os.environ.get("POD_NAMESPACE") or "default", given.secret, given.file)
+    finally:
+        await transport.close()
+
+
 async def run(settings: Settings) -> int:
     """Run the operator; returns the exit code."""
-    _log(settings.log_level)
-    stop = _signalled()
+    start_log(settings.log_level)
+    stop = signalled()
     async with AsyncExitStack() as resources:
         transport = await connect()
         resources.push_async_callback(transport.close)
@@ -65,26 +82,9 @@ async def run(settings: Settings) -> int:
             looking = asyncio.create_task(page.run(), name="page")
             resources.callback(looking.cancel)
             resources.push_async_callback((await serve(settings.page_port, page.answers)).cleanup)
-        return await _until(stop, operator, settings, transport)
+        watch = _kopf(operator, settings, transport)
+        return await until(stop, "operator", operator.run(), watch.run())
     return 1
-
-
-async def _until(
-    stop: asyncio.Event, operator: Operator, settings: Settings, transport: HttpTransport
-) -> int:
-    """Run the operator and kopf's watch until the signal or the operator's end; returns the exit code."""
-    running = asyncio.create_task(operator.run(), name="operator")
-    watch = asyncio.create_task(_kopf(operator, settings, transport).run(), name="kopf")
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (running, watch, stopped):
-        task.cancel()
-    results = await asyncio.gather(running, watch, stopped, return_exceptions=True)
-    error = results[0]
-    if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
-        logger.error("the operator stopped: %s", _innermost(error), exc_info=error)
-        return 1
-    return 0
 
 
 def _kopf(operator: Operator, settings: Settings, transport: HttpTransport) -> KopfWatch:
@@ -102,30 +102,6 @@ def _kopf(operator: Operator, settings: Settings, transport: HttpTransport) -> K
     watched = [name for name in WATCHED_BY_KOPF if name in sources(settings.namespace)]
     restarts = operator.metrics.watch_restarts.labels("kopf", "ended")
     return KopfWatch(watched, settings.namespace, changed, login, on_restart=restarts.inc)
-
-
-def _signalled() -> asyncio.Event:
-    """Set at SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _log(level: str) -> None:
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
-    if level != "DEBUG":
-        for noisy in ("kopf", "aiohttp.access"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

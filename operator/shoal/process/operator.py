@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
+from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.process.settings import Settings
 from shoal.runtime.controller import Controller
 from shoal.runtime.limiter import Limited
@@ -51,6 +52,10 @@ SEEN_WITHIN_SECONDS = 5.0
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def _nothing(_found: Mapping[str, Any], _why: str) -> None:
+    """An object of the operator's own, or of Kubernetes: the log is enough."""
 
 
 class Operator:
@@ -87,6 +92,7 @@ class Operator:
             Fenced(Watched(transport, self._outage), self.lease.seconds_left),
             on_answer=lambda verb, code, seconds: metrics.requests.labels(verb, code).observe(seconds),
         )
+        self._complaints = Complaints(self._fenced, wall=wall)
         self._reflectors = self._make_reflectors(self._fenced)
         self.recorder = Recorder(
             self._fenced,
@@ -171,10 +177,19 @@ class Operator:
             "speedprofiles": state.profiles,
         }
         return {
-            name: Reflector(transport, source, caches[name], on_restart=partial(self._restarted, name))
+            name: Reflector(
+                transport,
+                source,
+                caches[name],
+                on_restart=partial(self._restarted, name),
+                on_unreadable=self._unreadable if name == "trainingjobs" else _nothing,
+            )
             for name, source in sources(settings.namespace).items()
             if name != "nodes" or settings.node_signals
         }
+
+    def _unreadable(self, found: Mapping[str, Any], why: str) -> None:
+        self.jobs.wake(self._complaints.hear(found, why))
 
     def _restarted(self, resource: str, reason: str) -> None:
         """Count a watch that was started again."""
@@ -246,6 +261,7 @@ class Operator:
             answers=answers,
             poller=self._poller,
             credentials=credentials,
+            complaints=self._complaints,
             wake=self._wake_job,
         )
         return Controller(

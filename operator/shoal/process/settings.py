@@ -60,16 +60,16 @@ class Settings:
             ),
             namespace=get("SHOAL_NAMESPACE", ""),
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
-            identity=get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+            identity=identity_of(environment),
             lease_namespace=get("POD_NAMESPACE") or "default",
             lease_name=get("SHOAL_LEASE_NAME") or "shoal",
-            metrics_port=_number(environment, "SHOAL_METRICS_PORT", 8080),
-            health_port=_number(environment, "SHOAL_HEALTH_PORT", 8081),
-            page_port=_number(environment, "SHOAL_PAGE_PORT", 0),
-            log_level=_level(environment),
-            telemetry_seconds=_number(environment, "SHOAL_TELEMETRY_SECONDS", 30),
-            workers=max(1, _number(environment, "SHOAL_WORKERS", 16)),
-            plan_seconds=max(1, _number(environment, "SHOAL_PLAN_SECONDS", 60)),
+            metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
+            health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
+            page_port=number_of(environment, "SHOAL_PAGE_PORT", 0),
+            log_level=level_of(environment),
+            telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),
+            workers=max(1, number_of(environment, "SHOAL_WORKERS", 16)),
+            plan_seconds=max(1, number_of(environment, "SHOAL_PLAN_SECONDS", 60)),
         )
 
 
@@ -89,7 +89,13 @@ def _key(path: str) -> bytes:
     return key
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+def identity_of(environment: Mapping[str, str]) -> str:
+    """The holder identity in a Lease."""
+    return environment.get("POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}"
+
+
+def number_of(environment: Mapping[str, str], name: str, default: int) -> int:
+    """A variable that is a non-negative integer."""
     text = environment.get(name) or str(default)
     if not text.isdigit():
         raise UsageError(f"{name}={text} must be a non-negative integer")
@@ -103,7 +109,8 @@ def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
-def _level(environment: Mapping[str, str]) -> str:
+def level_of(environment: Mapping[str, str]) -> str:
+    """The log level."""
     level = (environment.get("SHOAL_LOG_LEVEL") or "info").upper()
     if level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         raise UsageError(f"SHOAL_LOG_LEVEL={level.lower()} must be debug, info, warning or error")

@@ -1,19 +1,20 @@
 """Writes the status of any custom resource: one PUT with the resource version that the decision was based on.
 
 If the object changed meanwhile it is a 409, and the next plan counts from the same status again. The answer goes into
-the cache, so that the watch's own event about it is not news.
+the cache, so that the watch's own event about it is not news. A status with a second writer is applied (server-side
+apply) by that one, each with fields of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
 from shoal.api.base import API_VERSION, Resource
 from shoal.cluster.cache import Cache
-from shoal.cluster.transport import Transport
+from shoal.cluster.transport import APPLY_PATCH, Answer, Transport
 from shoal.errors import Refused, Unavailable
 
 R = TypeVar("R", bound=Resource)
@@ -68,7 +69,37 @@ class StatusWriter(Generic[R]):
             "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True),
             "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
         }
-        answer = await self._transport.request("PUT", f"{object_path(about)}/status", body=body)
+        path = f"{object_path(about)}/status"
+        return self._stored(about, await self._transport.request("PUT", path, body=body))
+
+    async def apply(self, about: R, fields: Mapping[str, Any], manager: str) -> R | None:
+        """Apply only some fields of the status (server-side), those of one writer of several; else as `write`.
+
+        Fields that `manager` applied before and are not among these are removed.
+        """
+        return await self._apply(about, "/status", {"status": fields}, manager)
+
+    async def apply_finalizers(self, about: R, finalizers: Sequence[str], manager: str) -> R | None:
+        """Apply the finalizers of one manager; those of others stay. Else as `write`."""
+        return await self._apply(about, "", {"metadata": {"finalizers": list(finalizers)}}, manager)
+
+    async def _apply(self, about: R, subresource: str, fields: Mapping[str, Any], manager: str) -> R | None:
+        meta: Mapping[str, Any] = fields.get("metadata", {})
+        # With the uid it is never another object of that name, and none is created.
+        identity = {"name": about.metadata.name, "uid": about.metadata.uid}
+        if about.NAMESPACED:
+            identity["namespace"] = about.metadata.namespace
+        answer = await self._transport.request(
+            "PATCH",
+            f"{object_path(about)}{subresource}",
+            query={"fieldManager": manager, "force": "true"},
+            body={"apiVersion": API_VERSION, "kind": about.kind, **fields, "metadata": {**identity, **meta}},
+            content_type=APPLY_PATCH,
+        )
+        return self._stored(about, answer)
+
+    def _stored(self, about: R, answer: Answer) -> R | None:
+        meta = about.metadata
         self._on_result("written" if answer.ok else str(answer.status))
         if answer.ok:
             stored = self._model.model_validate_json(answer.body, extra="ignore")

@@ -24,7 +24,7 @@ POLL_SECONDS = 2.0
 SLOWEST_POLL_SECONDS = 15.0
 POLLS_PER_SECOND = 60.0
 """Of all jobs together, beyond which the interval of quiet jobs grows."""
-STALE_SECONDS = 30.0
+STALE_SECONDS = 60.0
 """A coordinator that was not reached for this long is reported, and its last report is old."""
 
 

@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from shoal.api.base import API_VERSION, GROUP
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.crd import files
+from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -26,4 +28,5 @@ def test_example_has_crd_and_is_valid(document: dict[str, Any]) -> None:
     assert document["apiVersion"] == API_VERSION
     kinds = {yaml.safe_load(text)["spec"]["names"]["kind"] for text in files().values()}
     assert document["kind"] in kinds
-    TrainingJob.model_validate(document)
+    models = {model.__name__: model for model in (CapacityPool, SpeedProfile, TrainingJob)}
+    models[document["kind"]].model_validate(document)

@@ -35,7 +35,7 @@ class Watched:
             source,
             self.cache,
             on_restart=self.restarts.append,
-            on_unreadable=lambda meta, why: self.unreadable.append((meta["name"], why)),
+            on_unreadable=lambda found, why: self.unreadable.append((found["metadata"]["name"], why)),
         )
 
     @asynccontextmanager

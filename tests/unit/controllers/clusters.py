@@ -20,6 +20,7 @@ from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
+from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import Unavailable
 from shoal.policy.model import Images, Service
 from shoal.runtime.metrics import Metrics
@@ -109,9 +110,10 @@ class Cluster:
         return _ok(self.change(where, status=json.loads(json.dumps(body["status"]))))
 
     def _patch(self, path: str, body: Json) -> Answer:
-        if path not in self.objects:
+        where = path.removesuffix("/status")
+        if where not in self.objects:
             return Answer(404, b"{}")
-        return _ok(self.add(path, _merge(self.objects[path], body)))
+        return _ok(self.add(where, _merge(self.objects[where], body)))
 
     def _delete(self, path: str, body: Json) -> Answer:
         known = self.objects.get(path)
@@ -178,6 +180,7 @@ class Rig:
             node_signals=lambda: True,
             wall=lambda: self.wall,
         )
+        self.complaints = Complaints(self.cluster, wall=lambda: self.wall)
         self._reconciler = Reconciler(
             self.observer,
             self.applier,
@@ -186,6 +189,7 @@ class Rig:
             answers=self.answers,
             poller=self.poller,
             credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            complaints=self.complaints,
             wake=lambda key, priority: self.woken.append((key, priority)),
         )
 

@@ -8,7 +8,7 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
-        *(ROOT / f"{each}/README.md" for each in ("dev", "examples")),
+        *(ROOT / f"{each}/README.md" for each in ("dev", "examples", "charts/shoal")),
     ]
 )
 

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from shoal.api.capacity_pool import CapacityPool
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.trainingjob.metrics import JobMetrics
+from shoal.pools.metrics import PoolMetrics
 from shoal.runtime.metrics import Metrics
 from shoal_trainer.contract import (
     LogSums,
@@ -59,6 +60,14 @@ def test_operator_metrics_match_the_registry() -> None:
         if isinstance(metric, MetricWrapperBase) and metric._labelnames:
             metric.labels(*("x" for _ in metric._labelnames))
     assert documented("Operator") == exported(metrics.registry.collect())
+
+
+def test_metrics_of_node_pools_match_the_registry() -> None:
+    metrics = Metrics()
+    runtime = {family.name for family in metrics.registry.collect()}
+    PoolMetrics(metrics).resizes.labels("Scale", "done")
+    own = [family for family in metrics.registry.collect() if family.name not in runtime]
+    assert documented("Node pools") == exported(own)
 
 
 def test_coordinator_metrics_match_the_collector() -> None:

@@ -16,7 +16,7 @@ from tests.unit.policy.world import World, running_world
 SHARD = {"index": 0, "epoch": 0}
 
 
-def unknown(world: World, *nodes: str, since: int = 1) -> None:
+def unknown(world: World, *nodes: str, since: int = 6) -> None:
     """The nodes' kubelets are not heard any more."""
     at = build.stamp(world.now - timedelta(seconds=since))
     for node in nodes or world.nodes:
@@ -65,6 +65,19 @@ def test_unknown_nodes_are_believed_after_a_minute() -> None:
         *(f"CreatePod digits-worker-{i}-1" for i in range(3)),
     ]
     assert world.deleted == []  # none of the replacements runs
+
+
+def test_first_of_many_nodes_to_turn_unknown_is_not_acted_upon_before_the_others_follow() -> None:
+    world = running_world()
+    world.report_age = 3600.0
+    for index, name in enumerate(world.nodes):
+        unknown(world, name, since=1)
+        made = world.reconcile()
+        assert of_pods(made) == [], name
+        assert made.wake_after is not None
+        world.now += timedelta(seconds=0.2)
+        assert bool(world.condition("NodeSignalsSuspect")) is (index >= 2)
+    assert restarts(world)["disruptions"] == 0
 
 
 def test_two_of_three_unknown_nodes_are_not_many() -> None:
@@ -191,3 +204,18 @@ def test_epoch_that_may_have_been_used_by_another_leader_is_not_used_again() -> 
     world.now += timedelta(seconds=11)  # its leader died; the pod was created and lost, or not
     world.reconcile()
     assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-2"]
+
+
+def test_planned_server_waits_for_the_quota_and_keeps_its_epoch() -> None:
+    world = running_world()
+    world.quota = 1
+    world.vanish("digits-ps-0-0")
+    world.reconcile()
+    assert "digits-ps-0-1" not in world.pods
+    made = world.reconcile()
+    assert of_pods(made) == []  # not tried again at once
+    assert 0 < (made.wake_after or 0) <= 5
+    world.quota = None
+    world.tick(seconds=30)
+    world.settle()
+    assert [n for n in world.pods if "-ps-" in n] == ["digits-ps-0-1"]

@@ -44,6 +44,16 @@ def test_termination_message_of_server_0_completes_the_job() -> None:
     assert world.status["workers"]["ready"] == 0
 
 
+def test_end_of_a_job_without_storage_says_that_the_model_goes_with_its_pods() -> None:
+    world = running_world()
+    world.report = build.report(samples_per_second=154.1, remaining_seconds=9309.0)
+    world.reconcile()
+    finish(world, build.termination_message(model_uri="file:///m"))
+    world.reconcile()
+    assert "until its pods are deleted (storage.ephemeral)" in world.condition("Complete")["message"]
+    assert "samplesPerSecond" not in world.status["training"]  # it has no speed any more
+
+
 def test_exit_0_of_server_0_without_message_is_a_failure() -> None:
     world = running_world()
     finish(world)

@@ -219,3 +219,18 @@ def test_flapping_taint_creates_and_deletes_at_most_one_pod_each_time(
     assert sorted(n.rsplit("-", 1)[0] for n in workers) == [f"digits-worker-{i}" for i in range(3)]
     assert by_reason(world).get("NodeNotReady", 0) <= times
     assert world.status["workers"]["ready"] == 3
+
+
+def test_coordinator_that_cannot_be_reached_is_a_condition() -> None:
+    """B14: a NetworkPolicy silently removed the detection of silent workers."""
+    job = build.job(status={"startTime": build.stamp(build.NOW)})
+    pods = (build.pod("ps"), build.pod("worker"))
+    reached = plan(build.observe(job, *pods, unreachable_seconds=59.0, unreachable_because="timeout"))
+    degraded = reached.status.condition("Degraded")
+    assert degraded is None or degraded.status == "False"
+    lost = plan(build.observe(job, *pods, unreachable_seconds=61.0, unreachable_because="timeout"))
+    degraded = lost.status.condition("Degraded")
+    assert degraded is not None
+    assert (degraded.status, degraded.reason) == ("True", "CoordinatorUnreachable")
+    assert "7071" in degraded.message
+    assert "timeout" in degraded.message

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from shoal import manifests
+from shoal.api.capacity_pool import CapacityPool
 from shoal.api.labels import Place
 from shoal.manifests import names
 from shoal.manifests.merge import merge
+from shoal.manifests.placement import Where
 from shoal_trainer.contract import CODE_DIR, SECRET_DIR, AcceleratorBatch, RuntimeConfig, Shard, StopAfter
 from tests.unit.policy import build
 
@@ -268,3 +270,15 @@ def test_code_of_a_config_map_is_mounted_in_workers_only() -> None:
     assert mounted["shoal-code"] == {"name": "shoal-code", "mountPath": CODE_DIR, "readOnly": True}
     assert "shoal-code" not in json.dumps(server(training=training))
     assert "shoal-code" not in json.dumps(worker())
+
+
+def test_a_worker_is_told_the_cores_of_its_pools_nodes() -> None:
+    def told(cores: int | str | None) -> float:
+        spec = {"cores": cores, "limits": {"nodes": 1}, "nodeSelector": {"example.com/pool": "slow"}}
+        pool = CapacityPool.model_validate({"metadata": {"name": "slow"}, "spec": spec})
+        where = Where(capacity="Any", pool=pool)
+        made = manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, where)
+        return config(made, "worker").cores
+
+    assert [told(cores) for cores in ("0.15", 4, None)] == [0.15, 4.0, 0.0]
+    assert config(worker(), "worker").cores == 0.0

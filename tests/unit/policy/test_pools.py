@@ -152,6 +152,27 @@ def test_exhausted_pool_is_skipped_by_new_workers() -> None:
     assert world.by_pool() == {"b": 2}
 
 
+def test_worker_that_waits_for_an_exhausted_pool_goes_to_the_next() -> None:
+    world = Pools(pool("a"), pool("b"), nodes={"a": 1, "b": 5}, replicas=2)
+    world.settle()
+    assert world.by_pool() == {"a": 1}
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 1}
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+
+
+def test_worker_that_a_queue_holds_back_does_not_fall_back() -> None:
+    world = Pools(pool("a"), pool("od", "OnDemand"), nodes={"od": 5}, replicas=1, fallback=FALLBACK)
+    world.reconcile()
+    gate = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    world.pods["digits-worker-0-0"]["status"]["conditions"] = [gate]
+    world.now += timedelta(seconds=900)
+    for _ in range(3):
+        world.reconcile()
+    assert [n for n in world.pods if "-worker-" in n] == ["digits-worker-0-0"]
+
+
 def test_unknown_pool_is_told_and_workers_run_in_the_others() -> None:
     world = Pools(pool("a"), nodes={"a": 3}, replicas=2)
     world.manifest["spec"]["workers"]["pools"] = ["gone", "a"]
@@ -382,6 +403,29 @@ def test_advice_changes_nothing_but_is_told() -> None:
     assert world.reconcile().events == ()
 
 
+def test_plan_with_fewer_workers_than_the_least_is_not_carried_out() -> None:
+    world = auto(minReplicas=1)
+    world.propose({}, reason="no pool has a price")
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    assert "no pool has a price" in world.condition("PlanReady")["message"]
+
+
+def test_workers_of_a_planned_pool_that_is_not_seen_stay() -> None:
+    world = auto()
+    world.propose({"a": 2, "b": 2})
+    world.settle()
+    world.proposal = None
+    b = world.pools.pop("b")
+    for _ in range(3):
+        world.reconcile()
+        world.tick()
+    assert world.by_pool() == {"a": 2, "b": 2}
+    world.pools["b"] = b
+    world.settle()
+    assert world.status["plan"]["revision"] == 2
+
+
 def test_infeasible_plan_is_told() -> None:
     world = auto()
     world.propose({"a": 10}, feasible=False, reason="the deadline cannot be kept: limits.nodes of a binds")
@@ -520,3 +564,88 @@ def test_node_on_which_workers_fail_is_avoided_for_a_while() -> None:
     world.now += timedelta(seconds=601)
     world.reconcile()
     assert world.status["excludedNodes"] == []
+
+
+# --- whatever happens -------------------------------------------------------------------------------------------------
+
+counts = st.fixed_dictionaries({}, optional={name: st.integers(0, 6) for name in ("a", "b", "od")})
+turns = st.lists(
+    st.tuples(
+        st.sampled_from(["propose", "notice", "exit", "vanish", "tick", "wait", "crash"]), counts, st.integers(0, 99)
+    ),
+    max_size=20,
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(turns)
+def test_workers_end_where_the_plan_says_whatever_happens(
+    steps: list[tuple[str, dict[str, int], int]],
+) -> None:
+    world = auto(maxReplicas=8, minReplicas=0)
+    taken = 0
+    for step, proposed, number in steps:
+        names = [n for n in sorted(world.pods) if "-worker-" in n]
+        name = names[number % len(names)] if names else None
+        match step:
+            case "propose":
+                world.propose(proposed)
+            case "notice" if name and (node := world.pods[name]["spec"].get("nodeName")):
+                world.notice(node)
+            case "exit" if name:
+                world.kill_pod(name, 1)
+            case "vanish" if name:
+                world.vanish(name)
+            case "tick":
+                world.tick()
+            case "wait":
+                world.tick(seconds=61)
+        if step == "crash":
+            world.reconcile(crash_after=number % 4)
+            continue
+        world.reconcile()
+        planned = world.status["plan"]["pools"]
+        assert sum(planned.values()) <= 8
+        assert world.status["workers"]["desired"] == sum(planned.values())
+        taken = len([n for n in world.taken if "-worker-" in n])
+        assert sum(world.status["restarts"]["byReason"].values()) <= taken, "a move was counted"
+    world.heal()
+    for _ in range(8):
+        world.tick(seconds=61)
+        world.reconcile()
+    world.settle()
+    assert world.by_pool() == world.status["plan"]["pools"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                ("onDemandBase", 1), ("onDemandBase", 0), ("pools", ["b", "a", "od"]), ("pools", ["a", "od"]),
+                ("pools", ["a", "b", "od"]), ("replicas", 4), ("replicas", 2), ("fallback", FALLBACK),
+                ("nodeExclusion", {"failuresBeforeExclude": 2, "cooldownSeconds": 60}), ("zonePolicy", "Preferred"),
+                ("zonePolicy", "Any"), ("maxSurge", 1), ("maxSurge", "100%"),
+            ]
+        ),
+        max_size=10,
+    )
+)  # fmt: skip
+def test_changed_fields_of_a_running_job_take_effect_and_count_nothing(
+    changes: list[tuple[str, Any]],
+) -> None:
+    """And where they end as they began, so do the number of workers and the place of those on demand."""
+    world = auto(elasticity={"mode": "Manual"})
+    first = dict(world.manifest["spec"]["workers"])
+    for field, value in [*changes, *first.items()]:
+        world.manifest["spec"]["workers"][field] = value
+        world.manifest["metadata"]["generation"] += 1
+        world.reconcile()
+        world.tick()
+        world.reconcile()
+    world.settle()
+    found = world.by_pool()
+    assert sum(found.values()) == 2
+    assert found.keys() <= {"a", "b", "od"}
+    assert world.status["restarts"] == {"failures": 0, "disruptions": 0, "byReason": {}}
+    assert world.condition("Degraded").get("status") != "True"

@@ -35,6 +35,13 @@ def test_new_job_creates_all_workers() -> None:
     assert names(made) == [f"digits-worker-{i}-0" for i in range(3)]
 
 
+def test_pods_of_a_large_job_are_created_in_parts() -> None:
+    world = World(workers=600, spot_nodes=0, spec={"workers": {"replicas": 600}})
+    assert len(names(plan(world.observation()))) == 256
+    world.reconcile()
+    assert len([n for n in world.pods if "-worker-" in n]) == 600
+
+
 def test_notice_creates_a_replacement_at_once() -> None:
     world = running_world()
     node = node_of(world, "digits-worker-1-0")

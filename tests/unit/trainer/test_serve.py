@@ -403,3 +403,42 @@ def test_successor_that_finds_a_published_model_finishes(server, tmp_path):
     assert coordinator.finished == outcome
     assert coordinator.next_work(0, 0).kind == "finished"
     assert LocalStorage(tmp_path / "storage" / "n" / "j" / "u").read("model/model.keras") == b"a model"
+
+
+def named(tmp_path, *, uid, first, incarnation=None):
+    """A server of a job whose run has a name."""
+    base = config(tmp_path, uid=uid, incarnation=first if incarnation is None else incarnation)
+    job = JobIdentity(namespace="n", name="j", uid=uid, run="nightly")
+    return ParameterServer(base.model_copy(update={"job": job, "first_incarnation": first}))
+
+
+def test_another_job_continues_a_run_with_the_same_name(tmp_path):
+    """A GitOps controller has deleted the TrainingJob and created it again."""
+    before = named(tmp_path, uid="u", first=1000)
+    assert not before.shard.follows
+    before._restore()
+    before.shard.connect(0, 1000)
+    before.shard.hello(0, 1000, MODEL)
+    before.shard.initialize(aligned(before.shard.size))
+    before.service.coordinator.join(Join(slot=0, incarnation=1000, data=DataSpec(size=4), batch_size=2))
+    before.service.coordinator.next_work(0, 1000)
+    meta = PushMeta(samples=2, progress=(Progress(0, -1, 0, 2),))
+    before.shard.delta(0, 1000, 1, 0, meta, aligned(before.shard.size))
+    assert before.service.snapshotter.take()
+
+    after = named(tmp_path, uid="v", first=2000)
+    after._restore()
+    assert after._restored
+    assert after.shard.samples == 2
+    assert (tmp_path / "storage" / "n" / "j" / "nightly").is_dir()
+    with pytest.raises(Fenced):
+        before._claim.check()  # of the earlier job, if it is not gone yet
+    with pytest.raises(Fenced):
+        named(tmp_path, uid="u", first=1000, incarnation=1001)._restore()
+
+
+def test_job_with_another_run_begins_anew(tmp_path):
+    server = ParameterServer(config(tmp_path, uid="v"))
+    server._restore()
+    assert not server._restored
+    assert (tmp_path / "storage" / "n" / "j" / "v") == tmp_path / "storage" / server.config.job.prefix

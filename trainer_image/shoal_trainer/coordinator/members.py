@@ -37,7 +37,7 @@ class Member:
     device: str = ""
     device_name: str = ""
     devices: int = 1
-    cores: int = 0
+    cores: float = 0.0
     state: WorkerState = WorkerState.ACTIVE
     last_seen: float = 0.0
     first_push_at: float | None = None
@@ -80,7 +80,7 @@ class Member:
         return self.slot, self.incarnation
 
     @property
-    def configuration(self) -> tuple[str, int, int, int]:
+    def configuration(self) -> tuple[str, int, float, int]:
         """Its device, devices, cores and batch size."""
         return self.device, self.devices, self.cores, self.batch_size
 

@@ -105,7 +105,7 @@ def _speeds(status: StatusReport) -> Iterator[Metric]:
         "shoal_typical_seconds", "Geometric mean of a part of the measured steps.", labels=[*labels, "part"]
     )
     for row in status.speed:
-        key = [str(value) for value in row.key]
+        key = [value if isinstance(value, str) else f"{value:g}" for value in row.key]
         steps.add_metric(key, row.compute.count)
         for part, sums in (("compute", row.compute), ("pull", row.pull), ("push", row.push)):
             if sums.count:
@@ -119,12 +119,16 @@ def _shards(status: StatusReport) -> Iterator[Metric]:
     busy = CounterMetricFamily("shoal_server_busy_seconds", "Time spent on pushes.", labels=["shard"])
     updates = CounterMetricFamily("shoal_server_updates", "Pushes applied.", labels=["shard"])
     received = CounterMetricFamily("shoal_server_received_bytes", "Bytes of pushes.", labels=["shard"])
+    waits = CounterMetricFamily(
+        "shoal_server_busy_answers", "Requests told to wait for memory.", labels=["shard"]
+    )
     for shard in status.shards:
         key = [str(shard.index)]
         busy.add_metric(key, shard.busy_seconds)
         updates.add_metric(key, shard.updates)
         received.add_metric(key, shard.bytes_received)
-    yield from (busy, updates, received)
+        waits.add_metric(key, shard.busy_answers)
+    yield from (busy, updates, received, waits)
 
 
 class MetricsServer:

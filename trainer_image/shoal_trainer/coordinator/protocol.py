@@ -112,7 +112,7 @@ class Join(WithWaste):
     device_name: str = Field(default="", max_length=256)
     devices: int = Field(default=1, ge=1, le=64)
     """Accelerators; 1 without one."""
-    cores: int = Field(default=0, ge=0, le=4096)
+    cores: float = Field(default=0.0, ge=0, le=4096)
     """CPU cores; 0: unknown."""
     tensors: int = Field(default=0, ge=0)
     """Trainable variables of the model."""
@@ -132,7 +132,7 @@ class Equipment(NamedTuple):
     device: str = "CPU"
     device_name: str = ""
     devices: int = 1
-    cores: int = 0
+    cores: float = 0.0
     tensors: int = 0
 
 

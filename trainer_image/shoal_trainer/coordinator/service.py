@@ -70,7 +70,7 @@ class CoordinatorService:
         self._claim = claim
         self._fenced = fenced
         self.coordinator = Coordinator(config.job, config.stop_after, config.batch_size, shard)
-        self.artefacts = Artefacts(storage, config.job.uid)
+        self.artefacts = Artefacts(storage, config.job.run_id)
         self._reports = ShardReports(others(ASK_SECONDS))
         self._reconciler = Reconciler(shard, [*others(ASK_SECONDS).values()], self.coordinator)
         self.coordinator.compare_soon = self._reconciler.schedule

@@ -26,7 +26,7 @@ SHORTEST = 1e-6
 
 Worker = tuple[int, int]
 """(slot, incarnation)."""
-Key = tuple[str, int, int, int, int, int]
+Key = tuple[str, int, float, int, int, int]
 """As `SpeedSums.key`."""
 
 
@@ -108,7 +108,7 @@ class Speeds:
         self._settled_at = max(self._settled_at, now + TASK_STEPS * self._slowest)
 
     def pushed(
-        self, now: float, worker: Worker, where: Callable[[], tuple[str, int, int, int]], timings: Timings
+        self, now: float, worker: Worker, where: Callable[[], tuple[str, int, float, int]], timings: Timings
     ) -> None:
         """Add a step of this worker. `where`: its device, devices, cores and batch size."""
         if now < self._settled_at or worker not in self._team or not timings.step > 0:

@@ -26,7 +26,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.layout import Bounds, bounds
 from shoal_trainer.ps.shard_client import ShardClient
 from shoal_trainer.security import Credentials
-from shoal_trainer.wire.header import IDLE, Codec, Header, Op
+from shoal_trainer.wire.header import FOLLOWS, IDLE, Codec, Header, Op
 from shoal_trainer.wire.messages import (
     AnswerMeta,
     Copy,
@@ -154,21 +154,32 @@ class PSClient:
         self._check(flat)
         self._call(Op.INITIALIZE, Op.OK, flat, None, codec=Codec.FP32, samples=samples)
 
-    def pull(self, out: NDArray[Any], *, idle: bool = False, exact: bool = False) -> Pulled:
-        """Write the parameters to `out`.
+    def pull(
+        self,
+        out: NDArray[Any],
+        *,
+        idle: bool = False,
+        exact: bool = False,
+        ahead: float = 0.0,
+        known: tuple[int, ...] = (),
+    ) -> Pulled:
+        """Write the parameters to `out`; those expected after `ahead` more updates.
 
         `idle`: no gradient will be computed on them, so bounded staleness waits for none. `exact`: transfer them in
-        fp32.
+        fp32. `known`: the versions up to which the worker has the journals; empty: it has none.
         """
         self._check(out)
         codec = Codec.FP32 if exact else None
-        return self._call(Op.PULL, Op.PARAMETERS, None, out, codec=codec, flags=IDLE if idle else 0)
+        flags = (IDLE if idle else 0) | (FOLLOWS if known else 0)
+        return self._call(
+            Op.PULL, Op.PARAMETERS, None, out, codec=codec, flags=flags, ahead=ahead, known=known
+        )
 
     def push_pull(self, gradient: NDArray[Any], out: NDArray[Any], push: Push) -> Pulled:
-        """Apply the mean gradient of `push.samples` samples, and write the new parameters to `out`."""
+        """Apply the mean gradient of `push.samples` samples, and write the parameters to `out`, `push.ahead` later."""
         self._check(gradient)
         self._check(out)
-        return self._call(Op.PUSH_PULL, Op.PARAMETERS, gradient, out, push)
+        return self._call(Op.PUSH_PULL, Op.PARAMETERS, gradient, out, push, ahead=push.ahead)
 
     def push_delta(
         self, delta: NDArray[Any], out: NDArray[Any], push: Push, *, scale: float = 1.0, merge: bool = False
@@ -220,7 +231,9 @@ class PSClient:
         scale: float = 1.0,
         codec: Codec | None = None,
         flags: int = 0,
+        ahead: float = 0.0,
         samples: int = 0,
+        known: tuple[int, ...] = (),
     ) -> Pulled:
         begin = self._clock()
         coding = codec or self.codec
@@ -229,13 +242,14 @@ class PSClient:
         seq = 0 if push is None else push.seq
         meta = b"" if push is None else encode_push(_push_meta(push, scale))
 
+        versions = known if push is None else push.base_versions
         sending = 0.0
 
         def send(index: int) -> None:
             nonlocal sending
             start, (low, high) = self._clock(), self._bounds[index]
-            base = samples if push is None else push.base_versions[index]
-            request = Header(op, payload_codec, seq=seq, version=base, flags=flags)
+            base = versions[index] if versions else samples
+            request = Header(op, payload_codec, seq=seq, version=base, flags=flags, ahead=ahead)
             self._shards[index].send(request, meta, None if payload is None else payload[low:high])
             sending += self._clock() - start
 
@@ -311,5 +325,13 @@ class PSClient:
 def _push_meta(push: Push, scale: float) -> PushMeta:
     rate = math.nan if push.learning_rate is None else push.learning_rate
     return PushMeta(
-        push.samples, push.steps, push.loss, rate, scale, push.timings, push.progress, push.metrics
+        push.samples,
+        push.steps,
+        push.loss,
+        rate,
+        scale,
+        push.timings,
+        push.progress,
+        push.metrics,
+        push.length,
     )

@@ -6,6 +6,9 @@ same pass, in fp32 or bf16 (as uint16). There is no fast-math: results equal Ker
 A non-finite pushed value would spread to every worker. The update kernels replace it by 0 and return whether there was
 one, in the same pass.
 
+`ahead`: the answer to a push is where the parameters will be after so many more steps of the optimizer's velocity, as
+the worker's next gradient will arrive then (0: exactly the parameters).
+
 The rules are written for single numbers, and run as such in plain Python (`momentum.rule`), which the tests compare
 with the compiled code. `n` is the number of values in each array; callers do not pass it.
 """
@@ -133,9 +136,16 @@ def sgd(n: int, w: Vector, io: Buffer, lr: np.float32, decay: np.float32) -> boo
 
 @kernel
 def momentum(
-    n: int, w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32, mu: np.float32
+    n: int,
+    w: Vector,
+    m: Vector,
+    io: Buffer,
+    lr: np.float32,
+    decay: np.float32,
+    mu: np.float32,
+    ahead: np.float32,
 ) -> bool:
-    """M := mu m - lr g; w += m (Keras SGD, momentum > 0)."""
+    """M := mu m - lr g; w += m (Keras SGD, momentum > 0); io := w + ahead m."""
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
@@ -147,15 +157,22 @@ def momentum(
         x = x - x * decay
         x = x + v
         w[i] = x
-        io[i] = narrow(x, io[i])
+        io[i] = narrow(x + ahead * v, io[i])
     return bool(seen != 0)
 
 
 @kernel
 def nesterov(
-    n: int, w: Vector, m: Vector, io: Buffer, lr: np.float32, decay: np.float32, mu: np.float32
+    n: int,
+    w: Vector,
+    m: Vector,
+    io: Buffer,
+    lr: np.float32,
+    decay: np.float32,
+    mu: np.float32,
+    ahead: np.float32,
 ) -> bool:
-    """M := mu m - lr g; w += mu m - lr g (Keras SGD, nesterov=True)."""
+    """M := mu m - lr g; w += mu m - lr g (Keras SGD, nesterov=True); io := w + ahead m."""
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
@@ -168,7 +185,7 @@ def nesterov(
         x = x - x * decay
         x = x + (mu * v - step)
         w[i] = x
-        io[i] = narrow(x, io[i])
+        io[i] = narrow(x + ahead * v, io[i])
     return bool(seen != 0)
 
 
@@ -184,8 +201,12 @@ def adam(
     one_less_b1: np.float32,
     one_less_b2: np.float32,
     epsilon: np.float32,
+    ahead: np.float32,
 ) -> bool:
-    """M += (g - m)(1 - b1); v += (g² - v)(1 - b2); w -= alpha m / (√v + eps) (Keras Adam and AdamW)."""
+    """M += (g - m)(1 - b1); v += (g² - v)(1 - b2); w -= alpha m / (√v + eps) (Keras Adam and AdamW).
+
+    `ahead` in steps of this size: io := w - ahead alpha m / (√v + eps).
+    """
     seen = np.uint32(0)
     for i in range(n):
         pushed = widen(io[i])
@@ -197,9 +218,10 @@ def adam(
         v[i] = second
         x = w[i]
         x = x - x * decay
-        x = x - (first * alpha) / (np.sqrt(second) + epsilon)
+        step = (first * alpha) / (np.sqrt(second) + epsilon)
+        x = x - step
         w[i] = x
-        io[i] = narrow(x, io[i])
+        io[i] = narrow(x - ahead * step, io[i])
     return bool(seen != 0)
 
 
@@ -221,6 +243,72 @@ def adagrad(
         w[i] = x
         io[i] = narrow(x, io[i])
     return bool(seen != 0)
+
+
+# --- where the parameters will be ---------------------------------------------------------------------------------
+
+
+@kernel
+def glide(n: int, w: ConstVector, m: ConstVector, io: Buffer, ahead: np.float32) -> None:
+    """Io := w + ahead m: parameters that follow the velocity of SGD."""
+    for i in range(n):
+        io[i] = narrow(w[i] + ahead * m[i], io[i])
+
+
+@kernel
+def glide_adam(
+    n: int, w: ConstVector, m: ConstVector, v: ConstVector, io: Buffer, ahead: np.float32, epsilon: np.float32
+) -> None:
+    """Io := w - ahead m / (√v + eps): the same with Adam."""
+    for i in range(n):
+        io[i] = narrow(w[i] - (m[i] * ahead) / (np.sqrt(v[i]) + epsilon), io[i])
+
+
+@kernel
+def include(n: int, w: ConstVector, io: ConstBuffer, out: Vector, scale: np.float32) -> None:
+    """Out := w + scale io: parameters with a difference, or a gradient, that is still being sent."""
+    for i in range(n):
+        out[i] = w[i] + scale * finite_or_zero(widen(io[i]))
+
+
+@kernel
+def include_adam(
+    n: int,
+    w: ConstVector,
+    v: Vector,
+    io: ConstBuffer,
+    out: Vector,
+    scale: np.float32,
+    one_less_b2: np.float32,
+    bias: np.float32,
+    epsilon: np.float32,
+) -> None:
+    """V += (g² - v)(1 - b2); out := w - scale g / (√(v / bias) + eps): the same for a gradient in Adam."""
+    for i in range(n):
+        g = finite_or_zero(widen(io[i]))
+        second = v[i] + (g * g - v[i]) * one_less_b2
+        v[i] = second
+        out[i] = w[i] - (scale * g) / (np.sqrt(second / bias) + epsilon)
+
+
+@kernel
+def squares(n: int, io: ConstBuffer, sums: Sums) -> None:
+    """Add io·io to the first of `sums`. Eight sums, because the order of one would forbid vector instructions."""
+    zero = np.float32(0)
+    a, b, c, d, e, f, g, h = zero, zero, zero, zero, zero, zero, zero, zero
+    for block in range(n // 8):
+        i = 8 * block
+        a += widen(io[i]) * widen(io[i])
+        b += widen(io[i + 1]) * widen(io[i + 1])
+        c += widen(io[i + 2]) * widen(io[i + 2])
+        d += widen(io[i + 3]) * widen(io[i + 3])
+        e += widen(io[i + 4]) * widen(io[i + 4])
+        f += widen(io[i + 5]) * widen(io[i + 5])
+        g += widen(io[i + 6]) * widen(io[i + 6])
+        h += widen(io[i + 7]) * widen(io[i + 7])
+    for i in range(n - n % 8, n):
+        a += widen(io[i]) * widen(io[i])
+    sums[0] += np.float64((a + b) + (c + d) + ((e + f) + (g + h)))
 
 
 # --- Adasum -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ class Load:
     busy_seconds: float = 0.0
     updates: int = 0
     bytes_received: int = 0
+    busy_answers: int = 0
 
     def add(self, seconds: float, io: Payload) -> None:
         """Count an applied push, whose payload took so long to apply and to answer."""

@@ -68,6 +68,13 @@ class ModelState:
         for part, values in parts(io):
             kernels.encode(self.parameters[part], values)
 
+    def anticipate(self, io: Payload, ahead: float, weight: float, pace: float, samples: int) -> None:
+        """Write the parameters expected `ahead` updates of this weight later to `io`; see `Damping` for `pace`."""
+        optimizer, rate = self.optimizer, self._rate(samples) * weight
+        optimizer.anticipate(self.parameters, io, Update(rate, self.updates + 1, pace, ahead))
+        for part, values in parts(io, optimizer.size):
+            kernels.encode(self.parameters[part], values)
+
     def set(self, io: Payload) -> None:
         """Set the parameters to `io` (fp32)."""
         for part, values in parts(io):
@@ -79,23 +86,35 @@ class ModelState:
             kernels.adopt(self.parameters[part], values)
 
     def apply_gradient(
-        self, io: Payload, meta: PushMeta, weight: float, tau: int, samples: int, live_workers: int
+        self,
+        io: Payload,
+        meta: PushMeta,
+        weight: float,
+        tau: int,
+        samples: int,
+        pace: float = 1.0,
+        ahead: float = 0.0,
     ) -> bool:
         """Apply a mean gradient of staleness `tau`; its learning rate is multiplied by `weight`.
 
-        `samples`: how many the shard has seen, for the schedule of a push without its own learning rate.
+        `samples`: how many the shard has seen, for the schedule of a push without its own learning rate. `pace`: see
+        `Damping`. `io` gets the parameters expected after `ahead` more updates.
         """
         optimizer, w = self.optimizer, self.parameters
         rate, trainable = meta.learning_rate, optimizer.size
+        later = rate
         if not math.isfinite(rate):
-            config = optimizer.config
-            rate = schedules.learning_rate(config.learning_rate, config.step_after(samples))
-        update = Update(rate * weight, self.updates + 1, live_workers)
+            rate, later = self._rate(samples), self._rate(samples + meta.samples) if ahead else math.nan
+        update = Update(rate * weight, self.updates + 1, pace, ahead, later * weight)
         non_finite = optimizer.apply(w, io, update)
         # Each worker pushes the change of its moving statistics; a stale change is added in part.
         non_finite |= self._add(io, trainable, 1 / max(1, tau))
         self.updates += 1
         return non_finite
+
+    def _rate(self, samples: int) -> float:
+        config = self.optimizer.config
+        return schedules.learning_rate(config.learning_rate, config.step_after(samples))
 
     def add(self, io: Payload, scale: float) -> bool:
         """Parameters += `scale` * `io`."""

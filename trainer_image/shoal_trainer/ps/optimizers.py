@@ -2,10 +2,15 @@
 
 The state is that of Keras' optimizers: one vector for momentum, two for Adam. A push's weight (samples, staleness)
 multiplies the learning rate, not the gradient, so momentum and second moments keep their scale.
+
+A worker's next gradient arrives some updates after its parameters were read. So an answer may have the parameters
+`ahead` updates later, as far as the optimizer's velocity tells (arXiv 1907.11612): the gradient is computed where it
+will be applied. An optimizer without velocity (SGD without momentum, Adagrad) answers with its parameters.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -28,11 +33,16 @@ STATE = {
 
 
 class Update(NamedTuple):
-    """The learning rate of one push, the optimizer's step (from 1), and the number of live workers."""
+    """The learning rate of one push, the optimizer's step (from 1), and the `pace` of `Damping`.
+
+    `ahead`: by how many updates the answer anticipates; `next_rate`: their learning rate (nan: `rate`).
+    """
 
     rate: float
     step: int
-    live: int
+    pace: float = 1.0
+    ahead: float = 0.0
+    next_rate: float = math.nan
 
 
 class Optimizer:
@@ -54,6 +64,8 @@ class Optimizer:
             if name in self.state:
                 self.state[name][:] = values
         self._segments = tuple(_segments(config, offset, size))
+        self._pace = 1.0
+        """The pace at which the velocity was made."""
 
     def apply(self, w: Vector, io: Payload, update: Update) -> bool:
         """Apply the gradient in the first `size` values of `io` to `w`, and write the new parameters to `io`.
@@ -64,7 +76,23 @@ class Optimizer:
         for low, high, decays in self._segments:
             for part, values in parts(io, low, high):
                 non_finite |= self._apply(part, w[part], values, update, decays)
+        self._pace = update.pace
         return non_finite
+
+    def anticipate(self, w: Vector, io: Payload, update: Update) -> None:
+        """Write the parameters `update.ahead` updates later to the first `size` values of `io`."""
+        c, f = self.config, np.float32
+        for part, values in parts(io, 0, self.size):
+            state = {name: values[part] for name, values in self.state.items()}
+            if update.ahead and "momentum" in state:
+                ahead = update.ahead * _glide(c, update.pace) * stretch(self._pace) / stretch(update.pace)
+                kernels.glide(w[part], state["momentum"], values, f(ahead))
+            elif update.ahead and "m" in state and update.step > 1:
+                beta = adam_momentum(c, update.pace)
+                ahead = update.ahead * beta * float(_alpha(c, beta, update.rate, update.step))
+                kernels.glide_adam(w[part], state["m"], state["v"], values, f(ahead), f(c.epsilon))
+            else:
+                kernels.encode(w[part], values)
 
     def _apply(self, part: slice, w: Vector, io: Buffer, update: Update, decays: bool) -> bool:
         c, f = self.config, np.float32
@@ -72,26 +100,54 @@ class Optimizer:
         decay = f(update.rate * c.weight_decay if decays else 0.0)
         state = {name: values[part] for name, values in self.state.items()}
         if c.name in {"adam", "adamw"}:
-            power_1, power_2 = f(c.beta_1) ** f(update.step), f(c.beta_2) ** f(update.step)
-            alpha = rate * np.sqrt(f(1) - power_2) / (f(1) - power_1)
-            low, high = f(1 - c.beta_1), f(1 - c.beta_2)
-            return kernels.adam(w, state["m"], state["v"], io, f(alpha), decay, low, high, f(c.epsilon))
+            beta = adam_momentum(c, update.pace)
+            alpha = _alpha(c, beta, update.rate, update.step)
+            low, high = f(1 - beta), f(1 - c.beta_2)
+            ahead: float = update.ahead * beta
+            if ahead and alpha and not math.isnan(update.next_rate):
+                ahead *= float(_alpha(c, beta, update.next_rate, update.step + 1) / alpha)
+            return kernels.adam(
+                w, state["m"], state["v"], io, alpha, decay, low, high, f(c.epsilon), f(ahead)
+            )
         if c.name == "adagrad":
             return kernels.adagrad(w, state["a"], io, rate, decay, f(c.epsilon))
         if c.name == "delta":  # the step of a worker-side optimizer
             return kernels.add(w, io, rate)
         if "momentum" not in state:
             return kernels.sgd(w, io, rate, decay)
-        mu = f(explicit_momentum(c, update.live))
         rule = kernels.nesterov if c.nesterov else kernels.momentum
-        return rule(w, state["momentum"], io, rate, decay, mu)
+        # Velocity that was made at another pace still has to go as far as it would have gone there.
+        slower = stretch(update.pace)
+        kept, rate = f(momentum_at(c, self._pace) * stretch(self._pace) / slower), f(update.rate / slower)
+        return rule(w, state["momentum"], io, rate, decay, kept, f(update.ahead * _glide(c, update.pace)))
 
 
-def explicit_momentum(config: OptimizerConfig, live: int) -> float:
-    """The momentum to apply: asynchrony of W workers already acts like momentum 1 - 1/W (arXiv 1605.09774)."""
-    if not config.momentum_correction:
-        return config.momentum
-    return max(0.0, config.momentum - (1 - 1 / max(1, live)))
+def stretch(pace: float) -> float:
+    """By how much SGD's momentum lasts longer at a normal staleness of `pace`, at a rate that is as much lower."""
+    return float(pace**1.25)
+
+
+def momentum_at(config: OptimizerConfig, pace: float) -> float:
+    """The momentum of SGD at a normal staleness of `pace`."""
+    return config.momentum if pace == 1 else 1 - (1 - config.momentum) / stretch(pace)
+
+
+def adam_momentum(config: OptimizerConfig, pace: float) -> float:
+    """Adam's beta_1 at a normal staleness of `pace`."""
+    return config.beta_1 if pace == 1 else 1 - (1 - config.beta_1) / pace**0.75
+
+
+def _glide(config: OptimizerConfig, pace: float) -> float:
+    """How far SGD's velocity moves the parameters in the next step, without its gradient."""
+    mu = momentum_at(config, pace)
+    return mu * mu if config.nesterov else mu
+
+
+def _alpha(config: OptimizerConfig, beta_1: float, rate: float, step: int) -> np.float32:
+    """The size of a step of Adam, as Keras computes it."""
+    f = np.float32
+    power_1, power_2 = f(beta_1) ** f(step), f(config.beta_2) ** f(step)
+    return f(f(rate) * np.sqrt(f(1) - power_2) / (f(1) - power_1))
 
 
 def _segments(config: OptimizerConfig, offset: int, size: int) -> Iterator[tuple[int, int, bool]]:

@@ -37,6 +37,9 @@ POOL_BYTES = 10 << 20
 """The usual size of the pool, without a share of the model."""
 MODEL_SHARE = 0.2
 """The share of the bytes of the parameters and the optimizer's state that is added to it."""
+MAX_MESSAGES = 16
+RESERVED = 160 << 20
+"""The part of the pod's memory that is neither model nor messages: the interpreter, threads, buffers of sockets."""
 SLOW_RATE = 30_000_000
 SLOW_SECONDS = 1.0, 10.0
 """A request is slow if it holds all its pieces for longer than a message takes at this many bytes per second, but at
@@ -70,6 +73,10 @@ class Loan:
                 self._pool.wait(self, index)
             yield self._used(index, self.pieces[index])
 
+    def granted(self, seconds: float, *, whole: bool) -> bool:
+        """Wait, at most `seconds`, for the first piece, or for all of them; returns whether they are there."""
+        return self._pool.wait_granted(self, self.count if whole else min(1, self.count), seconds)
+
     def payload(self, codec: Codec) -> Pieces:
         """All pieces as values."""
         return Pieces([self._used(index, piece).view(codec.dtype) for index, piece in enumerate(self.pieces)])
@@ -88,11 +95,18 @@ class Loan:
 class PiecePool:
     """Pieces for messages, allocated on demand and reused.
 
-    Without slow requests they have at most `limit` + `MODEL_SHARE` x the bytes of the model; always enough for one
-    message.
+    Without slow requests they have at most `limit` + `MODEL_SHARE` x the bytes of the model, always enough for one
+    message; or what the pod's limit of `memory` leaves beside the model and a copy of it, up to `MAX_MESSAGES`. With
+    memory for one message only, the shard would run at the speed of one worker's link.
     """
 
-    def __init__(self, limit: int = POOL_BYTES, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limit: int = POOL_BYTES,
+        *,
+        memory: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.lock = threading.Lock()
         self.made = 0
         """Bytes of all pieces, lent or free."""
@@ -103,6 +117,7 @@ class PiecePool:
         self._complete: dict[Loan, float] = {}
         """Loans that got all their pieces, oldest first, and when."""
         self._limit = self._usual = limit
+        self._memory = memory
         self._clock = clock
 
     @contextlib.contextmanager
@@ -112,6 +127,9 @@ class PiecePool:
         try:
             with self.lock:
                 self._usual = self._limit + int(MODEL_SHARE * model_bytes)
+                if self._memory is not None:
+                    spare = self._memory - RESERVED - 2 * model_bytes  # a snapshot copies the model
+                    self._usual = max(self._usual, min(spare, MAX_MESSAGES * nbytes))
                 self._waiting.append(loan)
                 self._grant()
             yield loan
@@ -135,6 +153,17 @@ class PiecePool:
                 loan.changed.wait(min(remaining, SLOW_SECONDS[0]))
                 self._grant()
         loan.waited += self._clock() - begin
+
+    def wait_granted(self, loan: Loan, count: int, seconds: float) -> bool:
+        """Wait, at most `seconds`, until the loan has `count` pieces; returns whether it has."""
+        deadline = self._clock() + seconds
+        with self.lock:
+            while len(loan.pieces) < count:
+                if (remaining := deadline - self._clock()) <= 0:
+                    return False
+                loan.changed.wait(min(remaining, SLOW_SECONDS[0]))
+                self._grant()
+            return True
 
     def give_back(self, loan: Loan) -> None:
         """Take back the first piece of a loan before its end."""

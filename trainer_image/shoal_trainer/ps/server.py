@@ -21,6 +21,7 @@ from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
 from shoal_trainer.ps.buffers import octets
 from shoal_trainer.ps.kernel_loader import load_kernels
+from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
@@ -29,7 +30,7 @@ from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
 from shoal_trainer.wire.gate import Gate, Visit, shut
 from shoal_trainer.wire.handshake import Peer, Verdict
-from shoal_trainer.wire.header import IDLE, Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.header import ASK, FOLLOWS, IDLE, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import Hello, decode_answer, decode_json, decode_push, encode_answer
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,10 @@ HANDSHAKE_SECONDS = 5.0
 MAX_UNAUTHENTICATED = 64
 MAX_CONNECTIONS = 4096
 WAIT_SECONDS = 20.0
-"""The longest total wait of a request: for a recovering shard, bounded staleness, and memory. The client's timeout is
-longer, so that it receives the reason."""
+"""The longest total wait of a request for a recovering shard, for bounded staleness, and, once its payload is on the
+way, for memory. The client's timeout is longer, so that it receives the reason."""
+BUSY_SECONDS = 5.0
+"""How often a request that waits for memory is told so. The client's timeout is longer."""
 PAUSE_SECONDS = 0.05
 """Before the next accept if the process has reached its limit of file descriptors or threads."""
 PUSHES = {Op.PUSH_PULL, Op.DELTA_PULL, Op.MERGE_PULL}
@@ -95,7 +98,7 @@ class DataServer:
         self._on_superseded = on_superseded
         self._clock = clock
         self._handshake_seconds = handshake_seconds
-        self._pool = PiecePool(clock=clock)
+        self._pool = PiecePool(memory=memory_limit(), clock=clock)
         self._refusals = RefusalLog(clock)
         self._gate = Gate(MAX_UNAUTHENTICATED)
         self._open: set[Channel | socket.socket] = set()
@@ -304,6 +307,8 @@ class DataServer:
         try:
             patience = deadline - self._clock()
             with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
+                if request.flags & ASK or not request.length:
+                    self._await_memory(channel, request, loan)
                 receive_by = self._clock() + 10 + request.length / MIN_RATE
                 for piece in loan.take():
                     if request.length:
@@ -312,6 +317,17 @@ class DataServer:
         finally:
             if request.op in PUSHES:
                 shard.push_ended(peer.slot)
+
+    def _await_memory(self, channel: Channel, request: Header, loan: Loan) -> None:
+        """Make a client wait that sends nothing meanwhile, for as long as it takes: the queue moves.
+
+        Every request in it has a deadline. If it were refused, its worker would take the server for lost.
+        """
+        while not loan.granted(BUSY_SECONDS, whole=not request.length):
+            self._shard.load.busy_answers += 1
+            self._send(channel, Op.BUSY)
+        if request.flags & ASK:
+            self._send(channel, Op.GO)
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
@@ -337,7 +353,10 @@ class DataServer:
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             case Op.PULL:
                 idle = bool(request.flags & IDLE)
-                reply = shard.pull(peer.slot, loan.payload(codec), boot=request.boot, idle=idle)
+                pulled = loan.payload(codec)
+                known = request.version if request.flags & FOLLOWS else -1
+                options = {"boot": request.boot, "known": known}
+                reply = shard.pull(peer.slot, pulled, idle=idle, ahead=request.ahead, **options)
                 self._reply(channel, codec, reply, loan)
             case op if op in PUSHES:
                 self._reply(channel, codec, self._push(peer, request, meta, loan.payload(codec)), loan)
@@ -347,7 +366,7 @@ class DataServer:
     def _push(self, peer: Peer, request: Header, meta: bytearray, io: Pieces) -> Answer:
         push, arguments = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
         if request.op is Op.PUSH_PULL:
-            return self._shard.push(*arguments, push, io, boot=request.boot)
+            return self._shard.push(*arguments, push, io, boot=request.boot, ahead=request.ahead)
         merge = request.op is Op.MERGE_PULL
         return self._shard.delta(*arguments, push, io, merge=merge, boot=request.boot)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from shoal_trainer.contract import ShardReport, Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
 from shoal_trainer.ps.contents import Contents
+from shoal_trainer.ps.damping import Damping
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
@@ -24,7 +25,7 @@ from shoal_trainer.ps.workers import WorkerRegistry
 from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
 
 EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
-"""A gradient of staleness tau is divided by tau to this power."""
+"""The learning rate is divided by the normal staleness to this power; see `Damping`."""
 
 
 class ShardStore(WorkerRegistry):
@@ -65,6 +66,9 @@ class ShardStore(WorkerRegistry):
         self.journal = PushJournal()
         self.contents = Contents()
         """The pushes in the parameters."""
+        self.damping = Damping(EXPONENTS[self.staleness.policy])
+        self._last_of: dict[int, int] = {}
+        """The version that each slot's last push made."""
         self.load = Load()
         self.initial_samples = 0
         """See `initialize`."""
@@ -159,14 +163,29 @@ class ShardStore(WorkerRegistry):
 
     # --- reading and writing --------------------------------------------------------------------------------------
 
-    def pull(self, slot: int, io: Payload, *, boot: int | None = None, idle: bool = False) -> Answer:
+    def pull(
+        self,
+        slot: int,
+        io: Payload,
+        *,
+        boot: int | None = None,
+        idle: bool = False,
+        ahead: float = 0.0,
+        known: int = -1,
+    ) -> Answer:
         """Write the parameters to `io` (fp32 or bf16). `idle`: the worker computes no gradient on them.
 
-        `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet.
+        `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet. `ahead`: write
+        those expected after so many more updates. `known`: as in `_answer`.
         """
         with self.lock:
-            self._check_ready(io, boot).encode(io)
-            answer = self._answer(slot, -1)
+            model = self._check_ready(io, boot)
+            if ahead:
+                pace = self.damping.pace(self._members.live)
+                model.anticipate(io, ahead, pace**-self.damping.exponent, pace, self.samples)
+            else:
+                model.encode(io)
+            answer = self._answer(slot, known)
             if idle:
                 self._expect_no_push(slot)
             return answer
@@ -181,10 +200,12 @@ class ShardStore(WorkerRegistry):
         io: Payload,
         *,
         boot: int | None = None,
+        ahead: float = 0.0,
     ) -> Answer:
         """Apply the mean gradient in `io` (or the step of a worker's optimizer), and write the parameters to `io`.
 
-        `base`: the version on which it was computed. A repeated `seq` is answered, but not applied again.
+        `base`: the version on which it was computed. `ahead`: write the parameters expected after so many more updates.
+        A repeated `seq` is answered, but not applied again.
         `Fenced` for a replaced worker, `Unreachable` as in `pull`.
         """
         with self.lock:
@@ -193,9 +214,11 @@ class ShardStore(WorkerRegistry):
             started = self._clock()
             # Above the version: computed on updates that were lost with an earlier process of this shard.
             tau = abs(self.version - base)
-            exponent = EXPONENTS[self.staleness.policy]
-            weight = model.optimizer.config.weight(meta.samples) / max(1, tau) ** exponent
-            non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, self._members.live)
+            own = self._last_of.get(slot, -1) > base  # in flight then; see `Damping`
+            self.damping.normalizes = model.optimizer.config.name not in {"sgd", "delta"}
+            damped = self.damping.apply(max(0, tau - own), self._members.live, meta.length)
+            weight = model.optimizer.config.weight(meta.samples) * damped.factor
+            non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, damped.pace, ahead)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
             self.load.add(self._clock() - started, io)
             return self._applied(slot, incarnation, seq, base, tau, weight, meta, False)
@@ -238,6 +261,7 @@ class ShardStore(WorkerRegistry):
                 busy_seconds=self.load.busy_seconds,
                 updates=self.load.updates,
                 bytes_received=self.load.bytes_received,
+                busy_answers=self.load.busy_answers,
             )
 
     def wait_ready(self, timeout: float) -> bool:
@@ -312,6 +336,7 @@ class ShardStore(WorkerRegistry):
         with self.lock:
             self.boot = secrets.randbits(63)
             self._permits.clear()
+            self._last_of.clear()
             self.restore(copy)
             self._become_ready()
 
@@ -388,6 +413,7 @@ class ShardStore(WorkerRegistry):
         delta: bool,
     ) -> Answer:
         self.version += 1
+        self._last_of[slot] = self.version
         self.samples += meta.samples
         record_push(self.applied, slot, incarnation, seq)
         self._permits.pushed(slot, base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -18,9 +19,13 @@ from shoal_trainer.ps.buffers import aligned, octets
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
-from shoal_trainer.wire.header import Codec, ErrorCode, Header, Op
+from shoal_trainer.wire.header import ASK, Codec, ErrorCode, Header, Op
 from shoal_trainer.wire.messages import WorkerIdentity
 
+log = logging.getLogger(__name__)
+
+ASK_BYTES = 4 << 20
+"""The client asks before it sends a longer payload: a server may have memory for few of them."""
 PIECE = 1 << 17
 """Values that are received and decoded at a time, so that they are decoded while still in the CPU cache."""
 
@@ -110,18 +115,24 @@ class ShardClient:
             boot=link.server.boot,
             meta=len(meta),
             length=len(body),
+            flags=request.flags | (ASK if len(body) > ASK_BYTES else 0),
         )
-        link.channel.send(header.encode(complete) + meta, *((body,) if len(body) else ()))
+        head = header.encode(complete) + meta
+        if not complete.flags & ASK:
+            link.channel.send(head, *((body,) if len(body) else ()))
+            return
+        link.channel.send(head)
+        answer, _ = self._answer(link.channel)
+        if answer.op is not Op.GO:
+            raise ProtocolError(f"shard {self.index} answered {answer.op.name}, expected GO")
+        link.channel.send(body)
 
     def receive(
         self, expected: Op, out: NDArray[Any] | None = None, codec: Codec = Codec.FP32
     ) -> tuple[Header, bytearray]:
         """The answer's header and meta block; its payload, sent in `codec`, is written to `out` (fp32 or uint16)."""
         channel = self._connected().channel
-        answer = header.decode(channel.receive_bytes(header.SIZE, limit=header.SIZE))
-        meta = channel.receive_bytes(answer.meta, limit=header.MAX_META_HELLO)
-        if answer.op is Op.ERROR:
-            raise _error(answer.seq, meta.decode("utf-8", "replace"))
+        answer, meta = self._answer(channel)
         size = 0 if out is None else out.size * codec.itemsize
         if answer.op is not expected or answer.length != size:
             raise ProtocolError(
@@ -139,6 +150,20 @@ class ShardClient:
         link, self._link = self._link, None  # another thread may close it, too
         if link is not None:
             link.channel.close()
+
+    def _answer(self, channel: Channel) -> tuple[Header, bytearray]:
+        """The next answer's header and meta block. A busy server says so, again and again, and is waited for."""
+        waited = False
+        while True:
+            answer = header.decode(channel.receive_bytes(header.SIZE, limit=header.SIZE))
+            meta = channel.receive_bytes(answer.meta, limit=header.MAX_META_HELLO)
+            if answer.op is Op.ERROR:
+                raise _error(answer.seq, meta.decode("utf-8", "replace"))
+            if answer.op is not Op.BUSY:
+                return answer, meta
+            if not waited:
+                log.warning("shard %d is busy: waiting until it has memory for this request", self.index)
+            waited = True
 
     def _receive_decoded(self, channel: Channel, out: NDArray[np.float32]) -> None:
         if not self._piece.size:

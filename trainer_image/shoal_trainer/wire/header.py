@@ -15,12 +15,19 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 1
-_LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQ4x")
+VERSION = 2
+_LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQf")
 SIZE = _LAYOUT.size
 
 IDLE = 1
 """Flag of a PULL: no gradient will be computed on these parameters."""
+ASK = 2
+"""Flag of a request with a payload: the client sends the payload only after a GO, so that a server without memory for
+it can make the client wait, instead of a connection that makes no progress."""
+FOLLOWS = 4
+"""Flag of a PULL: the worker has the journal up to `version`."""
+
+MAX_AHEAD = 1e4
 
 MAX_META = 64 << 10
 MAX_META_HELLO = 4 << 20
@@ -42,6 +49,9 @@ class Op(IntEnum):
     WELCOME = 65
     PARAMETERS = 66
     ERROR = 67
+    GO = 68
+    BUSY = 69
+    """The request waits for memory, and keeps its place; another answer follows."""
 
 
 class Codec(IntEnum):
@@ -81,7 +91,8 @@ class Header(NamedTuple):
 
     `version`: the parameters' version on which a push was computed, or which an answer contains. `seq`: the sequence
     number of a push, the generation of an offered copy, or an `ErrorCode`. `meta`, `length`: the bytes of the meta
-    block and of the payload that follow it, in this order.
+    block and of the payload that follow it, in this order. `ahead`: of a pull or push, after how many more updates the
+    worker's next gradient will arrive; the answer has the parameters expected there.
     """
 
     op: Op
@@ -96,6 +107,7 @@ class Header(NamedTuple):
     version: int = 0
     length: int = 0
     flags: int = 0
+    ahead: float = 0.0
 
 
 def encode(header: Header) -> bytes:
@@ -116,6 +128,7 @@ def encode(header: Header) -> bytes:
         header.seq,
         header.version,
         header.length,
+        header.ahead,
     )
 
 
@@ -123,7 +136,7 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
     """Decode 64 bytes; `ProtocolError` if they are not a valid header of this protocol version."""
     if len(data) != SIZE:
         raise ProtocolError(f"a header has {SIZE} bytes, not {len(data)}")
-    magic, version, op, codec, flags, shard, _, slot, inc, epoch, meta, boot, seq, base, length = (
+    magic, version, op, codec, flags, shard, _, slot, inc, epoch, meta, boot, seq, base, length, ahead = (
         _LAYOUT.unpack(data)
     )
     if magic != MAGIC:
@@ -139,4 +152,6 @@ def decode(data: bytes | bytearray | memoryview) -> Header:
         raise ProtocolError(f"{kind.name} has a meta block of {meta} bytes, which is too long")
     if (coding is Codec.NONE and length) or (coding is not Codec.NONE and length % coding.itemsize):
         raise ProtocolError(f"{kind.name} has {length} bytes of payload in codec {coding.name}")
-    return Header(kind, coding, shard, slot, inc, epoch, meta, boot, seq, base, length, flags)
+    if not 0 <= ahead <= MAX_AHEAD:
+        raise ProtocolError(f"{kind.name} asks for the parameters after {ahead} updates")
+    return Header(kind, coding, shard, slot, inc, epoch, meta, boot, seq, base, length, flags, ahead)

@@ -54,7 +54,6 @@ class OptimizerConfig(Message):
     `batch_size`: the reference; a push of this many samples has weight 1, and a schedule's step is this many samples.
     With `gradient_accumulation_steps` = n, n times as many samples have weight 1; a schedule still counts batches, as
     in Keras. `no_decay`: half-open ranges of the flat vector without weight decay.
-    `momentum_correction`: mu := max(0, mu - (1 - 1/W)) for W live workers (Mitliagkas et al., arXiv 1605.09774).
     """
 
     name: Literal["sgd", "adam", "adamw", "adagrad", "delta"] = "sgd"
@@ -69,7 +68,6 @@ class OptimizerConfig(Message):
     batch_size: int = Field(default=128, ge=1)
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     no_decay: tuple[tuple[int, int], ...] = ()
-    momentum_correction: bool = True
 
     def weight(self, samples: int) -> float:
         """The weight of a push of this many samples."""
@@ -181,7 +179,8 @@ class Push:
 
     `samples`, `steps`: the samples and batches in the mean gradient. `base_versions`: the version of the parameters on
     which it was computed, per shard. `learning_rate` overrides the optimizer's, for schedules that only the worker can
-    evaluate.
+    evaluate. `ahead`: after how many more updates the worker's next gradient will arrive; the answer has the parameters
+    expected there. `length`: the Euclidean length of the gradient.
     """
 
     seq: int
@@ -193,6 +192,8 @@ class Push:
     learning_rate: float | None = None
     steps: int = 1
     metrics: tuple[MetricSum, ...] = ()
+    ahead: float = 0.0
+    length: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,12 @@ class Pulled:
     """The pushes since each shard's last snapshot; in the answer to a push, only those after its base version."""
     stopped: int = 0
     """Shard 0's; see `AnswerMeta`."""
+    made: int | None = None
+    """The version that the push made in shard 0, if the parameters are newer."""
+
+    def staleness(self, base: int) -> int:
+        """How many updates were applied between version `base` of shard 0 and the push that this answers."""
+        return max(0, (self.versions[0] if self.made is None else self.made) - 1 - base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +260,7 @@ class Welcome:
 
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
-_PUSH = struct.Struct("<II3f5fHH")
+_PUSH = struct.Struct("<II4f5fHH")
 _MARK = struct.Struct("<IiQQ")
 _METRIC = struct.Struct("<Bdd")
 _ANSWER = struct.Struct("<QIHQIQ")
@@ -273,6 +280,8 @@ class PushMeta(NamedTuple):
     timings: Timings = Timings()
     progress: tuple[Progress, ...] = ()
     metrics: tuple[MetricSum, ...] = ()
+    length: float = math.nan
+    """The Euclidean length of the gradient in all shards."""
 
 
 class AnswerMeta(NamedTuple):
@@ -297,7 +306,8 @@ def encode_push(meta: PushMeta) -> bytes:
             f"the push covers {len(marks)} ranges of the data, at most {MAX_MARKS} are allowed"
         )
     head = _PUSH.pack(
-        meta.samples, meta.steps, meta.loss, meta.learning_rate, meta.scale, *meta.timings, len(marks), len(metrics)
+        meta.samples, meta.steps, meta.loss, meta.learning_rate, meta.scale, meta.length, *meta.timings,
+        len(marks), len(metrics),
     )  # fmt: skip
     parts = [head, *(_MARK.pack(*mark) for mark in marks)]
     for metric in metrics:
@@ -310,7 +320,7 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     """Decode the output of `encode_push`; `ProtocolError` if it is invalid."""
     if len(data) < _PUSH.size:
         raise ProtocolError(f"the meta block of a push has {len(data)} bytes, expected at least {_PUSH.size}")
-    samples, steps, loss, rate, scale, *seconds, count, named = _PUSH.unpack_from(data)
+    samples, steps, loss, rate, scale, length, *seconds, count, named = _PUSH.unpack_from(data)
     marked = _PUSH.size + count * _MARK.size
     if count > MAX_MARKS or len(data) < marked:
         raise ProtocolError("the meta block of a push does not match the length that it states")
@@ -319,7 +329,7 @@ def decode_push(data: bytes | bytearray | memoryview) -> PushMeta:
     numbers = scale, *seconds, *(number for metric in metrics for number in metric[1:])
     if not all(map(math.isfinite, numbers)):
         raise ProtocolError("the meta block of a push has a non-finite number")
-    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress, metrics)
+    return PushMeta(samples, steps, loss, rate, scale, Timings(*seconds), progress, metrics, length)
 
 
 def _decode_metrics(data: bytes, count: int) -> tuple[MetricSum, ...]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -23,20 +25,52 @@ from shoal_trainer.wire.messages import Copy, ModelSpec, Pulled, Push, Welcome
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Again:
+    """A second pull, `after` so many seconds, just before the parameters are needed.
+
+    `hurry` is set once they are needed; then only a `cheap` pull is still made.
+    """
+
+    after: float
+    hurry: threading.Event
+    cheap: bool
+
+
 class Exchange:
     """One `PSClient` used from one thread."""
 
-    def __init__(self, client: PSClient, model: ModelSpec, *, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        client: PSClient,
+        model: ModelSpec,
+        *,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
         self._model = model
         self._random = rng or random.Random()
+        self._clock = clock
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
         self._stop = threading.Event()
         self.bytes_moved = 0
 
-    def push_pull(self, update: npt.NDArray[Any], out: npt.NDArray[Any], push: Push) -> Future[Pulled]:
-        """Push a gradient (or a worker-side optimizer's difference); `out` gets the new parameters."""
-        return self._pool.submit(self._client.push_pull, update, out, push)
+    def push_pull(
+        self,
+        update: npt.NDArray[Any],
+        out: npt.NDArray[Any],
+        push: Push,
+        *,
+        again: Again | None = None,
+    ) -> Future[Pulled]:
+        """Push a gradient (or a worker-side optimizer's difference); `out` gets the new parameters.
+
+        `again`: then pull newer ones, with what the other workers have pushed meanwhile.
+        """
+        if again is None:
+            return self._pool.submit(self._client.push_pull, update, out, push)
+        return self._pool.submit(self._push_pull_again, update, out, push, again)
 
     def push_delta(
         self, delta: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, *, scale: float, merge: bool
@@ -44,9 +78,14 @@ class Exchange:
         """Push a difference of parameters, such as that of an outage's local steps; `out` gets the new parameters."""
         return self._pool.submit(self._client.push_delta, delta, out, push, scale=scale, merge=merge)
 
-    def pull(self, out: npt.NDArray[Any], *, idle: bool = False, exact: bool = False) -> Future[Pulled]:
-        """Get the parameters in `out`. `idle`: no gradient follows; `exact`: in fp32, for evaluation and export."""
-        return self._pool.submit(self._client.pull, out, idle=idle, exact=exact)
+    def pull(
+        self, out: npt.NDArray[Any], *, idle: bool = False, exact: bool = False, ahead: float = 0.0
+    ) -> Future[Pulled]:
+        """Get the parameters in `out`, those expected after `ahead` more updates.
+
+        `idle`: no gradient follows; `exact`: in fp32, for evaluation and export.
+        """
+        return self._pool.submit(self._client.pull, out, idle=idle, exact=exact, ahead=ahead)
 
     def probe(self) -> Future[Welcome]:
         """Get the state of the shards, without parameters."""
@@ -68,6 +107,21 @@ class Exchange:
         self._stop.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
+
+    def _push_pull_again(
+        self,
+        update: npt.NDArray[Any],
+        out: npt.NDArray[Any],
+        push: Push,
+        again: Again,
+    ) -> Pulled:
+        started = self._clock()
+        answer = self._client.push_pull(update, out, push)
+        early = again.hurry.wait(max(0.0, again.after - (self._clock() - started)))
+        if (early and not again.cheap) or self._stop.is_set():
+            return answer
+        newer = self._client.pull(out, ahead=push.ahead, known=push.base_versions)
+        return replace(newer, push_seconds=answer.push_seconds, made=answer.versions[0])
 
     def _connect(self, copy: Callable[[], Copy | None]) -> Welcome:
         backoff = Backoff(SHORTEST_PAUSE, jitter=JITTER, rng=self._random)

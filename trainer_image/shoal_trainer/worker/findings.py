@@ -39,10 +39,9 @@ class Findings:
                 _paths([model.trainable_variables[index] for index in self.without_gradient]),
             )
         if self.rows:
-            log.warning(
-                "%s will differ from plain Keras: Keras does not sum the gradients of repeated rows of a batch before "
-                "it squares or clips them; the parameter servers do. Use a keras.layers.Embedding, or an optimizer "
-                "that the parameter servers do not implement: both run on the workers as in Keras.",
+            log.info(
+                "%s: the gradients of a row that occurs several times in a batch are summed; plain Keras on TensorFlow "
+                "squares or clips them one by one.",
                 _paths(self.rows),
             )
 

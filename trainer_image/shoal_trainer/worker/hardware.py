@@ -17,24 +17,45 @@ from shoal_trainer.coordinator.protocol import Equipment
 NO_ACCELERATOR = "CPU"
 THREADS_ENV = "TF_NUM_INTRAOP_THREADS"
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CFS = Path("/sys/fs/cgroup/cpu")
 
 
-def cores(limit: Path = CPU_MAX) -> int:
-    """The number of cores that this process may use, including the container's limit (cgroup v2).
+def cores(node: float = 0.0, v2: Path = CPU_MAX, v1: Path = CFS) -> float:
+    """The CPU time that this process may use, in cores: half a core is 0.5.
+
+    Args:
+        node: cores of the node, if its pool says so (0: it does not). A limit of the whole node is not visible here.
+        v2: cpu.max of the container's cgroup, where the machine has cgroup v2.
+        v1: the folder of cpu.cfs_quota_us and cpu.cfs_period_us, where it has cgroup v1.
+
+    """
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = [limit for limit in (node, _quota(v2, v1)) if limit > 0]
+    return round(min([float(available), *limits]), 3)
+
+
+def _quota(v2: Path, v1: Path) -> float:
+    """The limit of the container in cores; 0 without one."""
+    try:
+        quota, period = v2.read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((v1 / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        except OSError:
+            return 0.0
+    try:
+        return max(0.0, int(quota) / int(period))
+    except (ValueError, ZeroDivisionError):  # "max": no limit; -1 is none either
+        return 0.0
+
+
+def shared_by(processes: int, node: float = 0.0) -> dict[str, str]:
+    """The environment that divides the cores among N processes, unless TensorFlow's threads are already set.
 
     TensorFlow starts a thread per core of the node; with more threads than the limit, the kernel throttles them all.
     """
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = limit.read_text().split()
-        return min(available, max(1, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup v2, or "max": no limit
-        return available
-
-
-def shared_by(processes: int) -> dict[str, str]:
-    """The environment that divides the cores among N processes, unless TensorFlow's threads are already set."""
-    return {THREADS_ENV: os.environ.get(THREADS_ENV, str(max(1, cores() // max(1, processes))))}
+    threads = max(1, math.ceil(cores(node)) // max(1, processes))
+    return {THREADS_ENV: os.environ.get(THREADS_ENV, str(threads))}
 
 
 CATALOGUE: tuple[tuple[str, str], ...] = (
@@ -55,12 +76,12 @@ def catalogue_name(device: str) -> str:
     return next(known, own[:63] or "GPU")
 
 
-def equipment(device: str, tensors: int) -> Equipment:
-    """What this worker computes with. `device`: from `device_name`; `tensors`: of its model."""
+def equipment(device: str, tensors: int, node: float = 0.0) -> Equipment:
+    """What this worker computes with. `device`: from `device_name`; `tensors`: of its model; `node`: see `cores`."""
     import tensorflow as tf
 
     devices = len(tf.config.list_physical_devices("GPU"))
-    return Equipment(catalogue_name(device), device[:256], min(64, max(1, devices)), cores(), tensors)
+    return Equipment(catalogue_name(device), device[:256], min(64, max(1, devices)), cores(node), tensors)
 
 
 def device_name() -> str:

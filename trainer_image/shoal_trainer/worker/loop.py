@@ -1,12 +1,13 @@
 """The main loop of a worker: join, train, train locally during outages, run tasks, leave.
 
-The push of a step and the pull of the next parameters overlap with the next step, which adds one step of staleness.
-With `staleness.max = 0` the loop waits for each push instead.
+The push of a step and the pull of the next parameters overlap with the next step, which computes on what is expected to
+come of them (`anticipation`). With `staleness.max = 0` the loop waits for each push instead.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,13 +23,13 @@ from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Pulled, Push, Timings
-from shoal_trainer.worker.exchange import Exchange
+from shoal_trainer.worker.exchange import Again, Exchange
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Item, Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.layout import Average
 from shoal_trainer.worker.leases import Leases, joined
 from shoal_trainer.worker.optimizers import Placement
-from shoal_trainer.worker.send import Send, added, combined, full
+from shoal_trainer.worker.send import Send, added, combined, full, length
 from shoal_trainer.worker.upstream import PROBE_SECONDS, Upstream
 from shoal_trainer.worker.work import Coordinator, Finished, TaskWork, Wasted, reporting
 
@@ -36,6 +37,15 @@ log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 10.0
 """How long a worker that stops waits for its last push."""
+
+
+PERIOD_SMOOTHING = 0.2
+PERIOD_RESERVE = 0.1
+"""Steps vary: the share of the time between two pushes by which the newest parameters are pulled earlier."""
+CHEAP_SHARE = 0.03
+"""A pull of this share is waited for if the step was faster than expected."""
+PULL_SHARE = 0.1
+"""The largest share of a pull in that time: a second pull costs the servers as much as the first one."""
 
 
 class End(Enum):
@@ -81,6 +91,11 @@ class Loop(Upstream):
         self._input_seconds = self._compute_seconds = 0.0
         self._staleness = 1
         """Pushes between the pull and the push of the last step."""
+        self._computed_on: Any = None
+        self._overlapped = False
+        """Whether an earlier push was in flight while the pending steps were computed."""
+        self._period: float | None = None
+        """The usual time between two pushes, in seconds."""
         self.steps = 0
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -211,7 +226,7 @@ class Loop(Upstream):
         base = self._pulled
         started = self._clock()
         updates = self._placement.config.step_after(base.samples)
-        if (step := self._step(self._buffers.tensor, ready, updates)) is None:
+        if (step := self._step(self._parameters(base), ready, updates)) is None:
             return
         self._compute_seconds = self._clock() - started + (self._compute_seconds if self._pending else 0.0)
         self._pending.append((step, ready))
@@ -224,6 +239,16 @@ class Loop(Upstream):
         self._send(base)
         if self._policy.sequential:
             self._collect()
+
+    def _parameters(self, base: Pulled) -> Any:
+        """The parameters to compute on. Steps of one push share them."""
+        if not self._pending:
+            tensor = None
+            if self._in_flight is not None:
+                tensor = self._anticipation.include(self._buffers.current, self._in_flight[1], base)
+            self._overlapped = self._in_flight is not None
+            self._computed_on = self._buffers.tensor if tensor is None else tensor
+        return self._computed_on
 
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
         """Run one step; None if it is discarded. Errors name the data."""
@@ -268,20 +293,39 @@ class Loop(Upstream):
             learning_rate=None if rate is None else rate(base.samples),
             steps=steps,
             metrics=added(self._pending),
+            ahead=self._anticipation.ahead(in_flight=not self._policy.sequential),
+            length=length(update[: self._flat_model.layout.trainable]) if base.live_workers > 1 else math.nan,
         )
         self._pending.clear()
         self._input_seconds, self._last_push = 0.0, now
+        send = Send(update, push, local=skipped, overlapped=self._overlapped)
         if skipped:  # a difference does not change the optimizer's state, as in Keras
             future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0, merge=False)
+        elif (again := self._again(base, push.timings.step * steps, send)) is not None:
+            future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
         else:
             future = self._exchange.push_pull(update, self._buffers.spare, push)
-        self._in_flight = (future, Send(update, push, local=skipped))
+        self._in_flight = (future, send)
+
+    def _again(self, base: Pulled, period: float, send: Send) -> Again | None:
+        """When to pull once more, just before the next step; None: not at all.
+
+        Without it, a gradient would be as stale as twice as many workers make it. `period`: seconds between the last
+        two pushes. Only with other workers, and if a pull costs little of it.
+        """
+        usual = self._period or period
+        self._period = usual + PERIOD_SMOOTHING * (min(period, 2 * usual) - usual)
+        if self._policy.sequential or base.live_workers < 2 or base.pull_seconds > PULL_SHARE * self._period:
+            return None
+        after = (1 - PERIOD_RESERVE) * self._period - 2 * base.pull_seconds
+        return Again(after, send.hurry, cheap=base.pull_seconds <= CHEAP_SHARE * self._period)
 
     def _collect(self) -> None:
         """Wait for the push in flight and use its parameters; if a server is unreachable, begin an outage."""
         if self._in_flight is None:
             return
         (future, send), self._in_flight = self._in_flight, None
+        send.hurry.set()
         try:
             pulled = future.result()
         except Unreachable as error:
@@ -290,7 +334,8 @@ class Loop(Upstream):
             for journal, later in zip(self._journals, pulled.journals, strict=True):
                 journal.follow(later)
             self._pulled = pulled
-            self._staleness = max(1, pulled.versions[0] - 1 - send.push.base_versions[0])
+            self._anticipation.answered(pulled, send.push.base_versions[0], overlapped=send.overlapped)
+            self._staleness = max(1, pulled.staleness(send.push.base_versions[0]))
             self._buffers.swap()
             self._leases.answered(send.push)
             self._leases.void(pulled.stopped)
@@ -383,6 +428,7 @@ class Loop(Upstream):
         """Wait for the push in flight, and release the leases."""
         self._feed.stop()
         if self._in_flight is not None:
+            self._in_flight[1].hurry.set()
             try:
                 self._in_flight[0].result(timeout=LEAVE_SECONDS)
             except (Unreachable, FutureTimeout) as error:

@@ -3,8 +3,11 @@
 The parameter servers implement SGD (with momentum, Nesterov), Adam (without AMSGrad), AdamW and Adagrad exactly as
 Keras, and Keras' learning-rate schedules, as a function of the samples seen. The worker clips before the push, as
 Keras clips before the update. All other optimizers run on the workers with Keras' code, and the push carries the
-difference made by the step. So does the gradient of an Embedding if Keras squares or clips the contributions of each
-position in the batch: a push would carry only their sum per row.
+difference made by the step.
+
+The gradient of an Embedding is summed per row, as in any other layer. Keras 3 on TensorFlow squares and clips what each
+position in the batch contributes to a row one by one, which no other backend of it does. For that alone the optimizer's
+state is not left to the workers, each with its own, lost with the worker.
 """
 
 from __future__ import annotations
@@ -128,12 +131,6 @@ def why_worker(model: Any) -> str:
         return "a variable has a constraint"
     if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
         return "float8 variables are overwritten by their gradients"
-    if takes_rows_apart(model) and any(
-        isinstance(layer, keras.layers.Embedding) and layer.trainable_variables
-        for layer in model._flatten_layers()
-    ):
-        action = "clips" if NAMES[type(optimizer)] == "sgd" else "squares"
-        return f"Keras {action} the gradients of repeated rows of an Embedding separately"
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.SpectralNormalization):
             return "SpectralNormalization assigns the kernel of its layer"
@@ -145,7 +142,7 @@ def why_worker(model: Any) -> str:
 
 
 def takes_rows_apart(model: Any) -> bool:
-    """Whether this optimizer depends on Keras not summing the repeated rows of a gradient.
+    """Whether plain Keras does not sum the repeated rows of a gradient for this optimizer.
 
     It does not if it only adds gradients, or if it accumulates batches, which Keras does in a dense array.
     """

@@ -120,5 +120,5 @@ class Outage:
         self._updates += gradient
         if self._rule is not None and gradient:
             rate = self._learning_rate * self._config.weight(samples)  # as on the servers
-            self._rule.apply(self.master[:n], self._scratch[:n], Update(rate, self._updates, 1))
+            self._rule.apply(self.master[:n], self._scratch[:n], Update(rate, self._updates))
         kernels.add(self.master[n:], self._scratch[n:], np.float32(1.0))

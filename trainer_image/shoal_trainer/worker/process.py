@@ -111,7 +111,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
-    os.environ.update(shared_by(1))  # TensorFlow reads it when it is imported
+    os.environ.update(shared_by(1, config.cores))  # TensorFlow reads it when it is imported
     with _no_garbage():  # a collection over all objects of TensorFlow is slow
         from shoal_trainer.worker.entrypoint import load
 
@@ -136,7 +136,7 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
                 raise
 
         flat_model = until_reachable(built, drain.flag, "the data")
-        facts = equipment(device, flat_model.layout.tensors)
+        facts = equipment(device, flat_model.layout.tensors, config.cores)
 
         def control() -> ControlPlane:
             return ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +28,10 @@ class Send:
     push: Push
     local: bool = False
     """A difference of local steps (to be divided by the number of workers), not a gradient."""
+    overlapped: bool = False
+    """It was computed while the push before it was in flight."""
+    hurry: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Set when the answer is waited for."""
 
 
 MAX_AVERAGE_STEP = 0.1
@@ -67,6 +73,13 @@ def combined(
             values *= factor
             kernels.encode(values, part)
     return update, samples, loss
+
+
+def length(gradient: npt.NDArray[Any]) -> float:
+    """The Euclidean length of a gradient in the encoding of the wire."""
+    sums = np.zeros(3)
+    kernels.squares(gradient, sums)
+    return math.sqrt(sums[0])
 
 
 def added(pending: Sequence[tuple[Step, Ready]]) -> tuple[MetricSum, ...]:

@@ -20,6 +20,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Copy, Pulled, Welcome
+from shoal_trainer.worker.anticipation import Anticipation
 from shoal_trainer.worker.buffers import Buffers
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import EndOfFile, Item, Ready
@@ -58,6 +59,10 @@ class Upstream:
         self._clock = clock
         self._adasum = adasum
         self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
+        size, trainable = flat_model.layout.size, flat_model.layout.trainable
+        self._anticipation = Anticipation(
+            placement.config, trainable, size, flat_model.dtype, flat_model.alias
+        )
         self._pulled: Pulled | None = None
         self._journals: tuple[PushJournal, ...] = ()
         self._wasted = self._acknowledged = 0
@@ -103,7 +108,8 @@ class Upstream:
     def _refresh(self, *, idle: bool) -> None:
         """Pull the current parameters; no exchange may be in flight. `idle`: no step follows at once."""
         try:
-            pulled = self._exchange.pull(self._buffers.spare, idle=idle).result()
+            ahead = 0.0 if idle else self._anticipation.ahead(in_flight=False)
+            pulled = self._exchange.pull(self._buffers.spare, idle=idle, ahead=ahead).result()
         except Unreachable as error:
             self._begin_outage(error, None)
         else:
@@ -246,6 +252,7 @@ class Upstream:
             return
         if self._in_flight is not None:
             (future, send), self._in_flight = self._in_flight, None
+            send.hurry.set()
             try:
                 future.result()
             except Unreachable:

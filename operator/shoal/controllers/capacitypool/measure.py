@@ -1,7 +1,8 @@
 """The status of a CapacityPool from what is seen of nodes, jobs and other pools: pure.
 
 Every count is made once: a job counts its own use in its one status write (`status.poolUsage`); the pool remembers the
-part of each job as it last saw it, and adds the part of a deleted job to `retired` in the write that drops it.
+part of each job as it last saw it, and adds the part of a deleted job to `retired` in the write that drops it. What
+`shoal-pools` writes (`scaling`, and conditions of its own) is kept.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from shoal.api.training_job import TrainingJob
 PATIENCE = 2.0
 """A pod waits too long after this many times the pool's start-up time."""
 LEAST_PATIENCE = timedelta(seconds=30)
+HELD = timedelta(seconds=60)
+"""A pool stays exhausted for at least this long, and twice the wait that showed it: plans would go back and forth."""
 NAMED_JOBS = 3
 
 _COUNTS = tuple(Usage.model_fields)
@@ -63,13 +66,15 @@ def measure(seen: Seen) -> CapacityPoolStatus:
         observed_generation=pool.metadata.generation,
         nodes=len(seen.nodes),
         used=seen.used,
+        waiting=len(seen.waiting),
         startup=_startup(total),
         interruptions=_interruptions(total, before),
         unfulfilled=UnfulfilledWaits(waits=total.unfulfilled, pending=len(waiting)),
         recommended=_recommended(pool, seen.jobs),
         counted=tuple(counted),
         retired=retired,
-        conditions=_conditions(seen, waiting),
+        conditions=_conditions(seen, waiting, still=_still_exhausted(seen, total)),
+        scaling=before.scaling,
     )
 
 
@@ -144,9 +149,23 @@ def _recommended(pool: CapacityPool, jobs: Iterable[TrainingJob]) -> Recommendat
 
 
 def _waiting_too_long(seen: Seen, total: Usage) -> list[Pod]:
-    startup = total.start_seconds / total.starts if total.starts else seen.pool.spec.startup_seconds
-    patience = max(LEAST_PATIENCE, timedelta(seconds=PATIENCE * startup))
+    patience = _patience(seen, total)
     return [pod for pod in seen.waiting if seen.now - _created(pod, seen.now) > patience]
+
+
+def _patience(seen: Seen, total: Usage) -> timedelta:
+    startup = total.start_seconds / total.starts if total.starts else seen.pool.spec.startup_seconds
+    return max(LEAST_PATIENCE, timedelta(seconds=PATIENCE * startup))
+
+
+def _still_exhausted(seen: Seen, total: Usage) -> bool:
+    """Nobody waits any more, but it is too soon to try again, and no node has come since."""
+    before = next((c for c in seen.pool.status.conditions if c.type == "Exhausted"), None)
+    if before is None or before.status != "True" or before.last_transition_time is None:
+        return False
+    return len(seen.nodes) <= seen.pool.status.nodes and seen.now - before.last_transition_time < max(
+        HELD, 2 * _patience(seen, total)
+    )
 
 
 def _created(pod: Pod, now: datetime) -> datetime:
@@ -154,7 +173,7 @@ def _created(pod: Pod, now: datetime) -> datetime:
     return datetime.fromisoformat(stamp.replace("Z", "+00:00")) if stamp else now
 
 
-def _conditions(seen: Seen, waiting: Sequence[Pod]) -> tuple[Condition, ...]:
+def _conditions(seen: Seen, waiting: Sequence[Pod], *, still: bool) -> tuple[Condition, ...]:
     problem = seen.problem
     if problem is None and seen.overlaps:
         words = (
@@ -163,7 +182,10 @@ def _conditions(seen: Seen, waiting: Sequence[Pod]) -> tuple[Condition, ...]:
         problem = ("Overlaps", words)
     ready = ("Ready", problem is None, problem or ("Valid", ""))
     words = f"{len(waiting)} pods wait for a node of this pool, the longest of them for more than its start-up time"
-    exhausted = ("Exhausted", bool(waiting), ("NoNodes", words) if waiting else ("NodesAvailable", ""))
+    if still and not waiting:
+        words = "pods waited for a node of this pool in vain; it is tried again soon"
+    none = bool(waiting) or still
+    exhausted = ("Exhausted", none, ("NoNodes", words) if none else ("NodesAvailable", ""))
     before = {condition.type: condition for condition in seen.pool.status.conditions}
     kept = [each for kind, each in before.items() if kind not in {"Ready", "Exhausted"}]
     return (

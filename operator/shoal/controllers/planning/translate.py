@@ -22,6 +22,10 @@ from shoal_trainer.contract import StatusReport
 
 URGENT_CONFIDENCE = 0.95
 """A deadline that is kept with less confidence is at risk."""
+MEASURED = "measured"
+"""In the basis of a plan whose speeds were measured. Before, a risk is ignorance: it can wait for a measurement."""
+END_SECONDS = 10.0
+"""Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 
 
 def fleet_pool(pool: CapacityPool, nodes: Sequence[Node]) -> FleetPool:
@@ -35,9 +39,7 @@ def fleet_pool(pool: CapacityPool, nodes: Sequence[Node]) -> FleetPool:
         name=pool.metadata.name,
         accelerator=spec.accelerator.name if spec.accelerator else None,
         devices=spec.accelerator.count if spec.accelerator else 1,
-        cores=float(spec.cores)
-        if spec.cores
-        else max((n.status.allocatable.cores for n in nodes), default=0.0),
+        cores=spec.core_count or max((n.status.allocatable.cores for n in nodes), default=0.0),
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
         limit=0 if invalid else spec.limits.nodes,
@@ -98,15 +100,17 @@ def fleet_job(
     replicas = spec.workers.replicas
     objective = spec.elasticity.objective
     spent = _number(status.cost.accumulated) if status.cost else 0.0
+    left = _samples_left(job, report, samples_per_epoch)
+    known = chooses and model is not None and left is not None  # else it runs with its replicas for now
     return FleetJob(
         name=job_name(job),
         priority=max((pod.spec.priority for pod in pods), default=0),
         model=model,
-        samples_left=_samples_left(job, report, samples_per_epoch),
+        samples_left=left,
         batch_size=spec.training.batch_size,
         batch_sizes={each.accelerator: each.batch_size for each in spec.training.batch_sizes},
         pools=tuple(spec.workers.pools),
-        min_workers=spec.workers.min_replicas if chooses else replicas,
+        min_workers=spec.workers.min_replicas if known else replicas,
         max_workers=max(1, (spec.workers.max_replicas or replicas) if chooses else replicas),
         on_demand_base=spec.workers.on_demand_base,
         zone_policy=spec.workers.zone_policy,
@@ -136,9 +140,12 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         cost=None if plan.cost is None else plan.cost + spent,
         confidence=plan.confidence,
         feasible=plan.feasible,
-        urgent=limited and at_risk,
+        urgent=limited and at_risk and MEASURED in plan.basis,
         samples_per_second=plan.samples_per_second,
         remaining_seconds=finish,
+        remaining_range=None
+        if plan.finish_low is None or plan.finish_high is None
+        else (plan.finish_low, plan.finish_high),
         relative_error=plan.relative_error,
         basis=plan.basis,
         speeds=dict(plan.speeds),
@@ -151,12 +158,15 @@ def job_name(job: TrainingJob) -> str:
 
 
 def running(job: TrainingJob) -> dict[str, int]:
-    """Workers by pool, without those that go."""
+    """Workers by pool that have a node, without those that go: one that waits in vain does not run."""
     return dict(
         Counter(
             slot.pool
             for slot in job.status.slots
-            if slot.role == "worker" and slot.pool and slot.state in {"Starting", "Running", "Silent"}
+            if slot.role == "worker"
+            and slot.pool
+            and slot.node
+            and slot.state in {"Starting", "Running", "Silent"}
         )
     )
 
@@ -199,7 +209,7 @@ def _row(row: MeasuredRow, now: datetime) -> Row | None:
         return Row(
             device=row.device,
             devices=row.devices,
-            cores=float(row.cores),
+            cores=_number(row.cores),
             batch_size=row.batch_size,
             workers=row.workers,
             parameter_servers=row.parameter_servers,
@@ -224,7 +234,8 @@ def _samples_left(
     if report is not None and report.samples_left is not None:
         return max(report.samples_left, 0.0)
     stop = job.spec.training.stop_after
-    if report is not None or stop.metric is not None:
+    began = report is not None and report.step > 0  # before, the coordinator may not know the data
+    if began or stop.metric is not None:
         return None
     if stop.steps is not None:
         return float(stop.steps * job.spec.training.batch_size)
@@ -236,7 +247,7 @@ def _deadline(job: TrainingJob, now: datetime) -> float | None:
     if limit is None:
         return None
     began = job.status.start_time or now
-    return limit - (now - began).total_seconds()
+    return limit - END_SECONDS - (now - began).total_seconds()
 
 
 def _age(stamp: str, now: datetime) -> float:

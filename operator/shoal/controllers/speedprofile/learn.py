@@ -33,7 +33,7 @@ def learn(status: SpeedProfileStatus, uid: str, report: StatusReport, now: datet
     counts: dict[str, str] = {}
     news = False
     for sums in report.speed:
-        name = "/".join(str(part) for part in sums.key)
+        name = "/".join(part if isinstance(part, str) else f"{part:g}" for part in sums.key)
         seen = _parse(source.counts.get(name, "")) if source.report == report.speed_epoch else _NOTHING
         fresh = tuple(part.since(old) for part, old in zip(_parts(sums), seen, strict=True))
         if any(part.count < 0 for part in fresh):
@@ -95,8 +95,15 @@ def moved(old: SpeedProfileStatus, new: SpeedProfileStatus) -> bool:
     return old.model != new.model or loads != {load.parameter_servers for load in old.server_load}
 
 
-def _key(row: MeasuredRow) -> tuple[str, int, int, int, int, int]:
-    return row.device, row.devices, row.cores, row.batch_size, row.workers, row.parameter_servers
+def _key(row: MeasuredRow) -> tuple[str, int, float, int, int, int]:
+    return row.device, row.devices, _number(row.cores), row.batch_size, row.workers, row.parameter_servers
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0  # someone edited the status by hand
 
 
 def _parts(sums: SpeedSums) -> tuple[LogSums, LogSums, LogSums]:
@@ -111,7 +118,7 @@ def _merged(row: MeasuredRow | None, sums: SpeedSums, fresh: Iterable[LogSums], 
     old = row or MeasuredRow(
         device=device,
         devices=devices,
-        cores=cores,
+        cores=f"{cores:g}",
         batch_size=batch,
         workers=workers,
         parameter_servers=servers,

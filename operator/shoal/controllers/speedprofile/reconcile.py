@@ -70,13 +70,16 @@ class Learner:
             self._wake(key, Priority.ROUTINE)
 
     def name_of(self, job: TrainingJob, fingerprint: str) -> str:
-        """The profile of a job's model: annotated, or written by a user for this model, or the operator's own."""
+        """The profile of a job's model: annotated, or written by a user for this model, or the operator's own.
+
+        Before the job has reported its model (`fingerprint` empty) the annotated one is believed.
+        """
         namespace = job.metadata.namespace
         named = job.metadata.annotations.get(ANNOTATION, "")
         if named:
             known = self._state.profiles.get(named, namespace)
             model = known.status.model if known is not None else None
-            if model is None or model.fingerprint == fingerprint:
+            if model is None or fingerprint in {"", model.fingerprint}:
                 return named
         for profile in self._state.profiles.all():
             prior = profile.spec.model

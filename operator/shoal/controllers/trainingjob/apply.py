@@ -232,7 +232,9 @@ class Applier:
         """Ask for an object that is not in the cache, which may lag behind."""
         path = _path("/api/v1", job, "pods", name) if kind == "Pod" else f"/api/v1/nodes/{name}"
         answer = await self._transport.request("GET", path)
-        if answer.status == 404:
+        if answer.status == 404 or (
+            kind == "Node" and answer.status == 403
+        ):  # who may not ask believes the watch
             (answers.gone_pods if kind == "Pod" else answers.gone_nodes)[name] = self._wall()
             return
         _accept(answer)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import datetime
 
 from shoal.api.kube import OwnedMeta, Pod
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.state import ClusterState, Key
-from shoal.controllers.trainingjob.api_answers import AnswerStore
+from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
 from shoal.policy.common.times import parse_time
 from shoal.policy.model import Images, NameConflict, Observation, Proposal
 from shoal.telemetry.poller import Poller
@@ -65,6 +65,7 @@ class Observer:
             else:
                 conflicts[service.metadata.name] = name_conflict(service.metadata, job)
         report, age = self._poller.latest(uid)
+        failing, because = self._poller.unreachable(uid)
         signals = self._node_signals()
         return Observation(
             job=job,
@@ -79,14 +80,36 @@ class Observer:
             node_signals=signals,
             report=report,
             report_age=age,
+            unreachable_seconds=failing,
+            unreachable_because=because,
             refusals=answers.refusals(now, job.metadata.generation),
-            confirmed_absent=frozenset(answers.gone_pods),
-            absent_nodes=answers.absent_nodes(now),
+            confirmed_absent=_Gone(answers, self._state, namespace),
+            absent_nodes=_GoneNodes(answers.absent_nodes(now), self._state),
             api_returned_at=self._api_returned_at(),
             platform=self._state.platform,
             pools=self._state.pools_by_name,
             proposal=self._proposal(uid),
         )
+
+
+class _Gone(Container[str]):
+    """The pods that are known not to exist: they were seen to be deleted, or the API server was asked."""
+
+    def __init__(self, answers: ApiAnswers, state: ClusterState, namespace: str) -> None:
+        self._answers, self._state, self._namespace = answers, state, namespace
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._answers.gone_pods or self._state.was_deleted(self._namespace, str(name))
+
+
+class _GoneNodes(Container[str]):
+    """The same of nodes."""
+
+    def __init__(self, asked: Container[str], state: ClusterState) -> None:
+        self._asked, self._state = asked, state
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._asked or self._state.node_was_deleted(str(name))
 
 
 def name_conflict(metadata: OwnedMeta, job: TrainingJob, node: str | None = None) -> NameConflict:

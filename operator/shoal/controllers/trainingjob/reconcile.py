@@ -15,6 +15,7 @@ from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.report import Reporter
+from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
 from shoal.policy.model import DeleteDisruptionBudget, DeleteJob, DeletePod, DeleteService, Observation, Plan
 from shoal.policy.plan import plan
@@ -46,6 +47,7 @@ class Reconciler:
         answers: AnswerStore,
         poller: Poller,
         credentials: Callable[[str], JobCredentials],
+        complaints: Complaints,
         wake: Wake,
     ) -> None:
         self._observer = observer
@@ -55,11 +57,13 @@ class Reconciler:
         self._answers = answers
         self._poller = poller
         self._credentials = credentials
+        self._complaints = complaints
         self._wake = wake
         self._uids: dict[Key, str] = {}
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
+        await self._complaints.complain(key)
         self._forget_earlier_runs(key)
         failed: ClusterError | None = None
         changed = False

@@ -117,6 +117,7 @@ def _by_preference(
 ) -> Assignment:
     keepers = sorted(held, key=lambda index: (losses[index], index))[:number]
     result = Assignment({index: at[index] for index in keepers if index in at})
+    _leave_exhausted(homes, held, result)
     fell_back = _fall_back(facts, homes, held, result)
     used = Counter(result.homes.values())
     base = min(number, facts.job.spec.workers.on_demand_base)
@@ -166,9 +167,23 @@ def _raise_base(homes: Homes, result: Assignment, base: int, used: Counter[Home]
             used[home] += 1
 
 
-def _waits_since(each: Sighting) -> timedelta | None:
-    """Its pod has no node; None if it has one, or none is needed."""
-    return None if each.pod is None or each.pod.spec.node_name or each.slot.cause else timedelta()
+def _waits(each: Sighting) -> bool:
+    """Whether its pod waits for a node. One that a queue holds back does not."""
+    if each.pod is None or each.pod.spec.node_name or each.slot.cause:
+        return False
+    scheduled = each.pod.condition("PodScheduled")
+    return scheduled is None or scheduled.reason != "SchedulingGated"
+
+
+def _leave_exhausted(homes: Homes, held: Mapping[int, Sighting], result: Assignment) -> None:
+    """Workers that wait for a node of an exhausted pool may go to another one, if that has room."""
+    for index, home in list(result.homes.items()):
+        if not _waits(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
+            continue
+        used = Counter(result.homes.values())
+        instead = _first_with_room(homes, used, on_demand=False)
+        if instead is not None and not homes.is_exhausted(instead):
+            result.homes[index] = instead
 
 
 def _fall_back(facts: Facts, homes: Homes, held: Mapping[int, Sighting], result: Assignment) -> bool:
@@ -181,7 +196,7 @@ def _fall_back(facts: Facts, homes: Homes, held: Mapping[int, Sighting], result:
         each = held[index]
         if homes.is_on_demand(home) or each.verdict.outcome is not PodOutcome.HEALTHY:
             continue
-        if _waits_since(each) is None or each.slot.created_at is None:
+        if not _waits(each) or each.slot.created_at is None:
             continue
         if facts.timers.pending(each.slot.created_at + timedelta(seconds=rule.after_seconds)):
             continue
@@ -206,7 +221,7 @@ def _return_one(
     if rule is None or _on_demand(homes, used) <= base:
         return
     waiting = any(
-        index in held and _waits_since(held[index]) is not None and not homes.is_on_demand(home)
+        index in held and _waits(held[index]) and not homes.is_on_demand(home)
         for index, home in result.homes.items()
     )
     since = facts.job.status.returning_since or facts.job.status.start_time

@@ -47,16 +47,22 @@ class Creator:
 
     def next_place(self, index: int, members: list[Member]) -> Place | None:
         """The next incarnation of a place; None if it has to wait."""
-        if not self._gate.open or (self._gate.quota and self._tried):
-            return None
         last = members[-1] if members else None
         if last and (due := not_before(last)) is not None and self.actions.timers.pending(due):
             return None
-        place = Place(self._role, index, last.place.incarnation + 1 if last else 0)
+        place = Place(
+            self._role, index, last.place.incarnation + 1 if last else self._facts.first_incarnation
+        )
+        return place if self.may_create(place) else None
+
+    def may_create(self, place: Place) -> bool:
+        """Whether the gate is open and the name is free."""
+        if not self._gate.open or (self._gate.quota and self._tried):
+            return False
         if (conflict := name_conflict_gate(self._facts.seen, self._name(place))) is not None:
             self.actions.closed(conflict)
-            return None
-        return place
+            return False
+        return True
 
     def create(self, place: Place) -> None:
         """Create the pod of a place."""

@@ -36,8 +36,8 @@ class Member:
     verdict: Verdict
     recorded: bool
     """The status recorded its cause before this plan, so the pod itself is no longer needed."""
-    at_work: bool = False
-    """It is a running worker to which nothing happened: most members are, and nothing more is asked about them."""
+    at_rest: bool = False
+    """It is a worker that starts or runs, and nothing happened to it, as to most: nothing more is asked of it."""
 
     def may_run(self, timers: Timers) -> bool:
         """Whether its process may still run and use resources; not beyond its grace period."""
@@ -49,7 +49,7 @@ class Member:
     @property
     def active(self) -> bool:
         """Whether it is starting or running, and not draining."""
-        return self.at_work or (
+        return self.at_rest or (
             self.pod is not None and self.verdict.outcome is PodOutcome.HEALTHY and not self.slot.cause
         )
 

@@ -74,12 +74,16 @@ def _auto(
         reason = "the job begins with workers.replicas, until the planner knows more"
     else:
         counts, reason = dict(before.pools), before.reason
-    known = {name: count for name, count in counts.items() if name in homes.pools}
+    unseen = set(homes.job.spec.workers.pools) - facts.seen.pools.keys()  # their workers stay
+    known = {name: count for name, count in counts.items() if name in homes.pools or name in unseen}
     readiness: tuple[Reason | None, Reason | None] = (None, _WAITING)
     if proposal is not None:
         readiness = _readiness(proposal)
         proposed = _clamped(homes, proposal.pools)
-        if before is None or known != counts or _is_due(facts, counts, proposed, proposal):
+        if sum(proposed.values()) < homes.job.spec.workers.min_replicas:
+            words = f"{proposal.reason} (fewer than workers.minReplicas: the workers stay as they are)"
+            readiness = None, Reason("NotFeasible", words)
+        elif before is None or known != counts or _is_due(facts, counts, proposed, proposal):
             known, reason = proposed, proposal.reason
     fits = proposal is not None and _clamped(homes, proposal.pools) == known
     status = _status(facts, before, known, proposal if fits else None, reason)

@@ -87,20 +87,18 @@ def update(facts: Facts, role: RoleName, wanted: Wanted, counters: Counters) -> 
 
 def _unchanged(facts: Facts, seen: Sighting, wanted: Wanted) -> Member | None:
     """The member with its record as it is; None if something may have happened to it."""
-    slot, view = seen.slot, facts.coordinator
-    if (
-        seen.verdict is HEALTHY
-        and seen.recorded
-        and slot.state == "Running"
-        and not slot.cause
-        and slot.role == "worker"
-        and seen.pod is not None
-        and seen.pod.running
-        and seen.place not in view.silent
-        and seen.place not in view.fenced
-        and wanted.keeps(slot)
-    ):
-        return Member(seen.place, slot, seen.pod, HEALTHY, recorded=False, at_work=True)
+    slot, pod, view = seen.slot, seen.pod, facts.coordinator
+    if seen.verdict is not HEALTHY or not seen.recorded or slot.cause or slot.role != "worker" or pod is None:
+        return None
+    if slot.state == "Running":
+        same = pod.running and seen.place not in view.silent and seen.place not in view.fenced
+    elif slot.state == "Starting":
+        digest = facts.job.spec.workers.template_digest
+        same = not pod.running and pod.metadata.labels.get(TEMPLATE, digest) == digest
+    else:
+        return None
+    if same and wanted.keeps(slot):
+        return Member(seen.place, slot, pod, HEALTHY, recorded=False, at_rest=True)
     return None
 
 

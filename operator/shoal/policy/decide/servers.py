@@ -35,7 +35,7 @@ def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Acti
         members = servers.setdefault(shard, [])
         if not any(_occupies(each, actions) for each in members):
             _create(facts, shard, members, creator)
-        _service(facts, shard, _current(members), actions)
+        _service(facts, shard, _current(members) if members else facts.first_incarnation, actions)
         if not members:
             del servers[shard]
     _remove_services_beyond(facts, replicas, actions)
@@ -44,11 +44,12 @@ def create_servers(facts: Facts, servers: ByIndex, wanted: Wanted, actions: Acti
 def _create(facts: Facts, shard: int, members: list[Member], creator: Creator) -> None:
     last = members[-1] if members else None
     if last is not None and last.planned and not _is_old(facts, last):
-        creator.create(last.place)
+        if creator.may_create(last.place):
+            creator.create(last.place)
         return
     if (place := creator.next_place(shard, members)) is None:
         return
-    if place.incarnation == 0:
+    if place.incarnation == facts.first_incarnation:
         creator.create(place)
         return
     planned = Slot(
@@ -79,8 +80,6 @@ def _occupies(server: Member, actions: Actions) -> bool:
 
 def _current(members: list[Member]) -> int:
     """The incarnation that clients are sent to: the newest, but not before it runs if the earlier one may be alive."""
-    if not members:
-        return 0
     newest = members[-1]
     if newest.pod is None or not newest.pod.running:
         alive = [each for each in members if each.verdict.outcome is PodOutcome.UNREACHABLE]

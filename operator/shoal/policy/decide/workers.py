@@ -19,6 +19,8 @@ from shoal.policy.facts.signals import Meaning
 
 MIN_UNSCHEDULED = 16
 UNSCHEDULED_SHARE = 0.25
+MOST_AT_ONCE = 256
+"""Pods that one plan creates; the next one follows at once. Meanwhile other jobs, and news of this one, have a turn."""
 
 
 def max_surge(value: int | str, replicas: int) -> int:
@@ -49,15 +51,19 @@ def create_workers(facts: Facts, workers: ByIndex, wanted: Wanted, actions: Acti
         max(0, n - 1) for n in holding.values()
     )
     unscheduled_left = max(MIN_UNSCHEDULED, int(UNSCHEDULED_SHARE * number)) - sum(
-        _is_unscheduled_replacement(group) for group in workers.values()
+        _is_unscheduled_replacement(group, facts.first_incarnation) for group in workers.values()
     )
     needs_surge = {index for index in vacant if holding.get(index)}
+    created = 0
     for index in sorted(vacant, key=lambda index: index in needs_surge):
+        if created == MOST_AT_ONCE:
+            break
         group = workers.get(index, [])
         if (index in needs_surge and surge_left <= 0) or (group and unscheduled_left <= 0):
             continue
         if (place := creator.next_place(index, group)) is not None:
             creator.create(place)
+            created += 1
             surge_left -= index in needs_surge
             unscheduled_left -= bool(group)
 
@@ -79,12 +85,12 @@ def _nodes_that_go(facts: Facts) -> set[str]:
 
 def _occupied(group: Sequence[Member]) -> bool:
     """Whether the slot has a pod that needs no replacement, or its worker exited because the work is done."""
-    return (bool(group) and group[-1].at_work) or any(
+    return (bool(group) and group[-1].at_rest) or any(
         (each.active and each.slot.state != "Silent") or each.awaiting_job_end or each.missing
         for each in group
     )
 
 
-def _is_unscheduled_replacement(group: list[Member]) -> bool:
+def _is_unscheduled_replacement(group: list[Member], first: int) -> bool:
     last = group[-1]
-    return not last.at_work and last.place.incarnation > 0 and last.active and not last.node
+    return last.place.incarnation > first and last.active and not last.node

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from shoal.api.kube import Node, Pod
 from shoal.api.labels import ON_DEMAND, POOL, Place, RoleName
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
+from shoal.manifests.names import first_incarnation
 from shoal.policy.common.timers import Timers
 from shoal.policy.common.times import parse_time, whole
 from shoal.policy.facts.blip import suspicion
@@ -23,8 +25,9 @@ from shoal.policy.model import Observation, Reason
 
 UNCONFIRMED = Signal("NodeMissing", Meaning.AT_RISK)
 """The node is not in the cache, which may lag behind: the API server is to be asked."""
-UNREACHABLE_PATIENCE = timedelta(seconds=10)
-"""A server on a node that is not heard is replaced after this time: unlike a worker, it is alone in its place."""
+UNREACHABLE_PATIENCE = {"worker": timedelta(seconds=5), "ps": timedelta(seconds=10)}
+"""How long a node must be Unknown before its pods are replaced: others may follow, and tell that it is not the node. A
+server is alone in its place, so it waits longer. The coordinator has noticed the silence of a worker long before."""
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class Sighting:
     """Whether the status has the record."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Facts:
     """What was read. Decisions add to `timers` when something becomes due."""
 
@@ -57,6 +60,11 @@ class Facts:
     def job(self) -> TrainingJob:
         """The job."""
         return self.seen.job
+
+    @cached_property
+    def first_incarnation(self) -> int:
+        """The incarnation of first pods; later ones are replacements."""
+        return first_incarnation(self.seen.job)
 
     @property
     def now(self) -> datetime:
@@ -121,9 +129,10 @@ class _Reader:
         node = seen.nodes.get(node_name) if node_name else None
         if node_name and not (slot.node and slot.machine):
             slot = _bound(slot, node_name, node)
-        well = node is not None and node.untroubled and pod.untroubled and record is not None
-        if well and node and slot.machine == node.machine:
-            return Sighting(place, slot, pod, HEALTHY)  # as most are
+        if record is not None and (pod.untroubled or pod.starts_quietly):
+            well = not node_name or (node is not None and node.untroubled and slot.machine == node.machine)
+            if well:
+                return Sighting(place, slot, pod, HEALTHY)  # as most are
         signal = None
         if node_name and seen.node_signals:
             signal = node_signal(node, slot, pod.spec.tolerations)
@@ -174,10 +183,8 @@ class _Reader:
             self.suspected = self.suspicion is not None
         if self.suspected:
             return None
-        patient = slot.role == "ps" and not slot.cause and signal.since is not None
-        if patient and signal.since and self.timers.pending(signal.since + UNREACHABLE_PATIENCE):
-            return None
-        return signal
+        due = signal.since + UNREACHABLE_PATIENCE[slot.role] if signal.since and not slot.cause else None
+        return None if due is not None and self.timers.pending(due) else signal
 
 
 def _bound(slot: Slot, node_name: str, node: Node | None) -> Slot:

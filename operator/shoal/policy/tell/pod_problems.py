@@ -13,6 +13,7 @@ from shoal.policy.common.times import parse_time
 from shoal.policy.common.wording import short
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Reason
+from shoal_trainer.contract import CONTROL_PORT
 
 UNSCHEDULABLE_PATIENCE = timedelta(seconds=60)
 """An unschedulable pod is reported after this time: a growing node pool needs a while."""
@@ -84,7 +85,7 @@ def _deletion_problem(pod: Pod, timers: Timers) -> Reason | None:
 
 def _scheduling_problem(pod: Pod, facts: Facts) -> Reason | None:
     scheduled = pod.condition("PodScheduled")
-    created = parse_time(pod.metadata.creation_timestamp)
+    created = pod.created
     if scheduled is None or scheduled.status != "False" or created is None:
         return None
     if scheduled.reason == "SchedulingGated":  # a queue, such as Kueue, has not admitted it
@@ -122,6 +123,23 @@ def _needs(pod: Pod, facts: Facts) -> str:
 def any_spot(facts: Facts) -> bool:
     """Whether any node has a spot label."""
     return any(is_spot(node, facts.seen.platform) for node in facts.seen.nodes.values())
+
+
+UNREACHABLE_SECONDS = 60.0
+
+
+def unreachable(facts: Facts) -> Reason | None:
+    """Degraded: the operator cannot read the report of parameter server 0, whose pod runs."""
+    if facts.seen.unreachable_seconds < UNREACHABLE_SECONDS or not facts.coordinator_pod_runs:
+        return None
+    # Not the seconds: a condition that changes is written at once.
+    message = (
+        f"the operator cannot reach port {CONTROL_PORT} of parameter server 0, so silent workers are not noticed and"
+        " the progress is not known; check the NetworkPolicies of the job's namespace"
+    )
+    if because := facts.seen.unreachable_because:
+        message = f"{message} ({short(because, 300)})"
+    return Reason("CoordinatorUnreachable", message)
 
 
 def no_progress(facts: Facts, training: TrainingProgress) -> Reason | None:

@@ -136,6 +136,7 @@ class _Teller:
         degraded = (
             pod_problems.find(facts)
             or pod_problems.no_progress(facts, training)
+            or pod_problems.unreachable(facts)
             or self._decided.wanted.problem
             or actions.conflict
             or self._below_minimum(counts)
@@ -230,7 +231,7 @@ class _Teller:
                 ("worker", self._decided.workers, wanted.workers),
             )
             for index, members in members_of.items()
-            if index in indices and _awaits_replacement(members)
+            if index in indices and _awaits_replacement(members, self._facts.first_incarnation)
         ]
         if not waiting:
             return None
@@ -247,12 +248,12 @@ class _Teller:
         return Reason("BelowMinReplicas", message)
 
 
-def _awaits_replacement(members: list[Member]) -> bool:
-    if (
-        not members
-        or members[-1].at_work
-        or any(each.running or each.awaiting_job_end or each.missing for each in members)
-    ):
+def _awaits_replacement(members: list[Member], first: int) -> bool:
+    if not members:
         return False
     newest = members[-1]
-    return newest.place.incarnation > 0 or not newest.active
+    if newest.at_rest:
+        return newest.slot.state != "Running" and newest.place.incarnation > first
+    if any(each.running or each.awaiting_job_end or each.missing for each in members):
+        return False
+    return newest.place.incarnation > first or not newest.active

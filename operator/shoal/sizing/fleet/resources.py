@@ -22,7 +22,7 @@ def fleet_pool(pool: CapacityPool) -> FleetPool:
         name=pool.metadata.name,
         accelerator=spec.accelerator.name if spec.accelerator else None,
         devices=spec.accelerator.count if spec.accelerator else 1,
-        cores=float(spec.cores or 0),
+        cores=spec.core_count,
         spot=spec.capacity_type == "Spot",
         zone=spec.zone,
         limit=spec.limits.nodes,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
-from shoal.sizing.availability.process import Availability, Calm, Markov
+from shoal.sizing.availability import Availability, Calm, Markov
 from shoal.sizing.types import PsModel
 
 __all__ = [

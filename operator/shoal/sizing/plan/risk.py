@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shoal.sizing.availability.engine import RUNS, TABLE_RUNS, Engine, Runs
 from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.engine import RUNS, TABLE_RUNS, Engine, Runs
 from shoal.sizing.plan.found import Shortlist
 from shoal.sizing.plan.problem import Floats, Problem
 
@@ -99,7 +100,7 @@ class Walk:
         start, size, tried = 0, 64, 0
         while start < len(shortlist.first) and tried < MOST_CHECKED:
             part = slice(start, start + size)
-            for at in np.flatnonzero(self._likely(shortlist, part)):
+            for at in np.flatnonzero(self.likely(shortlist, part)):
                 counts = [int(n) for n in shortlist.counts[:, start + at]]
                 found = self.check(counts, int(shortlist.variant[start + at]), start + int(at))
                 tried += 1
@@ -110,8 +111,12 @@ class Walk:
             start, size = start + size, min(size * 4, 2048)
         return None
 
-    def _likely(self, shortlist: Shortlist, part: slice) -> Floats:
-        """(m,) whether the table of each pool's work lets a candidate keep the limits often enough."""
+    def likely(self, shortlist: Shortlist, part: slice, *, careful: bool = False) -> NDArray[np.bool_]:
+        """(m,) whether the table of each pool's work lets a candidate keep the limits often enough.
+
+        `careful`: with a little to spare, for candidates that are not simulated one by one afterwards.
+        """
+        needed = self._problem.objective.confidence + (NEAR / 4 if careful else -NEAR)
         variants = shortlist.variant[part]
         likely = np.zeros(len(variants), dtype=bool)
         counts = shortlist.counts[:, part].astype(np.int64)
@@ -120,5 +125,5 @@ class Walk:
             at = np.flatnonzero(variants == variant)
             servers = self._evaluators[variant].servers
             in_time, in_budget = self._table.chances(counts[:, at], servers, hourly[at])
-            likely[at] = np.minimum(in_time, in_budget) >= self._problem.objective.confidence - NEAR
+            likely[at] = np.minimum(in_time, in_budget) >= min(needed, 1.0)
         return likely

@@ -7,17 +7,28 @@ import dataclasses
 import numpy as np
 
 from shoal.errors import UsageError
-from shoal.sizing.availability.process import Markov, Windows
+from shoal.sizing.availability import Markov, Windows
 from shoal.sizing.plan.problem import Problem
 from shoal.sizing.simulate.traces import Trace
 
-__all__ = ["PRIOR_NODE_HOURS", "PRIOR_OUT_SHARE", "PRIOR_REQUESTS", "windows_of", "with_trace"]
+__all__ = ["PRIOR_NODE_HOURS", "prior_of", "windows_of", "with_trace"]
 
 PRIOR_NODE_HOURS = 20.0
 """Weight of a pool's prior interruption rate, in node-hours."""
 PRIOR_OUT_SHARE, PRIOR_REQUESTS = 0.02, 10.0
 """The part of the time in which a spot pool is out of stock before anything was seen, and its weight in requests."""
 STEP = 60.0
+
+
+def prior_of(rate: float, shock_size: float) -> Markov:
+    """What a spot pool whose nodes are lost `rate` times an hour is taken to do before anything was seen."""
+    return Markov(
+        rate,
+        PRIOR_NODE_HOURS * max(rate, 0.01),
+        shock_size=shock_size,
+        out_share=PRIOR_OUT_SHARE,
+        requests_seen=PRIOR_REQUESTS,
+    )
 
 
 def windows_of(traces: list[Trace], rate: float, shock_size: float = 0.5) -> Windows:
@@ -27,11 +38,8 @@ def windows_of(traces: list[Trace], rate: float, shock_size: float = 0.5) -> Win
         nodes, lost = trace.bins(min(STEP, max(trace.span, 1.0)))
         lost[0] = 0  # the wrap-around of a repeated trace is no loss
         binned.append((nodes.astype(np.float64), lost.astype(np.float64), min(STEP, max(trace.span, 1.0))))
-    prior = Markov(
-        rate, PRIOR_NODE_HOURS * max(rate, 0.01), shock_size=shock_size, out_share=PRIOR_OUT_SHARE,
-        requests_seen=PRIOR_REQUESTS,
-    )  # fmt: skip
-    return Windows(tuple(binned), max(float(max(nodes.max() for nodes, _, _ in binned)), 1.0), prior)
+    size = max(float(max(nodes.max() for nodes, _, _ in binned)), 1.0)
+    return Windows(tuple(binned), size, prior_of(rate, shock_size))
 
 
 def with_trace(problem: Problem, pool: str, trace: Trace) -> Problem:

@@ -1,7 +1,6 @@
 """Policies: how many spot and on-demand workers to request, given what has happened so far.
 
-Each policy is one class, called at every step for all runs at once. Only `Hindsight` knows the future. The operator
-implements none of them: it does not change the number of workers by itself.
+Each policy is one class, called at every step for all runs at once. Only `Hindsight` knows the future.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.sizing.plan.deadline import least_on_demand
 from shoal.sizing.plan.problem import Floats
 from shoal.sizing.simulate.scenario import Scenario
 
-__all__ = ["POLICIES", "Hindsight", "Policy", "SpotOnly", "View"]
+__all__ = ["POLICIES", "Confident", "Hindsight", "Policy", "SpotOnly", "View"]
 
 Ints = NDArray[np.int64]
 
@@ -217,6 +217,46 @@ class Shoal:
         enough = mean * seconds >= (view.remaining / scenario.sure_rate)[:, None]
         lowest = np.where(enough.any(axis=1), enough.argmax(axis=1), scenario.workers)
         return np.maximum(lowest - could, 0)
+
+
+class Confident:
+    """All available spot, and the fewest on-demand workers that keep the deadline with a stated confidence.
+
+    Counts on what spot does at least with that confidence (`low`, given steps to the deadline and the spot workers of
+    each run), where the safety rule counts on none. A part `floor` of the workers is on-demand from the beginning.
+    """
+
+    def __init__(self, low: Callable[[int, Floats], Floats], floor: float = 0.0) -> None:
+        self._low, self._floor = low, floor
+        self._idle: Floats | None = None
+        self._careful = Shoal()
+
+    def __call__(self, view: View) -> tuple[Ints, Ints]:
+        """Spot, and the fewest on-demand workers."""
+        scenario, there = view.scenario, view.on_demand + view.starting
+        if self._idle is None:
+            self._idle = np.zeros(len(there))
+        left = max(view.left - view.step, 0.0)  # the work of a step counts at its end
+        wanted = least_on_demand(
+            view.remaining,
+            rate=scenario.sure_rate,
+            there=there,
+            left=left,
+            startup=view.startup + view.step,
+            most=scenario.most_on_demand,
+            workers=scenario.workers,
+            waiting=view.starting_wait,
+            spot=np.minimum(
+                self._low(int(left / view.step), view.spot_there.astype(np.float64)), scenario.most_spot
+            ),
+        )
+        wanted = np.maximum(wanted, round(self._floor * scenario.most_on_demand))
+        # Where the safety rule asks for less, it is enough: it counts on no spot at all.
+        wanted = np.minimum(wanted, self._careful(view)[1])
+        self._idle = np.where(wanted < there, self._idle + view.step, 0.0)
+        keep = (wanted < there) & (self._idle < view.startup + view.step)
+        on_demand = np.clip(np.where(keep, there, wanted), scenario.base, scenario.most_on_demand)
+        return _spot_workers(view, on_demand), on_demand
 
 
 class Hindsight:

@@ -67,9 +67,14 @@ def step_of(scenario: Scenario) -> float:
     return min(60.0, max(1.0, scenario.deadline / STEPS))
 
 
-def supply(traces: Sequence[Trace], step: float, runs: int, rng: np.random.Generator) -> Supply:
-    """Divide the runs among the traces, each at a random offset."""
-    bins = [trace.bins(step) for trace in traces]
+def supply(
+    traces: Sequence[Trace], step: float, runs: int, rng: np.random.Generator, limit: int | None = None
+) -> Supply:
+    """Divide the runs among the traces, each at a random offset.
+
+    `limit`: nodes of the pool; a trace of more (or fewer) nodes is scaled to it. None: as recorded.
+    """
+    bins = [_scaled(*trace.bins(step), limit) for trace in traces]
     lengths = np.array([len(there) for there, _ in bins])
     there = np.zeros((len(traces), int(lengths.max())), dtype=np.int64)
     lost = np.zeros_like(there)
@@ -77,6 +82,17 @@ def supply(traces: Sequence[Trace], step: float, runs: int, rng: np.random.Gener
         there[i, : len(nodes)], lost[i, : len(gone)] = nodes, gone
     which = np.arange(runs) % len(traces)
     return Supply(there, lost, lengths, which, (rng.random(runs) * lengths[which]).astype(np.int64))
+
+
+def _scaled(nodes: Ints, lost: Ints, limit: int | None) -> tuple[Ints, Ints]:
+    """A trace of a pool of another size: the same part of its nodes is there, and lost."""
+    size = int(nodes.max(initial=0))
+    if limit is None or size in (0, limit):
+        return nodes, lost
+    there = nodes * limit // size
+    before = np.roll(there, 1)
+    gone = np.maximum(np.rint(lost * limit / size).astype(np.int64), before - there)
+    return there, np.clip(gone, 0, before)
 
 
 class _Fleet:

@@ -12,7 +12,7 @@ from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.problem import Floats, Pool, Problem, StepWork
 from shoal.sizing.speed.servers import soft_min
 
-__all__ = ["Scenario", "scenario_of"]
+__all__ = ["Scenario", "pair_of", "scenario_of"]
 
 ENOUGH = 0.95  # parameter servers are added until this part of the workers' speed is reached
 
@@ -79,7 +79,7 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
 
     `slack` is the deadline as a multiple of the time on on-demand workers only.
     """
-    spot, on_demand = _pair(problem)
+    spot, on_demand = pair_of(problem)
     number = min(workers or problem.max_workers or spot.limit, spot.limit + on_demand.limit)
     most = min(number, on_demand.limit)
     count = _servers(problem, spot, on_demand, number, most)
@@ -107,7 +107,7 @@ def scenario_of(problem: Problem, *, workers: int | None = None, slack: float | 
     return Scenario(problem, spot, on_demand, number, count, steps, deadline)
 
 
-def _pair(problem: Problem) -> tuple[Pool, Pool]:
+def pair_of(problem: Problem) -> tuple[Pool, Pool]:
     """The spot and the on-demand pool with the lowest price for their speed, in one zone if required."""
     least = max(problem.min_on_demand, 1)
     every = {

@@ -158,6 +158,20 @@ def test_pool_is_exhausted_when_pods_wait_for_longer_than_a_start() -> None:
     )
 
 
+def test_exhausted_pool_is_tried_again_after_a_while_or_when_a_node_comes() -> None:
+    first = measure(seen(pool(), waiting=(waiting(500),)))
+
+    def later(seconds: float, **more: Any) -> tuple[str, str]:
+        status = measure(seen(pool(first), now=NOW + timedelta(seconds=seconds), **more))
+        return condition(status, "Exhausted")
+
+    assert later(1) == later(239) == ("True", "NoNodes")
+    assert later(241) == ("False", "NodesAvailable")
+    assert later(241, waiting=(waiting(500),)) == ("True", "NoNodes")
+    node = Node.model_validate({"metadata": {"name": "n", "labels": {"pool": "spot"}}})
+    assert later(1, nodes=[node]) == ("False", "NodesAvailable")
+
+
 def test_transition_time_is_kept_while_a_condition_holds() -> None:
     first = measure(seen(pool(), waiting=(waiting(500),)))
     again = measure(seen(pool(first), waiting=(waiting(500),), now=NOW + timedelta(hours=1)))

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
-from shoal.controllers.planning.translate import fleet_job, profile_values
+from shoal.controllers.planning.translate import END_SECONDS, fleet_job, profile_values, running
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
     LATE_SECONDS,
@@ -211,7 +212,7 @@ def test_deadline_and_budget_are_what_is_left() -> None:
     manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     manifest["status"] = {"startTime": "2026-01-01T11:30:00Z", "cost": {"accumulated": "12.5"}}
     found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW)
-    assert (found.deadline_seconds, found.budget_left) == (1800, 27.5)
+    assert (found.deadline_seconds, found.budget_left) == (1800 - END_SECONDS, 27.5)
 
 
 @pytest.mark.parametrize("mode", ["Off", "Manual"])
@@ -331,3 +332,78 @@ async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None
     assert world.learner.name_of(job, MODEL.fingerprint) == "resnet"
     manifest["metadata"]["annotations"] = {ANNOTATION: "mine"}
     assert world.learner.name_of(TrainingJob.model_validate(manifest), MODEL.fingerprint) == "mine"
+
+
+@pytest.mark.parametrize("coordinator", [False, True])
+async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step(coordinator: bool) -> None:
+    world = World()
+    first = TrainingJob.model_validate(job_manifest())
+    world.add(first, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    world.hear(first, report(7e6))
+    name = profile_name(MODEL.fingerprint)
+    status = world.learner.learned((first.metadata.namespace, name))
+    meta = {"name": name, "namespace": first.metadata.namespace, "uid": "p", "resourceVersion": "1"}
+    world.state.profiles.put(
+        SpeedProfile.model_validate({"metadata": meta}).model_copy(update={"status": status})
+    )
+    training = {"entrypoint": "a:b", "batchSize": 128, "stopAfter": {"steps": 10_000}}
+    manifest = job_manifest("again", training=training)
+    manifest["metadata"]["annotations"] = {ANNOTATION: name}
+    second = TrainingJob.model_validate(manifest)
+    world.add(second)
+    if coordinator:  # it runs before the workers, and knows neither the data nor the model
+        world.hear(second, StatusReport(job_uid="uid-again", phase=Phase.STARTING))
+    await world.planner.plan_once()
+    found = world.planner.proposal(second.metadata.uid)
+    assert found is not None
+    workers = sum(found.pools.values())
+    assert found.samples_per_second == pytest.approx(640 * workers, rel=0.2)
+    assert found.remaining_range is not None
+    assert found.remaining_seconds is not None
+    low, high = found.remaining_range
+    assert low <= found.remaining_seconds <= high
+
+
+async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None:
+    world = World()
+    slots = [{"index": n, "pool": "spot", "state": "Starting"} for n in range(2)]
+    manifest = job_manifest()
+    job = TrainingJob.model_validate({**manifest, "status": {"slots": slots}})
+    exhausted = {"type": "Exhausted", "status": "True", "reason": "NoNodes"}
+    spot = pool("spot", "0.3", True)
+    condition = Condition.model_validate({**exhausted, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    status = spot.status.model_copy(update={"conditions": (condition,)})
+    world.add(job, spot.model_copy(update={"status": status}), pool("on-demand", "1.0", False))
+    world.hear(job, report(4e6))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert set(found.pools) == {"on-demand"}
+    bound = [{**slot, "node": f"n{slot['index']}"} for slot in slots]
+    assert running(TrainingJob.model_validate({**manifest, "status": {"slots": bound}})) == {"spot": 2}
+    assert running(job) == {}
+
+
+async def test_a_job_begins_with_its_replicas_until_something_is_known() -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert dict(found.pools) == {"spot": 2}
+    assert found.samples_per_second is None
+
+
+@pytest.mark.parametrize("measured", [True, False])
+async def test_only_a_risk_that_was_measured_is_urgent(measured: bool) -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    said = report(1e12)
+    world.hear(job, said if measured else said.model_copy(update={"speed": ()}))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert not found.feasible
+    assert found.urgent == measured

@@ -122,3 +122,24 @@ def test_edited_source_is_not_an_error() -> None:
     broken = status.sources[0].model_copy(update={"counts": {"T4/1/4/16/2/1": "garbage"}})
     status = learn(status.model_copy(update={"sources": (broken,)}), "one", report(1.0, 1.0), NOW)
     assert float(status.rows[0].compute.count) == 3
+
+
+def test_shares_of_a_core_are_rows_of_their_own() -> None:
+    def at(cores: float, seconds: float) -> StatusReport:
+        found = report(seconds, seconds)
+        return found.model_copy(update={"speed": (found.speed[0].model_copy(update={"cores": cores}),)})
+
+    status = learn(SpeedProfileStatus(), "fast", at(0.3, 0.1), NOW)
+    status = learn(status, "slow", at(0.15, 0.2), NOW)
+    assert [(row.cores, float(row.compute.mean_log)) for row in status.rows] == [
+        ("0.15", pytest.approx(math.log(0.2), abs=1e-4)),
+        ("0.3", pytest.approx(math.log(0.1), abs=1e-4)),
+    ]
+    again = SpeedProfileStatus.model_validate_json(status.model_dump_json(by_alias=True))
+    assert learn(again, "slow", at(0.15, 0.2), NOW) is again
+
+
+def test_whole_cores_of_an_earlier_version_are_read() -> None:
+    stored = {"device": "T4", "cores": 4, "batchSize": 16, "workers": 2, "parameterServers": 1}
+    status = learn(SpeedProfileStatus.model_validate({"rows": [stored]}), "job", report(0.1), NOW)
+    assert [row.cores for row in status.rows] == ["4"]

@@ -13,9 +13,11 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.deadline import can_still_be_kept, least_on_demand
 from shoal.sizing.plan.risk import chance
 from shoal.sizing.simulate.measured import with_trace
 from shoal.sizing.simulate.policies import UniformProgress, View
+from shoal.sizing.simulate.replay import supply
 from shoal.sizing.simulate.scenario import Scenario, scenario_of
 from shoal.sizing.simulate.summary import explain, run
 from shoal.sizing.simulate.traces import Trace, read_trace
@@ -36,22 +38,6 @@ def counts(tmp_path: Path, nodes: list[int], gap: float = 300) -> Trace:
     path = tmp_path / "counts.json"
     path.write_text(json.dumps({"metadata": {"gap_seconds": gap}, "data": nodes}))
     return read_trace(path)
-
-
-def counts_of(trace: Trace, scale: float) -> Trace:
-    """The trace of a pool that is smaller by `scale`."""
-    nodes, _ = trace.bins(60.0)
-    begins: list[float] = []
-    ends: list[float] = []
-    alive: list[float] = []
-    for i, n in enumerate(np.floor(nodes * scale).astype(int)):
-        alive += [i * 60.0] * (n - len(alive))
-        while len(alive) > n:
-            begins.append(alive.pop(0))
-            ends.append(i * 60.0)
-    begins += alive
-    ends += [math.inf] * len(alive)
-    return Trace(trace.name, np.array(begins), np.array(ends), trace.span)
 
 
 @pytest.mark.parametrize(("hours", "slack"), [(0.5, 1.2), (2, 1.2), (2, 1.5), (8, 1.2)])
@@ -270,10 +256,8 @@ def test_promise_with_a_trace_is_kept_in_its_replay(workers: int, hours: float, 
     limited = replace(problem, objective=Objective(deadline=made.deadline))
     promised = chance(with_trace(limited, "spot", trace), (workers, 0), 1)
     assert promised is not None
-    # The replay has 32 nodes of the trace for a pool of so many workers: scale the trace as the plan does.
-    scaled = counts_of(trace, workers / 32)
-    kept = run(made, [scaled], runs=400).outcome("spot only").kept
-    assert promised == pytest.approx(kept, abs=0.12)
+    kept = run(made, [trace], runs=400).outcome("spot only").kept
+    assert kept - 0.2 <= promised <= kept + 0.05  # careful: 11 hours of a trace are few
     assert promised < 0.9
 
 
@@ -293,3 +277,38 @@ def test_incomplete_scenario_raises_error() -> None:
         scenario_of(problem)
     with pytest.raises(UsageError, match="1 or more"):
         scenario_of(problem, slack=0.5)
+
+
+@pytest.mark.parametrize(
+    "name", ["aws-p2-xlarge-89-hours.csv", "aws-p3-2xlarge-32-nodes.csv", "gcp-v100-24-hours.csv"]
+)
+def test_stated_confidence_costs_less_than_certainty_where_slack_is_shorter_than_a_start(name: str) -> None:
+    """The safety rule alone buys everything on-demand here: 0.9 to 1.06 of on-demand only."""
+    short = scenario(0.3, 1.1)
+    pools = tuple(replace(pool, limit=WORKERS) for pool in short.problem.pools)
+    short = scenario_of(replace(short.problem, pools=pools), slack=1.1)
+    result = run(short, [read_trace(AWS.parent / name)], runs=200, confidence=0.95)
+    ours, dear = result.outcome("shoal"), result.outcome("on-demand only")
+    assert ours.kept >= 0.88  # of 200 runs; the day of the last trace got worse
+    assert (ours.cost["mean"] or 0) <= 0.85 * (dear.cost["mean"] or 0)
+
+
+def test_least_on_demand_workers() -> None:
+    rule = {"rate": 1.0, "left": 100.0, "startup": 10.0, "most": 16, "workers": 16}
+    assert least_on_demand(0.0, there=0, **rule) == 0
+    assert least_on_demand(180.0, there=0, **rule) == 2  # two new ones make 180 steps
+    assert least_on_demand(181.0, there=0, **rule) == 3
+    assert least_on_demand(200.0, there=2, **rule) == 2  # those that run need no start-up
+    assert least_on_demand(900.0, there=0, spot=8.0, **rule) == 2  # spot is counted on for 800
+    assert least_on_demand(1e9, there=0, **rule) == 16
+    assert least_on_demand(np.array([0.0, 180.0]), there=np.zeros(2), **rule).tolist() == [0, 2]
+    assert can_still_be_kept(900.0, rate=1.0, left=100.0, startup=10.0, most=10)
+    assert not can_still_be_kept(901.0, rate=1.0, left=100.0, startup=10.0, most=10)
+
+
+def test_trace_is_scaled_to_the_pool(tmp_path: Path) -> None:
+    """Before, 16 workers drew from 32 nodes, and 8 of these could be missing for free."""
+    trace = counts(tmp_path, [32] * 20 + [24] * 20)
+    found = supply([trace], 300.0, 1, np.random.default_rng(0), 16)
+    assert set(found.there[0]) == {16, 12}
+    assert found.lost.max() == 4

@@ -6,6 +6,7 @@ import inspect
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import server as server_module
+from shoal_trainer.ps import shard_client
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.pool import Loan
@@ -93,16 +95,72 @@ def test_connection_counts_once(served: Served) -> None:
     assert len(served.server._open) == 1
 
 
-def test_request_without_free_memory_is_refused_at_its_deadline(
+def test_payload_on_its_way_without_free_memory_is_refused_at_its_deadline(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only short ones are sent without asking."""
     monkeypatch.setattr(server_module, "WAIT_SECONDS", 0.05)
     monkeypatch.setattr(served.server._pool, "_take", lambda *_: None)
     client = served.client()
     client.hello(MODEL)
     served.shard.initialize(aligned(8))
     with pytest.raises(Unreachable, match="no memory"):
+        client.push_pull(aligned(8), aligned(8), Push(1, 1, (0,)))
+
+
+@pytest.mark.parametrize("kind", ["pull", "push"])
+def test_a_busy_server_makes_a_worker_wait_longer_than_any_timeout(
+    served: Served, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A saturated server is not a lost one: the worker would answer an outage with three messages for one."""
+    monkeypatch.setattr(server_module, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(shard_client, "ASK_BYTES", 8)
+    client = served.client()
+    client.hello(MODEL)
+    served.shard.initialize(aligned(8))
+    client._shards[0]._connected().channel.set_timeout(0.2)
+    take, full = served.server._pool._take, threading.Event()
+    monkeypatch.setattr(served.server._pool, "_take", lambda loan: None if not full.is_set() else take(loan))
+    freeing = threading.Timer(1.0, full.set)
+    freeing.start()
+    if kind == "pull":
         client.pull(aligned(8))
+    else:
+        client.push_pull(aligned(8), aligned(8), Push(1, 1, (0,)))
+        assert served.shard.version == 1
+    freeing.join()
+    assert served.shard.report().busy_answers >= 5
+    client.pull(aligned(8))  # the connection goes on
+
+
+def test_more_workers_than_memory_all_get_their_turn(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of all messages is longer than a request may wait for anything else."""
+    monkeypatch.setattr(server_module, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(server_module, "BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(shard_client, "ASK_BYTES", 8)
+    served.server._pool._limit = served.server._pool._usual = 0  # one message
+    served.server._pool._memory = None
+    apply, turn = served.shard.push, threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        turn.wait(0.05)
+        return apply(*arguments, **options)
+
+    monkeypatch.setattr(served.shard, "push", slow)
+    clients = [served.client(slot) for slot in range(12)]
+    for client in clients:
+        client.hello(MODEL)
+    served.shard.initialize(aligned(8))
+
+    def work(client: PSClient) -> None:
+        for seq in range(1, 4):
+            client.push_pull(aligned(8), aligned(8), Push(seq, 1, (0,)))
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        for done in [pool.submit(work, client) for client in clients]:
+            done.result(timeout=30)
+    assert served.shard.version == 36
 
 
 def test_all_waits_of_a_request_share_one_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from shoal_trainer.ps import pool as pool_module
 from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
+from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.pool import PiecePool
 from shoal_trainer.ps.shard_client import ShardClient
 from shoal_trainer.security import Credentials
@@ -58,7 +59,7 @@ def test_worker_trains_with_every_encoding(
 def one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers have memory for one message, and requests are large."""
     monkeypatch.setattr(pool_module, "PIECE_BYTES", 1 << 14)
-    monkeypatch.setattr(server_module, "PiecePool", lambda clock: PiecePool(0, clock=clock))
+    monkeypatch.setattr(server_module, "PiecePool", lambda memory, clock: PiecePool(0, clock=clock))  # noqa: ARG005
     monkeypatch.setattr(pool_module, "MODEL_SHARE", 0.0)
     monkeypatch.setattr(client_module, "LARGE", 0)
 
@@ -69,7 +70,7 @@ def one_message(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_share_the_memory_of_one_message(credentials: Credentials, shards: int, dtype: Any) -> None:
     cluster = Cluster(credentials).serve(shards)
     for store in cluster.stores:
-        store.staleness = Staleness(policy="Constant")
+        store.damping.apply = lambda *_: Damped(1.0, 1.0)  # type: ignore[method-assign]  # the sum is checked
     clients = [cluster.client(slot=slot, dtype=dtype) for slot in range(4)]
     for client in clients:
         client.hello(MODEL)

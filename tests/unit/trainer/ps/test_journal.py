@@ -79,3 +79,19 @@ def test_late_copy_is_adopted_by_an_empty_shard() -> None:
     assert new.hello(0, 0, MODEL, old.version).wants_copy
     new.offer(0, 0, old.version, old.pull(0, copy).meta, copy)
     assert (new.state, new.version, new.contents.spans()) == (State.READY, 10, ((0, 0, 1, 11),))
+
+
+def test_a_push_with_several_marks_counts_its_steps_once() -> None:
+    journal = PushJournal()
+    marks = (Progress(0, -1, 0, 2), Progress(0, -1, 8, 10))
+    journal.add(1, (0, 0, 1), PushMeta(samples=4, steps=3, progress=marks))
+    assert [entry.steps for entry in journal.since(-1).entries] == [3, 0]
+
+
+def test_entries_that_a_worker_knows_are_not_added_again() -> None:
+    """An answer to a resent push lists what the worker may have already."""
+    server, worker = PushJournal(), PushJournal()
+    for version in (1, 2, 3):
+        server.add(version, (0, 0, version), PushMeta(samples=1))
+        worker.follow(server.since(-1))
+    assert worker.since(-1) == server.since(-1)

@@ -77,7 +77,7 @@ def nesterov(w, m, g, lr, decay, mu):
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("n", [1, 7, 1000])
-def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:
+def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noqa: PLR0915
     w, m, v, g = vector(n, 1), vector(n, 2), vector(n, 3) ** 2, vector(n, 4, 0.1)
 
     def exchange() -> NDArray[np.generic]:
@@ -99,17 +99,48 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:
 
     for rule, reference in ((kernels.momentum, momentum), (kernels.nesterov, nesterov)):
         new, state, io = w.copy(), m.copy(), exchange()
-        rule(new, state, io, lr, decay, mu)
+        rule(new, state, io, lr, decay, mu, F(0))
         expected, moved = reference(w, m, gradient, lr, decay, mu)
         np.testing.assert_array_equal(state, moved)
         check(io, new, expected)
 
+        new, state, io = w.copy(), m.copy(), exchange()
+        rule(new, state, io, lr, decay, mu, F(2.5))
+        np.testing.assert_array_equal(new, expected)
+        later = expected + F(2.5) * moved
+        np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
+
     new, first, second, io = w.copy(), m.copy(), v.copy(), exchange()
-    kernels.adam(new, first, second, io, lr, decay, F(0.1), F(0.001), eps)
+    kernels.adam(new, first, second, io, lr, decay, F(0.1), F(0.001), eps, F(0))
     m2, v2 = m + (gradient - m) * F(0.1), v + (gradient * gradient - v) * F(0.001)
     np.testing.assert_array_equal(first, m2)
     np.testing.assert_array_equal(second, v2)
-    check(io, new, (w - w * decay) - (m2 * lr) / (np.sqrt(v2) + eps))
+    step = (m2 * lr) / (np.sqrt(v2) + eps)
+    check(io, new, (w - w * decay) - step)
+    again, first, second, io = w.copy(), m.copy(), v.copy(), exchange()
+    kernels.adam(again, first, second, io, lr, decay, F(0.1), F(0.001), eps, F(2.5))
+    np.testing.assert_array_equal(again, new)
+    later = new - F(2.5) * step
+    np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
+
+    io = exchange()
+    kernels.glide(w, m, io, F(2.5))
+    np.testing.assert_array_equal(io, bits_of(w + F(2.5) * m) if bf16 else w + F(2.5) * m)
+    io, later = exchange(), w - (m * F(0.01)) / (np.sqrt(v) + eps)
+    kernels.glide_adam(w, m, v, io, F(0.01), eps)
+    np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
+
+    out, io = aligned(n), exchange()
+    kernels.include(w, io, out, F(-0.5))
+    np.testing.assert_array_equal(out, w + F(-0.5) * gradient)
+    np.testing.assert_array_equal(io, exchange())
+    second = v.copy()
+    kernels.include_adam(w, second, io, out, F(0.01), F(0.001), F(0.5), eps)
+    np.testing.assert_array_equal(second, v2)
+    np.testing.assert_array_equal(out, w - (F(0.01) * gradient) / (np.sqrt(v2 / F(0.5)) + eps))
+    sums = np.zeros(3)
+    kernels.squares(io, sums)
+    assert sums[0] == pytest.approx(np.square(gradient, dtype=np.float64).sum(), rel=1e-5)
 
     new, total, io = w.copy(), v.copy(), exchange()
     kernels.adagrad(new, total, io, lr, decay, eps)
@@ -134,9 +165,9 @@ def test_non_finite_gradient_is_replaced_by_zero_and_reported(
     calls: dict[str, Callable[..., Any]] = {
         "add": lambda w, _a, _b, io: kernels.add(w, io, F(0.5)),
         "sgd": lambda w, _a, _b, io: kernels.sgd(w, io, F(0.1), F(0)),
-        "momentum": lambda w, a, _b, io: kernels.momentum(w, a, io, F(0.1), F(0), F(0.9)),
-        "nesterov": lambda w, a, _b, io: kernels.nesterov(w, a, io, F(0.1), F(0), F(0.9)),
-        "adam": lambda w, a, b, io: kernels.adam(w, a, b, io, F(0.1), F(0), F(0.1), F(0.01), F(1e-7)),
+        "momentum": lambda w, a, _b, io: kernels.momentum(w, a, io, F(0.1), F(0), F(0.9), F(1)),
+        "nesterov": lambda w, a, _b, io: kernels.nesterov(w, a, io, F(0.1), F(0), F(0.9), F(1)),
+        "adam": lambda w, a, b, io: kernels.adam(w, a, b, io, F(0.1), F(0), F(0.1), F(0.01), F(1e-7), F(1)),
         "adagrad": lambda w, a, _b, io: kernels.adagrad(w, a, io, F(0.1), F(0), F(1e-7)),
         "merge": lambda w, a, _b, io: kernels.merge(w, a, io, F(0.7), F(0.6)),
     }

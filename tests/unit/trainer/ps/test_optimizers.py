@@ -10,7 +10,7 @@ import pytest
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import schedules
-from shoal_trainer.ps.optimizers import explicit_momentum
+from shoal_trainer.ps.optimizers import Optimizer, Update, adam_momentum, momentum_at, stretch
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta, Schedule
 
@@ -119,7 +119,66 @@ def test_learning_rate_of_a_push_overrides_the_schedule() -> None:
         shard.push(0, 0, 2, 1, PushMeta(samples=1), io)
 
 
-@pytest.mark.parametrize(("live", "mu"), [(1, 0.9), (2, 0.4), (10, 0.0), (100, 0.0)])
-def test_explicit_momentum_shrinks_with_live_workers(live: int, mu: float) -> None:
-    assert explicit_momentum(OptimizerConfig(momentum=0.9), live) == pytest.approx(mu)
-    assert explicit_momentum(OptimizerConfig(momentum=0.9, momentum_correction=False), live) == 0.9
+@pytest.mark.parametrize("pace", [1.0, 2.0, 7.5, 31.0])
+def test_momentum_lasts_longer_at_a_higher_pace_and_a_gradient_does_as_much(pace: float) -> None:
+    config = OptimizerConfig(momentum=0.9)
+    mu, slower = momentum_at(config, pace), stretch(pace)
+    assert 1 / slower / (1 - mu) == pytest.approx(1 / (1 - 0.9))
+    assert (mu == 0.9) == (pace == 1)
+    assert (adam_momentum(config, pace) == 0.9) == (pace == 1)
+    assert 0.9 <= adam_momentum(config, pace) < 1
+
+
+def test_velocity_goes_as_far_when_the_pace_changes() -> None:
+    """Without another gradient, momentum moves the parameters by mu / (1 - mu) times the velocity, at any pace."""
+    config = OptimizerConfig(learning_rate=0.1, momentum=0.9)
+
+    def distance(paces: list[float]) -> float:
+        optimizer, w = Optimizer(config, 0, 1), np.zeros(1, np.float32)
+        optimizer.apply(w, np.ones(1, np.float32), Update(0.1, 1, paces[0]))
+        for pace in paces[1:]:
+            optimizer.apply(w, np.zeros(1, np.float32), Update(0.1, 2, pace))
+        return float(w[0])
+
+    constant = distance([1.0] * 4000)
+    assert constant == pytest.approx(-1.0, rel=1e-3)
+    assert distance([1.0] * 3 + [15.0] * 4000) == pytest.approx(constant, rel=0.02)
+    assert distance([15.0] * 100 + [1.0] * 4000) == pytest.approx(constant, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OptimizerConfig(learning_rate=0.1, momentum=0.9, batch_size=BATCH),
+        OptimizerConfig(learning_rate=0.1, momentum=0.9, nesterov=True, batch_size=BATCH),
+        OptimizerConfig(name="adam", learning_rate=0.01, batch_size=BATCH),
+        OptimizerConfig(
+            name="adamw",
+            learning_rate=Schedule(
+                name="PolynomialDecay", config={"initial_learning_rate": 0.1, "decay_steps": 200}
+            ),
+            batch_size=BATCH,
+        ),
+    ],
+    ids=["momentum", "nesterov", "adam", "adamw with a schedule"],
+)
+def test_answer_one_update_ahead_lacks_only_the_next_gradient(
+    numbers: tuple[np.ndarray, np.ndarray], config: OptimizerConfig
+) -> None:
+    """A push of zeros moves the parameters to where the answer was; Adam's second moments decay by a thousandth."""
+    start, gradients = numbers
+    shard = ShardStore(0, 1, 0)
+    shard.hello(0, 0, ModelSpec(fingerprint="f" * 64, parameters=N, optimizer=config))
+    shard.initialize(start)
+    meta = PushMeta(samples=BATCH)
+    for seq, gradient in enumerate(gradients, start=1):
+        ahead = gradient.copy()
+        shard.push(0, 0, seq, seq - 1, meta, ahead, ahead=1.0)
+    pulled, exact, after = start.copy(), start.copy(), np.zeros_like(start)
+    shard.pull(0, pulled, ahead=1.0)
+    shard.pull(0, exact)
+    shard.push(0, 0, STEPS + 1, STEPS, meta, after)
+    moved = float(np.abs(after - exact).max())
+    assert moved > 0.005
+    np.testing.assert_allclose(ahead, after, atol=0.002 * moved)
+    np.testing.assert_allclose(pulled, after, atol=0.002 * moved)

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import pool as pool_module
+from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pool import MAX_SLOW, SLOW_SECONDS, Loan, PiecePool
 from shoal_trainer.wire.header import Codec
 from tests.unit.trainer.ps.cluster import until
@@ -238,3 +240,49 @@ def test_memory_is_bounded_and_nobody_waits_for_ever(
         close(next(index for index, (_, loan, _) in enumerate(loans) if complete(loan)))
         check()
     assert pool.made <= max(limit, largest)
+
+
+def test_memory_of_the_pod_beside_the_model_and_its_copy_is_for_messages() -> None:
+    model = 10_000
+    pool = PiecePool(limit=0, memory=pool_module.RESERVED + 2 * model + 256)
+    with pool.lend(128, model) as first, pool.lend(128, model) as second, pool.lend(128, model) as third:
+        assert complete(first)
+        assert complete(second)
+        assert not complete(third) or pool.made <= 0.2 * model
+
+
+def test_messages_have_no_more_memory_than_is_of_use() -> None:
+    pool = PiecePool(limit=0, memory=1 << 40)
+    with ExitStack() as stack:
+        loans = [stack.enter_context(pool.lend(128)) for _ in range(pool_module.MAX_MESSAGES + 1)]
+        assert [complete(loan) for loan in loans] == [True] * pool_module.MAX_MESSAGES + [False]
+
+
+def test_a_pod_with_too_little_memory_still_takes_one_message() -> None:
+    pool = PiecePool(limit=0, memory=1 << 20)
+    with pool.lend(128, 10_000_000) as first:
+        assert complete(first)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_request_waits_for_its_first_piece_or_for_all(whole: bool) -> None:
+    pool = PiecePool(limit=64)
+    with pool.lend(128) as first, pool.lend(128) as second:
+        assert complete(first)
+        assert not second.granted(0.0, whole=whole)
+        sending = first.return_after_use()
+        next(sending)
+        next(sending)  # one piece is sent
+        assert second.granted(0.0, whole=whole) is not whole
+        for _ in sending:
+            pass
+        assert second.granted(0.0, whole=True)
+
+
+@pytest.mark.parametrize(("text", "limit"), [("1073741824\n", 1 << 30), ("max\n", None), (None, None)])
+def test_the_pods_memory_limit_is_read_from_its_cgroup(
+    tmp_path: Path, text: str | None, limit: int | None
+) -> None:
+    if text is not None:
+        (tmp_path / "memory.max").write_text(text)
+    assert memory_limit(tmp_path / "memory.max") == limit

@@ -214,3 +214,12 @@ def test_weights_of_another_run_accept_another_optimizer() -> None:
     assert shard.hello(0, 0, other).initialized
     with pytest.raises(UserError):
         shard.hello(1, 0, MODEL)
+
+
+def test_snapshot_names_the_pushes_in_it() -> None:
+    shard = ready()
+    for seq in (1, 2):
+        shard.push(0, 0, seq, seq - 1, ONE, grad())
+    copy = shard.copy()
+    assert copy is not None
+    assert copy.contents == ((0, 0, 1, 3),)

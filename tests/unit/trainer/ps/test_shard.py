@@ -86,19 +86,42 @@ def test_different_model_is_a_user_error(other: ModelSpec, message: str) -> None
         shard.hello(1, 0, other)
 
 
-@pytest.mark.parametrize(
-    ("policy", "weight"), [("Constant", 1.0), ("InverseSquareRoot", 0.5), ("Inverse", 0.25)]
-)
-def test_stale_gradient_is_weighted_by_policy(policy: str, weight: float) -> None:
+@pytest.mark.parametrize("policy", ["Constant", "InverseSquareRoot", "Inverse"])
+def test_gradient_that_is_staler_than_normal_is_weighted_down(policy: str) -> None:
     applied: list[AppliedPush] = []
     shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)  # type: ignore[arg-type]
     for seq in range(1, 5):
         shard.push(1, 0, seq, seq - 1, ONE, grad(0.0))
     io = grad()
     shard.push(0, 0, 1, 0, ONE, io)
-    np.testing.assert_allclose(io, -weight)
+    np.testing.assert_allclose(io, -0.25)
+    assert applied[-1].staleness == 4
+    assert applied[-1].weight == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("policy", "weight"), [("Constant", 1.0), ("InverseSquareRoot", 0.5), ("Inverse", 0.25)]
+)
+def test_normal_staleness_is_weighted_by_policy(policy: str, weight: float) -> None:
+    """Five workers that take turns: each gradient is 4 updates old."""
+    applied: list[AppliedPush] = []
+    shard = ready(staleness=Staleness(policy=policy), on_applied=applied.append)  # type: ignore[arg-type]
+    shard.set_live_workers(5)
+    for turn in range(100):
+        seq, slot = divmod(turn, 5)
+        shard.push(slot, 0, seq + 1, max(0, turn - 4), ONE, grad(0.0))
     assert applied[-1].staleness == 4
     assert applied[-1].weight == pytest.approx(weight)
+
+
+def test_own_gradient_in_flight_is_no_staleness() -> None:
+    """A worker that overlaps has added its last gradient itself; so one that is alone is not slowed down."""
+    applied: list[AppliedPush] = []
+    shard = ready(on_applied=applied.append)
+    for seq in range(1, 9):
+        shard.push(0, 0, seq, max(0, seq - 2), PushMeta(samples=1, length=float(seq)), grad(0.0))
+    assert [push.staleness for push in applied] == [0] + [1] * 7
+    assert [push.weight for push in applied] == [1.0] * 8
 
 
 def test_push_is_weighted_by_its_samples() -> None:
@@ -131,23 +154,20 @@ def test_weight_decay_skips_excluded_ranges() -> None:
     np.testing.assert_allclose(io, [0.95, 0.95, 1, 1, 0.95, 0.95, 1, 1])
 
 
-@pytest.mark.parametrize(
-    ("policy", "weight"), [("Constant", 1), ("InverseSquareRoot", 0.5), ("Inverse", 0.25)]
-)
-def test_worker_side_updates_are_weighted_like_gradients(policy: str, weight: float) -> None:
+def test_worker_side_updates_are_weighted_like_gradients() -> None:
     model = MODEL.model_copy(update={"optimizer": DELTA, "parameters": N - 2, "statistics": 2})
-    shard = ready(model, staleness=Staleness(policy=policy))
+    shard = ready(model)
     io = grad()
     shard.push(0, 0, 1, 0, PushMeta(samples=4), io)
     np.testing.assert_array_equal(io, 1)  # a delta is added
     for seq in range(2, 5):
         shard.push(0, 0, seq, shard.version, PushMeta(samples=4), grad(0.0))
     io = grad()
-    shard.push(1, 0, 1, 0, PushMeta(samples=4), io)  # four updates old
-    np.testing.assert_allclose(io, [*[1 + weight] * (N - 2), *[1.25] * 2])
+    shard.push(1, 0, 1, 0, PushMeta(samples=4), io)  # four updates old, where none is normal
+    np.testing.assert_allclose(io, [*[1.25] * (N - 2), *[1.25] * 2])
     io = grad()
     shard.push(1, 0, 2, shard.version, PushMeta(samples=2), io)  # half a batch
-    np.testing.assert_allclose(io[: N - 2], 1.5 + weight)
+    np.testing.assert_allclose(io[: N - 2], 1.75)
 
 
 def test_outage_delta_is_multiplied_by_its_scale() -> None:
@@ -201,11 +221,18 @@ def test_applied_vector_is_bounded() -> None:
     }
 
 
-def test_momentum_is_corrected_for_live_workers() -> None:
+def test_momentum_lasts_longer_with_more_live_workers() -> None:
     config = OptimizerConfig(learning_rate=1.0, momentum=0.9, batch_size=1)
-    shard = ready(MODEL.model_copy(update={"optimizer": config}))
+    shard = ready(MODEL.model_copy(update={"optimizer": config}), staleness=Staleness(policy="Constant"))
     shard.push(0, 0, 1, 0, ONE, grad())  # m = -1
     shard.set_live_workers(2)
     io = grad(0.0)
-    shard.push(0, 0, 2, 1, ONE, io)  # m = 0.4 · -1
-    np.testing.assert_allclose(io, -1.4, rtol=1e-6)
+    shard.push(0, 0, 2, 1, ONE, io)  # two workers that wait for their answers: m = 0.9 · -1
+    np.testing.assert_allclose(io, -1.9, rtol=1e-6)
+    shard.set_live_workers(17)  # a pace of 16: slower by 16 ** 1.25 = 32
+    io = grad(0.0)
+    shard.push(0, 0, 3, 2, ONE, io)  # m = 0.9 / 32 · -0.9
+    np.testing.assert_allclose(io, -1.9 - 0.81 / 32, rtol=1e-6)
+    io = grad(0.0)
+    shard.push(0, 0, 4, 3, ONE, io)
+    np.testing.assert_allclose(io, -1.9 - 0.81 / 32 * (1 + 1 - 0.1 / 32), rtol=1e-6)

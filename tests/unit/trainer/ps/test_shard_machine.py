@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced
 from shoal_trainer.ps.shard import AppliedPush, ShardStore, State
 from tests.unit.trainer.ps.shards import MODEL, ONE, Clock, grad, read
@@ -29,7 +30,8 @@ class ShardMachine(RuleBasedStateMachine):
         def on_applied(push: AppliedPush) -> None:
             self.log.append((push.slot, push.incarnation, push.seq))
 
-        return ShardStore(0, 1, epoch, clock=self.clock, on_applied=on_applied)
+        in_full = Staleness(policy="Constant")  # so that the parameters count pushes
+        return ShardStore(0, 1, epoch, staleness=in_full, clock=self.clock, on_applied=on_applied)
 
     def hello(self, slot: int) -> None:
         self.shard.connect(slot, self.newest[slot])

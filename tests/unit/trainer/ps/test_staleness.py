@@ -171,3 +171,11 @@ def test_a_gradient_of_lost_versions_is_stale() -> None:
     shard.push(0, 0, 2, 1, ONE, grad())
     assert [staleness for staleness, _ in weights] == [9, 0]
     assert weights[0][1] == pytest.approx(weights[1][1] / 3)
+
+
+def test_a_lower_fence_does_not_replace_a_higher_one() -> None:
+    shard = ready()
+    shard.fence(0, 5)
+    shard.fence(0, 3)
+    with pytest.raises(Fenced):
+        shard.connect(0, 4)

@@ -39,6 +39,7 @@ class Faults:
             (0.001, self.cut_off_shard),
             (0.001, self.replace_worker),
             (0.001, self.toggle_storage),
+            (0.0003, self.pause_worker),
             (0.001 * ps_rate, self.lose_servers),
         )
         """(probability per turn at `rate` 1, event). An event returns whether it was possible."""
@@ -94,6 +95,14 @@ class Faults:
     def drain_worker(self):
         if workers := self.faulty_workers():
             self.random.choice(workers).drain.set()
+        return bool(workers)
+
+    def pause_worker(self):
+        """Stop a worker's process for a while (SIGSTOP, a node that swaps): longer than a silent one is waited for."""
+        if workers := self.faulty_workers():
+            worker = self.random.choice(workers)
+            until = self.world.now + self.random.choice([2.0, 10.0, 90.0]) * self.random.random()
+            self.world.wakes_at[worker] = worker.beats_at = max(until, self.world.wakes_at.get(worker, 0.0))
         return bool(workers)
 
     def cut_off_worker(self):

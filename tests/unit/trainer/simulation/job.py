@@ -1,8 +1,8 @@
 """The simulated job: its size, and a model whose parameters are counters.
 
 The update of a batch is 1 at each of its samples, so the parameters count how often each sample of each epoch was
-applied. With several shards, each shard has these counters, and one per computed step, which shows the steps that only
-some shards contain.
+applied. Each shard has these counters, and one per computed step, which shows the steps that only some shards contain,
+and those that a rollback has undone.
 """
 
 from shoal_trainer.ps.layout import GRAIN
@@ -15,8 +15,8 @@ STEPS_AT = 1024
 
 
 def model(shards):
-    """The model; with several shards, one grain per shard."""
-    parameters = SAMPLES * EPOCHS if shards == 1 else shards * GRAIN
+    """The model: one grain per shard."""
+    parameters = shards * GRAIN
     return ModelSpec(
         fingerprint="0" * 64,
         parameters=parameters,

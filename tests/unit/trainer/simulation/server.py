@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
+
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import AskPushes, DataSpec, Join, Pushes, SnapshotShard
@@ -15,7 +17,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
-from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, SAMPLES, model
+from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, SAMPLES, STEPS_AT, model
 from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
 
 
@@ -104,6 +106,7 @@ class Server:
             self.shard, others, self.coordinator, self.reconciler, self.store,
             SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,
         )  # fmt: skip
+        self.shard.on_ready = self.ready
         self.rollback = Rollback(
             self.shard, {}, self.coordinator, SlowStore(self), self.snapshotter,
             fenced=self.fenced, wall=world.clock,
@@ -114,6 +117,12 @@ class Server:
             self.coordinator.load(begun[0].ledger, other_run=True)
         if MODEL_FILE in world.storage.files:
             self.coordinator.end(world.final.coordinator.finished)
+
+    def ready(self, version, applied):
+        """Record the steps with which a generation begins; a rollback makes the shard ready again."""
+        self.coordinator.ready(version, applied)
+        steps = self.shard.model.parameters[STEPS_AT : STEPS_AT + self.world.steps]
+        self.world.kept.setdefault(self.shard.generation, set(np.flatnonzero(steps).tolist()))
 
     def compare_soon(self):
         """Reconcile the shards in the next turn."""
@@ -150,8 +159,8 @@ class Server:
 def another_run(shards):
     """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
-        boots=0, shards=shards, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None, servers=[],
-        cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None, stop_after=StopAfter(epochs=EPOCHS),
+        boots=0, shards=shards, steps=0, kept={}, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None,
+        servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None, stop_after=StopAfter(epochs=EPOCHS),
     )  # fmt: skip
     world.servers += [Server(world, index, 0) for index in range(shards)]
     for server in world.servers:

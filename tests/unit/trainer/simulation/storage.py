@@ -17,6 +17,8 @@ class MemoryStorage:
     def __init__(self):
         self.files = {}
         self.down = False
+        self.created = []
+        """The names of all files that were created, in order."""
 
     def _check(self):
         if self.down:
@@ -30,7 +32,10 @@ class MemoryStorage:
 
     def create(self, name, data):
         self._check()
-        return self.files.setdefault(name, data) is data
+        created = self.files.setdefault(name, data) is data
+        if created:
+            self.created.append((name, data))
+        return created
 
     @contextlib.contextmanager
     def open(self, name):

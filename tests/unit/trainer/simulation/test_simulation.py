@@ -1,11 +1,13 @@
 """Seeded faults against the real state machines: every run keeps the data guarantees."""
 
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from shoal_trainer.coordinator import report
+from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.worker import loop
 from tests.unit.trainer.simulation.job import EPOCHS, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.server import another_run
@@ -64,6 +66,25 @@ def check_partial(world, context):
     return len(samples)
 
 
+def check_lineage(world, context):
+    """No gradient from before a rollback is in the parameters after it; no older server publishes after a newer one."""
+    counters, generation = world.final.coordinator.counters, world.final.shard.generation
+    if counters.rollbacks == 0:
+        assert counters.lost == 0, context
+    steps = np.flatnonzero(parameters(world, 0)[STEPS_AT : STEPS_AT + world.steps]).tolist()
+    undone = {step for step in steps if world.computed_in[step] < generation} - world.kept.get(
+        generation, set()
+    )
+    assert not undone, f"{context}: {undone}"
+    manifests = [
+        Manifest.model_validate_json(data) for name, data in world.storage.created if "/manifest-" in name
+    ]
+    for older, newer in pairwise(manifests):
+        assert older.number < newer.number, context
+        assert older.epoch <= newer.epoch, context
+        assert older.epoch < newer.epoch or older.generation <= newer.generation, context
+
+
 def check(seed, world):
     applied = counts(world)
     counters = world.final.coordinator.counters
@@ -77,6 +98,7 @@ def check(seed, world):
     assert counters.repeated_ranges == expected, context
     assert applied.sum() == world.final.shard.samples, context
     assert report.ranges(world.final.coordinator).never == 0, context
+    check_lineage(world, context)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -44,6 +44,8 @@ class Worker:
         self.leases = Leases()
         self.queue = []
         self.in_task = False
+        self.fenced = None
+        self.beats_at = world.now
         self.resumed = threading.Semaphore(0)
         flat_model = SimpleNamespace(
             layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
@@ -143,6 +145,8 @@ class Worker:
         return self.queue.pop(0) if self.queue else None
 
     def items(self):
+        if self.fenced is not None:
+            raise self.fenced
         if self.in_task:
             return []
         number, generation = self.requests + 1, self.leases.generation
@@ -183,10 +187,10 @@ class Worker:
         update = aligned(world.model.size)
         for low, _ in world.bounds:
             update[low + epoch * SAMPLES + batch.x] = 1.0
-            if world.shards > 1:
-                update[low + STEPS_AT + world.steps] = 1.0
+            update[low + STEPS_AT + world.steps] = 1.0
         world.steps += 1
         world.covers.append([(epoch, int(at)) for at in batch.x])
+        world.computed_in.append(self.loop._generation)
         return Step(update, 0.5, True)
 
     # --- as `Coordinator`
@@ -234,7 +238,19 @@ class Worker:
         return over and self.world.random.random() < 0.1
 
     def set_message(self, message, about=None):
-        """Heartbeats are not simulated."""
+        """The messages of heartbeats are not simulated."""
+
+    def beat(self):
+        """A heartbeat, which another thread sends; a fenced worker learns it at its next request for work."""
+        world = self.world
+        if world.server is None or world.clock() < self.exchange.cut_until[-1]:
+            return
+        if world.beats.random() < world.loss:
+            return
+        try:
+            world.server.coordinator.heartbeat(*self.exchange.identity)
+        except Fenced as error:
+            self.fenced = error
 
     def task(self, work, flat):
         del flat

@@ -44,7 +44,7 @@ class World:
         steps=None,
         steps_per_push=1,
     ):
-        self.random = random.Random(seed)
+        self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
         self.loss = 0.01 * faults * self.random.random()
         self.storage = MemoryStorage()
@@ -63,6 +63,10 @@ class World:
         self.steps = 0
         self.covers = []
         """The samples of each step, as (epoch, position)."""
+        self.computed_in = []
+        """The generation of the parameters on which each step was computed."""
+        self.kept = {}
+        """The steps in the snapshot with which each generation begins."""
         self.final = None
         """The server that published the model."""
         self.boots, self.epochs = 0, [0] * shards
@@ -153,7 +157,15 @@ class World:
                 if worker.end not in {Killed, Fenced, End.DRAINED}:
                     raise AssertionError(f"worker {slot} ended with {worker.end!r}") from worker.end
                 self.start(slot, worker.incarnation + 1)
+        self.heartbeats()
         self.run_one_worker()
+
+    def heartbeats(self):
+        """Each running worker sends a heartbeat a second, also while its loop computes or waits."""
+        for worker in self.workers:
+            if worker.end is None and self.now >= worker.beats_at and not worker.killed:
+                worker.beats_at = self.now + 1.0
+                worker.beat()
 
     def later(self, server, request):
         """Have a server read a request some seconds later, if it runs by then."""

@@ -1,4 +1,4 @@
-"""Embeddings: Keras does not sum the gradients of a repeated row before it squares or clips them."""
+"""Embeddings: the gradients of a repeated row are summed; Keras on TensorFlow squares and clips them one by one."""
 
 import keras
 import numpy as np
@@ -7,8 +7,7 @@ import pytest
 from shoal_trainer import Indexed
 from shoal_trainer.data.source import Part
 from shoal_trainer.worker.flat_model import FlatModel
-from shoal_trainer.worker.layout import flatten
-from shoal_trainer.worker.optimizers import why_worker
+from shoal_trainer.worker.layout import flatten, layout_of
 from tests.unit.trainer.worker.models import compiled
 from tests.unit.trainer.worker.trained import Server, pushed
 
@@ -28,37 +27,44 @@ class Gathers(keras.layers.Layer):
         return keras.ops.take(self.rows, x, axis=0)
 
 
-def words(optimizer, layer=None, *, nested=False, trainable=True):
+def words(optimizer, layer=None):
     keras.utils.set_random_seed(1)
     keras.backend.clear_session()
     layer = layer or keras.layers.Embedding(5, 3)
-    layer.trainable = trainable
-    if nested:
-        layer = keras.Sequential([keras.Input((7,), dtype="int32"), layer])
     i = keras.Input((7,), dtype="int32")
     return compiled(keras.Model(i, keras.layers.Dense(4)(keras.layers.Flatten()(layer(i)))), optimizer)
 
 
+class OneHot(Gathers):
+    """The same embedding as a product, of which Keras has one gradient, the sum, per row."""
+
+    def call(self, x):
+        return keras.ops.matmul(keras.ops.one_hot(x, 5), self.rows)
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "where"),
+    ("optimizer", "reference"),
     [
-        (lambda: o.Adam(0.01), "squares"),
-        (lambda: o.AdamW(0.01), "squares"),
-        (lambda: o.Adagrad(0.05), "squares"),
-        (lambda: o.SGD(0.1, clipnorm=0.1), "clips"),
-        (lambda: o.SGD(0.1, clipvalue=0.001), "clips"),
-        (lambda: o.SGD(0.1, momentum=0.9, nesterov=True), ""),
-        (lambda: o.SGD(0.1, weight_decay=0.01), ""),
+        (lambda: o.Adam(0.01), OneHot),
+        (lambda: o.AdamW(0.01), OneHot),
+        (lambda: o.AdamW(0.01, clipnorm=0.1), OneHot),
+        (lambda: o.Adagrad(0.05), OneHot),
+        (lambda: o.SGD(0.1, clipnorm=0.1), OneHot),
+        (lambda: o.SGD(0.1, clipvalue=0.001), OneHot),
+        (lambda: o.SGD(0.1, momentum=0.9, nesterov=True), None),
+        (lambda: o.SGD(0.1, weight_decay=0.01), None),
     ],
 )
-def test_embedding_is_trained_as_in_keras(optimizer, where):
-    server, plain = Server(words(optimizer()), example=BATCHES[0]), words(optimizer())
-    reason = server.placement.reason
-    assert reason == (where and f"Keras {where} the gradients of repeated rows of an Embedding separately")
+def test_embedding_is_trained_on_the_servers_with_summed_rows(optimizer, reference):
+    model = words(optimizer())
+    plain = words(optimizer(), reference and reference())
+    plain.set_weights(model.get_weights())
+    server = Server(model, example=BATCHES[0])
+    assert server.placement.on_server
     for batch in BATCHES:
         server.step(batch)
         plain.train_on_batch(batch.x, batch.y)
-    assert np.abs(flatten(plain, server.flat_model.layout) - server.flat()).max() < 2e-5
+    assert np.abs(flatten(plain, layout_of(plain)) - server.flat()).max() < 2e-5
 
 
 def test_accumulated_embedding_gradients_are_summed_as_in_keras():
@@ -73,13 +79,9 @@ def test_accumulated_embedding_gradients_are_summed_as_in_keras():
     assert np.abs(flatten(plain, server.flat_model.layout) - server.flat()).max() < 2e-5
 
 
-def test_nested_trainable_embedding_is_detected():
-    assert why_worker(words("adam", nested=True))
-    assert not why_worker(words("adam", trainable=False))
-    assert not why_worker(words("adam", Gathers()))
-
-
-@pytest.mark.parametrize(("optimizer", "warns"), [("adam", True), ("sgd", False)])
-def test_custom_gathering_layer_logs_a_warning(optimizer, warns, caplog):
-    FlatModel(words(optimizer, Gathers()), BATCHES[0], "fp32").trace()
-    assert ("rows will differ from plain Keras" in caplog.text) == warns
+@pytest.mark.parametrize(("optimizer", "says"), [("adam", True), ("sgd", False)])
+@pytest.mark.parametrize("layer", [Gathers, lambda: keras.layers.Embedding(5, 3)])
+def test_where_keras_would_not_sum_the_worker_says_so(optimizer, says, layer, caplog):
+    caplog.set_level("INFO")
+    FlatModel(words(optimizer, layer()), BATCHES[0], "fp32").trace()
+    assert ("squares or clips them one by one" in caplog.text) == says

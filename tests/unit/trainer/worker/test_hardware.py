@@ -10,6 +10,7 @@ import pytest
 from shoal_trainer.contract import AcceleratorBatch, JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 from shoal_trainer.worker.flat_model import FlatModel
@@ -62,23 +63,34 @@ def test_config_without_entries_is_unchanged():
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
-        ("100000 100000", 1),
-        ("10000 100000", 1),
-        ("150000 100000", 2),
-        ("6400000 100000", 8),
-        ("max 100000", 8),
+        ("100000 100000", 1.0),
+        ("10000 100000", 0.1),
+        ("150000 100000", 1.5),
+        ("6400000 100000", 8.0),
+        ("max 100000", 8.0),
     ],
 )
-def test_cpu_limit_caps_the_core_count(tmp_path, monkeypatch, limit, expected):
+def test_cpu_limit_caps_the_cores(tmp_path, monkeypatch, limit, expected):
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(8))
     (tmp_path / "cpu.max").write_text(f"{limit}\n")
-    assert cores(tmp_path / "cpu.max") == expected
-    assert cores(tmp_path / "no cgroup v2 here") == 8
+    assert cores(0, tmp_path / "cpu.max", tmp_path) == expected
+    assert cores(0, tmp_path / "no cgroup v2 here", tmp_path) == 8
+    quota, period = limit.replace("max", "-1").split()
+    (tmp_path / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (tmp_path / "cpu.cfs_period_us").write_text(f"{period}\n")
+    assert cores(0, tmp_path / "no cgroup v2 here", tmp_path) == expected
+
+
+def test_the_share_of_a_limited_node_is_what_its_pool_says(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: range(8))
+    (tmp_path / "cpu.max").write_text("200000 100000")
+    assert cores(0.3, tmp_path / "cpu.max", tmp_path) == 0.3
+    assert cores(4, tmp_path / "cpu.max", tmp_path) == 2.0
 
 
 def test_processes_share_cores_unless_configured(monkeypatch):
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
-    monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda: 6)
+    monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda _node: 6.0)
     assert [shared_by(n)["TF_NUM_INTRAOP_THREADS"] for n in (1, 2, 4, 100)] == ["6", "3", "1", "1"]
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")
     assert shared_by(2) == {"TF_NUM_INTRAOP_THREADS": "5"}
@@ -119,10 +131,11 @@ def test_unequal_workers_move_by_the_mean_over_all_samples():
 def test_workers_with_different_batch_sizes_share_a_job(tmp_path):
     halves = (FakeCoordinator(240, size=48, tasks=()), FakeCoordinator(480, size=48, start=240, tasks=()))
     servers = Servers(tmp_path)
+    servers.stores[0].damping.apply = lambda *_: Damped(1.0, 1.0)  # before staleness
     pushed = []
 
     def applied(push):
-        pushed.append((push.slot, push.meta.samples, push.weight * max(1, push.staleness) ** 0.5))
+        pushed.append((push.slot, push.meta.samples, push.weight))
         halves[push.slot].on_applied(push)
 
     servers.stores[0].on_applied = applied
@@ -137,7 +150,7 @@ def test_workers_with_different_batch_sizes_share_a_job(tmp_path):
     finally:
         servers.close()
     assert {(slot, samples) for slot, samples, _ in pushed} == {(0, 8), (1, 16)}
-    for _, samples, weight in pushed:  # before staleness
+    for _, samples, weight in pushed:
         assert weight == pytest.approx(samples / REFERENCE)
 
 

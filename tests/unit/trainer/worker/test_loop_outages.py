@@ -8,6 +8,7 @@ import pytest
 
 from shoal_trainer import Training
 from shoal_trainer.errors import Unreachable
+from shoal_trainer.worker import loop
 from shoal_trainer.worker.loop import End
 from shoal_trainer.worker.work import TaskWork
 from tests.unit.trainer.worker.fakes import FakeCoordinator
@@ -33,6 +34,7 @@ def test_restored_server_gets_the_newer_copy_of_the_worker(start_servers):
     servers.start(0, epoch=1, restore=saved)
     assert running.join() is End.FINISHED
     assert len(coordinator.joins) == 2
+    assert [wasted.known_samples > 0 for _, wasted in coordinator.joins] == [False, True]
     # the copy is at most one push behind, and that push is resent
     assert servers.stores[0].samples >= 8 * DATA.size - 2 * 16
     assert [coordinator.applied[epoch, -1].total for epoch in range(8)] == [DATA.size] * 8
@@ -71,7 +73,10 @@ def lose_with_pushes_in_flight(servers, coordinator):
     return saved
 
 
-def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_servers):
+def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_servers, monkeypatch):
+    monkeypatch.setattr(
+        loop, "PULL_SHARE", 0.0
+    )  # a second pull would wait for the shard that waits for the pushes
     coordinator = FakeCoordinator(DATA.size, epochs=2, tasks=())
     servers = start_servers(coordinator)
     shard, saved = servers.stores[0], lose_with_pushes_in_flight(servers, coordinator)
@@ -127,7 +132,7 @@ def test_wasted_steps_are_reported_until_acknowledged(start_servers):
     for more in (2, 1):
         loop._wasted += more
         loop._join_coordinator({})
-    assert reports + [wasted for _, wasted in coordinator.joins] == [(3, 0), (5, 0), (6, 5)]
+    assert reports + [wasted for _, wasted in coordinator.joins] == [(3, 0, 0), (5, 0, 0), (6, 5, 0)]
     running.worker.close()
 
 

@@ -30,7 +30,7 @@ from shoal_trainer.worker.hardware import THREADS_ENV
 def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch):
     monkeypatch.setenv(THREADS_ENV, "")  # monkeypatch then restores it after the test
     monkeypatch.delenv(THREADS_ENV)
-    monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda: 3)
+    monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda _node: 3.0)
     seen = []
 
     def load(_entrypoint, _args):
@@ -41,7 +41,7 @@ def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch)
     gc.unfreeze()
     try:
         with pytest.raises(UserError):
-            process._work(SimpleNamespace(entrypoint="a:b", args={}), None, 0.0)
+            process._work(SimpleNamespace(entrypoint="a:b", args={}, cores=0.0), None, 0.0)
         assert seen == [("3", False)]
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
@@ -51,7 +51,7 @@ def test_threads_and_gc_are_configured_before_user_code_is_imported(monkeypatch)
 
 def test_local_workers_share_the_cores(monkeypatch):
     monkeypatch.delenv(THREADS_ENV, raising=False)
-    monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda: 6)
+    monkeypatch.setattr("shoal_trainer.worker.hardware.cores", lambda _node: 6.0)
     threads = []
 
     def start(_command, *, env, **_):
@@ -92,9 +92,10 @@ def test_store_outage_at_start_is_retried(monkeypatch, failing):
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
-    monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: None)
+    model = SimpleNamespace(layout=SimpleNamespace(tensors=1), flops_per_sample=None)
+    monkeypatch.setattr("shoal_trainer.worker.compose.build_flat_model", lambda *_: model)
     monkeypatch.setattr(f"shoal_trainer.worker.{failing}", lambda *_: _raise(answers.pop()))
-    config = SimpleNamespace(entrypoint="a:b", args={}, secret_dir="")
+    config = SimpleNamespace(entrypoint="a:b", args={}, cores=0.0, secret_dir="")
     gc.unfreeze()
     try:
         with pytest.raises(UserError, match="the store is back"):
@@ -140,7 +141,8 @@ sys.exit(3)
 )
 def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, answer, raised):
     plane = SimpleNamespace(start=lambda: None, close=lambda: None, failed=lambda _error: _raise(answer))
-    model = SimpleNamespace(trace=lambda: None, layout=SimpleNamespace(size=1))
+    layout = SimpleNamespace(size=1, tensors=1)
+    model = SimpleNamespace(trace=lambda: None, layout=layout, flops_per_sample=None)
     worker = SimpleNamespace(run=lambda: _raise(UserError("the label is 7")), close=lambda: None)
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
@@ -152,7 +154,9 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
     gc.unfreeze()
     try:
         with pytest.raises(type(raised), match=str(raised)):
-            process._work(SimpleNamespace(entrypoint="a:b", args={}, secret_dir="", batch_size=1), drain, 0.0)
+            process._work(
+                SimpleNamespace(entrypoint="a:b", args={}, cores=0.0, secret_dir="", batch_size=1), drain, 0.0
+            )
     finally:
         gc.unfreeze()
     if isinstance(answer, Fenced):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.sizing.availability.process import Floats, Supply
+from shoal.sizing.availability import Floats, Supply
 from shoal.sizing.plan.cost import money_per_step
 from shoal.sizing.plan.problem import Pool, Problem, StepWork
 from shoal.sizing.speed.servers import soft_min
@@ -32,6 +32,15 @@ class Runs:
 
     finish: Floats
     cost: Floats
+
+
+@dataclass(frozen=True)
+class _Course:
+    """(runs, steps) steps/s, samples/s, and what is paid in an hour."""
+
+    steps: Floats
+    samples: Floats
+    hourly: Floats
 
 
 class Engine:
@@ -53,6 +62,20 @@ class Engine:
 
     def run(self, counts: Sequence[int], servers: int, zone: str = "") -> Runs:
         """Finish and cost of a plan in every run."""
+        course = self._course(counts, servers, zone)
+        if course is None:
+            return Runs(np.full(self.runs, np.inf), np.full(self.runs, np.inf))
+        works, kinds = self._works(np.array([counts], dtype=np.int64).T)
+        progress = course.samples if kinds[0] else course.steps
+        return self._settled(progress, course.hourly, float(works[0]), servers)
+
+    def done(self, counts: Sequence[int], servers: int) -> Floats:
+        """(runs,) steps that a plan makes until the horizon."""
+        course = self._course(counts, servers, "")
+        return np.zeros(self.runs) if course is None else course.steps.sum(axis=1) * self.step
+
+    def _course(self, counts: Sequence[int], servers: int, zone: str) -> _Course | None:
+        """What a plan does over time, None if none of its workers ever works."""
         problem, ready = self.problem, self.problem.servers.wait(servers)
         used = [(pool, n) for pool, n in zip(problem.pools, counts, strict=True) if n]
         alone = samples = sigma = np.zeros(1)
@@ -67,15 +90,12 @@ class Engine:
             crossing = crossing + rate * money_per_step(pool, zone, problem.servers.bytes_per_step)
         total = float(alone.mean())
         if total <= 0:
-            return Runs(np.full(self.runs, np.inf), np.full(self.runs, np.inf))
+            return None
         noise = np.exp(-float(sigma[0]) / total * self._speed)[:, None]
         speed = self._limited(alone * noise, servers)
         share = np.divide(speed, alone, out=np.zeros_like(speed), where=alone > 0)
-        works, kinds = self._works(np.array([counts], dtype=np.int64).T)
-        work, by_samples = float(works[0]), bool(kinds[0])
-        progress = samples * share if by_samples else speed
-        hourly = hourly + servers * problem.servers.price + crossing * share * 3600
-        return self._settled(progress, hourly, work, servers)
+        paid = hourly + servers * problem.servers.price + crossing * share * 3600
+        return _Course(speed, samples * share, paid)
 
     def _settled(self, progress: Floats, hourly: Floats, work: float, servers: int) -> Runs:
         """When the work is done, and what was paid by then."""

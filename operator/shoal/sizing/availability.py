@@ -16,9 +16,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Availability", "Calm", "Markov", "Supply", "Windows"]
+__all__ = ["Availability", "Calm", "Markov", "Recorded", "Supply", "Windows", "rebinned"]
 
 Floats = NDArray[np.float64]
+
+BLOCK_SECONDS = 7200.0
+"""Availability of times further apart than this is taken to be independent."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,24 @@ class Markov:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """Given windows of a trace, one a run: `nodes` and `lost` are (runs, steps), of a pool of `size` nodes."""
+
+    nodes: Floats
+    lost: Floats
+    size: float
+
+    @property
+    def mean(self) -> float:
+        """The mean part that was there."""
+        return min(float(self.nodes.mean()) / self.size, 1.0)
+
+    def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:  # noqa: ARG002
+        """The windows themselves."""
+        return Supply(np.minimum(self.nodes / self.size, 1.0), np.minimum(self.lost / self.size, 1.0))
+
+
+@dataclass(frozen=True)
 class Windows:
     """Windows of recorded traces, and with a small weight what the prior says.
 
@@ -159,6 +180,7 @@ class Windows:
     size: float
     prior: Markov = Markov(out_share=0.02, requests_seen=10.0)
     prior_windows: float = 0.25
+    smoothing: float = 1.06  # Silverman's rule
 
     @property
     def mean(self) -> float:
@@ -169,7 +191,7 @@ class Windows:
 
     def supply(self, rng: np.random.Generator, runs: int, steps: int, step: float, limit: int) -> Supply:
         """Draw windows of the traces, at random times."""
-        binned = [_rebinned(nodes, lost, own, step) for nodes, lost, own in self.traces]
+        binned = [rebinned(nodes, lost, own, step) for nodes, lost, own in self.traces]
         room = np.array([float(len(nodes)) for nodes, _ in binned])
         independent = sum(len(nodes) for nodes, _ in binned) / steps
         from_prior = rng.random(runs) < self.prior_windows / (self.prior_windows + independent)
@@ -182,13 +204,33 @@ class Windows:
             where = (offset[at][:, None] + ahead) % len(nodes)
             there[at] = np.minimum(nodes[where] / self.size, 1.0)
             lost[at] = np.minimum(gone[where] / self.size, 1.0)
+        shift = self._shift(rng, runs)
+        there = np.clip(there + shift[:, None], 0.0, 1.0)
         if from_prior.any():
             drawn = self.prior.supply(rng, int(from_prior.sum()), steps, step, limit)
             there[from_prior], lost[from_prior] = drawn.there, drawn.lost
         return Supply(there, lost)
 
+    def _shift(self, rng: np.random.Generator, runs: int) -> Floats:
+        """(runs,) how much the part that is there differs from what any block of the traces had.
 
-def _rebinned(nodes: Floats, lost: Floats, own: float, step: float) -> tuple[Floats, Floats]:
+        Availability drifts over hours: what comes is another block. A few blocks say little of how far blocks differ,
+        so their distribution is smoothed with Student's t, a kernel density in place of a histogram. Only downwards:
+        nodes that were never seen are not promised.
+        """
+        means = [
+            float(part.mean()) / self.size
+            for nodes, _, step in self.traces
+            for part in np.array_split(nodes, max(round(len(nodes) * step / BLOCK_SECONDS), 1))
+        ]
+        blocks = len(means)
+        if blocks < 2:
+            return np.zeros(runs)
+        width = self.smoothing * float(np.std(means, ddof=1)) * blocks ** (-1 / 5)
+        return np.asarray(np.minimum(width * rng.standard_t(max(blocks - 1, 2), runs), 0.0))
+
+
+def rebinned(nodes: Floats, lost: Floats, own: float, step: float) -> tuple[Floats, Floats]:
     """Nodes (the mean) and losses (the sum) in intervals of `step` s, from intervals of `own` s."""
     edges = np.arange(0.0, len(nodes) * own + 1e-9, step) / own
     if len(edges) < 2:

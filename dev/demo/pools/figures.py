@@ -1,0 +1,150 @@
+"""The figures of the story, each from what was seen; None for what was not."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dev.demo.pools.record import Moment
+
+WINDOW_SECONDS = 8.0
+"""The speed of a job is measured over at least this long, with the same workers."""
+
+
+def plan_changes(moments: Sequence[Moment]) -> list[dict[str, Any]]:
+    """Each change of the counts that was decided, with its reason."""
+    found, before = [], None
+    for now in moments:
+        if now.plan and now.plan != before:
+            words = {"at": round(now.at, 1), "from": dict(before or ()), "to": dict(now.plan)}
+            found.append({**words, "reason": now.reason})
+            before = now.plan
+    return found
+
+
+def predicted_at_half(moments: Sequence[Moment]) -> float | None:
+    """The finish that was predicted when half of the work was done, in seconds after the start."""
+    half = (m for m in moments if m.progress is not None and m.progress >= 50 and m.remaining is not None)
+    found = next(half, None)
+    return None if found is None or found.remaining is None else found.at + found.remaining
+
+
+def step_seconds(moments: Sequence[Moment]) -> dict[str, float]:
+    """The mean time of a step that workers of each pool reported, at most once a moment."""
+    times: dict[str, list[float]] = {}
+    for now in moments:
+        for worker in now.workers:
+            if worker.step_seconds is not None:
+                times.setdefault(worker.pool, []).append(worker.step_seconds)
+    return {pool: statistics.fmean(found) for pool, found in times.items() if len(found) >= 5}
+
+
+def throughput(moments: Sequence[Moment]) -> dict[str, float]:
+    """Samples a second of one worker of each pool, over all the time that it trained."""
+    samples: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for old, new in itertools.pairwise(moments):
+        before = {worker.key: worker for worker in old.workers}
+        for worker in new.workers:
+            if worker.key in before and worker.step_seconds is not None:
+                gained = worker.samples - before[worker.key].samples
+                samples[worker.pool] = samples.get(worker.pool, 0.0) + gained
+                seconds[worker.pool] = seconds.get(worker.pool, 0.0) + new.at - old.at
+    return {pool: samples[pool] / seconds[pool] for pool in samples if seconds[pool] >= WINDOW_SECONDS}
+
+
+def job_speed(moments: Sequence[Moment]) -> float | None:
+    """Samples a second of the whole job while all its settled workers trained."""
+    settled = [m for m in moments if m.workers and all(w.step_seconds is not None for w in m.workers)]
+    most = max((len(m.workers) for m in settled), default=0)
+    full = [m for m in settled if len(m.workers) == most]
+    if len(full) < 2 or full[-1].at - full[0].at < WINDOW_SECONDS:
+        return None
+    gained = sum(w.samples for w in full[-1].workers) - sum(w.samples for w in full[0].workers)
+    return gained / (full[-1].at - full[0].at)
+
+
+def errors(learned: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """Learned over measured, less 1."""
+    return {pool: round(learned[pool] / measured[pool] - 1, 3) for pool in measured if pool in learned}
+
+
+def figures(
+    moments: Sequence[Moment],
+    *,
+    deadline: float,
+    finished: float | None,
+    samples: float,
+    learned: Mapping[str, float],
+    on_demand: tuple[str, float],
+    second: tuple[float | None, Sequence[Moment]],
+    seconds: Mapping[str, float],
+) -> dict[str, Any]:
+    """The content of build/demo-pools.json.
+
+    Args:
+        moments: of the first job.
+        deadline: seconds after its start.
+        finished: when it was complete, in seconds after its start.
+        samples: that it trained on.
+        learned: seconds of a step of a worker alone, by pool, as predicted from the SpeedProfile.
+        on_demand: the pool of on-demand machines, and their price per hour.
+        second: the speed predicted for the second job before its first step, and its moments.
+        seconds: of the parts of the demo.
+
+    """
+    speeds, half = throughput(moments), predicted_at_half(moments)
+    pool, price = on_demand
+    rate = speeds.get(pool)
+    only = None if rate is None else samples / rate * price / 3600
+    cost = moments[-1].cost if moments else 0.0
+    predicted, measured = second[0], job_speed(second[1])
+    return {
+        "deadlineSeconds": deadline,
+        "deadlineKept": finished is not None and finished <= deadline,
+        "finishPredictedAtHalf": None if half is None else round(half, 1),
+        "finishActual": None if finished is None else round(finished, 1),
+        "finishError": None if half is None or not finished else round(half / finished - 1, 3),
+        "speedErrorByPool": errors(learned, step_seconds(moments)),
+        "samplesPerSecondByPool": {pool: round(found, 1) for pool, found in speeds.items()},
+        "cost": round(cost, 4),
+        "onDemandOnlyCost": None if only is None else round(only, 4),
+        "costRatio": None if not only else round(cost / only, 3),
+        "planChanges": plan_changes(moments),
+        "secondJobPredicted": predicted,
+        "secondJobMeasured": None if measured is None else round(measured, 1),
+        "secondJobFirstPredictionError": None
+        if predicted is None or not measured
+        else round(abs(predicted / measured - 1), 3),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }
+
+
+GOALS = (
+    ("deadlineKept", "the deadline is kept", lambda f: f["deadlineKept"]),
+    ("finishError", "the finish predicted at half is within 15 %", lambda f: _within(f["finishError"], 0.15)),
+    (
+        "speedErrorByPool",
+        "learned speeds are within 10 % of those measured",
+        lambda f: (
+            bool(f["speedErrorByPool"]) and all(_within(e, 0.1) for e in f["speedErrorByPool"].values())
+        ),
+    ),
+    ("costRatio", "the cost is at most 0.7 of on-demand alone", lambda f: _within(f["costRatio"], 0.7)),
+    (
+        "secondJobFirstPredictionError",
+        "the second job is predicted within 15 % before its first step",
+        lambda f: _within(f["secondJobFirstPredictionError"], 0.15),
+    ),
+)
+
+
+def missed(found: Mapping[str, Any]) -> list[str]:
+    """The goals that were not reached, in words."""
+    return [f"missed: {words} ({name} is {found[name]})" for name, words, kept in GOALS if not kept(found)]
+
+
+def _within(value: float | None, most: float) -> bool:
+    return value is not None and abs(value) <= most

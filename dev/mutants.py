@@ -1,0 +1,114 @@
+"""Mutants of the trainer's exactly-once core: one line of it is wrong, and some test must fail.
+
+`python -m dev.mutants` runs, for each mutant, the tests of the room it is in, and then the simulation with many seeds,
+until one fails. A mutant that survives is a missing invariant, or code that nobody needs. `python -m dev.mutants fast`
+leaves the simulation out; further arguments select mutants by a part of their name.
+
+A mutant (in mutants.toml) names a line by its text, which must be there exactly once: a change of the code that makes
+one stale fails a test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "trainer_image" / "shoal_trainer"
+TABLE = Path(__file__).with_suffix(".toml")
+TESTS = "tests/unit/trainer/"
+SEEDS = os.environ.get("SHOAL_SEEDS", "2000")
+SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One line that is wrong: in `file`, `old` becomes `new`. `tests`: the folders or files that are run first."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def load(path: Path = TABLE) -> tuple[Mutant, ...]:
+    """The mutants of the table."""
+    table = tomllib.loads(path.read_text())
+    tests = {file: tuple(TESTS + test for test in names) for file, names in table["tests"].items()}
+    return tuple(Mutant(**each, tests=tests[each["file"]]) for each in table["mutant"])
+
+
+def mutate(mutant: Mutant, package: Path) -> None:
+    """Write the mutant into a copy of the package. Raises SystemExit if its line is not there exactly once."""
+    path = package / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        raise SystemExit(
+            f"{mutant.name}: {mutant.file} contains this text {text.count(mutant.old)} times: {mutant.old!r}"
+        )
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def stages(mutant: Mutant, *, fast: bool) -> list[list[str]]:
+    """The tests to run, one after the other until one fails."""
+    return [list(mutant.tests), *([] if fast else [[TESTS + "simulation"]])]
+
+
+def killed_by(mutant: Mutant, *, fast: bool) -> str | None:
+    """The first test that fails with this mutant; None if it survives all."""
+    with tempfile.TemporaryDirectory(prefix="shoal-mutant-") as folder:
+        shutil.copytree(PACKAGE, Path(folder) / "shoal_trainer", ignore=shutil.ignore_patterns("__pycache__"))
+        mutate(mutant, Path(folder) / "shoal_trainer")
+        environment = os.environ | {
+            "PYTHONPATH": folder,
+            "SHOAL_SEEDS": SEEDS,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        for tests in stages(mutant, fast=fast):
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", *tests]
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=ROOT,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                return f"no end within {SECONDS} s"
+            if done.returncode == 1:
+                failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+                return (failed or ["a test"])[0].split(" - ")[0]
+            if done.returncode != 0:
+                raise SystemExit(
+                    f"{mutant.name}: pytest exited {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+                )
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the mutants, print what killed each, and return 1 if one survives."""
+    fast = "fast" in arguments
+    parts = [argument for argument in arguments if argument != "fast"]
+    chosen = [m for m in load() if not parts or any(part in m.name for part in parts)]
+    survivors = 0
+    for mutant in chosen:
+        test = killed_by(mutant, fast=fast)
+        survivors += test is None
+        print(f"{mutant.file:28} {mutant.name:55} {test or 'SURVIVES'}", flush=True)
+    print(f"{len(chosen)} mutants, {survivors} survive")
+    return survivors > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

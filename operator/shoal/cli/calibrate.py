@@ -1,0 +1,80 @@
+"""`shoal calibrate`: whether the promises of plans are kept on your own traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from shoal.cli.inputs import read_problem
+from shoal.cli.options import FILE, Files, Limits, Output, files_options, output_options
+from shoal.errors import UsageError
+
+__all__ = ["calibrate"]
+
+
+@click.command()
+@files_options("CapacityPools (YAML): the cheapest spot and on-demand pool for their speed are used.")
+@click.option(
+    "--trace",
+    "traces",
+    required=True,
+    multiple=True,
+    type=FILE,
+    help="A trace of the spot pool (CSV or JSON, docs/planning.md). Repeat it for several.",
+)
+@click.argument("more_traces", nargs=-1, type=FILE, metavar="[TRACE]...")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="What is promised.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the simulated runs.")
+@output_options("Write what was kept, by trace and time to the deadline, to this PNG file.")
+def calibrate(
+    files: Files,
+    traces: tuple[Path, ...],
+    more_traces: tuple[Path, ...],
+    confidence: float,
+    seed: int,
+    output: Output,
+) -> None:
+    """Test on recorded traces whether plans keep their deadlines as often as they promise.
+
+    Plans are made from a part of each trace and replayed on the part that was left out (docs/planning.md).
+    """
+    from shoal.sizing.simulate.calibrate import calibrate as run
+    from shoal.sizing.simulate.scenario import pair_of
+    from shoal.sizing.simulate.traces import read_trace
+
+    if len(files.jobs) > 1:
+        raise UsageError("the calibration is of one job: give -f once")
+    if not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence must be at least 0.5 and below 1, not {confidence:g}")
+    problem = read_problem(files.jobs[0], files, Limits(None, None, None, None), job_deadline=False)
+    spot, on_demand = pair_of(problem)
+    found = run(
+        spot,
+        on_demand,
+        [read_trace(path) for path in (*traces, *more_traces)],
+        confidence=confidence,
+        seed=seed,
+    )
+    if output.plot is not None:
+        from shoal.cli import plots
+
+        plots.write_calibration(found, output.plot)
+    if output.as_json:
+        click.echo(json.dumps(found.as_json(), indent=1, allow_nan=False))
+        return
+    windows = sum(cell.n for cell in found.cells)
+    click.echo(
+        f"Of {windows:,} left-out windows in {len(found.cells)} kinds of plans, each promised {found.promised:.0%}, "
+        f"{found.kept:.1%} were kept (95 % interval {found.low:.1%} to {found.high:.1%})."
+    )
+    click.echo(
+        f"{'trace':<36}{'hours':>6}{'workers':>9}{'on-demand':>11}{'slack':>7}{'kept':>8}{'windows':>9}"
+    )
+    for cell in found.cells:
+        hours = cell.seconds / 3600
+        click.echo(
+            f"{cell.trace[:35]:<36}{hours:>6.2g}{cell.workers:>9}{cell.on_demand:>11}{cell.slack:>7.2f}"
+            f"{cell.kept:>8.1%}{cell.n:>9}"
+        )

@@ -1,0 +1,68 @@
+"""Tells the owner of a TrainingJob that this operator cannot read it: on the object itself, not only in a log.
+
+It happens where the CRD is newer than the operator, or was changed by hand. What runs goes on as it was last read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from shoal.api.base import API_VERSION
+from shoal.api.training_job import TrainingJob
+from shoal.cluster.transport import MERGE_PATCH, Transport
+from shoal.controllers.state import Key
+
+logger = logging.getLogger(__name__)
+
+
+class Complaints:
+    """Takes jobs that cannot be read, and writes the condition Stalled to them."""
+
+    def __init__(self, transport: Transport, *, wall: Callable[[], datetime]) -> None:
+        self._transport = transport
+        self._wall = wall
+        self._unreadable: dict[Key, tuple[Mapping[str, Any], str]] = {}
+
+    def hear(self, found: Mapping[str, Any], why: str) -> Key:
+        """Take an object as it was listed or watched; returns its key."""
+        meta = found.get("metadata") or {}
+        key = str(meta.get("namespace", "")), str(meta.get("name", ""))
+        self._unreadable[key] = found, why
+        return key
+
+    async def complain(self, key: Key) -> None:
+        """Write the condition, unless it is there."""
+        if (known := self._unreadable.pop(key, None)) is None:
+            return
+        found, why = known
+        namespace, name = key
+        message = (
+            f"this version of Shoal cannot read {why}; what runs goes on: upgrade Shoal, or change the field"
+        )
+        status = found.get("status") or {}
+        conditions = [c for c in status.get("conditions") or [] if isinstance(c, dict)]
+        before = next((c for c in conditions if c.get("type") == "Stalled"), None)
+        if before is not None and (before.get("reason"), before.get("message")) == ("Unreadable", message):
+            return
+        stalled = {
+            "type": "Stalled",
+            "status": "True",
+            "reason": "Unreadable",
+            "message": message,
+            "observedGeneration": found["metadata"].get("generation", 0),
+            "lastTransitionTime": self._wall().strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body = {
+            "metadata": {"uid": found["metadata"].get("uid")},
+            "status": {
+                "reason": "Unreadable",
+                "conditions": [*(c for c in conditions if c.get("type") != "Stalled"), stalled],
+            },
+        }
+        path = f"/apis/{API_VERSION}/namespaces/{namespace}/{TrainingJob.PLURAL}/{name}/status"
+        answer = await self._transport.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+        if not answer.ok and answer.status not in {404, 409}:
+            logger.warning("cannot report that %s/%s is unreadable: %s", namespace, name, answer.message)

@@ -1,0 +1,102 @@
+"""Mode Cloud, EKS: the desired size of a managed node group.
+
+boto3 is not asynchronous: each call is in a thread, with time-outs. Only `desiredSize` is sent; the group's own
+minimum and maximum are kept to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from shoal.api.capacity_pool import EksNodegroup
+from shoal.errors import Busy, ScalingError, Unavailable
+from shoal.pools.rules import Finding, Pace, Target
+
+AUTOSCALER_TAG = "k8s.io/cluster-autoscaler/enabled"
+TIMEOUTS = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 2, "mode": "standard"}}
+STEADY = {"ACTIVE", "DEGRADED"}
+LATER = {"ThrottlingException", "ServerException", "ServiceUnavailableException", "TooManyRequestsException"}
+
+
+def eks_client(region: str) -> Any:
+    """A client of EKS with the credentials of the pod.
+
+    Raises:
+        ScalingError: boto3 is not installed.
+    """
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        raise ScalingError("NotInstalled", "boto3 is not installed: pip install 'shoal[pools]'") from error
+    return boto3.client("eks", region_name=region, config=Config(**TIMEOUTS))
+
+
+class EksDriver:
+    """Sizes one managed node group."""
+
+    def __init__(self, group: EksNodegroup, pace: Pace, client: Callable[[str], Any] = eks_client) -> None:
+        self._group = group
+        self._names = {"clusterName": group.cluster, "nodegroupName": group.nodegroup}
+        self._what = f"EKS node group {group.cluster}/{group.nodegroup} in {group.region}"
+        self._client = client
+        self.pace = pace
+
+    async def read(self) -> Target:
+        """See `Driver`."""
+        found = (await self._call("describe_nodegroup"))["nodegroup"]
+        sizes = found["scalingConfig"]
+        status = found.get("status", "")
+        return Target(
+            nodes=int(sizes["desiredSize"]),
+            minimum=int(sizes.get("minSize", 0)),
+            maximum=int(sizes["maxSize"]),
+            busy="" if status in STEADY else f"{self._what} is {status}",
+            sized_by=self._autoscaler(found.get("tags") or {}),
+        )
+
+    async def resize(self, nodes: int, _seen: Target, /) -> None:
+        """See `Driver`."""
+        await self._call("update_nodegroup_config", scalingConfig={"desiredSize": nodes})
+
+    async def let_go(self) -> None:
+        """See `Driver`; the group stays."""
+
+    def _autoscaler(self, tags: dict[str, str]) -> Finding | None:
+        if tags.get(AUTOSCALER_TAG, "false").lower() == "false":
+            return None
+        words = f"the cluster's autoscaler sizes it: set spec.scaling.mode to Pods, or remove the tag {AUTOSCALER_TAG}"
+        return Finding("AutoscalerActive", words)
+
+    async def _call(self, method: str, **parameters: Any) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+        def call() -> Any:
+            return getattr(self._client(self._group.region), method)(**self._names, **parameters)
+
+        try:
+            return await asyncio.to_thread(call)
+        except ClientError as error:
+            raise self._refused(error.response["Error"]) from error
+        except NoCredentialsError as error:
+            words = (
+                "there are no AWS credentials: annotate the service account of shoal-pools with a role (IRSA)"
+            )
+            raise ScalingError("Forbidden", words) from error
+        except BotoCoreError as error:
+            raise Unavailable(f"{self._what}: {error}") from error
+
+    def _refused(self, error: dict[str, str]) -> Exception:
+        code, words = error.get("Code", ""), f"{self._what}: {error.get('Message', '')}"
+        if code == "ResourceNotFoundException":
+            return ScalingError("TargetNotFound", f"{words} Correct spec.scaling.cloud.eks")
+        if code == "ResourceInUseException":
+            return Busy("Busy", words)
+        if code in LATER:
+            return Unavailable(words)
+        if "AccessDenied" in code or code in {"UnrecognizedClientException", "ExpiredTokenException"}:
+            rights = "eks:DescribeNodegroup and eks:UpdateNodegroupConfig on this node group"
+            return ScalingError("Forbidden", f"{words} Grant {rights}")
+        return ScalingError("Refused", f"{words} ({code})")

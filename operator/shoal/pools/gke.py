@@ -1,0 +1,127 @@
+"""Mode Cloud, GKE: the size of a node pool.
+
+GKE sets the same number of nodes in each zone of the pool, and does not say how many it has set: the managed instance
+group of each zone does (Compute Engine's `targetSize`), as Terraform's provider reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.api.capacity_pool import GkeNodePool
+from shoal.errors import Busy, ScalingError, Unavailable
+from shoal.pools.rules import Finding, Pace, Target
+
+SECONDS = 20.0
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+
+
+@dataclass(frozen=True)
+class Gke:
+    """Clients of the container API and, for the size of an instance group by its URL, of Compute Engine."""
+
+    clusters: Any
+    target_size: Callable[[str], int]
+
+
+def gke() -> Gke:
+    """Clients with the credentials of the pod.
+
+    Raises:
+        ScalingError: the client is not installed, or there are no credentials.
+    """
+    try:
+        import google.auth
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.transport.requests import AuthorizedSession
+        from google.cloud.container_v1 import ClusterManagerClient
+    except ImportError as error:
+        words = "google-cloud-container is not installed: pip install 'shoal[pools]'"
+        raise ScalingError("NotInstalled", words) from error
+    try:
+        credentials, _ = google.auth.default(scopes=SCOPES)
+    except GoogleAuthError as error:
+        words = (
+            "there are no Google credentials: annotate the service account of shoal-pools (Workload Identity)"
+        )
+        raise ScalingError("Forbidden", f"{words}: {error}") from error
+    return Gke(ClusterManagerClient(credentials=credentials), compute(AuthorizedSession(credentials)))
+
+
+def compute(session: Any) -> Callable[[str], int]:
+    """Reads the target size of an instance group with a `requests` session."""
+
+    def target_size(url: str) -> int:
+        answer = session.get(url.replace("/instanceGroups/", "/instanceGroupManagers/"), timeout=SECONDS)
+        if answer.status_code in {401, 403, 404}:
+            words = f"cannot read {url}: HTTP {answer.status_code}; grant compute.instanceGroupManagers.get"
+            raise ScalingError("Forbidden", words)
+        if not answer.ok:
+            raise Unavailable(f"{url}: HTTP {answer.status_code}")
+        return int(answer.json()["targetSize"])
+
+    return target_size
+
+
+class GkeDriver:
+    """Sizes one node pool."""
+
+    def __init__(self, pool: GkeNodePool, pace: Pace, clients: Callable[[], Gke] = gke) -> None:
+        where = f"projects/{pool.project}/locations/{pool.location}/clusters/{pool.cluster}"
+        self._name = f"{where}/nodePools/{pool.node_pool}"
+        self._clients = clients
+        self.pace = pace
+
+    async def read(self) -> Target:
+        """See `Driver`."""
+        found: Target = await self._call(self._read)
+        return found
+
+    async def resize(self, nodes: int, seen: Target, /) -> None:
+        """See `Driver`."""
+        request = {"name": self._name, "node_count": nodes // seen.step}
+        await self._call(lambda gke: gke.clusters.set_node_pool_size(request=request, timeout=SECONDS))
+
+    async def let_go(self) -> None:
+        """See `Driver`; the node pool stays."""
+
+    def _read(self, gke: Gke) -> Target:
+        found = gke.clusters.get_node_pool(request={"name": self._name}, timeout=SECONDS)
+        groups = list(found.instance_group_urls)
+        status = found.status.name
+        return Target(
+            nodes=sum(gke.target_size(url) for url in groups),
+            step=max(1, len(groups)),
+            busy="" if status in {"RUNNING", "RUNNING_WITH_ERROR"} else f"{self._name} is {status}",
+            sized_by=_autoscaler(found.autoscaling.enabled),
+        )
+
+    async def _call(self, function: Callable[[Gke], Any]) -> Any:
+        from google.api_core import exceptions
+
+        try:
+            return await asyncio.to_thread(lambda: function(self._clients()))
+        except exceptions.NotFound as error:
+            words = f"{self._name}: {error.message} Correct spec.scaling.cloud.gke"
+            raise ScalingError("TargetNotFound", words) from error
+        except exceptions.FailedPrecondition as error:  # another operation of the cluster
+            raise Busy("Busy", f"{self._name}: {error.message}") from error
+        except (exceptions.Forbidden, exceptions.Unauthorized) as error:
+            words = (
+                f"{self._name}: {error.message} Grant container.clusters.get and container.clusters.update"
+            )
+            raise ScalingError("Forbidden", words) from error
+        except (exceptions.ServerError, exceptions.TooManyRequests, exceptions.RetryError) as error:
+            raise Unavailable(f"{self._name}: {error}") from error
+        except exceptions.GoogleAPICallError as error:
+            raise ScalingError("Refused", f"{self._name}: {error}") from error
+
+
+def _autoscaler(enabled: bool) -> Finding | None:
+    if not enabled:
+        return None
+    words = "GKE's autoscaler sizes it: set spec.scaling.mode to Pods, or turn its autoscaling off"
+    return Finding("AutoscalerActive", words)

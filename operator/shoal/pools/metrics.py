@@ -1,0 +1,19 @@
+"""Metrics of `shoal-pools`, beside those of the runtime."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter
+
+from shoal.runtime.metrics import Metrics
+
+
+class PoolMetrics:
+    """Counters in the registry of the process."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.resizes = Counter(
+            "shoal_pool_resizes_total",
+            "Sizes that were set, by mode and result.",
+            ["mode", "result"],
+            registry=metrics.registry,
+        )

@@ -1,0 +1,205 @@
+"""When a pool is sized, and to how many nodes: pure.
+
+Nobody is fought: a size that is neither the one that was last set nor the one that is being set is somebody else's, and
+nothing is done until it is back. What is about to be set is remembered before it is set, so that a process that dies
+between the two recognizes its own doing. A pool grows at once and shrinks late, to the highest size that was
+recommended meanwhile, because a node that comes back costs its start-up time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+BETWEEN_RESIZES = timedelta(minutes=2)
+GIVE_UP_AFTER = timedelta(minutes=10)
+"""A size that cannot be given back for this long stays as it is."""
+
+
+class Finding(NamedTuple):
+    """Why, in one word and in a sentence."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is read of that which is sized."""
+
+    nodes: int
+    """The size that it was told to have."""
+    minimum: int = 0
+    maximum: int | None = None
+    step: int = 1
+    """It has a multiple of these nodes, as with the same number in each of several zones."""
+    busy: str = ""
+    """A change of it is under way: which."""
+    sized_by: Finding | None = None
+    """Who else sizes it, and what to do."""
+    version: str = ""
+    """Its version, for a write that must not follow another change."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is remembered of a pool that is sized; see `ScalingStatus`."""
+
+    original: int
+    nodes: int
+    setting: int | None = None
+    resized_at: datetime | None = None
+    lower_since: datetime | None = None
+    highest: int = 0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The size that a pool should have."""
+
+    nodes: int
+    limit: int
+    """Never more than these."""
+    problem: Finding | None = None
+    """Why it is not to be followed now."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast sizes may follow each other."""
+
+    between: timedelta = BETWEEN_RESIZES
+    shrink_after: timedelta = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now. `memory` is stored before `resize` is done."""
+
+    memory: Memory | None
+    resize: int | None = None
+    conflict: Finding | None = None
+    """Somebody else sizes it: nothing is done."""
+    scaled: bool = False
+    """It has the size that it should have."""
+    why: Finding = Finding("", "")
+    wait: timedelta | None = None
+    """Decide again after this time, though nothing changes."""
+    ended: bool = False
+    """For a release: there is nothing left to do."""
+
+
+def decide(wish: Wish, memory: Memory | None, target: Target, now: datetime, pace: Pace) -> Decision:
+    """What to do so that the target has the size that is wished."""
+    if memory is not None:
+        memory = _settled(memory, target)
+    if (conflict := conflict_of(memory, target)) is not None:
+        return Decision(memory and _without_window(memory), conflict=conflict, why=_stopped(conflict))
+    if wish.problem is not None:
+        return Decision(memory and _without_window(memory), why=wish.problem)
+    memory = memory or Memory(original=target.nodes, nodes=target.nodes)
+    if target.busy:
+        return Decision(memory, why=Finding("Busy", target.busy))
+    bounds = _bounds(wish, target)
+    if bounds is None:
+        words = (
+            f"at most {wish.limit} nodes are allowed by spec.limits.nodes, and at least {target.minimum} by what is "
+            "sized, which allows {most}, in steps of {step}: make room between them"
+        )
+        most = "any number" if target.maximum is None else f"at most {target.maximum}"
+        why = Finding("NoSizeAllowed", words.format(most=most, step=target.step))
+        return Decision(_without_window(memory), why=why)
+    wanted = _within(wish.nodes, bounds, target.step)
+    if wanted == target.nodes:
+        return Decision(_without_window(memory), scaled=True, why=_reached(wish, wanted))
+    if wanted > target.nodes:
+        return _resize(_without_window(memory), wanted, target, now, pace)
+    since = memory.lower_since
+    if since is None or since > now:  # a clock that was set back
+        memory = replace(memory, lower_since=now, highest=wanted)
+    else:
+        memory = replace(memory, highest=max(memory.highest, wanted))
+    left = (memory.lower_since or now) + pace.shrink_after - now
+    if left > timedelta(0):
+        words = f"it shrinks from {target.nodes} nodes to {memory.highest} at {_clock(now + left)}"
+        return Decision(memory, why=Finding("ShrinksLater", words), wait=left)
+    lower = _within(memory.highest, bounds, target.step)
+    return _resize(memory, min(lower, target.nodes), target, now, pace)
+
+
+def release(memory: Memory, target: Target, now: datetime, pace: Pace) -> Decision:
+    """What to do so that the target has the size again that it was found with."""
+    memory = _without_window(_settled(memory, target))
+    if (conflict := conflict_of(memory, target)) is not None:
+        why = Finding("LeftAsItIs", f"it keeps {target.nodes} nodes: {conflict.message}")
+        return Decision(memory, conflict=conflict, why=why, ended=True)
+    most = memory.original if target.maximum is None else min(memory.original, target.maximum)
+    wanted = max(most, target.minimum)
+    if target.nodes == wanted:
+        return Decision(
+            memory, scaled=True, why=Finding("Released", f"{wanted} nodes, as before"), ended=True
+        )
+    if target.busy:
+        return Decision(memory, why=Finding("Busy", target.busy))
+    return _resize(memory, wanted, target, now, pace)
+
+
+def conflict_of(memory: Memory | None, target: Target) -> Finding | None:
+    """Who else sizes the target, and what to do."""
+    if target.sized_by is not None:
+        return target.sized_by
+    if memory is None or target.nodes in {memory.nodes, memory.setting}:
+        return None
+    words = (
+        f"somebody set {target.nodes} nodes where Shoal had set {memory.nodes}: end what sets it and set "
+        f"{memory.nodes} again, or let Shoal begin anew with spec.scaling.mode Pods and back"
+    )
+    return Finding("SizeChanged", words)
+
+
+def _settled(memory: Memory, target: Target) -> Memory:
+    """The size that was being set is the one that it has."""
+    if memory.setting is None or target.nodes != memory.setting:
+        return memory
+    return replace(memory, nodes=memory.setting, setting=None)
+
+
+def _without_window(memory: Memory) -> Memory:
+    return replace(memory, lower_since=None, highest=0)
+
+
+def _bounds(wish: Wish, target: Target) -> tuple[int, int] | None:
+    """The least and the most nodes; None if there is no such number."""
+    most = wish.limit if target.maximum is None else min(wish.limit, target.maximum)
+    high = most // target.step * target.step
+    low = -(-target.minimum // target.step) * target.step
+    return (low, high) if low <= high else None
+
+
+def _within(nodes: int, bounds: tuple[int, int], step: int) -> int:
+    return min(bounds[1], max(bounds[0], -(-nodes // step) * step))
+
+
+def _resize(memory: Memory, wanted: int, target: Target, now: datetime, pace: Pace) -> Decision:
+    last = memory.resized_at
+    if last is not None and last <= now and (left := last + pace.between - now) > timedelta(0):
+        words = f"from {target.nodes} nodes to {wanted} at {_clock(now + left)}: it was resized just now"
+        return Decision(memory, why=Finding("Waits", words), wait=left)
+    kept = replace(_without_window(memory), nodes=target.nodes, setting=wanted, resized_at=now)
+    return Decision(kept, resize=wanted, why=Finding("Resizing", f"from {target.nodes} nodes to {wanted}"))
+
+
+def _clock(at: datetime) -> str:
+    """A time that does not change while it is waited for, unlike the seconds that are left."""
+    return f"{at:%H:%M:%S}"
+
+
+def _reached(wish: Wish, nodes: int) -> Finding:
+    if nodes == wish.nodes:
+        return Finding("AsRecommended", f"{nodes} nodes")
+    return Finding("WithinLimits", f"{nodes} nodes; {wish.nodes} are recommended")
+
+
+def _stopped(conflict: Finding) -> Finding:
+    return Finding("FieldConflict", f"nothing is done: {conflict.reason}")

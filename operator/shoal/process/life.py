@@ -1,0 +1,60 @@
+"""What every process of the chart does: end at a signal, log to standard error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from shoal.errors import ShoalError
+
+logger = logging.getLogger("shoal")
+
+
+def signalled() -> asyncio.Event:
+    """Set at SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def until(
+    stop: asyncio.Event, what: str, main: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]
+) -> int:
+    """Run until `stop` or the end of `main`; returns the exit code: 1 if `main` ended with an error."""
+    running = asyncio.create_task(main, name=what)
+    stopped = asyncio.create_task(stop.wait())
+    others = [asyncio.create_task(each) for each in beside]
+    await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (running, stopped, *others):
+        task.cancel()
+    results = await asyncio.gather(running, stopped, *others, return_exceptions=True)
+    error = results[0]
+    if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
+        cause = innermost(error)
+        expected = isinstance(cause, ShoalError)  # such as a lost Lease: a new process takes over
+        logger.error("the %s stopped: %s", what, cause, exc_info=None if expected else error)
+        return 1
+    return 0
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first error of nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def start_log(level: str) -> None:
+    """Log to standard error."""
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
+    )
+    if level != "DEBUG":
+        for noisy in ("kopf", "aiohttp.access"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)

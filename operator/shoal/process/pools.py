@@ -1,0 +1,204 @@
+"""The process `shoal-pools`: makes CapacityPools with scaling mode Buffer, Scale or Cloud the recommended size.
+
+It is not the operator, and has another service account: rights to a cloud and to create pods do not meet. Exit codes as
+`shoal-operator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from shoal.api.base import API_VERSION
+from shoal.api.capacity_pool import CapacityPool
+from shoal.cluster.cache import Cache
+from shoal.cluster.lease import Lease, LeaseTimes
+from shoal.cluster.reflector import Reflector, Source
+from shoal.cluster.transport import Fenced, Transport, connect
+from shoal.errors import UsageError
+from shoal.pools.metrics import PoolMetrics
+from shoal.pools.pulse import EVERY_SECONDS as PULSE_SECONDS
+from shoal.pools.pulse import Pulse
+from shoal.pools.scaler import PoolScaler
+from shoal.pools.subject import Drivers, drivers
+from shoal.process.endpoints import exposition, healthy, ready, serve
+from shoal.process.life import signalled, start_log, until
+from shoal.process.settings import identity_of, level_of, number_of
+from shoal.runtime.controller import Controller
+from shoal.runtime.limiter import Limited
+from shoal.runtime.manager import Manager
+from shoal.runtime.metrics import Metrics
+from shoal.runtime.recorder import Recorder
+from shoal.runtime.status_writer import StatusWriter
+from shoal.runtime.work_queue import Priority
+
+LEASE_TIMES = LeaseTimes()
+CONNECTIONS = 8
+LEASE_CONNECTIONS = 2
+WORKERS = 4
+"""Pools sized concurrently."""
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """The settings of one installation."""
+
+    identity: str = "shoal-pools"
+    """The holder identity in the Lease."""
+    lease_namespace: str = "default"
+    lease_name: str = "shoal-pools"
+    operator_lease: str = "shoal"
+    """The Lease of the operator whose recommendations are followed, in the same namespace."""
+    metrics_port: int = 8080
+    """0: no metrics endpoint."""
+    health_port: int = 8081
+    """0: no health endpoint."""
+    log_level: str = "INFO"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> PoolSettings:
+        """Read the variables.
+
+        Raises:
+            UsageError: a variable is invalid; the message names it.
+        """
+        get = environment.get
+        return cls(
+            identity=identity_of(environment),
+            lease_namespace=get("POD_NAMESPACE") or "default",
+            lease_name=get("SHOAL_LEASE_NAME") or "shoal-pools",
+            operator_lease=get("SHOAL_OPERATOR_LEASE_NAME") or "shoal",
+            metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
+            health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
+            log_level=level_of(environment),
+        )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class NodePools:
+    """One replica. `lease_transport`: the connection of the Lease, by default the same."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        settings: PoolSettings,
+        *,
+        lease_transport: Transport | None = None,
+        wall: Callable[[], datetime] = _now,
+        lease_times: LeaseTimes = LEASE_TIMES,
+        make_drivers: Callable[[Transport], Drivers] = drivers,
+        pulse_seconds: float = PULSE_SECONDS,
+    ) -> None:
+        self.metrics = metrics = Metrics()
+        self.cache: Cache[CapacityPool] = Cache(self._changed)
+        self.pulse = Pulse(transport, settings.lease_namespace, settings.operator_lease, pulse_seconds)
+        lease = Lease(
+            lease_transport or transport,
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            identity=settings.identity,
+            times=lease_times,
+            wall=wall,
+        )
+        fenced = Limited(
+            Fenced(transport, lease.seconds_left),
+            on_answer=lambda verb, code, seconds: metrics.requests.labels(verb, code).observe(seconds),
+        )
+        recorder = Recorder(
+            fenced,
+            reporter=settings.identity,
+            wall=wall,
+            on_result=lambda result: metrics.events.labels(result).inc(),
+        )
+        scaler = PoolScaler(
+            self.cache,
+            make_drivers(fenced),
+            StatusWriter(
+                fenced,
+                self.cache,
+                CapacityPool,
+                on_result=lambda result: metrics.status_writes.labels("CapacityPool", result).inc(),
+            ),
+            recorder,
+            PoolMetrics(metrics),
+            operator_alive=self.pulse.alive,
+            wall=wall,
+        )
+        self.controller = Controller(
+            "nodepool",
+            scaler,
+            keys=lambda: [("", pool.metadata.name) for pool in self.cache.all()],
+            metrics=metrics,
+            workers=WORKERS,
+        )
+        pools = Reflector(
+            fenced,
+            Source(f"/apis/{API_VERSION}/{CapacityPool.PLURAL}", CapacityPool),
+            self.cache,
+            on_restart=lambda why: metrics.watch_restarts.labels(CapacityPool.PLURAL, why).inc(),
+        )
+        metrics.live(
+            "shoal_queue_length",
+            "Objects waiting to be reconciled, by controller.",
+            "controller",
+            lambda: {self.controller.name: len(self.controller.queue)},
+        )
+        self.manager = Manager(
+            lease,
+            [self.controller],
+            needed={CapacityPool.PLURAL: pools},
+            optional={},
+            recorder=recorder,
+            metrics=metrics,
+            background=[self.pulse.run],
+        )
+
+    async def run(self) -> None:
+        """Run until cancelled; see `Manager.run`."""
+        await self.manager.run()
+
+    def _changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
+        if (seen := new or old) is not None and not ours:
+            self.controller.wake(("", seen.metadata.name), Priority.NORMAL)
+
+
+def main() -> None:
+    """Run until a signal arrives."""
+    try:
+        code = asyncio.run(run(PoolSettings.from_environment()))
+    except UsageError as error:
+        print(f"shoal-pools: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+async def run(settings: PoolSettings) -> int:
+    """Run it with its endpoints; returns the exit code."""
+    start_log(settings.log_level)
+    stop = signalled()
+    async with AsyncExitStack() as resources:
+        transport = await connect(CONNECTIONS)
+        resources.push_async_callback(transport.close)
+        lease_transport = await connect(LEASE_CONNECTIONS)
+        resources.push_async_callback(lease_transport.close)
+        pools = NodePools(transport, settings, lease_transport=lease_transport)
+        if settings.health_port:
+            probes = {"/healthz": healthy, "/readyz": ready(pools.manager.unread)}
+            resources.push_async_callback((await serve(settings.health_port, probes)).cleanup)
+        if settings.metrics_port:
+            registry = {"/metrics": exposition(pools.metrics.registry)}
+            resources.push_async_callback((await serve(settings.metrics_port, registry)).cleanup)
+        return await until(stop, "scaler of node pools", pools.run())
+    return 1
+
+
+if __name__ == "__main__":
+    main()

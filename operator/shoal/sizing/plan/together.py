@@ -1,0 +1,100 @@
+"""Plans of several jobs that share pools: their candidates are found alone and chosen together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from shoal.sizing.plan.assign import Columns, assign
+from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.planner import Plan, plan
+from shoal.sizing.plan.problem import Problem
+from shoal.sizing.plan.risk import Walk
+from shoal.sizing.plan.search import search
+
+__all__ = ["Request", "plan_together", "slack_of"]
+
+MOST_COLUMNS = 1024
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job to plan: its problem as if it were alone."""
+
+    problem: Problem
+    priority: int = 0
+
+
+def plan_together(requests: Sequence[Request]) -> list[Plan]:
+    """A plan for each, in the same order; together they need no more of any pool than its limit.
+
+    `requests` of one priority are in the order of urgency. Jobs whose limits cannot all be kept get the fastest plan in
+    what the others leave.
+    """
+    names = list(dict.fromkeys(pool.name for request in requests for pool in request.problem.pools))
+    limits = np.array(
+        [
+            max(pool.limit for request in requests for pool in request.problem.pools if pool.name == name)
+            for name in names
+        ],
+        dtype=np.float64,
+    )
+    columns = [_columns(request, names) for request in requests]
+    chosen = assign(columns, limits)
+    left, plans = dict(zip(names, limits, strict=True)), [None] * len(requests)
+    found: list[Plan | None] = list(plans)
+    order = sorted(range(len(requests)), key=lambda i: (chosen[i] is None, -requests[i].priority))
+    for number in order:
+        at = chosen[number]
+        problem = requests[number].problem
+        given = None if at is None else dict(zip(names, columns[number].counts[:, at], strict=True))
+        answer = _within(problem, left if given is None else given)
+        if given is not None and not answer.feasible:
+            answer = _within(problem, left)
+        found[number] = answer
+        for pool, n in zip(answer.pools, answer.counts, strict=True):
+            left[pool.name] = max(left[pool.name] - n, 0.0)
+    return [answer for answer in found if answer is not None]
+
+
+def slack_of(problem: Problem) -> float:
+    """The time to the deadline over the least time that the job takes; infinite without a deadline."""
+    if problem.objective.deadline is None:
+        return float("inf")
+    fastest = search(ElasticModel(problem))[0].fastest
+    return 0.0 if fastest is None else problem.objective.deadline / fastest.seconds
+
+
+def _columns(request: Request, names: Sequence[str]) -> Columns:
+    """The candidates of a job that keep its limits with the confidence asked for, by the tables of simulated runs."""
+    problem = request.problem
+    limited = problem.objective.deadline is not None or problem.objective.budget is not None
+    model = ElasticModel(problem, NormalDist().inv_cdf(problem.objective.confidence) if limited else 0.0)
+    found, _ = search(model)
+    shortlist = found.shortlist
+    size = len(shortlist.first)
+    sure = np.ones(size, dtype=bool)
+    if limited and size:
+        walk = Walk(model, float(shortlist.seconds[0]))
+        sure = walk.likely(shortlist, slice(0, size), careful=True)
+    kept = np.flatnonzero(sure)[:MOST_COLUMNS]
+    counts = np.zeros((len(names), len(kept)))
+    for row, pool in enumerate(problem.pools):
+        counts[names.index(pool.name)] = shortlist.counts[row, kept]
+    return Columns(counts, shortlist.cost[kept], request.priority)
+
+
+def _within(problem: Problem, limits: dict[str, float]) -> Plan:
+    """The plan of a job in what it was given."""
+    pools = tuple(replace(pool, limit=int(min(pool.limit, limits[pool.name]))) for pool in problem.pools)
+    given = sum(pool.limit for pool in pools)
+    least = min(problem.min_workers, max(given, 1))
+    if given == 0:  # nothing is left: what it would need shows in the plan as infeasible
+        return replace(plan(problem), feasible=False, counts=(0,) * len(pools), binding="pools")
+    steady = sum(pool.limit for pool in pools if not pool.spot)
+    return plan(
+        replace(problem, pools=pools, min_workers=least, min_on_demand=min(problem.min_on_demand, steady))
+    )

@@ -1,0 +1,221 @@
+"""Whether promises are kept: plans from one part of a trace, replayed on the windows of the part that was left out.
+
+A trace is cut into blocks. For each block the availability of the pool is learned from the others, as `shoal plan
+--trace` learns it, and a fixed plan is promised to keep its deadline with the confidence asked for: the work is the
+most for which the simulated runs say so. Then every window of the left-out block is replayed with that plan. A cell is
+a trace, a number of workers (the pool holds as many) and a time to the deadline; its slack is that time over the time
+with all nodes there. Speeds are exact here: what is tested is the availability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import UsageError
+from shoal.sizing.availability import Recorded, Windows, rebinned
+from shoal.sizing.plan.engine import STEPS, Engine
+from shoal.sizing.plan.problem import Floats, Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.simulate.measured import prior_of
+from shoal.sizing.simulate.traces import Trace
+from shoal.sizing.types import PsModel
+
+__all__ = ["Calibration", "Cell", "calibrate"]
+
+BLOCKS = 6
+WORKERS = (4, 8, 16, 32)
+HOURS = (0.5, 1.0, 1.5)
+SHARES = (0.0, 0.25, 0.5)  # parts of the workers that are on-demand
+STRIDE = 8  # windows begin this many times in their own length
+RUNS = 1000
+STEP = 60.0
+DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of plan on one trace: how often it was kept in the `n` windows of all left-out blocks."""
+
+    trace: str
+    workers: int
+    on_demand: int
+    seconds: float
+    slack: float
+    promised: float
+    kept: float
+    n: int
+    by_block: tuple[tuple[float, int], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The cell of `shoal calibrate --json`."""
+        return {
+            "trace": self.trace,
+            "workers": self.workers,
+            "onDemand": self.on_demand,
+            "deadlineSeconds": self.seconds,
+            "slack": self.slack,
+            "promised": self.promised,
+            "kept": self.kept,
+            "n": self.n,
+        }
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All cells; `low` and `high` are the 95 % interval of `kept`, from drawing the blocks of the traces anew."""
+
+    promised: float
+    kept: float
+    low: float
+    high: float
+    cells: tuple[Cell, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer of `shoal calibrate --json`."""
+        return {
+            "promised": self.promised,
+            "kept": self.kept,
+            "low": self.low,
+            "high": self.high,
+            "cells": [cell.as_json() for cell in self.cells],
+        }
+
+
+def calibrate(
+    spot: Pool,
+    on_demand: Pool,
+    traces: Sequence[Trace],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+    hours: Sequence[float] = HOURS,
+    numbers: Sequence[int] = WORKERS,
+) -> Calibration:
+    """Promise and replay plans of workers of a spot and an on-demand pool on traces of the spot pool.
+
+    Args:
+        spot: the pool of the traces.
+        on_demand: where the other workers of a plan are.
+        traces: recorded nodes.
+        confidence: what every plan is promised.
+        seed: of the simulated runs.
+        hours: times to the deadline.
+        numbers: workers of a plan.
+
+    """
+    cells = []
+    for number, trace in enumerate(traces):
+        nodes, lost = trace.bins(STEP)
+        lost[0] = 0
+        if len(nodes) < 2 * BLOCKS:
+            raise UsageError(
+                f"the trace {trace.name} is {trace.span:.0f} s long: give one of at least {2 * BLOCKS * STEP:.0f} s, "
+                "to leave parts of it out"
+            )
+        recorded = nodes.astype(np.float64), lost.astype(np.float64)
+        for length in hours:
+            for workers in numbers:
+                for share in SHARES:
+                    cell = _cell(
+                        trace.name, recorded, spot, on_demand, workers, round(share * workers), 3600 * length,
+                        confidence, seed + number,
+                    )  # fmt: skip
+                    if cell is not None:
+                        cells.append(cell)
+    if not cells:
+        raise UsageError("the traces are too short for any plan: give longer ones")
+    kept = float(np.mean([cell.kept for cell in cells]))
+    low, high = _interval(cells, seed)
+    return Calibration(confidence, kept, low, high, tuple(cells))
+
+
+def _cell(
+    name: str,
+    recorded: tuple[Floats, Floats],
+    spot: Pool,
+    on_demand: Pool,
+    workers: int,
+    steady: int,
+    seconds: float,
+    confidence: float,
+    seed: int,
+) -> Cell | None:
+    """One cell; None if no block holds a window, or if no work can be promised."""
+    nodes, lost = recorded
+    size = max(float(nodes.max()), 1.0)
+    counts = workers - steady, steady
+    edges = np.linspace(0, len(nodes), BLOCKS + 1).astype(int)
+    by_block, slacks = [], []
+    for first, last in pairwise(edges):
+        tested = _windows(nodes[first:last], lost[first:last], seconds, size)
+        if tested is None:
+            continue
+        rest = tuple((nodes[a:b], lost[a:b], STEP) for a, b in ((0, first), (last, len(nodes))) if b - a > 1)
+        learned = Windows(rest, size, prior_of(spot.interruptions_per_hour, spot.shock_size))
+        promise = _engine(spot, on_demand, counts, learned, seconds, RUNS, seed).done(counts, 1)
+        work = float(np.quantile(promise, 1 - confidence))
+        if work <= 0:
+            continue
+        replayed = _engine(spot, on_demand, counts, tested, seconds, len(tested.nodes), seed).done(counts, 1)
+        by_block.append((float(np.mean(replayed >= work * (1 - 1e-9))), len(replayed)))
+        slacks.append(seconds * workers / spot.step_seconds / work)
+    if not by_block:
+        return None
+    total = sum(n for _, n in by_block)
+    kept = sum(kept * n for kept, n in by_block) / total
+    return Cell(
+        name, workers, steady, seconds, float(np.mean(slacks)), confidence, kept, total, tuple(by_block)
+    )
+
+
+def _windows(nodes: Floats, lost: Floats, seconds: float, size: float) -> Recorded | None:
+    """All windows of a block, `STRIDE` in their length; None if it is too short for one."""
+    step = seconds / STEPS
+    there, gone = rebinned(nodes, lost, STEP, step)
+    starts = np.arange(0, len(there) - STEPS + 1, STEPS // STRIDE)
+    if not len(starts):
+        return None
+    where = starts[:, None] + np.arange(STEPS)
+    return Recorded(there[where], gone[where], size)
+
+
+def _engine(
+    spot: Pool,
+    on_demand: Pool,
+    counts: tuple[int, int],
+    availability: Windows | Recorded,
+    seconds: float,
+    runs: int,
+    seed: int,
+) -> Engine:
+    """An engine whose only uncertainty is the availability of the spot pool, which holds the workers of the plan."""
+    pools = (
+        replace(spot, limit=max(counts[0], 1), availability=availability, step_sigma=0.0, running=0),
+        replace(
+            on_demand, limit=max(counts[1], 1), step_seconds=spot.step_seconds, step_sigma=0.0, running=0
+        ),
+    )
+    quiet = Servers(model=PsModel(0.0), interruptions_per_hour=0.0)
+    problem = Problem(pools, StepWork(steps=1), quiet, Objective(deadline=seconds))
+    return Engine(problem, seconds, runs=runs, seed=seed)
+
+
+def _interval(cells: Sequence[Cell], seed: int) -> tuple[float, float]:
+    """The 95 % interval of the mean of `kept`: windows of one block are not independent, blocks nearly are."""
+    rng = np.random.default_rng(seed)
+    names = sorted({cell.trace for cell in cells})
+    means = np.empty(DRAWS)
+    for draw in range(DRAWS):
+        weights = {name: rng.multinomial(BLOCKS, np.full(BLOCKS, 1 / BLOCKS)) for name in names}
+        kept = []
+        for cell in cells:
+            weight = weights[cell.trace][: len(cell.by_block)] * np.array([n for _, n in cell.by_block])
+            if weight.sum():
+                kept.append(float(weight @ np.array([k for k, _ in cell.by_block]) / weight.sum()))
+        means[draw] = np.mean(kept) if kept else np.nan
+    low, high = np.nanquantile(means, (0.025, 0.975))
+    return float(low), float(high)

@@ -1,0 +1,116 @@
+"""The alerts and the dashboard of the chart: valid, on series that there are, with runbooks that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dev.paths import ROOT
+from dev.promtool import promtool
+from tests.chart.test_chart import of_kind, render
+from tests.unit.docs.pages import code, read, rows, section
+
+FILES = ROOT / "charts" / "shoal" / "files"
+ALERTS = yaml.safe_load((FILES / "alerts.yaml").read_text(encoding="utf-8"))
+DASHBOARD = json.loads((FILES / "dashboard.json").read_text(encoding="utf-8"))
+RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+QUERIES = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+HISTOGRAM = ("_bucket", "_count", "_sum")
+
+
+def series() -> dict[str, set[str]]:
+    """The labels of each series. tests/unit/docs compares these tables with the code."""
+    found: dict[str, set[str]] = {}
+    for heading in ("Operator", "Coordinator"):
+        for name, kind, labels, _ in rows(section(read("docs/metrics.md"), heading)):
+            names = [code(name)[0] + each for each in HISTOGRAM] if kind == "histogram" else [code(name)[0]]
+            found |= {
+                each: set(code(labels)) | ({"le"} if each.endswith("_bucket") else set()) for each in names
+            }
+    return found
+
+
+SCRAPED = {"namespace", "pod", "job", "instance", "shoal_dev_job"}
+"""Labels that Prometheus adds."""
+
+
+@pytest.mark.parametrize("query", [*QUERIES, *(rule["expr"] for rule in RULES)])
+def test_every_query_is_about_series_and_labels_that_there_are(query: str) -> None:
+    known = series()
+    names = re.findall(r"\bshoal_(?!dev_job)[a-z_]+", query)
+    assert names
+    assert [name for name in names if name not in known] == []
+    labels = set().union(*(known[name] for name in names)) | SCRAPED
+    for matchers in re.findall(r"\{([^}]*)\}", query):
+        assert {each.strip() for each in re.findall(r"([a-z_]+)\s*[=!]", matchers)} <= labels
+    for grouped in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
+        assert {each.strip() for each in grouped.split(",")} <= labels
+
+
+def test_promtool_accepts_the_rules_and_their_tests(tmp_path: Path) -> None:
+    shutil.copy(FILES / "alerts.yaml", tmp_path)
+    shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
+    for words in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
+        done = subprocess.run([promtool(), *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_query_of_the_dashboard_is_promql(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"q{number}", "expr": re.sub(r"\$\w+", ".*", query)}
+        for number, query in enumerate(QUERIES)
+    ]
+    (tmp_path / "queries.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]})
+    )
+    words = [promtool(), "check", "rules", "--lint=none", str(tmp_path / "queries.yaml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_severity_a_runbook_and_a_test() -> None:
+    runbooks = dict(re.findall(r"^## (\w+)\n\n(\w+)\.", read("docs/runbooks.md"), re.MULTILINE))
+    assert {rule["alert"]: rule["labels"]["severity"] for rule in RULES} == {
+        alert: severity.lower() for alert, severity in runbooks.items()
+    }
+    assert all(rule["annotations"]["runbook_url"] == f"RUNBOOK#{rule['alert'].lower()}" for rule in RULES)
+    tests = yaml.safe_load(Path(__file__).with_name("alerts_test.yaml").read_text(encoding="utf-8"))["tests"]
+    fired = {each["alertname"] for test in tests for each in test["alert_rule_test"] if each["exp_alerts"]}
+    assert {rule["alert"] for rule in RULES} == fired
+
+
+def test_panels_are_distinct_and_do_not_overlap() -> None:
+    panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert all(x < 24 for x, _ in cells)
+    variables = {each["name"] for each in DASHBOARD["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))) - {"__all"}
+    assert used <= variables
+
+
+def test_the_chart_ships_them_as_they_are(tools: Path) -> None:
+    documents = render(
+        tools, "metrics.rules.enabled=true", "metrics.dashboard.enabled=true", "metrics.rules.runbookUrl=https://x/r",
+        "metrics.rules.labels.release=prom",
+    )  # fmt: skip
+    [rule] = of_kind(documents, "PrometheusRule")
+    text = (FILES / "alerts.yaml").read_text(encoding="utf-8").replace("RUNBOOK", "https://x/r")
+    assert rule["spec"] == yaml.safe_load(text)
+    assert rule["metadata"]["labels"]["release"] == "prom"
+    [dashboard] = [d for d in of_kind(documents, "ConfigMap") if "shoal.json" in d["data"]]
+    assert json.loads(dashboard["data"]["shoal.json"]) == DASHBOARD
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"

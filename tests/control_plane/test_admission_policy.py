@@ -1,0 +1,125 @@
+"""The chart's admission policy on a real API server: it admits what the operator does, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import yaml
+
+from dev.cluster import ControlPlane
+from dev.kube import Json, Kube
+from dev.paths import ROOT
+from dev.tools.build import ensure
+from tests.control_plane.operators import Job, eventually
+
+ACCOUNT = "system:serviceaccount:{}:shoal"
+
+
+def rendered(namespace: str) -> list[Json]:
+    images = (
+        "image.repository=x",
+        "trainer.psImage=x",
+        "trainer.workerImage=x",
+        "admissionPolicy.enabled=true",
+    )
+    words = [
+        ensure(("helm",))["helm"],
+        "template",
+        "shoal",
+        str(ROOT / "charts" / "shoal"),
+        "--namespace",
+        namespace,
+    ]
+    text = subprocess.run(
+        [*words, *(f"--set={each}" for each in images)], capture_output=True, text=True, check=True
+    ).stdout
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+class As:
+    """kubectl with the operator's identity."""
+
+    def __init__(self, control_plane: ControlPlane, home: str) -> None:
+        self._words = [
+            ensure(("kubectl",))["kubectl"],
+            "--kubeconfig",
+            str(control_plane.kubeconfig),
+            "--as",
+            ACCOUNT.format(home),
+        ]
+
+    def create(self, manifest: Json) -> str:
+        """Empty if it was admitted, else the refusal."""
+        done = subprocess.run([*self._words, "create", "-f", "-"], input=json.dumps(manifest), capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        return done.stderr if done.returncode else ""
+
+    def delete(self, kind: str, name: str, namespace: str) -> str:
+        words = [*self._words, "-n", namespace, "delete", kind, name, "--wait=false"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.stderr if done.returncode else ""
+
+
+@pytest.fixture
+async def operator(
+    control_plane: ControlPlane, crds: None, kube: Kube, second_namespace: str
+) -> AsyncIterator[As]:
+    """The operator's account, installed into the second namespace, under the policy."""
+    kinds = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount",
+             "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}  # fmt: skip
+    made = [each for each in rendered(second_namespace) if each["kind"] in kinds]
+    text = yaml.safe_dump_all(made)
+    words = [ensure(("kubectl",))["kubectl"], "--kubeconfig", str(control_plane.kubeconfig)]
+    subprocess.run([*words, "apply", "-f", "-"], input=text, text=True, check=True, capture_output=True)  # noqa: ASYNC221
+    account = As(control_plane, second_namespace)
+
+    async def enforced() -> bool:
+        name = f"probe-{os.urandom(3).hex()}"
+        return "may only touch objects" in account.create(secret("default", name=name))
+
+    await eventually(enforced, what="the policy is enforced")
+    yield account
+    subprocess.run([*words, "delete", "-f", "-"], input=text, text=True, check=False, capture_output=True)  # noqa: ASYNC221
+
+
+def secret(namespace: str, owners: list[Json] | None = None, name: str = "some") -> Json:
+    metadata: Json = {"name": name, "namespace": namespace, **({"ownerReferences": owners} if owners else {})}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
+
+
+@pytest.mark.timeout(180)
+async def test_only_objects_of_training_jobs(
+    operator: As, kube: Kube, namespace: str, second_namespace: str
+) -> None:
+    job = await Job(kube, namespace).apply()
+    owner: dict[str, Any] = {
+        "apiVersion": job["apiVersion"], "kind": "TrainingJob", "name": "digits",
+        "uid": job["metadata"]["uid"], "controller": True,
+    }  # fmt: skip
+    assert operator.create(secret(namespace, [owner])) == ""
+    refused = "may only touch objects that a TrainingJob controls"
+    assert refused in operator.create(secret(namespace, name="alone"))
+    assert refused in operator.create(
+        secret(namespace, [{**owner, "controller": False}], name="not-controlled")
+    )
+    stranger = {**owner, "apiVersion": "apps/v1", "kind": "ReplicaSet"}
+    assert refused in operator.create(secret(namespace, [stranger], name="stranger"))
+    assert "no business in this namespace" in operator.create(secret("kube-system", [owner], name="system"))
+
+    own = secret(second_namespace, name="shoal-install-key")
+    assert operator.create(own) == ""
+    assert "no business" in operator.create(secret(second_namespace, [owner], name="other"))
+
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    container = {"name": "c", "image": "x"}
+    await kube.create(pods, {"metadata": {"name": "foreign"}, "spec": {"containers": [container]}})
+    assert refused in operator.delete("pod", "foreign", namespace)
+    await kube.create(
+        pods, {"metadata": {"name": "mine", "ownerReferences": [owner]}, "spec": {"containers": [container]}}
+    )
+    assert operator.delete("pod", "mine", namespace) == ""

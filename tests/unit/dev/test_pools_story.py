@@ -1,0 +1,208 @@
+"""The story of the pools: what the played cloud does, what the script takes, and the figures from what was seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dev.cluster import cgroups
+from dev.cluster.node import GRACE_SECONDS
+from dev.demo.pools.chart import draw
+from dev.demo.pools.cloud import IDLE_SECONDS, LABEL, Machine, Offer, decide
+from dev.demo.pools.figures import (
+    GOALS,
+    errors,
+    figures,
+    job_speed,
+    missed,
+    plan_changes,
+    predicted_at_half,
+    throughput,
+)
+from dev.demo.pools.record import Moment, WorkerSeen
+from dev.demo.pools.run import Script, documents, offers, second_job, values
+from shoal.api.training_job import TrainingJob
+
+OFFERS = {"fast": Offer(0.3, True, 2), "slow": Offer(0.15, True, 1)}
+
+
+def pod(pool: str, node: str = "", phase: str = "Pending", **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": metadata,
+        "spec": {"nodeSelector": {LABEL: pool}, **({"nodeName": node} if node else {})},
+        "status": {"phase": phase},
+    }
+
+
+def test_a_waiting_pod_gets_a_machine_of_its_pool_while_there_is_stock() -> None:
+    waiting = [pod("fast"), pod("fast"), pod("fast"), pod("slow"), pod("slow", deletionTimestamp="now")]
+    assert decide(0, OFFERS, {}, waiting, 0) == (["fast", "fast", "slow"], [])
+    assert decide(0, OFFERS, {}, waiting, 1) == ([], [])
+    assert decide(0, {"fast": Offer(0.3, True, 0)}, {}, waiting, 0) == ([], [])
+
+
+def test_an_idle_machine_is_used_before_another_is_made_and_is_taken_in_the_end() -> None:
+    machines = {"fast-1": Machine("fast")}
+    assert decide(1, OFFERS, machines, [pod("fast")], 0) == ([], [])
+    assert decide(1 + IDLE_SECONDS, OFFERS, machines, [], 0) == ([], ["fast-1"])
+    busy = [pod("fast", "fast-1", "Running")]
+    assert decide(99, OFFERS, machines, busy, 0) == ([], [])
+    assert machines["fast-1"].idle_since is None
+
+
+def test_a_machine_with_notice_is_not_counted_and_ends() -> None:
+    machines = {"fast-1": Machine("fast", noticed_at=0.0)}
+    running, waiting = pod("fast", "fast-1", "Running"), pod("fast")
+    assert decide(1, OFFERS, machines, [running, waiting], 0) == (["fast"], [])
+    assert decide(GRACE_SECONDS, OFFERS, machines, [running], 0) == ([], ["fast-1"])
+
+
+@given(st.lists(st.sampled_from(["fast", "slow", "other"])), st.integers(0, 4), st.integers(0, 4))
+def test_there_are_never_more_machines_than_stock(pods: list[str], fast: int, have: int) -> None:
+    machines = {f"fast-{n}": Machine("fast") for n in range(have)}
+    made, _ = decide(0, {"fast": Offer(0.3, True, fast)}, machines, [pod(each) for each in pods], 0)
+    assert have + len(made) <= max(have, fast)
+    assert len(made) <= pods.count("fast")
+
+
+def worker(pool: str, slot: int, samples: int, seconds: float | None = 0.1) -> WorkerSeen:
+    return WorkerSeen((slot, 0), pool, seconds, samples)
+
+
+def run_of(*workers: str, count: int = 30, rate: int = 100) -> list[Moment]:
+    """A job whose workers make `rate` samples a second each, and that is half done in the middle."""
+    return [
+        Moment(
+            at=float(t),
+            phase="Running",
+            workers=tuple(worker(pool, slot, rate * t) for slot, pool in enumerate(workers)),
+            progress=100 * t / count,
+            remaining=1.1 * (count - t),
+            remaining_range=(0.9 * (count - t), 1.3 * (count - t)),
+            plan=(("fast", 1 if t < 10 else 2),),
+            reason="because",
+            cost=0.1 * t,
+        )
+        for t in range(count)
+    ]
+
+
+def test_speeds_are_measured_from_the_samples_of_settled_workers() -> None:
+    assert throughput(run_of("fast", "slow")) == {"fast": pytest.approx(100), "slow": pytest.approx(100)}
+    assert job_speed(run_of("fast", "slow")) == pytest.approx(200)
+    assert throughput(run_of("fast", count=5)) == {}
+    assert job_speed([]) is None
+    assert errors({"fast": 0.11}, {"fast": 0.1, "slow": 1.0}) == {"fast": 0.1}
+
+
+def test_plan_changes_say_from_what_to_what_and_why() -> None:
+    assert plan_changes(run_of("fast")) == [
+        {"at": 0.0, "from": {}, "to": {"fast": 1}, "reason": "because"},
+        {"at": 10.0, "from": {"fast": 1}, "to": {"fast": 2}, "reason": "because"},
+    ]
+
+
+def figures_of(moments: list[Moment], **changes: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "deadline": 40.0,
+        "finished": 30.0,
+        "samples": 6000.0,
+        "learned": {"fast": 0.105, "od": 0.1},
+        "on_demand": ("od", 3600.0),
+        "second": (190.0, run_of("fast", "fast")),
+        "seconds": {"setUp": 1.0},
+    }
+    return figures(moments, **{**told, **changes})
+
+
+def test_figures_come_from_what_was_seen() -> None:
+    found = figures_of(run_of("fast", "od"))
+    assert found["deadlineKept"]
+    assert found["finishPredictedAtHalf"] == pytest.approx(31.5)
+    assert found["finishError"] == pytest.approx(0.05)
+    assert found["speedErrorByPool"] == {"fast": 0.05, "od": 0.0}
+    assert found["cost"] == pytest.approx(2.9)
+    assert found["onDemandOnlyCost"] == pytest.approx(60)  # 60 s of a worker at 1 a second
+    assert found["secondJobFirstPredictionError"] == pytest.approx(0.05)
+    assert missed(found) == []
+
+
+def test_what_was_not_seen_is_not_made_up_and_is_a_goal_that_was_missed() -> None:
+    found = figures_of([], finished=None, second=(None, []))
+    unknown = ("finishPredictedAtHalf", "finishActual", "onDemandOnlyCost", "secondJobFirstPredictionError")
+    assert [found[name] for name in unknown] == [None] * 4
+    assert len(missed(found)) == len(GOALS)
+    assert predicted_at_half([]) is None
+
+
+def test_picture_is_drawn_also_without_a_prediction(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", run_of("fast", "slow"), ["fast", "slow"], 40.0, 30.0, {10.0: "taken"})
+    draw(tmp_path / "b.png", [Moment(0.0, "")], ["fast", "slow"], 40.0, None, {})
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
+
+
+class _Cloud:
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.report = self.did.append
+
+    def reclaim(self, pool: str) -> list[str]:
+        self.did.append(f"reclaim {pool}")
+        return ["a"]
+
+    def stock(self, pool: str, number: int) -> None:
+        self.did.append(f"stock {pool} {number}")
+
+
+def test_the_pool_is_taken_once_and_comes_back_after_on_demand_has_trained() -> None:
+    cloud = _Cloud()
+    script = Script(cloud)  # type: ignore[arg-type]
+
+    def at(seconds: float, progress: float, *pools: str) -> None:
+        workers = tuple(worker(pool, slot, 0) for slot, pool in enumerate(pools))
+        script.advance(Moment(seconds, "Running", workers, progress))
+
+    at(10, 10, "spot-fast")
+    assert not cloud.did
+    at(20, 40, "spot-fast")
+    at(21, 41, "spot-fast")
+    at(40, 45, "on-demand-fast")
+    assert [did for did in cloud.did if did.startswith(("reclaim", "stock"))] == ["reclaim spot-fast"]
+    at(60, 60, "on-demand-fast")
+    at(61, 60, "on-demand-fast")
+    assert [did for did in cloud.did if did.startswith("stock")] == ["stock spot-fast 2"]
+    assert list(script.events) == [20, 60]
+
+
+def test_the_example_is_what_the_story_runs() -> None:
+    manifests = documents()
+    offered = offers(manifests)
+    assert {name: (offer.cores, offer.spot) for name, offer in offered.items()} == {
+        "spot-fast": (0.2, True),
+        "spot-slow": (0.1, True),
+        "on-demand-fast": (0.2, False),
+    }
+    job = next(each for each in manifests if each["kind"] == "TrainingJob")
+    again = TrainingJob.model_validate(second_job(job, "model-1"))
+    assert again.spec.elasticity.mode == "Manual"
+    assert again.metadata.annotations == {"shoal.dev/speed-profile": "model-1"}
+    assert values()["replicas"] == "1"
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_the_share_of_a_node_is_written_as_its_cgroup_wants_it(tmp_path: Path, unified: bool) -> None:
+    folder = tmp_path / ("node" if unified else "cpu/node")
+    folder.mkdir(parents=True)
+    if unified:
+        (tmp_path / "cgroup.controllers").write_text("cpu")
+    else:
+        (folder / "cpu.cfs_quota_us").write_text("-1")
+    cgroups.limit("node", 0.3, tmp_path)
+    name = "cpu.max" if unified else "cpu.cfs_quota_us"
+    assert (folder / name).read_text() == ("3000 10000" if unified else "3000")
+    cgroups.limit("node", 0.0, tmp_path)
+    assert (folder / name).read_text() == ("max 10000" if unified else "-1")

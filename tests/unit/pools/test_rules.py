@@ -1,0 +1,249 @@
+"""The rules of sizing, against a target whose size other hands may set too."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shoal.pools.rules import (
+    BETWEEN_RESIZES,
+    Decision,
+    Finding,
+    Memory,
+    Pace,
+    Target,
+    Wish,
+    decide,
+    release,
+)
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+PACE = Pace()
+SECOND = timedelta(seconds=1)
+
+
+def seconds(count: float) -> timedelta:
+    return count * SECOND
+
+
+def held(nodes: int, **more: object) -> Memory:
+    return replace(Memory(original=1, nodes=nodes), **more)
+
+
+def test_it_grows_at_once_and_remembers_before_it_does() -> None:
+    decision = decide(Wish(5, 16), None, Target(2), NOW, PACE)
+    assert decision.resize == 5
+    assert decision.memory == Memory(original=2, nodes=2, setting=5, resized_at=NOW)
+
+
+def test_it_shrinks_late_to_the_highest_that_was_recommended_meanwhile() -> None:
+    memory: Memory | None = held(9)
+    for after, nodes in ((0, 3), (200, 7), (400, 2), (599, 2)):
+        decision = decide(Wish(nodes, 16), memory, Target(9), NOW + seconds(after), PACE)
+        assert decision.resize is None
+        assert decision.why.reason == "ShrinksLater"
+        memory = decision.memory
+    assert decision.wait == seconds(1)
+    decision = decide(Wish(2, 16), memory, Target(9), NOW + seconds(600), PACE)
+    assert decision.resize == 7
+    assert decision.memory == replace(held(9), setting=7, resized_at=NOW + seconds(600))
+
+
+def test_a_recommendation_that_comes_back_stays_the_shrinking() -> None:
+    memory = decide(Wish(3, 16), held(9), Target(9), NOW, PACE).memory
+    memory = decide(Wish(9, 16), memory, Target(9), NOW + seconds(300), PACE).memory
+    decision = decide(Wish(3, 16), memory, Target(9), NOW + seconds(600), PACE)
+    assert (decision.resize, decision.wait) == (None, seconds(600))
+
+
+def test_one_resize_in_two_minutes() -> None:
+    memory = held(5, resized_at=NOW)
+    early = decide(Wish(8, 16), memory, Target(5), NOW + seconds(119), PACE)
+    assert (early.resize, early.wait, early.why.reason) == (None, SECOND, "Waits")
+    assert decide(Wish(8, 16), memory, Target(5), NOW + seconds(120), PACE).resize == 8
+
+
+@pytest.mark.parametrize(
+    ("wish", "target", "resize"),
+    [
+        (Wish(20, 16), Target(2), 16),
+        (Wish(20, 16), Target(2, maximum=6), 6),
+        (Wish(20, 16), Target(2, step=3), 15),
+        (Wish(4, 16), Target(3, step=3), 6),
+        (Wish(1, 16), Target(1, minimum=2), 2),
+    ],
+    ids=["the pool's limit", "the target's maximum", "steps under the limit", "steps", "its minimum"],
+)
+def test_sizes_keep_to_every_limit(wish: Wish, target: Target, resize: int) -> None:
+    assert decide(wish, held(target.nodes), target, NOW, PACE).resize == resize
+
+
+def test_limits_that_exclude_each_other_are_named() -> None:
+    decision = decide(Wish(3, 4), held(6), Target(6, minimum=5, maximum=9), NOW, PACE)
+    assert (decision.resize, decision.why.reason) == (None, "NoSizeAllowed")
+    assert "at most 4 nodes are allowed by spec.limits.nodes, and at least 5" in decision.why.message
+
+
+def test_a_size_of_somebody_else_stops_everything_until_it_is_back() -> None:
+    memory = held(5, lower_since=NOW - seconds(500), highest=4)
+    stopped = decide(Wish(8, 16), memory, Target(7), NOW, PACE)
+    assert stopped.resize is None
+    assert stopped.conflict is not None
+    assert stopped.conflict.reason == "SizeChanged"
+    assert "set 7 nodes where Shoal had set 5" in stopped.conflict.message
+    assert stopped.memory == held(5)
+    resumed = decide(Wish(8, 16), stopped.memory, Target(5), NOW, PACE)
+    assert (resumed.conflict, resumed.resize) == (None, 8)
+
+
+def test_a_write_whose_answer_was_lost_is_recognized() -> None:
+    memory = decide(Wish(8, 16), held(5), Target(5), NOW, PACE).memory
+    done = decide(Wish(8, 16), memory, Target(8), NOW + SECOND, PACE)
+    assert (done.conflict, done.scaled) == (None, True)
+    assert done.memory == held(8, resized_at=NOW)
+    undone = decide(Wish(8, 16), memory, Target(5), NOW + seconds(120), PACE)
+    assert undone.resize == 8
+
+
+@pytest.mark.parametrize("memory", [None, held(5)])
+def test_an_autoscaler_is_never_fought(memory: Memory | None) -> None:
+    active = Finding("AutoscalerActive", "turn it off")
+    decision = decide(Wish(8, 16), memory, Target(5, sized_by=active), NOW, PACE)
+    assert (decision.conflict, decision.resize, decision.memory) == (active, None, memory)
+
+
+@pytest.mark.parametrize("memory", [None, held(5)])
+def test_an_old_recommendation_is_not_followed(memory: Memory | None) -> None:
+    stale = Finding("Stale", "the operator does not run")
+    decision = decide(Wish(8, 16, stale), memory, Target(5), NOW, PACE)
+    assert (decision.why, decision.resize, decision.memory) == (stale, None, memory)
+
+
+def test_time_without_recommendations_does_not_count_for_shrinking() -> None:
+    memory = decide(Wish(3, 16), held(9), Target(9), NOW, PACE).memory
+    memory = decide(Wish(3, 16, Finding("Stale", "")), memory, Target(9), NOW + seconds(300), PACE).memory
+    assert decide(Wish(3, 16), memory, Target(9), NOW + seconds(700), PACE).wait == PACE.shrink_after
+
+
+def test_nothing_is_sent_while_it_changes() -> None:
+    decision = decide(Wish(8, 16), held(5), Target(5, busy="UPDATING"), NOW, PACE)
+    assert (decision.resize, decision.why) == (None, Finding("Busy", "UPDATING"))
+
+
+def test_release_gives_back_the_size_that_was_found() -> None:
+    memory = Memory(original=2, nodes=8, resized_at=NOW)
+    waits = release(memory, Target(8), NOW + seconds(60), PACE)
+    assert (waits.resize, waits.wait, waits.ended) == (None, seconds(60), False)
+    gives = release(memory, Target(8), NOW + seconds(120), PACE)
+    assert gives.resize == 2
+    assert gives.memory is not None
+    assert release(gives.memory, Target(2), NOW + seconds(121), PACE).ended
+
+
+def test_release_leaves_the_size_of_somebody_else() -> None:
+    decision = release(Memory(original=2, nodes=8), Target(4), NOW, PACE)
+    assert (decision.ended, decision.resize, decision.why.reason) == (True, None, "LeftAsItIs")
+
+
+@given(
+    original=st.integers(0, 20),
+    nodes=st.integers(0, 20),
+    minimum=st.integers(0, 6),
+    maximum=st.none() | st.integers(6, 20),
+)
+def test_release_keeps_to_the_targets_limits(
+    original: int, nodes: int, minimum: int, maximum: int | None
+) -> None:
+    target = Target(nodes, minimum=minimum, maximum=maximum)
+    decision = release(Memory(original, nodes), target, NOW, PACE)
+    given_back = nodes if decision.resize is None else decision.resize
+    assert minimum <= given_back <= (20 if maximum is None else maximum)
+    assert given_back == original or original < minimum or original > (maximum or 20)
+
+
+class Sizing(RuleBasedStateMachine):
+    """A target, what writes to it, and a clock. The process may die before or after a write."""
+
+    LIMIT = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = NOW
+        self.nodes = 2
+        self.theirs = False
+        self.wish = 2
+        self.memory: Memory | None = None
+        self.writes: list[tuple[datetime, int, int]] = []
+        self.lower_for = timedelta(0)
+
+    @rule(after=st.integers(0, 900))
+    def time_passes(self, after: int) -> None:
+        self.now += seconds(after)
+
+    @rule(nodes=st.integers(0, 20))
+    def the_plan_changes(self, nodes: int) -> None:
+        self.wish = nodes
+
+    @rule(nodes=st.integers(0, 12))
+    def somebody_else_sets_it(self, nodes: int) -> None:
+        ours = {2} if self.memory is None else {self.memory.nodes, self.memory.setting}
+        self.nodes = nodes
+        self.theirs = self.memory is not None and nodes not in ours
+
+    @precondition(lambda self: self.theirs)
+    @rule()
+    def they_set_it_back(self) -> None:
+        assert self.memory is not None
+        self.nodes, self.theirs = self.memory.nodes, False
+
+    @rule(dies=st.sampled_from(["", "before", "after"]), asks=st.booleans())
+    def it_reconciles(self, dies: str, asks: bool) -> None:
+        decision = self.decision()
+        self.memory = decision.memory
+        if decision.resize is None or dies == "before":
+            return
+        self.writes.append((self.now, self.nodes, decision.resize))
+        self.nodes = decision.resize
+        if dies != "after":
+            self.memory = self.decision().memory
+
+    def decision(self) -> Decision:
+        return decide(Wish(self.wish, self.LIMIT), self.memory, Target(self.nodes), self.now, PACE)
+
+    @invariant()
+    def nobody_is_fought(self) -> None:
+        if self.theirs:
+            decision = self.decision()
+            assert decision.resize is None
+            assert decision.conflict is not None
+
+    @invariant()
+    def limits_are_kept(self) -> None:
+        assert all(after <= self.LIMIT for _, _, after in self.writes)
+
+    @invariant()
+    def resizes_are_two_minutes_apart(self) -> None:
+        times = [at for at, _, _ in self.writes]
+        assert all(two - one >= BETWEEN_RESIZES for one, two in itertools.pairwise(times))
+
+    @invariant()
+    def it_ends_at_the_recommended_size(self) -> None:
+        """From any state that nobody else made, in at most two resizes."""
+        if self.theirs:
+            return
+        memory, nodes, now = self.memory, self.nodes, self.now
+        for _ in range(12):
+            decision = decide(Wish(self.wish, self.LIMIT), memory, Target(nodes), now, PACE)
+            memory, nodes = decision.memory, nodes if decision.resize is None else decision.resize
+            now += decision.wait or SECOND
+        assert nodes == min(self.wish, self.LIMIT)
+
+
+TestSizing = Sizing.TestCase
+TestSizing.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -1,0 +1,99 @@
+"""kopf's watch: whatever ends kopf, it is started again, and nothing else ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+import pytest
+
+from shoal.runtime import kopf_watch
+from shoal.runtime.kopf_watch import KopfWatch
+
+RAISED: list[Callable[[], BaseException]] = [
+    lambda: RuntimeError("a watch ERROR that is no 410"),
+    lambda: kopf.PermanentError("8 tries of 403"),
+    lambda: SystemExit(1),
+    asyncio.CancelledError,
+]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kopf_watch, "RESTART_SECONDS", 0.01)
+
+
+async def login() -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(server="https://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("fault", RAISED)
+async def test_kopf_that_ends_is_started_again_and_ends_nothing(
+    fault: Callable[[], BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B4: a watch ERROR or a minute of 5xx ended the process; and kopf cancels all later tasks of its loop."""
+    began, again = 0, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def operator(**_: Any) -> None:
+        nonlocal began
+        began += 1
+        if began >= 3:
+            loop.call_soon_threadsafe(again.set)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()  # as kopf does
+        raise fault()
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    restarts = []
+    watch = KopfWatch(["trainingjobs"], "", lambda *_: None, login, on_restart=lambda: restarts.append(1))
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(10):
+        await again.wait()
+    assert len(restarts) >= 2
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_kopf_runs_beside_the_loop_and_stops_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    stopped = threading.Event()
+    started = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def operator(stop_flag: threading.Event, **_: Any) -> None:
+        threads.append(threading.current_thread())
+        loop.call_soon_threadsafe(started.set)
+        await asyncio.to_thread(stop_flag.wait, 10)
+        stopped.set()
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    task = asyncio.create_task(KopfWatch(["trainingjobs"], "ns", lambda *_: None, login).run())
+    async with asyncio.timeout(10):
+        await started.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await asyncio.to_thread(stopped.wait, 10)
+    assert threads[0] is not threading.main_thread()
+
+
+async def test_handlers_tell_of_each_change() -> None:
+    heard: list[tuple[str, ...]] = []
+    watch = KopfWatch(["trainingjobs", "capacitypools"], "", lambda *change: heard.append(change), login)
+    registry = watch._registry(asyncio.get_running_loop())
+    handlers = registry._watching.get_all_handlers()
+    assert {
+        handler.selector.any_name or handler.selector.plural for handler in handlers if handler.selector
+    } == {
+        "trainingjobs",
+        "capacitypools",
+    }
+    body = kopf.Body({"metadata": {"name": "a", "namespace": "ns", "uid": "u", "resourceVersion": "7"}})
+    resource = kopf.Resource("shoal.dev", "v1alpha1", "trainingjobs")
+    await handlers[0].fn(resource=resource, body=body)
+    await asyncio.sleep(0)
+    assert heard == [("trainingjobs", "ns", "a", "u", "7")]

@@ -1,0 +1,65 @@
+"""Jobs that share pools: never more than there is, close to the exact optimum, the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.joint import gap
+from shoal.cli import main
+from shoal.sizing.plan import Objective, Pool, Problem, Servers, StepWork
+from shoal.sizing.plan.assign import Columns, assign
+from shoal.sizing.plan.together import Request, plan_together
+
+SIZING = Path(__file__).parents[4] / "examples" / "sizing"
+
+
+def test_cost_is_close_to_the_exact_optimum() -> None:
+    """A slice of the 200 instances that `python -m benchmarks.joint` solves."""
+    found = [gap(seed) for seed in range(24)]
+    gaps = [each for each in found if each is not None]
+    assert len(gaps) >= 12
+    assert min(gaps) >= -1e-6
+    assert np.median(gaps) <= 0.05
+    assert max(gaps) <= 0.15
+
+
+def test_higher_priority_gets_a_candidate_first() -> None:
+    one = Columns(np.array([[4.0]]), np.array([1.0]))
+    assert assign([one, replace(one, priority=1)], np.array([4.0])) == (None, 0)
+    assert assign([one, one], np.array([8.0])) == (0, 0)
+
+
+def test_plans_of_two_jobs_fit_into_one_pool() -> None:
+    """Before, two jobs on a pool of 8 nodes were each planned as if alone: 8 and 6."""
+    spot = Pool("spot", 8, 0.5, 0.1, 128, startup_seconds=60, interruptions_per_hour=0.05)
+    steady = Pool("steady", 8, 1.5, 0.1, 128, spot=False, startup_seconds=60)
+    one = Problem((spot, steady), StepWork(steps=200_000), Servers(), Objective(deadline=3600))
+    plans = plan_together([Request(one), Request(one)])
+    assert all(plan.feasible for plan in plans)
+    assert sum(plan.counts[0] for plan in plans) <= 8
+    assert sum(plan.counts[1] for plan in plans) <= 8
+
+
+@pytest.mark.parametrize("limit", [1, 16])
+def test_command_plans_several_jobs_together(tmp_path: Path, limit: int) -> None:
+    text = (SIZING / "job.yaml").read_text().replace("name: resnet32-cifar10", "name: other")
+    (tmp_path / "other.yaml").write_text(text)
+    pools = (SIZING / "pools.yaml").read_text().replace("limits: {nodes: 16}", f"limits: {{nodes: {limit}}}")
+    (tmp_path / "pools.yaml").write_text(pools)
+    arguments = [
+        "plan", "-f", str(SIZING / "job.yaml"), "-f", str(tmp_path / "other.yaml"), "--pools",
+        str(tmp_path / "pools.yaml"), "--profiles", str(SIZING / "profiles.yaml"),
+    ]  # fmt: skip
+    result = CliRunner().invoke(main, [*arguments, "--json"])
+    assert result.exit_code == (0 if limit == 16 else 3), result.output
+    answer = json.loads(result.output)
+    assert [job["name"] for job in answer["jobs"]] == ["resnet32-cifar10", "other"]
+    for pool in ("spot-p100", "on-demand-p100"):
+        assert sum(job["counts"][pool] for job in answer["jobs"]) <= limit
+    assert answer["cost"] > 0

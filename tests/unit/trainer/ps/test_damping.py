@@ -1,0 +1,63 @@
+"""How much of a stale or long gradient is applied."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_trainer.ps.damping import LENGTH_GROWTH, LENGTH_SMOOTHING, Damping
+
+LENGTHS = st.floats(1e-6, 1e6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), LENGTHS), min_size=1, max_size=50))
+def test_one_worker_trains_as_keras(pushes: list[tuple[int, float]]) -> None:
+    damping = Damping(0.5)
+    for staleness, length in pushes:
+        assert damping.apply(staleness, 1, length) == (1.0, 1.0)
+        assert damping.apply(staleness, 2) == (1.0, 1.0)  # two that wait for their answers
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 64), LENGTHS | st.just(math.nan)), max_size=80),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_the_rate_never_rises_and_the_pace_is_that_of_the_workers(
+    pushes: list[tuple[int, int, float]], exponent: float
+) -> None:
+    damping, stalest = Damping(exponent), 1
+    for staleness, live, length in pushes:
+        stalest = max(stalest, staleness)
+        factor, pace = damping.apply(staleness, live, length)
+        assert 0 < factor <= 1
+        assert max(1, live - 1) <= pace <= max(stalest, live - 1)
+
+
+def test_pace_follows_workers_that_join_at_once_and_leave() -> None:
+    damping = Damping(0.5)
+    for _ in range(50):
+        damping.apply(0, 1)
+    assert damping.apply(3, 16).pace == 15  # before their staleness is seen
+    for _ in range(100):
+        damping.apply(15, 16)
+    for _ in range(100):
+        factor, pace = damping.apply(0, 1)
+    assert pace == 1
+    assert factor == 1
+
+
+def test_long_gradient_is_shortened_to_the_usual_length() -> None:
+    damping = Damping(0.0)
+    for _ in range(20):
+        assert damping.apply(3, 4, 2.0).factor == 1
+    assert damping.apply(3, 4, 8.0).factor == pytest.approx(0.25)
+    assert damping.apply(3, 4, math.nan).factor == 1
+    assert damping.apply(3, 4, math.inf).factor == 1
+    grown = 2 * (1 + LENGTH_SMOOTHING * (LENGTH_GROWTH - 1))
+    assert damping.apply(3, 4, 8.0).factor == pytest.approx(grown / 8)
+    for _ in range(1000):
+        last = damping.apply(3, 4, 8.0).factor
+    assert last == pytest.approx(1, rel=1e-3)  # what stays is usual

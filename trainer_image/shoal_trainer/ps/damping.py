@@ -1,0 +1,69 @@
+"""How gradients that were computed on older parameters are applied, so that asynchrony stays stable.
+
+With W workers a gradient normally arrives W - 1 updates after its parameters were read (one more if the worker overlaps
+its push with the next step). A delay lowers the rate up to which training is stable, and momentum lowers it further. So
+both are set by the *pace*, the normal staleness of the shard, and never by who is connected:
+
+- momentum lasts longer: SGD's mu becomes 1 - (1 - mu) / pace**1.25, with a learning rate that is lower by as much, so a
+  gradient does as much as before, over more steps; Adam's beta_1 becomes 1 - (1 - beta_1) / pace**0.75;
+- the learning rate is divided by pace**p, and for a gradient that is staler than normal by staleness / pace as well;
+- a gradient that is longer than usual is shortened to the usual length. Where asynchrony begins to oscillate, gradients
+  grow; this stops it at any learning rate that one worker takes.
+
+A gradient of the worker itself that was in flight does not count: the worker has added it to its parameters. With one
+worker nothing is changed, and with two that wait for their answers only long gradients, and none with Adam, which
+divides by the size of gradients itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+SMOOTHING = 0.1
+"""The share of the newest push in the mean staleness."""
+LENGTH_SMOOTHING = 0.02
+LENGTH_GROWTH = 1.1
+"""The usual length follows one push at most to this multiple, so it grows by 0.2 % per push at most."""
+
+
+class Damped(NamedTuple):
+    """What to apply of a gradient: a factor of the learning rate, and the pace for the momentum."""
+
+    factor: float
+    pace: float
+
+
+class Damping:
+    """The pace of a shard and the usual length of its gradients, learned from its pushes.
+
+    `exponent`: p above. `normalizes`: whether the optimizer divides by the size of gradients.
+    """
+
+    def __init__(self, exponent: float, *, normalizes: bool = False) -> None:
+        self.exponent = exponent
+        self.normalizes = normalizes
+        self._staleness: float | None = None
+        self._length: float | None = None
+
+    @property
+    def staleness(self) -> float:
+        """The mean staleness; 0 before the first push."""
+        return self._staleness or 0.0
+
+    def pace(self, live_workers: int) -> float:
+        """The normal staleness, at least 1. The number of workers counts where it rises faster than the mean."""
+        return max(1.0, live_workers - 1.0, self.staleness)
+
+    def apply(self, staleness: int, live_workers: int, length: float = math.nan) -> Damped:
+        """How to apply a gradient of Euclidean length `length` (nan: unknown)."""
+        before = staleness if self._staleness is None else self._staleness
+        self._staleness = before + SMOOTHING * (staleness - before)
+        pace = self.pace(live_workers)
+        factor = pace**-self.exponent * min(1.0, pace / max(1, staleness))
+        if math.isfinite(length) and length > 0:
+            usual = self._length or length
+            if pace > 1 or (live_workers > 1 and not self.normalizes):
+                factor *= min(1.0, usual / length)
+            self._length = usual + LENGTH_SMOOTHING * (min(length, LENGTH_GROWTH * usual) - usual)
+        return Damped(factor, pace)
