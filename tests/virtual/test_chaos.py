@@ -1,7 +1,7 @@
 """Chaos by seed: two replicas, and all kinds of faults of the API server, the network, the machines and the users.
 
-Checked all the while: one pod of a slot and incarnation, no write without the Lease, no healthy server deleted, counters
-that only grow and count no more than was done. Afterwards the world is as specified, and nothing is orphaned.
+Checked all the while: one pod of a slot and incarnation, no write without the Lease, no healthy server deleted,
+counters that only grow. Afterwards the world is as specified, and nothing writes in a hot loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.virtual.server import Change, Client, Faults, Json, Watch
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
-SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "10"))
+SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "4"))
 FAULTY_SECONDS = 240.0
 QUIET_WRITES = 20
 """In a minute in which nothing happens, telemetry included: more is a hot loop."""
