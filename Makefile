@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 LOCKS := dev ps worker worker-gpu operator
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down images test unit lint format generate lock bench soak nightly clean
+.PHONY: help install possible demo demo-down images test unit lint format generate lock bench bench-operator soak nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -51,6 +51,10 @@ lock: install  ## Update the lock files
 
 bench: install  ## Run the benchmarks, write build/bench.json
 	@$(PYTHON) -m benchmarks
+
+bench-operator: install  ## Measure the operator on a real control plane
+	@$(PYTHON) -m dev setup
+	@$(PYTHON) -m benchmarks operator $(ARGS)
 
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak

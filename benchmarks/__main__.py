@@ -18,7 +18,17 @@ from rich.console import Console
 from benchmarks.harness import Measurement, page, show, write
 
 PAGES = Path("docs/benchmarks")
-ORDER = ("kernels", "wire", "simulated_device", "real_compute", "strategy", "join", "scale", "convergence")
+ORDER = (
+    "kernels",
+    "wire",
+    "simulated_device",
+    "real_compute",
+    "strategy",
+    "join",
+    "scale",
+    "convergence",
+    "operator",
+)
 
 
 def main() -> None:

@@ -47,11 +47,13 @@ def create(name: str, root: Path = ROOT) -> None:
 def limit(name: str, cores: float, root: Path = ROOT) -> None:
     """Limit the CPU time of all processes of the node's pods, in cores; 0: no limit.
 
-    The period is a tenth of the usual one, so that also short pieces of work take their share of time each.
+    The period is a tenth of the usual one, so that also short pieces of work take their share of time each. They come
+    before other work of the machine, so that the limit, and not the machine, sets their speed.
     """
     quota = round(cores * PERIOD_MICROSECONDS)
     if unified(root):
         (root / name / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_MICROSECONDS}")
+        (root / name / "cpu.weight").write_text(str(10 * 100))
         return
     for hierarchy in hierarchies(root):
         folder = hierarchy / name
@@ -59,6 +61,7 @@ def limit(name: str, cores: float, root: Path = ROOT) -> None:
             (folder / "cpu.cfs_quota_us").write_text("-1")  # the kernel checks each of the two with the other
             (folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
             (folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
+            (folder / "cpu.shares").write_text(str(10 * 1024))
 
 
 def remove(prefix: str, root: Path = ROOT, seconds: float = 5.0) -> list[Path]:

@@ -82,7 +82,11 @@ def _run() -> int:
 
 def install(backend: Backend, chosen: Mapping[str, str] = VALUES) -> None:
     """Install the chart with the images of this checkout, and wait for it."""
-    values = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+    values = [
+        word
+        for name, value in chosen.items()
+        for word in ("--set-string" if name.startswith("extraEnv") else "--set", f"{name}={value}")
+    ]
     chart = str(ROOT / "charts" / "shoal")
     where = ["--namespace", "shoal-system", "--create-namespace"]
     command(

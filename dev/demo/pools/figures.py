@@ -31,13 +31,13 @@ def predicted_at_half(moments: Sequence[Moment]) -> float | None:
     return None if found is None or found.remaining is None else found.at + found.remaining
 
 
-def alone_seconds(moments: Sequence[Moment]) -> dict[str, float]:
-    """The mean time of a step without its traffic that workers of each pool reported, at most once a moment."""
+def step_seconds(moments: Sequence[Moment]) -> dict[str, float]:
+    """The mean time of a step that workers of each pool reported, at most once a moment."""
     times: dict[str, list[float]] = {}
     for now in moments:
         for worker in now.workers:
-            if worker.alone_seconds is not None:
-                times.setdefault(worker.pool, []).append(worker.alone_seconds)
+            if worker.step_seconds is not None:
+                times.setdefault(worker.pool, []).append(worker.step_seconds)
     return {pool: statistics.fmean(found) for pool, found in times.items() if len(found) >= 5}
 
 
@@ -48,7 +48,7 @@ def throughput(moments: Sequence[Moment]) -> dict[str, float]:
     for old, new in itertools.pairwise(moments):
         before = {worker.key: worker for worker in old.workers}
         for worker in new.workers:
-            if worker.key in before and worker.alone_seconds is not None:
+            if worker.key in before and worker.step_seconds is not None:
                 gained = worker.samples - before[worker.key].samples
                 samples[worker.pool] = samples.get(worker.pool, 0.0) + gained
                 seconds[worker.pool] = seconds.get(worker.pool, 0.0) + new.at - old.at
@@ -57,7 +57,7 @@ def throughput(moments: Sequence[Moment]) -> dict[str, float]:
 
 def job_speed(moments: Sequence[Moment]) -> float | None:
     """Samples a second of the whole job while all its settled workers trained."""
-    settled = [m for m in moments if m.workers and all(w.alone_seconds is not None for w in m.workers)]
+    settled = [m for m in moments if m.workers and all(w.step_seconds is not None for w in m.workers)]
     most = max((len(m.workers) for m in settled), default=0)
     full = [m for m in settled if len(m.workers) == most]
     if len(full) < 2 or full[-1].at - full[0].at < WINDOW_SECONDS:
@@ -89,7 +89,7 @@ def figures(
         deadline: seconds after its start.
         finished: when it was complete, in seconds after its start.
         samples: that it trained on.
-        learned: seconds of a step without traffic, by pool, as predicted from the SpeedProfile.
+        learned: seconds of a step of a worker alone, by pool, as predicted from the SpeedProfile.
         on_demand: the pool of on-demand machines, and their price per hour.
         second: the speed predicted for the second job before its first step, and its moments.
         seconds: of the parts of the demo.
@@ -107,7 +107,7 @@ def figures(
         "finishPredictedAtHalf": None if half is None else round(half, 1),
         "finishActual": None if finished is None else round(finished, 1),
         "finishError": None if half is None or not finished else round(half / finished - 1, 3),
-        "speedErrorByPool": errors(learned, alone_seconds(moments)),
+        "speedErrorByPool": errors(learned, step_seconds(moments)),
         "samplesPerSecondByPool": {pool: round(found, 1) for pool, found in speeds.items()},
         "cost": round(cost, 4),
         "onDemandOnlyCost": None if only is None else round(only, 4),

@@ -15,11 +15,11 @@ SETTLED_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class WorkerSeen:
-    """A worker that trains: its machine's pool, the smoothed seconds of computing and input, samples so far."""
+    """A worker that trains: its machine's pool, the smoothed seconds of a step, samples so far."""
 
     key: tuple[int, int]
     pool: str
-    alone_seconds: float | None
+    step_seconds: float | None
     samples: int
 
 
@@ -59,8 +59,8 @@ def moment(picture: Picture, now: datetime, pools: Mapping[str, str]) -> Moment:
             (w.slot, w.incarnation),
             pools.get(w.node, ""),
             None
-            if w.compute_seconds is None or now.timestamp() - w.first_push_at < SETTLED_SECONDS
-            else w.compute_seconds + (w.input_seconds or 0.0),
+            if w.step_seconds is None or now.timestamp() - w.first_push_at < SETTLED_SECONDS
+            else w.step_seconds,
             w.samples,
         )
         for w in (report.workers if report else ())

@@ -44,7 +44,7 @@ TAKEN, ON_DEMAND = "spot-fast", "on-demand-fast"
 TAKEN_AT_PERCENT = 33.0
 BACK_AFTER_SECONDS = 15.0
 """The pool is in stock again when on-demand machines have trained for so long."""
-SECOND_EPOCHS = 12
+SECOND_EPOCHS = 25
 _ENV = {"SHOAL_PLAN_SECONDS": "3", "SHOAL_TELEMETRY_SECONDS": "2"}
 
 
@@ -53,7 +53,7 @@ def values() -> dict[str, str]:
     chosen = {name: value for name, value in VALUES.items() if not name.startswith("nodeSelector")}
     chosen |= {r"nodeSelector.example\.com/pool": BASE, "replicas": "1"}
     for number, (name, value) in enumerate(_ENV.items()):
-        chosen |= {f"extraEnv[{number}].name": name, f"extraEnv[{number}].value": f'"{value}"'}
+        chosen |= {f"extraEnv[{number}].name": name, f"extraEnv[{number}].value": value}
     return chosen
 
 
@@ -139,6 +139,7 @@ def _run() -> int:
     with ended(backend, keep=os.environ.get("KEEP") == "1"), interruptible():
         backend.up([(BASE, False)])
         backend.cluster.plane.kubectl("label", "node", BASE, f"{LABEL}={BASE}")
+        backend.cluster.node(BASE).limit(0)
         with step("helm install shoal"):
             install(backend, values())
         seconds["setUp"] = time.monotonic() - begin
@@ -149,6 +150,7 @@ def _run() -> int:
             moments, last = _follow(watcher, cloud, clock, script)
             seconds["firstJob"] = time.monotonic() - begin - seconds["setUp"]
             profile = _profile(watcher)
+            cloud.offers.update(offers(manifests))
             watcher = Watcher(backend, NAMESPACE, "digits-again")
             _apply(backend, [second_job(job, profile.metadata.name)])
             again, _ = _follow(watcher, cloud, clock, None)

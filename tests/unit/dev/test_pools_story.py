@@ -182,9 +182,9 @@ def test_the_example_is_what_the_story_runs() -> None:
     manifests = documents()
     offered = offers(manifests)
     assert {name: (offer.cores, offer.spot) for name, offer in offered.items()} == {
-        "spot-fast": (0.3, True),
-        "spot-slow": (0.15, True),
-        "on-demand-fast": (0.3, False),
+        "spot-fast": (0.2, True),
+        "spot-slow": (0.1, True),
+        "on-demand-fast": (0.2, False),
     }
     job = next(each for each in manifests if each["kind"] == "TrainingJob")
     again = TrainingJob.model_validate(second_job(job, "model-1"))

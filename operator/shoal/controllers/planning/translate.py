@@ -22,6 +22,8 @@ from shoal_trainer.contract import StatusReport
 
 URGENT_CONFIDENCE = 0.95
 """A deadline that is kept with less confidence is at risk."""
+MEASURED = "measured"
+"""In the basis of a plan whose speeds were measured. Before, a risk is ignorance: it can wait for a measurement."""
 END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 
@@ -98,15 +100,17 @@ def fleet_job(
     replicas = spec.workers.replicas
     objective = spec.elasticity.objective
     spent = _number(status.cost.accumulated) if status.cost else 0.0
+    left = _samples_left(job, report, samples_per_epoch)
+    known = chooses and model is not None and left is not None  # else it runs with its replicas for now
     return FleetJob(
         name=job_name(job),
         priority=max((pod.spec.priority for pod in pods), default=0),
         model=model,
-        samples_left=_samples_left(job, report, samples_per_epoch),
+        samples_left=left,
         batch_size=spec.training.batch_size,
         batch_sizes={each.accelerator: each.batch_size for each in spec.training.batch_sizes},
         pools=tuple(spec.workers.pools),
-        min_workers=spec.workers.min_replicas if chooses else replicas,
+        min_workers=spec.workers.min_replicas if known else replicas,
         max_workers=max(1, (spec.workers.max_replicas or replicas) if chooses else replicas),
         on_demand_base=spec.workers.on_demand_base,
         zone_policy=spec.workers.zone_policy,
@@ -136,7 +140,7 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         cost=None if plan.cost is None else plan.cost + spent,
         confidence=plan.confidence,
         feasible=plan.feasible,
-        urgent=limited and at_risk,
+        urgent=limited and at_risk and MEASURED in plan.basis,
         samples_per_second=plan.samples_per_second,
         remaining_seconds=finish,
         remaining_range=None
@@ -230,7 +234,8 @@ def _samples_left(
     if report is not None and report.samples_left is not None:
         return max(report.samples_left, 0.0)
     stop = job.spec.training.stop_after
-    if report is not None or stop.metric is not None:
+    began = report is not None and report.step > 0  # before, the coordinator may not know the data
+    if began or stop.metric is not None:
         return None
     if stop.steps is not None:
         return float(stop.steps * job.spec.training.batch_size)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shoal.sizing.accelerators import Catalogue, catalogue
+from shoal.sizing.accelerators import CPU, Catalogue, catalogue
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
@@ -104,7 +104,13 @@ class SpeedModel:
 
 
 def _alone(row: Row) -> LogMean | None:
-    """The time of a worker alone: compute and input, at any number of workers; or the whole step of a single one."""
+    """The time of a worker alone: compute and input, at any number of workers; or the whole step of a single one.
+
+    On a CPU the exchange is not beside the compute: it takes its time from the same cores.
+    """
+    if row.compute is not None and row.device == CPU and row.pull and row.push:
+        whole = sum(part.mean_seconds for part in (row.compute, row.pull, row.push))
+        return LogMean(math.log(whole), row.compute.variance_log, row.compute.count)
     if row.compute is not None:
         return row.compute
     return row.step if row.workers == 1 else None

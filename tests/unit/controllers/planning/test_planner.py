@@ -334,7 +334,8 @@ async def test_profile_of_a_user_is_found_by_annotation_or_fingerprint() -> None
     assert world.learner.name_of(TrainingJob.model_validate(manifest), MODEL.fingerprint) == "mine"
 
 
-async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step() -> None:
+@pytest.mark.parametrize("coordinator", [False, True])
+async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step(coordinator: bool) -> None:
     world = World()
     first = TrainingJob.model_validate(job_manifest())
     world.add(first, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
@@ -350,6 +351,8 @@ async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step(
     manifest["metadata"]["annotations"] = {ANNOTATION: name}
     second = TrainingJob.model_validate(manifest)
     world.add(second)
+    if coordinator:  # it runs before the workers, and knows neither the data nor the model
+        world.hear(second, StatusReport(job_uid="uid-again", phase=Phase.STARTING))
     await world.planner.plan_once()
     found = world.planner.proposal(second.metadata.uid)
     assert found is not None
@@ -379,3 +382,28 @@ async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None
     bound = [{**slot, "node": f"n{slot['index']}"} for slot in slots]
     assert running(TrainingJob.model_validate({**manifest, "status": {"slots": bound}})) == {"spot": 2}
     assert running(job) == {}
+
+
+async def test_a_job_begins_with_its_replicas_until_something_is_known() -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert dict(found.pools) == {"spot": 2}
+    assert found.samples_per_second is None
+
+
+@pytest.mark.parametrize("measured", [True, False])
+async def test_only_a_risk_that_was_measured_is_urgent(measured: bool) -> None:
+    world = World()
+    job = TrainingJob.model_validate(job_manifest())
+    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+    said = report(1e12)
+    world.hear(job, said if measured else said.model_copy(update={"speed": ()}))
+    await world.planner.plan_once()
+    found = world.planner.proposal(job.metadata.uid)
+    assert found is not None
+    assert not found.feasible
+    assert found.urgent == measured

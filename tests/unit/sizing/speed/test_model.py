@@ -150,3 +150,21 @@ def test_six_hundred_configurations_are_fitted_in_a_second() -> None:
     ]
     found = SpeedModel(profiles).worker(profiles[0].model, "T4", 1, 0, 64)
     assert math.isfinite(found.seconds)
+
+
+def test_on_a_cpu_the_exchange_takes_time_from_the_step() -> None:
+    """Means, not medians: a few long waits for the server are a large part of the time of all steps."""
+    parts = {
+        "compute": LogMean(math.log(0.05), 0.1, 600),
+        "pull": LogMean(math.log(0.007), 2.6, 600),
+        "push": LogMean(math.log(0.0005), 2.7, 600),
+    }
+    whole = 0.05 * math.exp(0.05) + 0.007 * math.exp(1.3) + 0.0005 * math.exp(1.35)
+    small = Model("cd" * 32, 2.4e6, 29_066, 6)
+    row = Row("CPU", cores=0.1, batch_size=32, workers=2, **parts)
+    found = SpeedModel([Profile(small, (row,))]).worker(small, "CPU", 1, 0.1, 32)
+    assert found.basis == "measured"
+    assert found.seconds == pytest.approx(whole, rel=0.05)
+    gpu = Row("T4", batch_size=32, workers=2, **parts)
+    beside = SpeedModel([Profile(small, (gpu,))]).worker(small, "T4", 1, 0.0, 32)
+    assert beside.seconds == pytest.approx(0.05, rel=0.1)
