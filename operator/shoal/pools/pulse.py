@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 from shoal.cluster.transport import Transport
 from shoal.errors import ClusterError
