@@ -21,6 +21,8 @@ from shoal.runtime.status_writer import StatusWriter
 
 CONFLICT_SECONDS = 1.0
 """Fallback: normally the watch delivers the newer object and wakes the job."""
+DUE_SECONDS = 1e-3
+"""A wait so short is over: it is a rounding error, and a timer of it may fire before the clock has moved."""
 SETTLE_SECONDS = 1.0
 """Minimum interval of writes that record neither a loss nor an end."""
 
@@ -87,7 +89,7 @@ class Reporter:
         if last is None or (not telemetry_only and _is_urgent(job.status, status)):
             return None
         left = last + (self._telemetry_seconds if telemetry_only else self._settle_seconds) - self._now()
-        return left if left > 0 else None
+        return left if left > DUE_SECONDS else None
 
     @staticmethod
     def _now() -> float:
