@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 LOCKS := dev ps worker worker-gpu operator
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down images test unit lint format generate lock bench bench-operator soak nightly clean
+.PHONY: help install possible demo demo-down images test unit lint format generate lock bench bench-operator soak chaos nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -59,10 +59,14 @@ bench-operator: install  ## Measure the operator on a real control plane
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak
 
+chaos: install  ## Run the operator through 200 seeds of random faults, in virtual time
+	@SHOAL_CHAOS_SEEDS=200 $(PYTHON) -m pytest tests/virtual/test_chaos.py --numprocesses auto
+
 nightly: install  ## Run what is slow and rarely fails, the trainer's simulation with 10,000 seeds, its mutants, a hostile pod
 	@$(PYTHON) -m dev setup
 	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --numprocesses 2 --dist loadscope $(ARGS)
 	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
+	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses auto
 	@SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py
 	@$(PYTHON) -m dev.mutants
 

@@ -16,7 +16,7 @@ SHARED = ("nodes", "control_plane")
 """Tiers whose tests share one cluster: one process runs all of them. They mostly wait, so the others run beside."""
 TRIES = 2
 """Of a test of those tiers: a real cluster on a shared machine may stall. The summary counts and names every rerun."""
-SPREAD = ("simulation",)
+SPREAD = ("simulation", "virtual")
 """Folders whose single tests are long."""
 
 # Hypothesis' own deadline, 200 ms for an example, would measure the machine. The same examples each time: what a change

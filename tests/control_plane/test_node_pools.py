@@ -190,9 +190,11 @@ async def running_pools(plane: ControlPlane, world: World) -> AsyncIterator[Node
     http = await transport(plane.kubeconfig)
     settings = PoolSettings(lease_namespace=world.namespace)
     pools = NodePools(http, settings, wall=lambda: world.now, pulse_seconds=0.2)
-    async with during(asyncio.create_task(pools.run())):
-        yield pools
-    await http.close()
+    try:
+        async with during(asyncio.create_task(pools.run())):
+            yield pools
+    finally:
+        await http.close()
 
 
 @pytest.fixture
@@ -337,9 +339,7 @@ async def test_another_mode_releases_the_target(control_plane: ControlPlane, wor
 
 
 @pytest.mark.usefixtures("operator")
-async def test_a_pool_whose_target_cannot_be_given_back_is_not_held_for_ever(
-    control_plane: ControlPlane, world: World
-) -> None:
+async def test_giving_back_waits_for_its_turn(control_plane: ControlPlane, world: World) -> None:
     await world.create_fleet(2)
     await world.create_pool()
     async with running_pools(control_plane, world):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {
     0: "done; of `wait` and `follow`: the job has succeeded",
-    1: "the answer is no: the job failed, `doctor` found something broken, a plan is infeasible",
+    1: "the answer is no: the job failed, `doctor` found something broken",
     2: "the command line or the manifest is wrong, also where the API server refuses it; there is no such object",
-    3: "no answer: the API server, or the storage, is not reachable",
+    3: "no answer: the API server, or the storage, is not reachable; of `plan`: no plan keeps the limits",
     130: "interrupted by Ctrl-C",
 }
 """What the exit codes of `shoal` mean. docs/cli.md has the same table."""

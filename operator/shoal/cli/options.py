@@ -28,11 +28,11 @@ Command = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The inputs: TrainingJobs, CapacityPools and SpeedProfiles."""
+    """The inputs: TrainingJobs, CapacityPools and SpeedProfiles. None: those of the cluster that kubectl uses."""
 
     jobs: tuple[Path, ...]
-    pools: Path
-    profiles: Path
+    pools: Path | None
+    profiles: Path | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +90,11 @@ def files_options(pools_help: str) -> Callable[[Command], Command]:
             type=FILE,
             help="A TrainingJob (YAML). Repeat it for several.",
         ),
-        click.option("--pools", required=True, type=FILE, help=pools_help),
+        click.option("--pools", type=FILE, help=f"{pools_help}  [default: those of kubectl's cluster]"),
         click.option(
-            "--profiles", required=True, type=FILE, help="SpeedProfiles (YAML): measured step times."
+            "--profiles",
+            type=FILE,
+            help="SpeedProfiles (YAML): measured step times.  [default: those of the job's namespace there]",
         ),
     )
 

@@ -97,6 +97,12 @@ def manifests(wanted: Submission) -> Manifests:
         "workers": _workers(wanted),
     }
     if wanted.deadline_seconds is not None or wanted.max_cost is not None:
+        if not wanted.pools or wanted.max_workers is None:
+            raise UsageError(
+                "with a deadline or a budget Shoal chooses the workers: say from which pools (pools=… or "
+                "accelerator=…) and "
+                "how many at most (max_workers=…)"
+            )
         objective = {"deadlineSeconds": wanted.deadline_seconds, "maxCost": wanted.max_cost}
         spec["elasticity"] = {
             "mode": "Auto",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 from shoal.cluster.transport import Transport
 from shoal.errors import ClusterError
@@ -17,10 +18,19 @@ SILENT_SECONDS = 30.0
 
 
 class Pulse:
-    """Watches one Lease; `every`: seconds between two looks."""
+    """Watches one Lease; `every`: seconds between two looks. `on_return` is called when it is alive again."""
 
-    def __init__(self, transport: Transport, namespace: str, name: str, every: float = EVERY_SECONDS) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        namespace: str,
+        name: str,
+        every: float = EVERY_SECONDS,
+        *,
+        on_return: Callable[[], None] = lambda: None,
+    ) -> None:
         self._every = every
+        self._on_return = on_return
         self._transport = transport
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
         self._version = ""
@@ -46,7 +56,10 @@ class Pulse:
         if not lease["spec"].get("holderIdentity"):  # it was released
             self._renewed_at = None
         elif self._version and version != self._version:
+            returned = not self.alive()
             self._renewed_at = self._now()
+            if returned:
+                self._on_return()
         self._version = version
 
     @staticmethod

@@ -7,20 +7,21 @@ Cloud a finalizer makes a deleted pool wait for that, though not for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from shoal.api.base import Condition
 from shoal.api.capacity_pool import CapacityPool, ScalingStatus, Subject
 from shoal.api.events import Event
 from shoal.cluster.cache import Cache
 from shoal.errors import Busy, ScalingError, SizedByOther, Unavailable
 from shoal.pools.metrics import PoolMetrics
 from shoal.pools.ownership import MANAGER
+from shoal.pools.record import condition, memory_of, scaling_of
 from shoal.pools.rules import GIVE_UP_AFTER, Decision, Finding, Memory, Wish, decide, release
 from shoal.pools.subject import Drivers, identity, keeps_paid_nodes, subject_of
+from shoal.pools.wish import other_holder, wish_of
 from shoal.runtime.controller import Key
 from shoal.runtime.recorder import Recorder
 from shoal.runtime.status_writer import StatusWriter
@@ -75,7 +76,7 @@ class PoolScaler:
 
     async def _size(self, pool: CapacityPool, subject: Subject) -> float:
         driver = self._drivers(pool, subject)
-        before = None if pool.status.scaling is None else _memory(pool.status.scaling)
+        before = None if pool.status.scaling is None else memory_of(pool.status.scaling)
         try:
             target = await driver.read()
         except ScalingError as error:
@@ -84,8 +85,8 @@ class PoolScaler:
         except Unavailable as error:
             await self._tell(pool, subject, Decision(before, why=Finding("Unavailable", str(error))))
             raise
-        wish = _wish(pool, subject, alive=self._operator_alive())
-        if (other := _other_holder(pool, subject, self._pools.all())) is not None:
+        wish = wish_of(pool, subject, alive=self._operator_alive())
+        if (other := other_holder(pool, subject, self._pools.all())) is not None:
             words = (
                 f"CapacityPool {other} sizes {identity(pool, subject)}: give each pool a target of its own"
             )
@@ -109,7 +110,7 @@ class PoolScaler:
         now = self._wall()
         since = held.releasing_since or now
         what = identity(pool, held.subject)
-        memory = _memory(held)
+        memory = memory_of(held)
         decision = Decision(memory)
         try:
             driver = self._drivers(pool, held.subject)
@@ -149,7 +150,7 @@ class PoolScaler:
 
     async def _leave(self, pool: CapacityPool) -> float | None:
         """Nothing is sized: nothing of this process stays in the pool."""
-        if any(condition.type in CONDITIONS for condition in pool.status.conditions):
+        if any(each.type in CONDITIONS for each in pool.status.conditions):
             if (stored := await self._writer.apply(pool, {}, MANAGER)) is None:
                 return SOON_SECONDS
             pool = stored
@@ -166,13 +167,13 @@ class PoolScaler:
     ) -> CapacityPool | None:
         """Write what is remembered and the conditions, where they changed; the pool as stored, or None."""
         now = self._wall().replace(microsecond=0)
-        before = {condition.type: condition for condition in pool.status.conditions}
+        before = {each.type: each for each in pool.status.conditions}
         conflict = decision.conflict or Finding("NoConflict", "")
         conditions = [
-            _condition(pool, before, "Scaled", decision.scaled, decision.why, now),
-            _condition(pool, before, "FieldConflict", decision.conflict is not None, conflict, now),
+            condition(pool, before, "Scaled", decision.scaled, decision.why, now),
+            condition(pool, before, "FieldConflict", decision.conflict is not None, conflict, now),
         ]
-        scaling = _status(subject, decision.memory, since)
+        scaling = scaling_of(subject, decision.memory, since)
         if scaling == pool.status.scaling and all(before.get(c.type) == c for c in conditions):
             return pool
         fields: dict[str, Any] = {
@@ -190,80 +191,10 @@ class PoolScaler:
         return stored
 
 
-def _memory(scaling: ScalingStatus) -> Memory:
-    return Memory(
-        original=scaling.original_nodes,
-        nodes=scaling.nodes,
-        setting=scaling.setting,
-        resized_at=scaling.resized_at,
-        lower_since=scaling.lower_since,
-        highest=scaling.highest,
-    )
-
-
-def _status(subject: Subject, memory: Memory | None, since: datetime | None) -> ScalingStatus | None:
-    if memory is None:
-        return None
-    return ScalingStatus(
-        subject=subject,
-        original_nodes=memory.original,
-        nodes=memory.nodes,
-        setting=memory.setting,
-        resized_at=memory.resized_at,
-        lower_since=memory.lower_since,
-        highest=memory.highest,
-        releasing_since=since,
-    )
-
-
 def _failed(memory: Memory | None, error: ScalingError) -> Decision:
     """Nothing was done: what was about to be set is forgotten."""
     why = Finding(error.reason, str(error))
     return Decision(memory, conflict=why if isinstance(error, SizedByOther) else None, why=why)
-
-
-def _wish(pool: CapacityPool, subject: Subject, *, alive: bool) -> Wish:
-    """What is recommended, and whether it can be relied on."""
-    status = pool.status
-    nodes, limit, problem = status.recommended.nodes, pool.spec.limits.nodes, None
-    if subject.buffer is not None:
-        nodes = max(0, nodes - status.used - status.waiting)
-    ready = next((condition for condition in status.conditions if condition.type == "Ready"), None)
-    if not alive:
-        problem = Finding("Stale", "the operator does not run, so the recommendation may be an old one")
-    elif status.observed_generation != pool.metadata.generation:
-        problem = Finding("Stale", "the operator has not read the pool's spec yet")
-    elif ready is None or ready.status != "True":
-        problem = Finding("PoolNotReady", "see the condition Ready")
-    return Wish(nodes, limit, problem)
-
-
-def _other_holder(pool: CapacityPool, subject: Subject, pools: Iterable[CapacityPool]) -> str | None:
-    """Another pool that sizes the same: the one that holds it, else the first by name."""
-    mine, name = identity(pool, subject), pool.metadata.name
-    for other in pools:
-        theirs = other.status.scaling.subject if other.status.scaling else subject_of(other.spec.scaling)
-        if other.metadata.uid == pool.metadata.uid or theirs is None or identity(other, theirs) != mine:
-            continue
-        held, holds = pool.status.scaling is not None, other.status.scaling is not None
-        if holds > held or (holds == held and other.metadata.name < name):
-            return other.metadata.name
-    return None
-
-
-def _condition(
-    pool: CapacityPool, before: dict[str, Condition], kind: str, holds: bool, why: Finding, now: datetime
-) -> Condition:
-    status = "True" if holds else "False"
-    was = before.get(kind)
-    return Condition(
-        type=kind,
-        status="True" if holds else "False",
-        observed_generation=pool.metadata.generation,
-        last_transition_time=was.last_transition_time if was is not None and was.status == status else now,
-        reason=why.reason,
-        message=why.message,
-    )
 
 
 def _wait(decision: Decision) -> float:

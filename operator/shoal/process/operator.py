@@ -69,6 +69,7 @@ class Operator:
         *,
         lease_transport: Transport | None = None,
         wall: Callable[[], datetime] = _now,
+        monotonic: Callable[[], float] = time.monotonic,
         lease_times: LeaseTimes = LEASE_TIMES,
     ) -> None:
         self.metrics = metrics = Metrics()
@@ -78,7 +79,7 @@ class Operator:
         self.state = ClusterState(wakes)
         self._settings = settings
         self._wall = wall
-        self._outage = Outage(time.monotonic, wall)
+        self._outage = Outage(monotonic, wall)
         self.lease = Lease(
             Watched(lease_transport or transport, self._outage),
             namespace=settings.lease_namespace,

@@ -99,7 +99,13 @@ class NodePools:
     ) -> None:
         self.metrics = metrics = Metrics()
         self.cache: Cache[CapacityPool] = Cache(self._changed)
-        self.pulse = Pulse(transport, settings.lease_namespace, settings.operator_lease, pulse_seconds)
+        self.pulse = Pulse(
+            transport,
+            settings.lease_namespace,
+            settings.operator_lease,
+            pulse_seconds,
+            on_return=self._wake_all,
+        )
         lease = Lease(
             lease_transport or transport,
             namespace=settings.lease_namespace,
@@ -164,6 +170,10 @@ class NodePools:
     async def run(self) -> None:
         """Run until cancelled; see `Manager.run`."""
         await self.manager.run()
+
+    def _wake_all(self) -> None:
+        for pool in self.cache.all():
+            self.controller.wake(("", pool.metadata.name), Priority.NORMAL)
 
     def _changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
         if (seen := new or old) is not None and not ours:

@@ -1,6 +1,6 @@
 """README.md and docs/kind.md: their code is that of examples/, and their commands are ones that exist.
 
-What runs a whole job is in tests/examples; what needs Docker or a cloud is compared word by word with the code.
+What needs Docker or a cloud is compared word by word with the code.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dev.paths import ROOT
 from dev.publish import commands, install_command, reference, values
 from shoal import __version__
 from shoal.api.training_job import TrainingJob
+from shoal.cli import main as shoal
 from tests.unit.docs.pages import read
 
 
@@ -91,3 +92,16 @@ def test_images_are_built_before_those_that_are_made_from_them() -> None:
     assert pushed == order
     assert set(values("r.io/t", "1").values()) - {"1"} <= {*pushed, "r.io/t/shoal-operator"}
     assert "--set-string trainer.psImage=r.io/t/shoal-ps:1" in install_command("r.io/t", "1")
+
+
+def test_commands_of_shoal_and_their_options_exist() -> None:
+    context = shoal.make_context("shoal", [], resilient_parsing=True)
+    used = [words for words in lines("README.md") if words[0] == "shoal"]
+    assert used
+    for words in used:
+        command = shoal.get_command(context, words[1])
+        assert command is not None
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+        for word in words:
+            assert ".py:" not in word or (ROOT / word.partition(":")[0]).exists()

@@ -77,7 +77,8 @@ class BoundedServer(ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         try:
-            threading.Thread(target=self._serve, args=(request, client_address, visit), daemon=True).start()
+            arguments = request, client_address, visit
+            threading.Thread(target=self._serve, args=arguments, name=f"http-{name}", daemon=True).start()
         except BaseException:
             self.gate.leave(visit)
             raise

@@ -204,7 +204,8 @@ class Coordinator(Record):
         meta = push.meta
         member.last_push = now
         member.pushed(meta.steps, meta.samples, push.staleness, meta.timings)
-        self.speeds.pushed(now, member.key, lambda: member.configuration, meta.timings)
+        if member.device:  # it has joined this coordinator
+            self.speeds.pushed(now, member.key, lambda: member.configuration, meta.timings)
         self.pace.pushed(now, meta.samples, meta.loss)
         self.means.pushed(meta)
         if self._ready and self.ledger is not None:

@@ -88,7 +88,9 @@ def give_back(facts: Facts) -> list[Action]:
     actions: list[Action] = [DeleteService(n, s.metadata.uid) for n, s in seen.services.items()]
     name = names.budget_name(facts.job)
     never_created = facts.job.status.start_time is None and name not in seen.existing
-    if not (never_created or name in seen.absent or is_released(facts)):
+    # A new leader that read an old state of the job may have made the budget again.
+    gone = name in seen.absent or (is_released(facts) and name not in seen.existing)
+    if not (never_created or gone):
         actions.append(DeleteDisruptionBudget(name))
     return actions
 

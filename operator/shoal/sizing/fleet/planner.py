@@ -11,10 +11,12 @@ import numpy as np
 from shoal.errors import UsageError
 from shoal.sizing.fleet.problems import JobProblem, job_problem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
-from shoal.sizing.plan.explain import explain
+from shoal.sizing.plan.explain import explain, fleet
 from shoal.sizing.plan.planner import Plan, plan
 from shoal.sizing.plan.problem import Problem, StepWork
+from shoal.sizing.plan.replan import SURE, switch_gain
 from shoal.sizing.plan.risk import finish_times
+from shoal.sizing.plan.together import Request, plan_together
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.speed.servers import soft_min
@@ -43,12 +45,58 @@ def plan_fleet(
     speeds = SpeedModel(profiles)
     left = {pool.name: pool.limit for pool in pools}
     plans: dict[str, JobPlan] = {}
-    for job in sorted(jobs, key=lambda job: (-job.priority, _slack(job, pools, speeds), job.name)):
+    order = sorted(jobs, key=lambda job: (-job.priority, _slack(job, pools, speeds), job.name))
+    for job in order:
         planned = _one(job, pools, left, speeds, confidence, seed)
         plans[job.name] = planned
         for name, count in planned.counts.items():
             left[name] = max(left[name] - count, 0)
+    plans |= _traded(order, plans, pools, speeds, confidence, seed)
     return FleetPlan({job.name: plans[job.name] for job in jobs})
+
+
+def _traded(
+    order: Sequence[FleetJob],
+    plans: dict[str, JobPlan],
+    pools: Sequence[FleetPool],
+    speeds: SpeedModel,
+    confidence: float,
+    seed: int,
+) -> dict[str, JobPlan]:
+    """Better plans where a job misses its limits because of what others took, and they could do with other pools."""
+    able = [job for job in order if plans[job.name].finish_seconds is not None]
+    if len(able) < 2 or all(plans[job.name].feasible for job in able):
+        return {}
+    limits = {pool.name: pool.limit for pool in pools}
+    for job in order:
+        if job not in able:
+            for name, count in plans[job.name].counts.items():
+                limits[name] -= count
+    try:
+        problems = [
+            job_problem(job, job.model, _work(job.samples_left), pools, limits, speeds, confidence)
+            for job in able
+            if job.model is not None and job.samples_left is not None
+        ]
+        found = plan_together(
+            [Request(one.problem, job.priority) for job, one in zip(able, problems, strict=True)]
+        )
+    except UsageError:
+        return {}
+
+    def missed(feasible: Sequence[bool]) -> list[tuple[int, int]]:
+        levels = sorted({job.priority for job in able}, reverse=True)
+        pairs = list(zip(able, feasible, strict=True))
+        return [(-level, sum(not ok for job, ok in pairs if job.priority == level)) for level in levels]
+
+    if not all(any(plan.counts) for plan in found):
+        return {}
+    if missed([plan.feasible for plan in found]) >= missed([plans[job.name].feasible for job in able]):
+        return {}
+    return {
+        job.name: _answer(job, one, answer, seed)
+        for job, one, answer in zip(able, problems, found, strict=True)
+    }
 
 
 def _slack(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> float:
@@ -96,9 +144,31 @@ def _one(
             spent = replace(job, budget_left=None)
             return _late(_one(spent, pools, left, speeds, confidence, seed), "budget", "The budget is spent.")
         one = job_problem(job, job.model, _work(job.samples_left), pools, left, speeds, confidence)
-        return _answer(job, one, plan(one.problem), seed)
+        return _answer(job, one, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
     except UsageError as error:
         return _unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}.")
+
+
+def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
+    """The best plan, or what runs if that keeps the limits and the gain is not sure enough to switch."""
+    current = tuple(job.running.get(pool.name, 0) for pool in problem.pools)
+    within = all(n <= pool.limit for n, pool in zip(current, problem.pools, strict=True))
+    if current == best.counts or not any(current) or not within or not best.feasible:
+        return best
+    if sum(current) < job.min_workers or sum(current) > job.max_workers:
+        return best
+    gain, kept = switch_gain(problem, current, best.counts, best.servers)
+    if not kept or gain >= SURE:
+        return best
+    pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, current, strict=True))
+    same = plan(replace(problem, pools=pools, min_workers=sum(current)))
+    if not same.feasible:
+        return best
+    note = (
+        f"What runs is kept: the best plan, {fleet(best.pools, best.counts)}, would be better in {gain:.0%} of the "
+        f"simulated runs, and a switch needs {SURE:.0%}."
+    )
+    return replace(same, notes=(*same.notes, note))
 
 
 def _work(samples: float) -> StepWork:

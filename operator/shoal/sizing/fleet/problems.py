@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
+from shoal.sizing.availability import Markov
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.cost import capped, wire_bytes
-from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, Work
+from shoal.sizing.plan.deadline import can_still_be_kept
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork, Work
 from shoal.sizing.speed.measurements import Model
 from shoal.sizing.speed.model import SpeedModel
 from shoal.sizing.types import PsModel
@@ -18,6 +20,10 @@ __all__ = ["JobProblem", "batch_of", "device_of", "job_problem", "servers_of", "
 
 PRIOR_NODE_HOURS = 20.0
 """Weight of the prior interruption rate of a pool, in measured node-hours."""
+PRIOR_OUT_SHARE, PRIOR_REQUESTS = 0.02, 10.0
+"""The part of the time in which a spot pool is out of stock before anything was seen, and its weight in requests."""
+RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
+"""What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
 SNAPSHOT_BANDWIDTH = 5e9
 """Bytes/s at which a parameter server copies its memory for a snapshot. Training stops meanwhile."""
 PRIOR_STARTUPS = 2.0
@@ -66,6 +72,9 @@ def job_problem(
         options.append(_pool(job, model, pool, limits[name], speeds, basis))
     if not options:
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
+    if not _reserved(job, work, options):
+        by_pool = {pool.name: pool for pool in pools}
+        options = [_with_stock_outs(option, by_pool[option.name]) for option in options]
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
         servers = replace(servers, running=job.parameter_servers if job.running else 0)
@@ -82,6 +91,38 @@ def job_problem(
         zone_policy=job.zone_policy,
     )
     return JobProblem(problem, basis, tuple(notes))
+
+
+def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
+    """Whether on-demand nodes alone could still keep the deadline: then a stock-out can be answered when it comes."""
+    if job.deadline_seconds is None or not isinstance(work, StepWork) or work.samples is None:
+        return True
+    every = [pool for pool in options if not pool.spot for _ in range(pool.limit)]
+    steady = sorted(((pool.batch / pool.step_seconds, pool.startup_seconds) for pool in every), reverse=True)
+    steady = steady[: job.max_workers]
+    if not steady:
+        return False
+    rate = sum(rate for rate, _ in steady) / len(steady)
+    left = job.deadline_seconds - max(RESERVE_SECONDS, RESERVE_SHARE * job.deadline_seconds)
+    startup = max(seconds for _, seconds in steady)
+    return can_still_be_kept(work.samples, rate=rate, left=left, startup=startup, most=len(steady))
+
+
+def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
+    """A spot pool that may be out of stock, as often as its requests were not fulfilled."""
+    if not option.spot:
+        return option
+    requests = PRIOR_REQUESTS + pool.startup_seen + pool.unfulfilled_waits
+    share = (PRIOR_OUT_SHARE * PRIOR_REQUESTS + pool.unfulfilled_waits) / requests
+    process = Markov(
+        option.interruptions_per_hour,
+        PRIOR_NODE_HOURS * max(pool.interruptions_per_hour, 0.01) + pool.interruptions_seen,
+        shock_size=option.shock_size,
+        out_share=share,
+        requests_seen=requests,
+        out_now=True if pool.exhausted else None,
+    )
+    return replace(option, availability=process)
 
 
 def servers_of(model: Model, speeds: SpeedModel, counts: tuple[int, ...]) -> Servers:

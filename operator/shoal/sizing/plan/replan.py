@@ -14,12 +14,42 @@ import numpy as np
 from shoal.sizing.plan.elastic import ElasticModel
 from shoal.sizing.plan.planner import Plan, plan
 from shoal.sizing.plan.problem import Pool, Prefer, Problem
-from shoal.sizing.plan.risk import chance
+from shoal.sizing.plan.risk import chance, engine_for
 
-__all__ = ["Decision", "replan"]
+__all__ = ["SURE", "Decision", "replan", "switch_gain"]
 
 SAVING = 0.05
 """A plan must be cheaper by this part to replace one that still meets the limits."""
+
+
+DRAINED_SECONDS = 600.0
+"""How long a node is paid after its worker has left: cluster-autoscaler's default."""
+SURE = 0.8
+"""A plan must be better than what runs in this part of the simulated runs to replace it."""
+
+
+def switch_gain(
+    problem: Problem, current: Sequence[int], new: Sequence[int], servers: int
+) -> tuple[float, bool]:
+    """In which part of simulated runs `new` is better than `current`, and whether `current` still keeps the limits.
+
+    Better is less cost, or time by the objective. Both see the same nodes and speeds in every run (common random
+    numbers); what runs needs no start-up, so the start-ups of what is new are part of the cost of
+    the switch; the other is that nodes are paid for ten minutes after their workers have left.
+    """
+    objective = problem.objective
+    engine = engine_for(problem, ElasticModel(problem).seconds(current, servers))
+    now, then = engine.run(current, servers), engine.run(new, servers)
+    kept = 1.0
+    if objective.deadline is not None:
+        kept = min(kept, float(np.mean(now.finish <= objective.deadline)))
+    if objective.budget is not None:
+        kept = min(kept, float(np.mean(now.cost <= objective.budget)))
+    if objective.prefer == "MinTime":
+        return float(np.mean(then.finish < now.finish)), kept >= objective.confidence
+    left = zip(problem.pools, current, new, strict=True)
+    drained = sum(max(old - n, 0) * pool.price for pool, old, n in left) * DRAINED_SECONDS / 3600
+    return float(np.mean(then.cost + drained < now.cost)), kept >= objective.confidence
 
 
 @dataclass(frozen=True)

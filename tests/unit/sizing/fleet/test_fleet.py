@@ -158,3 +158,31 @@ print(next(line.split()[1] for line in Path("/proc/self/status").read_text().spl
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 70 * 1024  # KiB
+
+
+def test_what_runs_is_kept_unless_the_gain_is_sure() -> None:
+    """A few workers more or less cost about the same: no change for that; a much dearer fleet is left."""
+    best = plan_fleet([SPOT, STEADY], [PROFILE], [job()]).jobs["a"].counts["spot"]
+    near = plan_fleet([SPOT, STEADY], [PROFILE], [job(running={"spot": best + 1})]).jobs["a"]
+    assert near.counts["spot"] == best + 1
+    assert "What runs is kept" in near.reason
+    dear = plan_fleet([SPOT, STEADY], [PROFILE], [job(running={"steady": best + 1})]).jobs["a"]
+    assert dear.counts["spot"] >= best
+    assert dear.counts["steady"] == 0
+
+
+def test_pool_that_runs_out_gets_on_demand_workers_beside_it_where_there_is_no_reserve() -> None:
+    scarce = replace(SPOT, unfulfilled_waits=20, startup_seen=5)
+    tight = job(samples_left=7.5e7, deadline_seconds=3900.0)  # on-demand alone could not make it any more
+    sure, unsure = (plan_fleet([pool, STEADY], [PROFILE], [tight]).jobs["a"] for pool in (SPOT, scarce))
+    assert unsure.counts["steady"] > sure.counts["steady"] or not unsure.feasible
+
+
+def test_jobs_trade_pools_where_one_of_them_has_no_other() -> None:
+    pools = [replace(SPOT, limit=6), replace(STEADY, limit=16)]
+    flexible = job("a", deadline_seconds=3500.0)
+    bound = job("b", pools=("spot",), deadline_seconds=3600.0)
+    found = plan_fleet(pools, [PROFILE], [flexible, bound]).jobs
+    assert found["b"].feasible
+    assert found["a"].feasible
+    assert found["a"].counts["spot"] + found["b"].counts["spot"] <= 6

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from shoal.api.training_job import TrainingJob
 from shoal.cli import main
-from shoal.errors import UsageError
+from shoal.errors import Unavailable, UsageError
 from shoal.sizing.plan.assemble import problem_of
 from shoal.sizing.plan.manifests import profile_for, read_job, read_pools, read_profiles
 from shoal.sizing.plan.planner import plan
@@ -378,3 +379,35 @@ def test_other_models_predict_one_without_rows(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "profiles.yaml") if a.endswith("profiles.yaml") else a for a in RESOURCES]
     found = json.loads(shoal("plan", *arguments, "--json").output)
     assert "predicted from other models" in found["reason"]
+
+
+def test_without_files_pools_and_profiles_come_from_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Cluster:
+        namespace = "default"
+
+        def list(self, path: str) -> list[dict[str, object]]:
+            asked.append(path)
+            name = "pools" if path.endswith("capacitypools") else "profiles"
+            found: list[dict[str, object]] = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
+            return found
+
+    monkeypatch.setattr("shoal.client.api.Api.connect", Cluster)
+    there = json.loads(shoal("plan", "-f", str(EXAMPLES / "job.yaml"), "--json").output)
+    files = json.loads(shoal("plan", *RESOURCES, "--json").output)
+    assert there["counts"] == files["counts"]
+    assert asked == [
+        "/apis/shoal.dev/v1alpha1/namespaces/default/speedprofiles",
+        "/apis/shoal.dev/v1alpha1/capacitypools",
+    ]
+
+
+def test_without_files_and_cluster_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> None:
+        raise Unavailable("no cluster to talk to")
+
+    monkeypatch.setattr("shoal.client.api.Api.connect", nowhere)
+    result = shoal("plan", "-f", str(EXAMPLES / "job.yaml"))
+    assert result.exit_code == 2
+    assert "or give files" in " ".join(result.output.split())

@@ -12,7 +12,7 @@ from shoal_trainer.contract import MAX_SPEEDS, SILENCE_SECONDS, StopAfter
 from shoal_trainer.coordinator.speeds import SETTLE_SECONDS, SETTLE_STEPS, Speeds
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
-from tests.unit.trainer.coordinator.bench import Bench
+from tests.unit.trainer.coordinator.bench import MODEL, Bench
 
 A, B = (0, 0), (1, 0)
 TIMINGS = Timings(step=0.1, compute=0.06, pull=0.02, push=0.01, input=0.02)
@@ -218,6 +218,16 @@ def test_a_worker_that_joined_but_does_not_push_yet_does_not_count_as_a_member()
         train(bench, (0,), 1)
         bench.coordinator.heartbeat(1, 0)
     assert {key[4] for key in rows(bench)} == {1}
+
+
+def test_a_worker_that_has_not_joined_a_restarted_coordinator_has_no_row() -> None:
+    """Its device is not known yet."""
+    bench = Bench(stop=StopAfter(epochs=9))
+    bench.shard.connect(0, 0)
+    bench.shard.hello(0, 0, MODEL)
+    bench.shard.initialize(aligned(4))
+    train(bench, (0,), 60)
+    assert rows(bench) == {}
 
 
 def test_a_rollback_drops_what_was_measured_before_it() -> None:

@@ -71,6 +71,7 @@ headers = st.builds(
     version=u64,
     length=st.integers(0, 2**40).map(lambda n: 2 * n),
     flags=st.integers(0, 255),
+    ahead=st.floats(0, 8192, width=32),
 )
 pushes = st.builds(
     PushMeta,
@@ -79,6 +80,7 @@ pushes = st.builds(
     loss=f32,
     learning_rate=f32,
     scale=f32,
+    length=f32,
     timings=st.builds(Timings, f32, f32, f32, f32, f32),
     progress=st.lists(st.builds(Progress, u32, i32, u64, u64), max_size=20).map(tuple),
     metrics=st.lists(st.builds(MetricSum, st.text(max_size=60), f64, f64), max_size=9).map(tuple),
@@ -97,6 +99,12 @@ def test_header_round_trip(value: Header) -> None:
     data = header.encode(value)
     assert len(data) == header.SIZE == 64
     assert header.decode(data) == value
+
+
+@pytest.mark.parametrize("ahead", [-1.0, math.nan, math.inf, 1e9])
+def test_header_that_looks_ahead_too_far_is_refused(ahead: float) -> None:
+    with pytest.raises(ProtocolError, match="PULL asks for the parameters after"):
+        header.decode(header.encode(Header(Op.PULL, ahead=ahead)))
 
 
 @settings(deadline=None)

@@ -32,7 +32,7 @@ def test_coordinator_replaced_while_worker_traces_is_joined(tmp_path):
     thread.join(20)
     try:
         assert ends == [End.FINISHED]
-        assert coordinator.joins == [({}, (0, 0))]
+        assert coordinator.joins == [({}, (0, 0, 0))]
     finally:
         drain.set()
         worker.close()

@@ -34,6 +34,7 @@ def test_restored_server_gets_the_newer_copy_of_the_worker(start_servers):
     servers.start(0, epoch=1, restore=saved)
     assert running.join() is End.FINISHED
     assert len(coordinator.joins) == 2
+    assert [wasted.known_samples > 0 for _, wasted in coordinator.joins] == [False, True]
     # the copy is at most one push behind, and that push is resent
     assert servers.stores[0].samples >= 8 * DATA.size - 2 * 16
     assert [coordinator.applied[epoch, -1].total for epoch in range(8)] == [DATA.size] * 8
@@ -131,7 +132,7 @@ def test_wasted_steps_are_reported_until_acknowledged(start_servers):
     for more in (2, 1):
         loop._wasted += more
         loop._join_coordinator({})
-    assert reports + [wasted for _, wasted in coordinator.joins] == [(3, 0), (5, 0), (6, 5)]
+    assert reports + [wasted for _, wasted in coordinator.joins] == [(3, 0, 0), (5, 0, 0), (6, 5, 0)]
     running.worker.close()
 
 

@@ -1,0 +1,38 @@
+"""Which size a pool should have, and whether that can be relied on: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.api.capacity_pool import CapacityPool, Subject
+from shoal.pools.rules import Finding, Wish
+from shoal.pools.subject import identity, subject_of
+
+
+def wish_of(pool: CapacityPool, subject: Subject, *, alive: bool) -> Wish:
+    """What is recommended, and whether it can be relied on."""
+    status = pool.status
+    nodes, limit, problem = status.recommended.nodes, pool.spec.limits.nodes, None
+    if subject.buffer is not None:
+        nodes = max(0, nodes - status.used - status.waiting)
+    ready = next((condition for condition in status.conditions if condition.type == "Ready"), None)
+    if not alive:
+        problem = Finding("Stale", "the operator does not run, so the recommendation may be an old one")
+    elif status.observed_generation != pool.metadata.generation:
+        problem = Finding("Stale", "the operator has not read the pool's spec yet")
+    elif ready is None or ready.status != "True":
+        problem = Finding("PoolNotReady", "see the condition Ready")
+    return Wish(nodes, limit, problem)
+
+
+def other_holder(pool: CapacityPool, subject: Subject, pools: Iterable[CapacityPool]) -> str | None:
+    """Another pool that sizes the same: the one that holds it, else the first by name."""
+    mine, name = identity(pool, subject), pool.metadata.name
+    for other in pools:
+        theirs = other.status.scaling.subject if other.status.scaling else subject_of(other.spec.scaling)
+        if other.metadata.uid == pool.metadata.uid or theirs is None or identity(other, theirs) != mine:
+            continue
+        held, holds = pool.status.scaling is not None, other.status.scaling is not None
+        if holds > held or (holds == held and other.metadata.name < name):
+            return other.metadata.name
+    return None

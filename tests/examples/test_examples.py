@@ -1,0 +1,93 @@
+"""Every example passes `shoal-trainer check` and learns; the shortest also runs as processes, as in the README."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dev.paths import ROOT
+from shoal.api.capacity_pool import CapacityPool
+from shoal.api.training_job import TrainingJob
+from shoal_trainer.contract import StopAfter
+from shoal_trainer.training import as_training
+from shoal_trainer.worker.rehearsal import Rehearsal
+
+EXAMPLES = ROOT / "examples"
+# Keras' h5 files with this numpy.
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+JOBS: dict[str, tuple[int, Callable[[dict[str, list[float]]], bool]]] = {
+    "quickstart/quickstart.py": (5, lambda seen: seen["accuracy"][-1] > 0.85),
+    "parquet/flowers.py": (12, lambda seen: seen["val_accuracy"][-1] > 0.8),
+    "inputs/patients.py": (20, lambda seen: seen["severe_accuracy"][-1] > 0.65),
+    "text/reviews.py": (10, lambda seen: seen["val_accuracy"][-1] > 0.9),
+    "custom_step/autoencoder.py": (10, lambda seen: seen["loss"][-1] < 0.75 * seen["loss"][0]),
+    "digits/digits.py": (2, lambda seen: seen["val_accuracy"][-1] > 0.8),
+}
+"""File -> (epochs, what was learned, from Keras' history)."""
+
+
+@pytest.fixture
+def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of an example, imported as from its folder."""
+    file = EXAMPLES / request.param
+    monkeypatch.syspath_prepend(str(file.parent))
+    yield importlib.import_module(file.stem)
+    sys.modules.pop(file.stem)
+
+
+def test_every_python_example_is_here() -> None:
+    files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py")}
+    assert files - {"digits/train.py"} == set(JOBS), "digits/train.py is one line: job.fit"
+
+
+@pytest.mark.parametrize("module", JOBS, indirect=True, ids=list(JOBS))
+def test_a_cluster_would_take_it(module: Any) -> None:
+    rehearsal = Rehearsal(
+        f"{module.__name__}:job", {}, batch_size=16, stop_after=StopAfter(epochs=1), workers=2,
+        folder=Path(module.__file__).parent,
+    )  # fmt: skip
+    rehearsal.run()
+    assert [finding for finding in rehearsal.findings if finding.state == "error"] == []
+
+
+@pytest.mark.parametrize("module", JOBS, indirect=True, ids=list(JOBS))
+def test_it_learns(module: Any) -> None:
+    file = str(Path(module.__file__).relative_to(EXAMPLES))
+    epochs, learned = JOBS[file]
+    job = as_training(module.job, {}, file)
+    model = job.fit(epochs=epochs, batch_size=16, verbose=0)
+    assert learned(model.history.history), model.history.history
+
+
+def test_the_readme_job_runs_as_processes(tmp_path: Path) -> None:
+    words = ["run", "quickstart:job", "--workers", "2", "--epochs", "1", "--storage", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal_trainer.cli", *words],
+        cwd=EXAMPLES / "quickstart", capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "data: every sample was trained exactly once" in done.stdout
+    assert "Epoch 1/1  loss" in done.stdout
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text(encoding="utf-8")))
+
+
+def test_manifests_are_of_this_api() -> None:
+    pools = [CapacityPool.model_validate(each) for each in documents("pools/pools.yaml")]
+    [job] = [TrainingJob.model_validate(each) for each in documents("pools/job.yaml")]
+    assert set(job.spec.workers.pools) == {pool.metadata.name for pool in pools}
+    [custom] = documents("pools/kustomization.yaml")
+    assert set(custom["resources"]) == {"pools.yaml", "job.yaml"}

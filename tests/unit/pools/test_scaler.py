@@ -1,0 +1,196 @@
+"""One pool's reconcile: what it remembers when something fails, and when it lets go of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.cluster.cache import Cache
+from shoal.errors import Busy, ScalingError, Unavailable
+from shoal.pools.metrics import PoolMetrics
+from shoal.pools.rules import Pace, Target
+from shoal.pools.scaler import FINALIZER, PoolScaler
+from shoal.runtime.metrics import Metrics
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+KEY = ("", "spot")
+SCALE = {"mode": "Scale", "target": {"apiVersion": "a/v1", "kind": "Fleet", "name": "blue"}}
+
+
+class Writer:
+    """Applies to the cache, as the API server does to the object."""
+
+    def __init__(self, pools: Cache[CapacityPool]) -> None:
+        self.pools = pools
+
+    async def apply(self, about: CapacityPool, fields: Mapping[str, Any], _manager: str) -> CapacityPool:
+        status = about.status.model_dump(by_alias=True)
+        kept = [c for c in status["conditions"] if c["type"] not in {"Scaled", "FieldConflict"}]
+        conditions = [*kept, *fields.get("conditions", ())]
+        return self.store(about, status={**status, "scaling": None, **fields, "conditions": conditions})
+
+    async def apply_finalizers(
+        self, about: CapacityPool, finalizers: Sequence[str], _manager: str
+    ) -> CapacityPool:
+        return self.store(about, metadata={"finalizers": list(finalizers)})
+
+    def store(self, about: CapacityPool, **changes: Any) -> CapacityPool:
+        whole = about.model_dump(by_alias=True)
+        meta = {
+            **whole["metadata"],
+            **changes.pop("metadata", {}),
+            "resourceVersion": str(int(about.metadata.resource_version) + 1),
+        }
+        stored = CapacityPool.model_validate({**whole, **changes, "metadata": meta})
+        self.pools.put(stored, ours=True)
+        return stored
+
+
+class Events:
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def record(self, _about: CapacityPool, events: Sequence[Any]) -> None:
+        self.reasons += [event.reason for event in events]
+
+
+class World:
+    """One pool, and as its driver a size and errors."""
+
+    pace = Pace()
+
+    def __init__(self) -> None:
+        self.now = NOW
+        self.nodes = 2
+        self.read_fails: Exception | None = None
+        self.resize_fails: Exception | None = None
+        self.is_done_all_the_same = False
+        self.pools: Cache[CapacityPool] = Cache(lambda *_: None)
+        self.writer = Writer(self.pools)
+        self.events = Events()
+        self.metrics = Metrics()
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": NOW, "reason": "Valid"}
+        self.pools.put(
+            CapacityPool.model_validate(
+                {
+                    "metadata": {"name": "spot", "uid": "p", "generation": 1, "resourceVersion": "1"},
+                    "spec": {"limits": {"nodes": 8}, "scaling": SCALE},
+                    "status": {
+                        "observedGeneration": 1,
+                        "recommended": {"nodes": 5},
+                        "conditions": [ready],
+                    },
+                }
+            )
+        )
+        self.scaler = PoolScaler(
+            self.pools,
+            lambda _pool, _subject: self,
+            self.writer,  # type: ignore[arg-type]
+            self.events,  # type: ignore[arg-type]
+            PoolMetrics(self.metrics),
+            operator_alive=lambda: True,
+            wall=lambda: self.now,
+        )
+
+    async def read(self) -> Target:
+        if self.read_fails is not None:
+            raise self.read_fails
+        return Target(self.nodes)
+
+    async def resize(self, nodes: int, _seen: Target, /) -> None:
+        if self.resize_fails is None or self.is_done_all_the_same:
+            self.nodes = nodes
+        if self.resize_fails is not None:
+            raise self.resize_fails
+
+    async def let_go(self) -> None:
+        pass
+
+    @property
+    def pool(self) -> CapacityPool:
+        found = self.pools.get("spot")
+        assert found is not None
+        return found
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = next(c for c in self.pool.status.conditions if c.type == kind)
+        return found.status, found.reason
+
+    def delete(self) -> None:
+        self.writer.store(self.pool, metadata={"deletionTimestamp": "2026-01-01T12:00:00Z"})
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_the_finalizer_is_there_before_the_first_node(world: World) -> None:
+    world.resize_fails = Unavailable("no answer")
+    with pytest.raises(Unavailable):
+        await world.scaler(KEY)
+    assert world.pool.metadata.finalizers == (FINALIZER,)
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_lost_answer_is_neither_a_conflict_nor_repeated_too_soon(world: World, done: bool) -> None:
+    world.resize_fails, world.is_done_all_the_same = Unavailable("no answer"), done
+    with pytest.raises(Unavailable):
+        await world.scaler(KEY)
+    world.resize_fails = None
+    world.now += timedelta(seconds=60)
+    await world.scaler(KEY)
+    assert world.condition("FieldConflict") == ("False", "NoConflict")
+    assert world.nodes == (5 if done else 2)
+    world.now += timedelta(seconds=60)
+    await world.scaler(KEY)
+    assert world.nodes == 5
+
+
+async def test_a_refused_resize_is_forgotten_and_tried_again(world: World) -> None:
+    world.resize_fails = Busy("Changed", "it changed")
+    assert await world.scaler(KEY) == pytest.approx(5)
+    assert world.condition("Scaled") == ("False", "Changed")
+    world.resize_fails = None
+    await world.scaler(KEY)
+    assert world.nodes == 5
+    assert world.events.reasons == ["Resized"]
+
+
+async def test_a_deleted_pool_is_let_go_after_ten_minutes_without_an_answer(world: World) -> None:
+    await world.scaler(KEY)
+    world.delete()
+    world.read_fails = Unavailable("no route")
+    await world.scaler(KEY)
+    assert world.condition("Scaled") == ("False", "Unavailable")
+    world.now += timedelta(minutes=9, seconds=59)
+    await world.scaler(KEY)
+    assert world.pool.metadata.finalizers == (FINALIZER,)
+    world.now += timedelta(seconds=1)
+    await world.scaler(KEY)
+    assert world.pool.metadata.finalizers == ()
+    assert world.events.reasons == ["Resized", "NotReleased"]
+
+
+async def test_a_deleted_pool_whose_target_is_gone_is_let_go_at_once(world: World) -> None:
+    await world.scaler(KEY)
+    world.delete()
+    world.read_fails = ScalingError("TargetNotFound", "it is gone")
+    await world.scaler(KEY)
+    assert world.pool.metadata.finalizers == ()
+    assert world.pool.status.scaling is None
+
+
+async def test_a_steady_pool_is_not_written_again(world: World) -> None:
+    await world.scaler(KEY)
+    await world.scaler(KEY)
+    version = world.pool.metadata.resource_version
+    for _ in range(3):
+        world.now += timedelta(seconds=30)
+        await world.scaler(KEY)
+    assert world.pool.metadata.resource_version == version

@@ -1,0 +1,102 @@
+"""One worker whose push overlaps its next step trains as one that waits for each answer."""
+
+import numpy as np
+import pytest
+
+from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Pulled, Push, PushMeta, Schedule
+from shoal_trainer.worker.anticipation import LEAD, Anticipation
+from shoal_trainer.worker.send import Send
+
+N, STATISTICS, STEPS = 40, 4, 60
+WARM_UP = Schedule(
+    name="CosineDecay",
+    config={"initial_learning_rate": 0.001, "decay_steps": 50, "warmup_target": 0.02, "warmup_steps": 10},
+)
+rng = np.random.default_rng(0)
+CURVATURES = np.geomspace(0.05, 20, N).astype(np.float32)
+NOISE = rng.standard_normal((STEPS, N)).astype(np.float32)
+START = rng.standard_normal(N + STATISTICS).astype(np.float32)
+
+
+def update(parameters, step, config):
+    """The gradient of a noisy quadratic bowl (or a step of a worker's own SGD), and a change of statistics."""
+    gradient = CURVATURES * parameters[:N] + 0.1 * NOISE[step]
+    trained = -0.05 * gradient if config.name == "delta" else gradient
+    return np.concatenate([trained, 0.1 * (1 - parameters[N:])]).astype(np.float32)
+
+
+def server(config):
+    shard = ShardStore(0, 1, 0)
+    spec = ModelSpec(fingerprint="f" * 64, parameters=N, statistics=STATISTICS, optimizer=config)
+    shard.hello(0, 0, spec)
+    shard.initialize(START.copy())
+    return shard
+
+
+def exact(shard):
+    out = np.empty_like(START)
+    shard.pull(0, out)
+    return out
+
+
+def waiting(config):
+    shard, held = server(config), START.copy()
+    for step in range(STEPS):
+        held = update(held, step, config)
+        shard.push(0, 0, step + 1, step, PushMeta(samples=1), held)
+    return exact(shard)
+
+
+def overlapping(config, *, anticipates):
+    """Step k computes on the answer to push k - 2, while push k - 1 is in flight."""
+    shard = server(config)
+    anticipation = Anticipation(config, N, N + STATISTICS, np.float32, lambda array: array)
+    held, known, flight = START.copy(), Pulled((0,), ({},), 0, 1), None
+    for step in range(STEPS):
+        parameters = held
+        if flight is not None and anticipates:
+            included = anticipation.include(held, flight[0], known)
+            parameters = held if included is None else included.copy()
+        io = update(parameters, step, config)
+        send = Send(io.copy(), Push(step + 1, 1, known.versions), overlapped=flight is not None)
+        if flight is not None:  # its answer comes during the step
+            held, known = flight[1], flight[2]
+            base = flight[0].push.base_versions[0]
+            anticipation.answered(known, base, overlapped=flight[0].overlapped)
+        ahead = anticipation.ahead(in_flight=True) if anticipates else 0.0
+        base = send.push.base_versions[0]
+        answer = shard.push(0, 0, step + 1, base, PushMeta(samples=1), io, ahead=ahead)
+        flight = send, io, Pulled((answer.version,), ({},), answer.meta.samples, 1)
+    return exact(shard)
+
+
+@pytest.mark.parametrize(
+    ("config", "share"),
+    [
+        (OptimizerConfig(learning_rate=0.08, batch_size=1), 1e-4),
+        (OptimizerConfig(learning_rate=0.08, momentum=0.9, batch_size=1), 1e-4),
+        (OptimizerConfig(learning_rate=0.04, momentum=0.9, nesterov=True, batch_size=1), 1e-4),
+        (OptimizerConfig(name="delta", learning_rate=1.0, batch_size=1), 1e-4),
+        (OptimizerConfig(name="adam", learning_rate=0.02, batch_size=1), 0.1),
+        (OptimizerConfig(name="adamw", learning_rate=WARM_UP, weight_decay=0.01, batch_size=1), 0.1),
+    ],
+    ids=["sgd", "momentum", "nesterov", "worker", "adam", "adamw with warm-up"],
+)
+def test_one_worker_that_overlaps_trains_as_one_that_waits(config, share):
+    """The difference is at most this share of what a delay of one step makes."""
+    reference = waiting(config)
+    delayed = np.abs(overlapping(config, anticipates=False) - reference).max()
+    anticipated = np.abs(overlapping(config, anticipates=True) - reference).max()
+    assert delayed > 0.005
+    assert anticipated <= max(share * delayed, 2e-5)
+
+
+def test_look_ahead_grows_with_the_staleness_that_others_make():
+    anticipation = Anticipation(OptimizerConfig(), 1, 1, np.float32, lambda array: array)
+    assert anticipation.ahead(in_flight=False) == 0
+    assert anticipation.ahead(in_flight=True) == 1
+    for _ in range(200):
+        anticipation.answered(Pulled((9,), ({},), 0, 4), 4, overlapped=True)  # of 4 updates one is its own
+    assert anticipation.ahead(in_flight=True) == pytest.approx(1 + 3 * LEAD)
+    assert anticipation.ahead(in_flight=False) == pytest.approx(3 * LEAD)

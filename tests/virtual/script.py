@@ -1,0 +1,173 @@
+"""One job's whole life, as a script: a reclaim, the loss of a parameter server, scaling, suspension, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.virtual.loop import now, play
+from tests.virtual.server import Change, Client, Faults, Json, Watch
+from tests.virtual.trainer import Truth
+from tests.virtual.world import World
+
+FRESH_SECONDS = 8.0
+"""A leader that sees an old cluster sees the newest one after so long."""
+
+LATE_SECONDS = 20.0
+QUIET_SECONDS = 40.0
+"""Longer than it takes another replica to lead."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What goes wrong once. All None: nothing."""
+
+    write: int | None = None
+    """The operator is killed at its write of this number..."""
+    after: bool = False
+    """... after it took effect, and before the answer; else before it."""
+    past: int | None = None
+    """The next leader sees the cluster as it was so many versions ago, until its watches catch up."""
+    event: int | None = None
+    """The watch event of this number, and all after it of the same watch, are 20 s late."""
+    other: bool = False
+    """Another replica takes over, instead of the same one after its restart."""
+
+
+@dataclass
+class Told:
+    """What became of the script."""
+
+    digest: Json
+    writes: int
+    events: int
+    wasted: list[str] = field(default_factory=list)
+    tell: str = ""
+
+
+class Killer(Faults):
+    """Kills the operator at one of its writes."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        self.trouble = trouble
+        self.writes = 0
+        self.world: World | None = None
+
+    async def before(self, client: Client, verb: str, key: str) -> None:
+        if verb in {"GET", "WATCH"} or "/events" in key:
+            return
+        self.writes += 1
+        if self.writes - 1 == self.trouble.write and not self.trouble.after:
+            await self._kill(client)
+
+    async def after(self, client: Client, verb: str, key: str) -> None:
+        if verb in {"GET", "WATCH"} or "/events" in key:
+            return
+        if self.writes - 1 == self.trouble.write and self.trouble.after:
+            await self._kill(client)
+
+    async def _kill(self, client: Client) -> None:
+        world = self.world
+        assert world is not None
+        replica = next(each for each in world.replicas if each.client is client)
+        client.dead = True
+
+        async def kill() -> None:
+            await replica.kill()
+            await asyncio.sleep(2.0)
+            if self.trouble.past is not None:
+                replica.past = max(1, world.server.version - self.trouble.past), FRESH_SECONDS
+            if self.trouble.other:
+                replica.name = "b"
+            replica.start()
+
+        self._killing = asyncio.create_task(kill())
+        await asyncio.Event().wait()
+
+
+def tell_script(trouble: Trouble) -> Told:
+    """Play it."""
+    return play(lambda: _script(trouble))
+
+
+async def _script(trouble: Trouble) -> Told:
+    killer = Killer(trouble)
+    world = killer.world = World(lambda _uid: Truth(samples=1e9), faults=killer)
+    world.nodes(6, 3)
+    events = 0
+
+    def lag(_watch: Watch, _change: Change) -> float:
+        nonlocal events
+        events += 1
+        return LATE_SECONDS if events - 1 == trouble.event else 0.0
+
+    world.server.lag = lag
+    watch_slots(world)
+    async with world.living():
+        world.replica("a")
+        world.apply(runPolicy={"cleanPodPolicy": "All"})
+        await _life(world)
+        await world.quiet(QUIET_SECONDS)
+        return Told(world.digest(), killer.writes, events, tell=world.tell())
+
+
+async def _life(world: World) -> None:
+    def ready(workers: int, disruptions: int = 0, restarts: int = 0) -> bool:
+        status = world.job().status
+        return (
+            status.workers.ready == workers
+            and len(
+                [p for p in world.server.all("pods") if p["metadata"]["labels"]["shoal.dev/role"] == "worker"]
+            )
+            == workers
+            and status.parameter_servers.ready == 1
+            and status.restarts.disruptions == disruptions
+            and status.parameter_servers.restarts == restarts
+            and status.observed_generation == world.job().metadata.generation
+        )
+
+    await world.until(lambda: ready(3), 200, "three workers run")
+    pod: Any = world.pod_at("worker", 1)
+    world.cluster.notice(pod["spec"]["nodeName"])
+    await world.until(lambda: ready(3, 1), 200, "the reclaimed worker is replaced")
+    pod = world.pod_at("ps", 0)
+    world.cluster.kill(pod["spec"]["nodeName"])
+    await world.until(lambda: ready(3, 1, 1), 400, "the lost server is replaced")
+    world.edit(workers={"replicas": 4, "maxReplicas": 6, "maxSurge": 1})
+    await world.until(lambda: ready(4, 1, 1), 200, "scaled up")
+    world.edit(workers={"replicas": 2, "maxReplicas": 6, "maxSurge": 1})
+    await world.until(lambda: ready(2, 1, 1), 200, "scaled down")
+    world.edit(suspend=True)
+    await world.until(lambda: world.job().status.phase == "Suspended", 200, "suspended")
+    world.edit(suspend=False)
+    await world.until(lambda: ready(2, 1, 1), 200, "resumed")
+    for run in world.trainers.runs.values():
+        run.done = run.truth.samples
+    await world.until(lambda: world.job().status.finished, 200, "the end")
+
+
+def watch_slots(world: World) -> None:
+    """No two pods of a slot and incarnation, and none twice; no healthy server deleted; counters only grow."""
+    made: dict[tuple[str, str, str], str] = {}
+    counters: dict[str, tuple[int, ...]] = {}
+
+    def told(change: Change, old: Json | None) -> None:
+        plural, _, name = change.key
+        found = change.object
+        if plural == "pods" and change.kind == "ADDED":
+            key = (found["metadata"]["ownerReferences"][0]["uid"], name, "")
+            assert key not in made, f"{name} is made a second time at {now()}"
+            made[key] = found["metadata"]["uid"]
+        if plural == "trainingjobs" and change.kind == "MODIFIED":
+            status = found.get("status", {})
+            fresh = (
+                status.get("restarts", {}).get("failures", 0),
+                status.get("restarts", {}).get("disruptions", 0),
+                status.get("parameterServers", {}).get("restarts", 0),
+            )
+            before = counters.get(found["metadata"]["uid"], (0, 0, 0))
+            assert all(a >= b for a, b in zip(fresh, before, strict=True)), (before, fresh)
+            counters[found["metadata"]["uid"]] = fresh
+
+    world.server.on_change.append(told)

@@ -1,0 +1,238 @@
+"""Chaos by seed: two replicas, and all kinds of faults of the API server, the network, the machines and the users.
+
+Checked all the while: one pod of a slot and incarnation, no write without the Lease, no healthy server deleted,
+counters that only grow. Afterwards the world is as specified, and nothing writes in a hot loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from shoal.errors import Unavailable
+from tests.virtual.cluster import SPOT, Machine
+from tests.virtual.loop import now, play
+from tests.virtual.script import watch_slots
+from tests.virtual.server import Change, Client, Faults, Json, Watch
+from tests.virtual.trainer import Truth
+from tests.virtual.world import World
+
+SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "4"))
+FAULTY_SECONDS = 240.0
+QUIET_WRITES = 20
+"""In a minute in which nothing happens, telemetry included: more is a hot loop."""
+
+
+@dataclass
+class Weather(Faults):
+    """Faults at random, until it clears."""
+
+    chance: random.Random
+    share: float = 0.08
+    out_until: float = 0.0
+    """The API server answers nobody until then."""
+
+    async def before(self, client: Client, verb: str, key: str) -> None:
+        if now() < self.out_until:
+            await asyncio.sleep(0.2)
+            raise Unavailable("connection refused")
+        if self.chance.random() < self.share:
+            match self.chance.randrange(4):
+                case 0:
+                    raise Unavailable("500 internal error")
+                case 1:
+                    raise Unavailable("429 too many requests", retry_after=1.0)
+                case 2:
+                    await asyncio.sleep(self.chance.uniform(0.1, 3.0))
+                case _:
+                    await asyncio.sleep(40.0)
+
+    async def after(self, client: Client, verb: str, key: str) -> None:
+        if self.chance.random() < self.share / 3:
+            raise Unavailable("connection reset after the request was done")
+
+
+@dataclass
+class Judge:
+    """The invariants."""
+
+    world: World
+    broken: list[str] = field(default_factory=list)
+    sent: int = 0
+
+    def look(self) -> None:
+        """At each step: who wrote what."""
+        world = self.world
+        live: Counter[tuple[str, str, str, str]] = Counter()
+        for process in world.cluster.processes.values():
+            if process.runs:
+                live[process.job, process.role, str(process.index), str(process.incarnation)] += 1
+        self.broken += [f"two processes of {key} at {now()}" for key, count in live.items() if count > 1]
+        lease = world.server.get("leases", "shoal", "default")
+        holder = lease["spec"].get("holderIdentity") if lease else None
+        for sent in world.server.sent[self.sent :]:
+            if sent.key[0] not in {"leases"} and sent.status < 300 and sent.who != holder:
+                self.broken.append(f"{sent.who} wrote {sent.verb} {sent.key} at {sent.at}; {holder} leads")
+            if (sent.verb, sent.key[0]) == ("DELETE", "pods") and "-ps-" in sent.key[2] and sent.status < 300:
+                self._server_deleted(sent.key[2], sent.at)
+        self.sent = len(world.server.sent)
+
+    def _server_deleted(self, name: str, at: float) -> None:
+        world = self.world
+        process = world.cluster.process_of(name)
+        job = world.server.get("trainingjobs", "digits", "team")
+        wanted = job is not None and not job["spec"].get("suspend") and not _finished(job)
+        if process is None or not wanted or not process.runs:
+            return
+        machine = process.machine
+        healthy = machine.powered and machine.connected and machine.leaves_at is None
+        newer = any(
+            p.role == "ps" and p.index == process.index and p.incarnation > process.incarnation and p.runs
+            for p in world.cluster.processes.values()
+        )
+        if healthy and machine.unheard_since is None and not newer:
+            self.broken.append(f"healthy server {name} deleted at {at}")
+
+
+def _finished(job: Json) -> bool:
+    return job.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+
+
+class Chaos:
+    """One seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.weather = Weather(random.Random(seed + 1))
+        self.world = World(lambda _uid: Truth(samples=1e9), faults=self.weather)
+        self.judge = Judge(self.world)
+        self.told: list[str] = []
+
+    async def play(self) -> None:
+        world = self.world
+        world.nodes(8, 4)
+        watch_slots(world)
+        world.server.lag = self._lag
+        world.watchers.append(self.judge.look)
+        async with world.living():
+            world.replica("a")
+            world.replica("b")
+            world.apply(runPolicy={"backoffLimit": 1000})
+            await asyncio.sleep(20)
+            end = now() + FAULTY_SECONDS
+            while now() < end:
+                await asyncio.sleep(self.chance.uniform(2, 15))
+                await self._something()
+            await self._clear()
+            await self._as_specified()
+        assert not self.judge.broken, "\n".join([*self.judge.broken[:10], *self.told])
+
+    def _lag(self, watch: Watch, change: Change) -> float:
+        if self.weather.share and self.chance.random() < 0.03:
+            return self.chance.uniform(0.5, 20.0)
+        return 0.0
+
+    async def _something(self) -> None:
+        world, chance = self.world, self.chance
+        machines = [m for m in world.cluster.machines.values() if m.powered and m.leaves_at is None]
+        machine = chance.choice(machines)
+        what = chance.choice(
+            [
+                "kill",
+                "notice",
+                "power",
+                "blip",
+                "all",
+                "cut",
+                "freeze",
+                "out",
+                "crash",
+                "scale",
+                "suspend",
+                "hang",
+            ]
+        )
+        self.told.append(f"{now():.1f} {what} {machine.name}")
+        match what:
+            case "kill":
+                replica = chance.choice(world.replicas)
+                await replica.kill()
+                asyncio.get_running_loop().call_later(2.0, replica.start)
+            case "notice" | "power" if len(machines) > 9 and len(world.cluster.machines) > 9:
+                world.cluster.notice(machine.name) if what == "notice" else world.cluster.kill(machine.name)
+            case "blip":
+                await self._away([machine.name], chance.uniform(5, 60))
+            case "all":
+                await self._away([m.name for m in machines], chance.uniform(30, 90))
+            case "cut" | "freeze":
+                for watch in world.server.watches:
+                    if chance.random() < 0.5 and what == "cut":
+                        watch.lines.put_nowait(None)
+                    elif chance.random() < 0.2:
+                        watch.frozen = True
+            case "out":
+                self.weather.out_until = now() + chance.choice([3.0, 15.0, 60.0])
+            case "crash" | "hang":
+                running = [p for p in world.cluster.processes.values() if p.runs and p.role == "worker"]
+                if running and what == "crash":
+                    world.cluster.crash(chance.choice(running), 1)
+                elif running:
+                    chance.choice(running).extra["hangs_until"] = now() + chance.uniform(3, 40)
+            case "scale":
+                world.edit(workers={"replicas": chance.randint(1, 5), "maxReplicas": 6, "maxSurge": 1})
+            case "suspend":
+                world.edit(suspend=chance.random() < 0.3)
+
+    async def _away(self, names: list[str], seconds: float) -> None:
+        for name in names:
+            self.world.cluster.disconnect(name)
+        await asyncio.sleep(seconds)
+        for name in names:
+            if name in self.world.cluster.machines:
+                self.world.cluster.reconnect(name)
+
+    async def _clear(self) -> None:
+        self.weather.share = self.weather.out_until = 0.0
+        self.world.edit(suspend=False, workers={"replicas": 3, "maxReplicas": 6, "maxSurge": 1})
+        spot = sum(1 for m in self.world.cluster.machines.values() if m.name.startswith(("spot", "new")))
+        for number in range(max(0, 6 - spot)):
+            self.world.cluster.add(Machine(f"new-{number}", SPOT))
+        # What was in flight ends first: the Lease, machines that are gone, half-open watches, the longest back-off.
+        await asyncio.sleep(150)
+
+    async def _as_specified(self) -> None:
+        world = self.world
+        words = "\n".join(self.told)
+
+        def right() -> bool:
+            status = world.job().status
+            pods = world.server.all("pods")
+            places = Counter(
+                p["metadata"]["name"].rpartition("-")[0] for p in pods if p["status"]["phase"] == "Running"
+            )
+            wanted = {"digits-ps-0": 1, "digits-worker-0": 1, "digits-worker-1": 1, "digits-worker-2": 1}
+            return (
+                status.workers.ready == 3
+                and status.parameter_servers.ready == 1
+                and places == wanted
+                and not any("deletionTimestamp" in p["metadata"] for p in pods)
+            )
+
+        await world.until(right, 60, f"as specified\n{words}")
+        began, sent = now(), len(world.server.sent)
+        await asyncio.sleep(60)
+        writes = sum(1 for s in world.server.sent[sent:] if s.key[0] not in {"leases"})
+        assert writes <= QUIET_WRITES, f"{writes} writes in {now() - began:.0f} quiet seconds"
+        run = next(iter(world.trainers.runs.values()))
+        run.done = run.truth.samples
+        await world.until(lambda: world.job().status.finished, 120, "the end")
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_happens_nothing_is_lost_doubled_or_left(seed: int) -> None:
+    play(lambda: Chaos(seed).play(), seed)
