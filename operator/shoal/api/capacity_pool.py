@@ -37,7 +37,7 @@ __all__ = [
     "Usage",
 ]
 
-NOT_NEGATIVE = "^[0-9]+([.][0-9]+)?([eE]-?[0-9]{1,2})?$"
+NOT_NEGATIVE = "^[0-9]+([.][0-9]+)?([eE][-+]?[0-9]{1,2})?$"
 """A decimal string of zero or more."""
 
 

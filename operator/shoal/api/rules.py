@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-DECIMAL = "^-?[0-9]+([.][0-9]+)?([eE]-?[0-9]{1,2})?$"
+DECIMAL = "^-?[0-9]+([.][0-9]+)?([eE][-+]?[0-9]{1,2})?$"
 """A decimal string within the range of a float: the API has no floats."""
 
 MOST = 2**31 - 1

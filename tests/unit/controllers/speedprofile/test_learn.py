@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, SpeedProfileStatus
+from shoal.api.speed_profile import MOST_ROWS, MOST_SOURCES, SpeedProfile, SpeedProfileStatus
 from shoal.controllers.speedprofile.learn import HALF_LIFE, forget, learn, moved
+from shoal.sizing.fleet.resources import profile_of
 from shoal_trainer.contract import LogSums, ModelReport, Phase, ShardReport, SpeedSums, StatusReport
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -143,3 +144,18 @@ def test_whole_cores_of_an_earlier_version_are_read() -> None:
     stored = {"device": "T4", "cores": 4, "batchSize": 16, "workers": 2, "parameterServers": 1}
     status = learn(SpeedProfileStatus.model_validate({"rows": [stored]}), "job", report(0.1), NOW)
     assert [row.cores for row in status.rows] == ["4"]
+
+
+def test_what_was_learned_of_a_large_model_is_read_by_the_planner() -> None:
+    """`%g` writes 2.41664e+06: the sign is part of a decimal."""
+    model = MODEL.model_copy(update={"flops_per_sample": 2_416_640.0})
+    said = report(0.1, 0.2).model_copy(update={"model": model})
+    status = learn(SpeedProfileStatus(), "job", said, NOW)
+    assert status.model is not None
+    assert status.model.flops_per_sample == "2.41664e+06"
+    found = profile_of(
+        SpeedProfile.model_validate({"metadata": {"name": "m"}}).model_copy(update={"status": status}), NOW
+    )
+    assert found is not None
+    assert found.model.flops == 2_416_640.0
+    assert len(found.rows) == 1
