@@ -22,7 +22,7 @@ from tests.virtual.server import Change, Client, Faults, Json, Watch
 from tests.virtual.trainer import Truth
 from tests.virtual.world import World
 
-SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "7"))
+SEEDS = int(os.environ.get("SHOAL_CHAOS_SEEDS", "10"))
 FAULTY_SECONDS = 240.0
 QUIET_WRITES = 20
 """In a minute in which nothing happens, telemetry included: more is a hot loop."""
