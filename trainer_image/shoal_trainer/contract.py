@@ -145,7 +145,7 @@ class StopAfter(Message):
 
 
 class Staleness(Message):
-    """The weight of gradients of staleness tau: lr / tau**p with p = 0, 1/2, 1. `max`: bounded staleness."""
+    """The learning rate over n**p, p = 0, 1/2, 1, of the normal staleness n (`ps/damping.py`). `max`: bounded."""
 
     max: int | None = None
     policy: Literal["Constant", "InverseSquareRoot", "Inverse"] = "InverseSquareRoot"

@@ -195,7 +195,11 @@ class InitialFrom(Strict):
 
 
 class Staleness(Strict):
-    """How a gradient computed on older parameters is weighted: learning rate / staleness**p."""
+    """How a gradient computed on older parameters is weighted.
+
+    The learning rate is divided by n**p, where n is the normal staleness, which grows with the number of workers; for a
+    gradient that is staler than normal it is also divided by how many times as stale it is.
+    """
 
     max: Natural | None = None
     """Most updates that a slow worker's gradient may be behind: a push that would exceed this for another worker
