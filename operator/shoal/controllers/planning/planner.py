@@ -17,9 +17,9 @@ from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.translate import (
     fleet_job,
-    fleet_pool,
     job_name,
     model_of,
+    pool_values,
     profile_values,
     proposal,
 )
@@ -106,7 +106,7 @@ class Planner:
             return
         now = self._wall()
         pools = [
-            fleet_pool(pool, [node for node in self._state.nodes.all() if matches(pool, node)])
+            pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)])
             for pool in self._state.pools.all()
         ]
         profiles = self._profiles(now)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 from shoal.api.capacity_pool import CapacityPool
 from shoal.api.speed_profile import LogMoments, MeasuredRow, SpeedProfile, SpeedRow
-from shoal.errors import NotEnoughData, UsageError
+from shoal.errors import UsageError
 from shoal.sizing.fleet.values import FleetPool
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
 
-__all__ = ["fleet_pool", "profile_of"]
+__all__ = ["decimal", "fleet_pool", "model_of", "profile_of"]
 
 
 def fleet_pool(pool: CapacityPool) -> FleetPool:
@@ -32,41 +33,70 @@ def fleet_pool(pool: CapacityPool) -> FleetPool:
         measured_startup_seconds=float(starts.seconds) if starts.seen else None,
         interruptions_per_hour=float(spec.interruptions_per_hour),
         interruptions_seen=status.interruptions.seen,
-        node_hours=float(status.interruptions.node_hours),
+        node_hours=decimal(status.interruptions.node_hours),
         unfulfilled_waits=status.unfulfilled.waits,
         exhausted=exhausted,
-        together=float(status.interruptions.together) if status.interruptions.together else None,
+        together=decimal(status.interruptions.together) if status.interruptions.together else None,
         transfer_per_gib=float(spec.transfer_per_gib),
         batch_size=spec.batch_size,
     )
 
 
-def profile_of(profile: SpeedProfile, now: datetime) -> Profile | None:
+def profile_of(profile: SpeedProfile, now: datetime, *, strict: bool = True) -> Profile | None:
     """The measurements of a model: the user's and those of jobs. None: nothing is known of the model.
+
+    `strict`: a row that cannot be a measurement is an error. The operator leaves such rows out: anyone may have edited
+    them, and the others' plans must not stop for it.
 
     Raises:
         UsageError: a row cannot be a measurement; the message names it.
 
     """
     name = profile.metadata.name or "?"
-    try:
-        found = profile.model
-    except NotEnoughData:
+    model = model_of(profile)
+    if model is None:
         return None
-    flops = float(found.flops_per_sample)
-    model = Model(found.fingerprint or name, flops if flops > 0 else None, found.parameters, found.tensors)
-    rows = []
-    for number, row in enumerate(profile.spec.rows):
+    rows: list[Row] = []
+    made = [
+        *((f"spec.rows[{n}]", partial(_prior, row, now)) for n, row in enumerate(profile.spec.rows)),
+        *((f"status.rows[{n}]", partial(_measured, row, now)) for n, row in enumerate(profile.status.rows)),
+    ]
+    for where, make in made:
         try:
-            rows.append(_prior(row, now))
-        except UsageError as error:
-            raise UsageError(f"SpeedProfile {name}, spec.rows[{number}]: {error}") from error
-    rows += [_measured(row, now) for row in profile.status.rows]
+            rows.append(make())
+        except ValueError as error:  # a UsageError is one
+            if strict:
+                raise UsageError(f"SpeedProfile {name}, {where}: {error}") from error
     loads = {
-        load.parameter_servers: ServerLoad(float(load.busy_seconds), float(load.updates), float(load.bytes))
+        load.parameter_servers: ServerLoad(
+            decimal(load.busy_seconds), decimal(load.updates), decimal(load.bytes)
+        )
         for load in profile.status.server_load
+        if decimal(load.updates) > 0
     }
     return Profile(model, tuple(rows), loads)
+
+
+def model_of(profile: SpeedProfile) -> Model | None:
+    """The model, as jobs report it or else as the user describes it; None where neither is usable."""
+    measured, prior = profile.status.model, profile.spec.model
+    known = measured if measured is not None and measured.parameters else prior
+    if known is None:
+        return None
+    flops = decimal(known.flops_per_sample) or (decimal(prior.flops_per_sample) if prior else 0.0)
+    name = known.fingerprint or profile.metadata.name or "?"
+    try:
+        return Model(name, flops if flops > 0 else None, known.parameters, max(1, known.tensors))
+    except UsageError:
+        return None
+
+
+def decimal(text: str | None) -> float:
+    """A decimal of a status; 0 for what is none, since anyone may have edited it."""
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
 
 
 def _prior(row: SpeedRow, now: datetime) -> Row:
