@@ -167,10 +167,10 @@ def test_a_gradient_of_lost_versions_is_stale() -> None:
     weights = []
     shard = ready(on_applied=lambda push: weights.append((push.staleness, push.weight)))
     shard.connect(0, 0)
-    shard.push(0, 0, 1, 9, ONE, grad())
-    shard.push(0, 0, 2, 1, ONE, grad())
-    assert [staleness for staleness, _ in weights] == [9, 0]
-    assert weights[0][1] == pytest.approx(weights[1][1] / 3)
+    shard.push(0, 0, 1, 0, ONE, grad())
+    shard.push(0, 0, 2, 10, ONE, grad())
+    assert [staleness for staleness, _ in weights] == [0, 9]
+    assert weights[1][1] == pytest.approx(weights[0][1] / 9), "it is staler than normal by as much"
 
 
 def test_a_lower_fence_does_not_replace_a_higher_one() -> None:

@@ -174,16 +174,17 @@ class Exchange:
 
         return Answer(lambda: Welcome(tuple(self._on_all(hello))))
 
-    def pull(self, out, idle=False, exact=False):
+    def pull(self, out, idle=False, exact=False, ahead=0.0):
         del exact  # the simulation has one encoding
 
         def pull_part(server, part):
             boot = self.boots[server.shard.index]
-            return server.shard.pull(self.worker.slot, out[part], boot=boot, idle=idle)
+            return server.shard.pull(self.worker.slot, out[part], boot=boot, idle=idle, ahead=ahead)
 
         return Answer(lambda: self._pulled(self._on_all(pull_part)))
 
-    def push_pull(self, update, out, push):
+    def push_pull(self, update, out, push, again=None):
+        del again  # the answer of the push is one that a worker may always go on with
         future = Answer(lambda: self._push(update, out, push))
         if self.world.random.random() < 0.5:
             error = None
