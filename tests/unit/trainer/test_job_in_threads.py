@@ -193,6 +193,7 @@ def test_job_without_its_control_port_trains_on_and_counts_each_sample_once(cont
     assert message.wasted_steps == 0
 
 
+@pytest.mark.nightly
 def test_accuracy_with_faults_is_within_the_spread_of_clean_runs(run):
     clean = [run(seed).finish() for seed in range(5)]
     accuracies = [message.metrics["val_accuracy"] for message in clean]

@@ -29,7 +29,7 @@ PATIENCE = 80.0
 
 def measured(run: LocalRun, workers: int) -> StatusReport | None:
     report = run.status()
-    return report if report is not None and any(row.workers == workers for row in report.speed) else None
+    return report if report is not None and any(row.workers == workers and row.compute.count > 5 for row in report.speed) else None
 
 
 def check(row: SpeedSums, report: StatusReport) -> None:
@@ -40,6 +40,7 @@ def check(row: SpeedSums, report: StatusReport) -> None:
         assert part.variance < 9  # a factor of 20 either way
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_report_of_a_running_job(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
