@@ -29,7 +29,10 @@ PATIENCE = 80.0
 
 def measured(run: LocalRun, workers: int) -> StatusReport | None:
     report = run.status()
-    return report if report is not None and any(row.workers == workers and row.compute.count > 5 for row in report.speed) else None
+    known = report is not None and any(
+        row.workers == workers and row.compute.count > 5 for row in report.speed
+    )
+    return report if known else None
 
 
 def check(row: SpeedSums, report: StatusReport) -> None:
