@@ -38,7 +38,7 @@ unit: install  ## Run the unit tests
 	@$(PYTHON) -m pytest tests/unit $(ARGS)
 
 lint: install  ## Run ruff, mypy and import-linter
-	@.venv/bin/ruff format --check --quiet . && .venv/bin/ruff check --quiet . && .venv/bin/mypy && { .venv/bin/lint-imports --no-cache >build/imports.log 2>&1 || { cat build/imports.log; exit 1; }; }
+	@.venv/bin/ruff format --check --quiet . && .venv/bin/ruff check --quiet . && .venv/bin/mypy && mkdir -p build && { .venv/bin/lint-imports --no-cache >build/imports.log 2>&1 || { cat build/imports.log; exit 1; }; }
 
 format: install  ## Format the code and apply ruff's fixes
 	@.venv/bin/ruff check --quiet --fix . ; .venv/bin/ruff format --quiet .
