@@ -6,6 +6,7 @@ scikit-learn or matplotlib.
 
 from shoal.sizing.fleet.planner import plan_fleet
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
+from shoal.sizing.speed.efficiency import Point, WorkLeft, work_left
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
 
 __all__ = [
@@ -15,8 +16,11 @@ __all__ = [
     "JobPlan",
     "LogMean",
     "Model",
+    "Point",
     "Profile",
     "Row",
     "ServerLoad",
+    "WorkLeft",
     "plan_fleet",
+    "work_left",
 ]
