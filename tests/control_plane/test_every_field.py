@@ -18,7 +18,6 @@ async def test_every_field_can_be_changed_or_is_refused_with_the_words_that_are_
         try:
             await kube.request("PUT", job.path, body, params={"dryRun": "All", "fieldValidation": "Strict"})
         except ApiError as error:
-            assert error.status == 422, error
             refused[str(change)] = str(error)
     assert refused.keys() == REFUSED.keys(), refused
     for change, words in REFUSED.items():
