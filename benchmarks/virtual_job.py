@@ -137,6 +137,13 @@ class Network:
             _, logits = self._forward(flat, x)
         return float((np.nan_to_num(logits).argmax(1) == y).mean())
 
+    def loss(self, flat: Vector, x: Vector, y: NDArray[np.int64]) -> float:
+        """Mean cross-entropy."""
+        with np.errstate(all="ignore"):
+            _, logits = self._forward(flat, x)
+            logits = logits.astype(np.float64) - logits.max(1, keepdims=True)
+            return float((np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]).mean())
+
     def _parts(self, flat: Vector) -> list[Vector]:
         cuts = np.cumsum(self.sizes)[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(flat, cuts), self.shapes, strict=True)]
@@ -283,6 +290,10 @@ class VirtualJob:
     def accuracy(self) -> float:
         """The current accuracy on the test set."""
         return self.network.accuracy(self._pull(0)[1], self.test_x, self.test_y)
+
+    def loss(self) -> float:
+        """The current mean cross-entropy on the test set."""
+        return self.network.loss(self._pull(0)[1], self.test_x, self.test_y)
 
     @property
     def updates(self) -> int:

@@ -172,6 +172,11 @@ class World:
         found = self.server.objects["trainingjobs", namespace, name]
         self.server.store(("trainingjobs", namespace, name), {**found, "spec": {**found["spec"], **spec}})
 
+    def respec(self, spec: Json, name: str = "digits", namespace: str = "team") -> None:
+        """Replace a job's spec."""
+        found = self.server.objects["trainingjobs", namespace, name]
+        self.server.store(("trainingjobs", namespace, name), {**found, "spec": spec})
+
     def job(self, name: str = "digits", namespace: str = "team") -> TrainingJob:
         """The job as the server has it."""
         return TrainingJob.model_validate(

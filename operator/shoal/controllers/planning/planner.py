@@ -15,6 +15,7 @@ from datetime import datetime
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.planning.progress import Progress
 from shoal.controllers.planning.translate import (
     fleet_job,
     job_name,
@@ -71,6 +72,7 @@ class Planner:
         self._plan = plan
         self._known: dict[str, _Known] = {}
         self._wanted = asyncio.Event()
+        self._progress = Progress()
 
     def trigger(self) -> None:
         """Plan soon: a job began or ended, a worker was taken, a pool ran out of nodes."""
@@ -102,6 +104,7 @@ class Planner:
         jobs = {job_name(job): job for job in self._state.jobs.all() if _is_planned(job)}
         for uid in self._known.keys() - {job.metadata.uid for job in jobs.values()}:
             del self._known[uid]
+        self._progress.forget({job.metadata.uid for job in jobs.values()})
         if not jobs:
             return
         now = self._wall()
@@ -137,7 +140,8 @@ class Planner:
             prior.samples_per_epoch if prior else None
         )
         pods = self._state.pods.indexed("job", key_of(job))
-        return fleet_job(job, model, report, per_epoch, pods, now)
+        self._progress.observe(job, report, per_epoch)
+        return self._progress.estimated(job, fleet_job(job, model, report, per_epoch, pods, now))
 
     def _profiles(self, now: datetime) -> list[Profile]:
         found = []

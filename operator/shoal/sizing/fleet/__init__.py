@@ -1,11 +1,14 @@
 """Plans for all jobs that share capacity pools: what the operator runs once a minute, and `shoal plan` for files.
 
 `plan_fleet` is a pure function of frozen values. It needs numpy only: nothing that it imports may import pandas, scipy,
-scikit-learn or matplotlib.
+scikit-learn or matplotlib. What it imports is loaded with the first plan: an operator whose jobs name no pools does
+without the 12 MiB.
 """
 
-from shoal.sizing.fleet.planner import plan_fleet
+from collections.abc import Sequence
+
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
+from shoal.sizing.speed.efficiency import Point, WorkLeft, work_left
 from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
 
 __all__ = [
@@ -15,8 +18,25 @@ __all__ = [
     "JobPlan",
     "LogMean",
     "Model",
+    "Point",
     "Profile",
     "Row",
     "ServerLoad",
+    "WorkLeft",
     "plan_fleet",
+    "work_left",
 ]
+
+
+def plan_fleet(
+    pools: Sequence[FleetPool],
+    profiles: Sequence[Profile],
+    jobs: Sequence[FleetJob],
+    *,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> FleetPlan:
+    """See `shoal.sizing.fleet.planner.plan_fleet`."""
+    from shoal.sizing.fleet import planner
+
+    return planner.plan_fleet(pools, profiles, jobs, confidence=confidence, seed=seed)

@@ -23,6 +23,9 @@ from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["plan_fleet"]
 
+WORTH_A_SERVER = 0.1
+"""One more parameter server is worth a word if it makes the job faster by this part."""
+
 
 def plan_fleet(
     pools: Sequence[FleetPool],
@@ -74,7 +77,7 @@ def _traded(
                 limits[name] -= count
     try:
         problems = [
-            job_problem(job, job.model, _work(job.samples_left), pools, limits, speeds, confidence)
+            job_problem(job, job.model, _work(job), pools, limits, speeds, confidence)
             for job in able
             if job.model is not None and job.samples_left is not None
         ]
@@ -104,9 +107,7 @@ def _slack(job: FleetJob, pools: Sequence[FleetPool], speeds: SpeedModel) -> flo
     if job.deadline_seconds is None or job.model is None or job.samples_left is None:
         return math.inf
     try:
-        one = job_problem(
-            job, job.model, _work(job.samples_left), pools, {p.name: p.limit for p in pools}, speeds, 0.95
-        )
+        one = job_problem(job, job.model, _work(job), pools, {p.name: p.limit for p in pools}, speeds, 0.95)
     except UsageError:
         return math.inf
     rates = sorted(
@@ -129,7 +130,7 @@ def _one(
         missing = (
             "The model is not known before a worker has reported it"
             if job.model is None
-            else "The job ends by a metric, so that the work left is not known"
+            else f"The work left is not known: {job.work_note or 'the job ends by a metric'}"
         )
         return _unplanned(
             job, pools, left, f"{missing}: what runs is kept, and at least the workers that it begins with."
@@ -143,7 +144,7 @@ def _one(
         if job.budget_left is not None and job.budget_left <= 0:
             spent = replace(job, budget_left=None)
             return _late(_one(spent, pools, left, speeds, confidence, seed), "budget", "The budget is spent.")
-        one = job_problem(job, job.model, _work(job.samples_left), pools, left, speeds, confidence)
+        one = job_problem(job, job.model, _work(job), pools, left, speeds, confidence)
         return _answer(job, one, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
     except UsageError as error:
         return _unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}.")
@@ -171,8 +172,9 @@ def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
     return replace(same, notes=(*same.notes, note))
 
 
-def _work(samples: float) -> StepWork:
-    return StepWork(samples=max(samples, 1.0))
+def _work(job: FleetJob) -> StepWork:
+    left = max(job.samples_left or 0.0, 1.0)
+    return StepWork(samples=left, sigma=job.samples_sigma, efficiency=job.efficiency)
 
 
 def _late(found: JobPlan, binding: str, words: str) -> JobPlan:
@@ -202,7 +204,9 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
         confidence=found.chance,
         feasible=found.feasible,
         binding=found.binding,
-        reason=" ".join([explain(found, ""), *one.notes]),
+        reason=" ".join(
+            [explain(found, ""), *one.notes, *_efficiency(job, sum(found.counts)), *_servers(problem, found)]
+        ),
         samples_per_second=expected,
         relative_error=error,
         basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
@@ -210,12 +214,37 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
     )
 
 
-def _samples_per_second(problem: Problem, counts: Sequence[int]) -> float:
+def _servers(problem: Problem, found: Plan) -> list[str]:
+    """A sentence where the parameter servers hold the workers of a plan back, and what one more would bring."""
+    now, more = (_samples_per_second(problem, found.counts, found.servers + extra) for extra in (0, 1))
+    if more < (1 + WORTH_A_SERVER) * now:
+        return []
+    return [
+        f"The parameter servers are the limit: {found.servers + 1} in place of {found.servers} would make "
+        f"{more:,.0f} samples/s of {now:,.0f}; set parameterServers.replicas."
+    ]
+
+
+def _efficiency(job: FleetJob, workers: int) -> list[str]:
+    """Sentences on a job that ends by a metric: what is left, and what its workers cost in samples."""
+    if not job.work_note:
+        return []
+    said = [f"{job.work_note[:1].upper()}{job.work_note[1:]}."]
+    if job.efficiency is not None and workers > 1:
+        alone = replace(job.efficiency, reference=1.0)
+        low, middle, high = (float(alone.factor(workers, z)) for z in (-1.6449, 0.0, 1.6449))
+        said.append(
+            f"To the same value {workers} workers need {middle:.1f} times the samples of one ({low:.1f} to {high:.1f})."
+        )
+    return said
+
+
+def _samples_per_second(problem: Problem, counts: Sequence[int], servers: int | None = None) -> float:
     """Samples a second of these workers, all of them at work."""
     pairs = list(zip(problem.pools, counts, strict=True))
     alone = sum(n / pool.step_seconds for pool, n in pairs)
     samples = sum(n * pool.batch / pool.step_seconds for pool, n in pairs)
-    ps, number = problem.servers, problem.servers.counts[0]
+    ps, number = problem.servers, servers or problem.servers.counts[0]
     if alone <= 0 or ps.model.update_seconds <= 0:
         return samples
     cap = number**ps.model.scaling / ps.model.update_seconds

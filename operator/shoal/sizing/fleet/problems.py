@@ -105,7 +105,8 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
     rate = sum(rate for rate, _ in steady) / len(steady)
     left = job.deadline_seconds - max(RESERVE_SECONDS, RESERVE_SHARE * job.deadline_seconds)
     startup = max(seconds for _, seconds in steady)
-    return can_still_be_kept(work.samples, rate=rate, left=left, startup=startup, most=len(steady))
+    samples = float(work.samples_of(float(len(steady))))
+    return can_still_be_kept(samples, rate=rate, left=left, startup=startup, most=len(steady))
 
 
 def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal.sizing.speed.measurements import Model
+from shoal.sizing.types import Efficiency
 
 __all__ = ["FleetJob", "FleetPlan", "FleetPool", "JobPlan"]
 
@@ -49,8 +50,9 @@ class FleetPool:
 class FleetJob:
     """A job: the work that is left, what it may use, and what it is wanted for.
 
-    `model` None: not reported yet. `samples_left` None: the job ends by a metric. `deadline_seconds` and `budget_left`
-    are what is left from now; None: no limit. `running` workers need no start-up.
+    `model` None: not reported yet. `samples_left` None: not known; `work_note` says why. Where the job ends by a
+    metric, they are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`.
+    `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up.
     """
 
     name: str
@@ -58,6 +60,9 @@ class FleetJob:
     priority: int = 0
     model: Model | None = None
     samples_left: float | None = None
+    samples_sigma: float = 0.0
+    efficiency: Efficiency | None = None
+    work_note: str = ""
     batch_size: int = 1
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
     min_workers: int = 1

@@ -151,6 +151,8 @@ class _Evaluator:
                 seconds * lost_per_second * (servers.snapshot_every**2 / 3 + servers.recovery_seconds**2)
             )
         variance += (training * unsure) ** 2
+        if problem.work.is_random:
+            variance += (training * problem.work.spread(workers)) ** 2
         sure = seconds + self.margin * np.sqrt(variance)
         nothing = ~np.isfinite(seconds) | (workers < problem.min_workers)
         if problem.max_workers is not None:

@@ -56,6 +56,7 @@ class Engine:
         self._speed = self._rng.standard_normal(runs)
         self._capacity = self._rng.standard_normal(runs)
         self._failures = self._rng.random(runs), self._rng.random(runs)
+        self._work, self._efficiency = self._rng.standard_normal((2, runs))
         self._cache: dict[tuple[str, int, float], tuple[Floats, Floats]] = {}
 
     # -- one plan -----------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class Engine:
             return Runs(np.full(self.runs, np.inf), np.full(self.runs, np.inf))
         works, kinds = self._works(np.array([counts], dtype=np.int64).T)
         progress = course.samples if kinds[0] else course.steps
-        return self._settled(progress, course.hourly, float(works[0]), servers)
+        return self._settled(progress, course.hourly, works[0], servers)
 
     def done(self, counts: Sequence[int], servers: int) -> Floats:
         """(runs,) steps that a plan makes until the horizon."""
@@ -97,8 +98,8 @@ class Engine:
         paid = hourly + servers * problem.servers.price + crossing * share * 3600
         return _Course(speed, samples * share, paid)
 
-    def _settled(self, progress: Floats, hourly: Floats, work: float, servers: int) -> Runs:
-        """When the work is done, and what was paid by then."""
+    def _settled(self, progress: Floats, hourly: Floats, work: Floats, servers: int) -> Runs:
+        """When the work (runs,) is done, and what was paid by then."""
         done = np.concatenate([np.zeros((self.runs, 1)), np.cumsum(progress * self.step, axis=1)], axis=1)
         paid = np.concatenate(
             [np.zeros((self.runs, 1)), np.cumsum(hourly * self.step / 3600, axis=1)], axis=1
@@ -132,15 +133,27 @@ class Engine:
         return soft_min(alone, caps.reshape(-1, *([1] * (alone.ndim - 1))), ps.model.sharpness) / overhead
 
     def _works(self, counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
-        """(m,) the work of plans (k, m), and whether it is in samples; else it is in steps."""
+        """(m, runs) the work of plans (k, m), and (m,) whether it is in samples; else it is in steps."""
         work = self.problem.work
         rates = counts / np.array([pool.step_seconds for pool in self.problem.pools])[:, None]
         batch = np.array([float(pool.batch) for pool in self.problem.pools]) @ rates / rates.sum(axis=0)
-        steps = work.iterations(batch, counts.sum(axis=0).astype(np.float64))
+        workers = counts.sum(axis=0).astype(np.float64)
+        steps = work.iterations(batch, workers)
         if not isinstance(work, StepWork) or work.samples is None:
-            return steps, np.zeros(len(batch), dtype=bool)
-        by_samples = np.full(len(batch), True) if work.steps is None else work.samples / batch <= work.steps
-        return np.where(by_samples, work.samples, steps), by_samples
+            return self._in_runs(steps), np.zeros(len(batch), dtype=bool)
+        samples = work.samples_of(workers) * np.ones(len(batch))
+        by_samples = np.full(len(batch), True) if work.steps is None else samples / batch <= work.steps
+        amount = self._in_runs(np.where(by_samples, samples, steps))
+        if work.is_random:
+            own = np.exp(work.sigma * self._work)
+            if work.efficiency is not None:
+                drawn = work.samples_of(workers[:, None], self._efficiency)
+                own = own * drawn / samples[:, None]
+            amount = np.where(by_samples[:, None], amount * own, amount)
+        return amount, by_samples
+
+    def _in_runs(self, work: Floats) -> Floats:
+        return np.broadcast_to(work[:, None], (len(work), self.runs))
 
     def _workers(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
         """(runs, steps) workers that a job with n of this pool's nodes pays for, and those that train."""
@@ -189,10 +202,10 @@ class Engine:
             share = np.divide(steps, alone, out=np.zeros_like(steps), where=alone > 0)
             work, by_samples = self._works(part)
             progress = np.where(by_samples[:, None], samples * share, steps)
-            kept[at : at + 2048] = (progress >= work[:, None]).mean(axis=1)
+            kept[at : at + 2048] = (progress >= work).mean(axis=1)
             if objective.budget is not None:
                 with np.errstate(divide="ignore"):
-                    seconds = until * work[:, None] / progress
+                    seconds = until * work / progress
                 spent = seconds / 3600 * hourly[at : at + 2048, None]
                 paid[at : at + 2048] = (spent <= objective.budget).mean(axis=1)
         return kept if objective.deadline is not None else np.ones_like(kept), paid
@@ -234,9 +247,9 @@ def _mean_in_queue(fresh: Floats, wait: float) -> Floats:
     return np.asarray(np.diff(area - back, axis=1))
 
 
-def _when(done: Floats, work: float) -> Floats:
+def _when(done: Floats, work: Floats) -> Floats:
     """(runs,) the interval (with its fraction) at which the cumulated `done` (runs, steps + 1) reaches `work`."""
-    reached = done >= work
+    reached = done >= work[:, None]
     last = reached.argmax(axis=1)
     rows = np.arange(len(done))
     low, high = done[rows, np.maximum(last - 1, 0)], done[rows, last]

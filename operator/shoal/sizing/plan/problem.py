@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
 from shoal.sizing.availability import Availability, Calm, Markov
-from shoal.sizing.types import PsModel
+from shoal.sizing.types import Efficiency, PsModel
 
 __all__ = [
     "Floats",
@@ -95,10 +95,16 @@ class Pool:
 
 @dataclass(frozen=True)
 class StepWork:
-    """A number of steps (mini-batches of one worker) or of samples; with both, the first to be reached."""
+    """A number of steps (mini-batches of one worker) or of samples; with both, the first to be reached.
+
+    `sigma`: standard deviation of the logarithm of the samples. `efficiency`: how the samples depend on the number of
+    workers, where the job ends by a loss or metric; None: they do not.
+    """
 
     steps: float | None = None
     samples: float | None = None
+    sigma: float = 0.0
+    efficiency: Efficiency | None = None
 
     def __post_init__(self) -> None:
         amounts = [amount for amount in (self.steps, self.samples) if amount is not None]
@@ -111,7 +117,23 @@ class StepWork:
     def iterations(self, batch: Floats, workers: Floats) -> Floats:
         """(m,) steps for weighted batch sizes (m,) and numbers of workers (m,)."""
         steps = np.full(np.shape(workers), math.inf if self.steps is None else float(self.steps))
-        return steps if self.samples is None else np.minimum(steps, self.samples / batch)
+        return steps if self.samples is None else np.minimum(steps, self.samples_of(workers) / batch)
+
+    def samples_of(self, workers: Floats | float, z: Floats | float = 0.0) -> Any:
+        """The samples that so many workers need, `z` standard deviations of the efficiency from the median."""
+        if self.samples is None or self.efficiency is None:
+            return self.samples
+        return self.samples * self.efficiency.factor(workers, z)
+
+    def spread(self, workers: Floats) -> Floats:
+        """(m,) standard deviation of the logarithm of the work."""
+        own = np.full(np.shape(workers), self.sigma)
+        return own if self.efficiency is None else np.hypot(own, self.efficiency.spread(workers))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the amount of work is uncertain."""
+        return self.sigma > 0 or (self.efficiency is not None and self.efficiency.sigma > 0)
 
     def counts_samples(self, batch: float) -> bool:
         """Whether the samples, rather than the steps, end the work for this batch size."""
@@ -166,6 +188,15 @@ class LossWork:
             bad |= (batch < low * (1 - 1e-9)) | (batch > high * (1 + 1e-9))
         steps[bad] = np.nan
         return np.asarray(steps)
+
+    def spread(self, workers: Floats) -> Floats:
+        """(m,) zero: the curve counts as exact."""
+        return np.zeros(np.shape(workers))
+
+    @property
+    def is_random(self) -> bool:
+        """The curve counts as exact."""
+        return False
 
 
 Work = StepWork | LossWork

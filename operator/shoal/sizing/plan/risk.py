@@ -29,9 +29,13 @@ MOST_SECONDS = 10 * 365 * 86400.0
 
 def is_risky(problem: Problem, counts: Sequence[int], servers: int) -> bool:
     """Whether the time of this plan is random."""
-    return problem.servers.capacity_sigma(servers) > 0 or any(
-        n and (pool.interruptions_per_hour > 0 or pool.step_sigma > 0 or pool.availability is not None)
-        for pool, n in zip(problem.pools, counts, strict=True)
+    return (
+        problem.work.is_random
+        or problem.servers.capacity_sigma(servers) > 0
+        or any(
+            n and (pool.interruptions_per_hour > 0 or pool.step_sigma > 0 or pool.availability is not None)
+            for pool, n in zip(problem.pools, counts, strict=True)
+        )
     )
 
 

@@ -29,7 +29,15 @@ from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.fleet import FleetPlan, plan_fleet
 from shoal.telemetry.poller import Poller, Seen
-from shoal_trainer.contract import LogSums, ModelReport, Phase, SpeedSums, StatusReport
+from shoal_trainer.contract import (
+    DataReport,
+    EpochReport,
+    LogSums,
+    ModelReport,
+    Phase,
+    SpeedSums,
+    StatusReport,
+)
 from tests.unit.controllers.clusters import Cluster, UnreachableCoordinator
 from tests.unit.policy import build
 
@@ -407,3 +415,37 @@ async def test_only_a_risk_that_was_measured_is_urgent(measured: bool) -> None:
     assert found is not None
     assert not found.feasible
     assert found.urgent == measured
+
+
+@pytest.mark.looptime
+async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known() -> None:
+    """Until five evaluations are there, the plan says that the work is not known; then it says what is left."""
+    world = World()
+    stop = {"metric": "val_loss", "value": "0.4"}
+    training = {"entrypoint": "digits:job", "batchSize": 128, "stopAfter": stop}
+    job = TrainingJob.model_validate(job_manifest(training=training))
+    world.add(job, pool("spot", "0.3", True), pool("on-demand", "1.0", False))
+
+    def epochs(count: int) -> tuple[EpochReport, ...]:
+        losses = [0.2 + 2 / (1 + (epoch + 1) / 2) for epoch in range(count)]
+        return tuple(EpochReport(epoch=i, metrics={"val_loss": loss}) for i, loss in enumerate(losses))
+
+    def heard(count: int) -> StatusReport:
+        data = DataReport(samples_per_epoch=100_000)
+        return report(None).model_copy(update={"epochs": epochs(count), "epoch": count, "data": data})
+
+    world.hear(job, heard(2))
+    await world.planner.plan_once()
+    early = world.planner.proposal(job.metadata.uid)
+    assert early is not None
+    assert early.finish_time is None
+    assert "5 evaluations are needed to foresee when it ends, and there were 2" in early.reason
+    world.hear(job, heard(12))
+    await world.planner.plan_once()
+    known = world.planner.proposal(job.metadata.uid)
+    assert known is not None
+    assert known.finish_time is not None
+    assert "the job ends when val_loss is 0.4: from 12 evaluations" in known.reason.replace(
+        "The job", "the job"
+    )
+    assert "is an assumption until the job has run with different numbers" in known.reason

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
+from shoal.sizing.types import Efficiency
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
 SPOT = FleetPool("spot", "P100", spot=True, limit=16, price_per_hour=0.5, interruptions_per_hour=0.1)
@@ -186,3 +187,49 @@ def test_jobs_trade_pools_where_one_of_them_has_no_other() -> None:
     assert found["b"].feasible
     assert found["a"].feasible
     assert found["a"].counts["spot"] + found["b"].counts["spot"] <= 6
+
+
+def test_sixteen_workers_of_a_job_that_ends_by_a_loss_are_not_four_times_as_fast_as_four() -> None:
+    """They need more samples for the same loss; a job that ends by samples has no such loss."""
+
+    def seconds(workers: int, **changes: object) -> float:
+        fixed = {
+            "min_workers": workers,
+            "max_workers": workers,
+            "deadline_seconds": None,
+            "prefer": "MinTime",
+        }
+        idle = replace(PROFILE, server_load={1: ServerLoad(1.0, 6000)})
+        found = plan_fleet([STEADY], [idle], [job(pools=("steady",), **(fixed | changes))]).jobs["a"]
+        assert found.finish_seconds is not None
+        return found.finish_seconds
+
+    assert seconds(4) / seconds(16) > 3.3  # the start-up
+    ends = {
+        "efficiency": Efficiency(0.3, 0.3, reference=4),
+        "samples_sigma": 0.2,
+        "work_note": "the job ends by a loss",
+    }
+    assert seconds(4, **ends) / seconds(16, **ends) < 1.6
+    found = plan_fleet([STEADY], [PROFILE], [job(pools=("steady",), **ends)]).jobs["a"]
+    assert "workers need" in found.reason
+    assert "times the samples of one" in found.reason
+
+
+def test_uncertain_work_makes_a_deadline_less_sure() -> None:
+    sure = plan_fleet([STEADY], [PROFILE], [job(pools=("steady",))]).jobs["a"]
+    unsure = plan_fleet([STEADY], [PROFILE], [job(pools=("steady",), samples_sigma=0.3)]).jobs["a"]
+    assert unsure.counts["steady"] > sure.counts["steady"]
+    assert unsure.confidence is not None
+    assert unsure.confidence >= 0.95
+
+
+def test_parameter_servers_that_limit_a_plan_are_named_with_what_one_more_would_bring() -> None:
+    slow = replace(
+        PROFILE, server_load={1: ServerLoad(120.0, 6000)}
+    )  # 50 updates a second; 8 workers make 96
+    many = {"pools": ("steady",), "min_workers": 8, "max_workers": 8, "deadline_seconds": None}
+    held = plan_fleet([STEADY], [slow], [job(**many)]).jobs["a"]
+    assert "The parameter servers are the limit: 2 in place of 1 would make" in held.reason
+    idle = replace(PROFILE, server_load={1: ServerLoad(1.0, 6000)})
+    assert "are the limit" not in plan_fleet([STEADY], [idle], [job(**many)]).jobs["a"].reason
