@@ -387,6 +387,13 @@ def test_node_pools_are_sized_by_a_process_that_may_touch_no_pod(tools: Path) ->
     assert selectors[0] != selectors[1]
 
 
+def test_node_pools_are_sized_by_the_pinned_image_too(tools: Path) -> None:
+    digest = "sha256:" + "a" * 64
+    [deployment] = of_kind(pools_only(tools, f"image.digest={digest}"), "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"r.io/operator@{digest}"
+
+
 def test_each_named_target_may_be_scaled_and_nothing_else(tools: Path) -> None:
     targets = (
         "pools.targets[0].apiGroup=cluster.x-k8s.io,pools.targets[0].resource=machinedeployments,"

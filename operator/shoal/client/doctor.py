@@ -27,6 +27,8 @@ RIGHTS = (
     ("list", "", "events"),
 )
 """What `shoal submit`, `status`, `logs` and `history` need."""
+SIZED = ("Buffer", "Scale", "Cloud")
+"""Modes of a CapacityPool that need `shoal-pools`."""
 TAKEN = 40.0
 """A Lease that was not renewed for so many seconds is nobody's."""
 
@@ -50,6 +52,7 @@ class Cluster:
     rights: Mapping[tuple[str, str, str], bool]
     namespace: str
     deployments: Sequence[Json] | None = None
+    sizers: Sequence[Json] | None = None
     leases: Sequence[Json] | None = None
     nodes: Sequence[Json] | None = None
     pools: Sequence[Json] | None = None
@@ -73,13 +76,18 @@ def read(api: Api) -> Cluster:
         served = [each["name"] for each in api.get(f"/apis/{GROUP}/{VERSION}")["resources"]]
     except NotFound:
         served = []
-    operators = "app.kubernetes.io/name=shoal"
+
+    def deployments(name: str) -> list[Json] | None:
+        selector = f"app.kubernetes.io/name={name}"
+        return allowed(lambda: api.list("/apis/apps/v1/deployments", labelSelector=selector))
+
     return Cluster(
         version=api.get("/version"),
         resources=served,
         rights={right: api.may(*right, namespace=api.namespace) for right in RIGHTS},
         namespace=api.namespace,
-        deployments=allowed(lambda: api.list("/apis/apps/v1/deployments", labelSelector=operators)),
+        deployments=deployments("shoal"),
+        sizers=deployments("shoal-pools"),
         leases=allowed(lambda: api.list("/apis/coordination.k8s.io/v1/leases")),
         nodes=allowed(lambda: api.list("/api/v1/nodes")),
         pools=allowed(lambda: api.list(f"/apis/{GROUP}/{VERSION}/capacitypools")),
@@ -216,6 +224,20 @@ def _pools(cluster: Cluster) -> Iterator[Check]:
             yield Check("pools", "ok", words)
 
 
+def _sizers(cluster: Cluster) -> Iterator[Check]:
+    """Pools whose size is left to `shoal-pools`, which is off in the chart by default."""
+    left = [
+        pool["metadata"]["name"]
+        for pool in cluster.pools or ()
+        if (pool["spec"].get("scaling") or {}).get("mode") in SIZED
+    ]
+    ready = any(each.get("status", {}).get("readyReplicas") for each in cluster.sizers or ())
+    if left and cluster.sizers is not None and not ready:
+        yield Check("pools", "warning", f"nobody sizes {', '.join(left[:5])}: no shoal-pools is ready",
+                    "helm upgrade … --set pools.enabled=true, or set scaling.mode to Pods "
+                    "(docs/pools.md)")  # fmt: skip
+
+
 def _storage(cluster: Cluster) -> Iterator[Check]:
     if cluster.classes is None:
         return
@@ -246,7 +268,7 @@ def _coordinators(cluster: Cluster) -> Iterator[Check]:
                         "if it stays so: a NetworkPolicy blocks port 7071 from the operator's namespace")  # fmt: skip
 
 
-CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _storage, _coordinators)
+CHECKS = (_kubernetes, _kinds, _rights, _operator, _nodes, _pools, _sizers, _storage, _coordinators)
 
 
 def is_spot(node: Json) -> bool:

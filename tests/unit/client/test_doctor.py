@@ -21,6 +21,10 @@ def node(name: str, gpus: int = 0, **labels: str) -> dict[str, Any]:
     }
 
 
+SCALED = {
+    "metadata": {"name": "l4"},
+    "spec": {"nodeSelector": SPOT, "price": {"perHour": "0.28"}, "scaling": {"mode": "Scale"}},
+}
 GOOD = Cluster(
     version={"major": "1", "minor": "36+", "gitVersion": "v1.36.2"},
     resources=KINDS,
@@ -76,6 +80,7 @@ def test_nothing_is_wrong_with_a_good_cluster() -> None:
             {"pools": [{"metadata": {"name": "t4"}, "spec": {"nodeSelector": SPOT}}]},
             "pools", "warning", "offered to no plan",
         ),
+        ({"pools": [SCALED], "sizers": []}, "pools", "warning", "pools.enabled=true"),
         ({"classes": []}, "storage", "warning", "use a bucket"),
         (
             {"jobs": [{"metadata": {"name": "digits"}, "status": {"phase": "Running", "workers": {"ready": 1}}}]},
@@ -92,3 +97,8 @@ def test_what_is_missing_is_named_with_a_way_out(
     ]
     assert check.state == state
     assert words in check.help
+
+
+@pytest.mark.parametrize("sizers", [None, [{"status": {"readyReplicas": 1}}]])
+def test_pools_that_are_sized_or_may_not_be_read_about_are_fine(sizers: Any) -> None:
+    assert {each.state for each in diagnose(replace(GOOD, pools=[SCALED], sizers=sizers))} == {"ok"}
