@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.virtual_job import BATCH, SETS, Job, VirtualJob
-from shoal.sizing.speed.efficiency import Point, work_left
+from shoal.sizing.speed.efficiency import samples_to_target
+from shoal.sizing.speed.measurements import Evaluation
 
 __all__ = ["curve", "samples_to"]
 
@@ -53,11 +54,13 @@ def foreseen(
     if truth is None:
         return None
     known = [
-        Point(at, value, workers) for at, value in zip(samples, losses, strict=True) if at <= part * truth
+        Evaluation(at, value, workers)
+        for at, value in zip(samples, losses, strict=True)
+        if at <= part * truth
     ]
     if not known:
         return None
-    found = work_left(known, loss, rises=False, workers=workers)
+    found = samples_to_target(known, loss, rises=False, workers=workers)
     if found.samples is None:
         return None
     off = float(np.log(found.samples / (truth - known[-1].samples)))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from shoal.errors import UsageError
 
-__all__ = ["Efficiency", "Interval", "ModelFeatures", "PsModel"]
+__all__ = ["Interval", "ModelFeatures", "PsModel"]
 
 
 @dataclass(frozen=True)
@@ -103,37 +99,3 @@ class PsModel:
             raise UsageError(f"bandwidth of a parameter server must be positive bytes/s, not {bandwidth}")
         moved = 2.0 * bytes_per_parameter * features.parameters
         return cls(seconds_per_tensor * features.tensors + moved / bandwidth, sharpness)
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """How many samples N asynchronous workers need for the same loss: 1 + penalty (N - 1) times those of one.
-
-    `sigma`: standard deviation of ln(penalty). `reference`: the number of workers for which the work is counted.
-    """
-
-    penalty: float
-    sigma: float = 0.0
-    reference: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (
-            self.penalty >= 0 and self.sigma >= 0 and self.reference >= 1 and math.isfinite(self.penalty)
-        ):
-            raise UsageError(
-                f"an efficiency needs a penalty and a sigma >= 0 and a reference of 1 worker or more, not {self}"
-            )
-
-    def factor(self, workers: float | NDArray[np.float64], z: float | NDArray[np.float64] = 0.0) -> Any:
-        """Samples with so many workers, relative to the reference; `z` standard deviations from the median."""
-        penalty = self.penalty * np.exp(self.sigma * np.asarray(z))
-        return (1 + penalty * np.maximum(np.asarray(workers) - 1, 0.0)) / (1 + penalty * (self.reference - 1))
-
-    def spread(self, workers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The standard deviation of ln(factor)."""
-
-        def slope(number: Any) -> Any:
-            extra = self.penalty * np.maximum(number - 1, 0.0)
-            return extra / (1 + extra)
-
-        return np.asarray(self.sigma * np.abs(slope(workers) - slope(self.reference)))

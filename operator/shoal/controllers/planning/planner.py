@@ -113,9 +113,13 @@ class Planner:
             for pool in self._state.pools.all()
         ]
         profiles = self._profiles(now)
-        fleet = [self._job(job, now) for job in jobs.values()]
+        fleet = [(job, self._job(job, now)) for job in jobs.values()]
         began = self._now()
-        found = await asyncio.to_thread(self._plan, pools, profiles, fleet)
+
+        def solve() -> FleetPlan:
+            return self._plan(pools, profiles, [self._progress.estimated(*each) for each in fleet])
+
+        found = await asyncio.to_thread(solve)
         self._metrics.seconds.observe(self._now() - began)
         self._metrics.plans.labels("done").inc()
         for name, plan in found.jobs.items():
@@ -141,7 +145,7 @@ class Planner:
         )
         pods = self._state.pods.indexed("job", key_of(job))
         self._progress.observe(job, report, per_epoch)
-        return self._progress.estimated(job, fleet_job(job, model, report, per_epoch, pods, now))
+        return fleet_job(job, model, report, per_epoch, pods, now)
 
     def _profiles(self, now: datetime) -> list[Profile]:
         found = []

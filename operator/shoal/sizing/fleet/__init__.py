@@ -8,23 +8,20 @@ without the 12 MiB.
 from collections.abc import Sequence
 
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
-from shoal.sizing.speed.efficiency import Point, WorkLeft, work_left
-from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, ServerLoad
+from shoal.sizing.speed.measurements import Evaluation, LogMean, Model, Profile, Row, ServerLoad
 
 __all__ = [
+    "Evaluation",
     "FleetJob",
     "FleetPlan",
     "FleetPool",
     "JobPlan",
     "LogMean",
     "Model",
-    "Point",
     "Profile",
     "Row",
     "ServerLoad",
-    "WorkLeft",
     "plan_fleet",
-    "work_left",
 ]
 
 

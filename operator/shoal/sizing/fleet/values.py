@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shoal.sizing.speed.measurements import Model
-from shoal.sizing.types import Efficiency
+
+if TYPE_CHECKING:  # numpy
+    from shoal.sizing.speed.efficiency import Efficiency
 
 __all__ = ["FleetJob", "FleetPlan", "FleetPool", "JobPlan"]
 

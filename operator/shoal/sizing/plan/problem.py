@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from shoal.errors import UsageError
 from shoal.sizing.availability import Availability, Calm, Markov
-from shoal.sizing.types import Efficiency, PsModel
+from shoal.sizing.speed.efficiency import Efficiency
+from shoal.sizing.types import PsModel
 
 __all__ = [
     "Floats",

@@ -17,13 +17,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.sizing.types import Efficiency
+from shoal.errors import UsageError
+from shoal.sizing.speed.measurements import Evaluation
 
-__all__ = ["Point", "WorkLeft", "work_left"]
+__all__ = ["Efficiency", "WorkLeft", "samples_to_target"]
 
 Floats = NDArray[np.float64]
 
@@ -49,12 +51,37 @@ _POWERS = np.array([0.5, 1.0, 2.0, 4.0])
 
 
 @dataclass(frozen=True)
-class Point:
-    """The metric's `value` after `samples` of the whole run; `workers` (their mean) trained since the point before."""
+class Efficiency:
+    """How many samples N asynchronous workers need for the same loss: 1 + penalty (N - 1) times those of one.
 
-    samples: float
-    value: float
-    workers: float = 1.0
+    `sigma`: standard deviation of ln(penalty). `reference`: the number of workers for which the work is counted.
+    """
+
+    penalty: float
+    sigma: float = 0.0
+    reference: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (
+            self.penalty >= 0 and self.sigma >= 0 and self.reference >= 1 and math.isfinite(self.penalty)
+        ):
+            raise UsageError(
+                f"an efficiency needs a penalty and a sigma >= 0 and a reference of 1 worker or more, not {self}"
+            )
+
+    def factor(self, workers: float | NDArray[np.float64], z: float | NDArray[np.float64] = 0.0) -> Any:
+        """Samples with so many workers, relative to the reference; `z` standard deviations from the median."""
+        penalty = self.penalty * np.exp(self.sigma * np.asarray(z))
+        return (1 + penalty * np.maximum(np.asarray(workers) - 1, 0.0)) / (1 + penalty * (self.reference - 1))
+
+    def spread(self, workers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The standard deviation of ln(factor)."""
+
+        def slope(number: Any) -> Any:
+            extra = self.penalty * np.maximum(number - 1, 0.0)
+            return extra / (1 + extra)
+
+        return np.asarray(self.sigma * np.abs(slope(workers) - slope(self.reference)))
 
 
 @dataclass(frozen=True)
@@ -86,13 +113,13 @@ class _Fit:
     now: Floats
 
 
-def work_left(
-    points: Sequence[Point],
+def samples_to_target(
+    points: Sequence[Evaluation],
     target: float,
     *,
     rises: bool,
     workers: float = 1.0,
-    others: Sequence[Sequence[Point]] = (),
+    others: Sequence[Sequence[Evaluation]] = (),
     seed: int = 0,
 ) -> WorkLeft:
     """The samples from the last point to the target.
@@ -155,14 +182,14 @@ def _prior() -> Floats:
     return np.asarray(weight / weight.sum())
 
 
-def _series(points: Sequence[Point]) -> tuple[Floats, Floats, Floats]:
+def _series(points: Sequence[Evaluation]) -> tuple[Floats, Floats, Floats]:
     """Samples (increasing), values and workers; outliers replaced by the median of their neighbours."""
     good = sorted(
         (p for p in points if math.isfinite(p.value) and p.samples > 0 and p.workers > 0),
         key=lambda p: p.samples,
     )
     good = [p for p, after in zip_longest(good, good[1:]) if after is None or after.samples > p.samples]
-    good = good[:: max(1, math.ceil(len(good) / MOST_POINTS))] if len(good) > MOST_POINTS else good
+    good = good[:: -max(1, math.ceil(len(good) / MOST_POINTS))][::-1]  # the last one counts
     x, y, n = (
         np.array([getattr(p, name) for p in good], dtype=np.float64)
         for name in ("samples", "value", "workers")

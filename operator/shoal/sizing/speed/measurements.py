@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shoal.errors import UsageError
 
-__all__ = ["LogMean", "Model", "Profile", "Row", "ServerLoad"]
+__all__ = ["Evaluation", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
 
 
 @dataclass(frozen=True)
@@ -125,3 +125,12 @@ class Profile:
     model: Model
     rows: tuple[Row, ...] = ()
     server_load: Mapping[int, ServerLoad] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A metric's `value` after `samples` of the whole run; `workers` (their mean) trained since the one before."""
+
+    samples: float
+    value: float
+    workers: float = 1.0

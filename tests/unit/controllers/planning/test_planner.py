@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.runtime.metrics import Metrics
 from shoal.runtime.status_writer import StatusWriter
 from shoal.sizing.fleet import FleetPlan, plan_fleet
+from shoal.sizing.speed import efficiency
 from shoal.telemetry.poller import Poller, Seen
 from shoal_trainer.contract import (
     DataReport,
@@ -418,8 +420,18 @@ async def test_only_a_risk_that_was_measured_is_urgent(measured: bool) -> None:
 
 
 @pytest.mark.looptime
-async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known() -> None:
+async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Until five evaluations are there, the plan says that the work is not known; then it says what is left."""
+    threads: list[threading.Thread] = []
+    fit = efficiency.samples_to_target
+
+    def fit_somewhere(*args: Any, **options: Any) -> efficiency.WorkLeft:
+        threads.append(threading.current_thread())
+        return fit(*args, **options)
+
+    monkeypatch.setattr(efficiency, "samples_to_target", fit_somewhere)
     world = World()
     stop = {"metric": "val_loss", "value": "0.4"}
     training = {"entrypoint": "digits:job", "batchSize": 128, "stopAfter": stop}
@@ -449,3 +461,5 @@ async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known() -
         "The job", "the job"
     )
     assert "is an assumption until the job has run with different numbers" in known.reason
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads  # tens of milliseconds: not for the event loop

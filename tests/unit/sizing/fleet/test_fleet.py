@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
-from shoal.sizing.types import Efficiency
+from shoal.sizing.speed.efficiency import Efficiency
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
 SPOT = FleetPool("spot", "P100", spot=True, limit=16, price_per_hour=0.5, interruptions_per_hour=0.1)
@@ -159,6 +159,14 @@ print(next(line.split()[1] for line in Path("/proc/self/status").read_text().spl
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 70 * 1024  # KiB
+
+
+def test_operator_loads_no_numpy_before_it_plans() -> None:
+    """12 MiB that an operator whose jobs name no pools does without."""
+    heavy = {"numpy", "pandas", "scipy", "sklearn", "tensorflow"}
+    script = f"import sys, shoal.process.main; print(sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_what_runs_is_kept_unless_the_gain_is_sure() -> None:

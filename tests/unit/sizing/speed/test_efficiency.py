@@ -8,26 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import UsageError
-from shoal.sizing.speed.efficiency import Point, work_left
-from shoal.sizing.types import Efficiency
+from shoal.sizing.speed.efficiency import MOST_POINTS, Efficiency, samples_to_target
+from shoal.sizing.speed.measurements import Evaluation
 
 EPOCH = 10_000.0
 
 
 def course(
     workers: list[int], *, penalty: float = 0.3, noise: float = 0.005, seed: int = 0, rises: bool = False
-) -> list[Point]:
+) -> list[Evaluation]:
     """One point an epoch with so many workers, along 0.2 + 2 / (1 + e / 20,000)."""
     rng = np.random.default_rng(seed)
     e, found = 0.0, []
     for number, n in enumerate(workers, start=1):
         e += EPOCH / (1 + penalty * (n - 1))
         value = 0.2 + 2 / (1 + e / 20_000) * np.exp(rng.normal(0, noise))
-        found.append(Point(number * EPOCH, 1 - value / 3 if rises else value, n))
+        found.append(Evaluation(number * EPOCH, 1 - value / 3 if rises else value, n))
     return found
 
 
-def truth(points: list[Point], target: float, workers: int, penalty: float = 0.3) -> float:
+def truth(points: list[Evaluation], target: float, workers: int, penalty: float = 0.3) -> float:
     e = sum(EPOCH / (1 + penalty * (p.workers - 1)) for p in points)
     return (20_000 * (2 / (target - 0.2) - 1) - e) * (1 + penalty * (workers - 1))
 
@@ -37,7 +37,7 @@ def test_samples_left_are_found_with_an_interval_that_holds_them(rises: bool) ->
     inside = 0
     for seed in range(20):
         points = course([4] * 20, seed=seed, rises=rises)
-        found = work_left(points, 1 - 0.4 / 3 if rises else 0.4, rises=rises, workers=4)
+        found = samples_to_target(points, 1 - 0.4 / 3 if rises else 0.4, rises=rises, workers=4)
         assert found.samples is not None
         true = truth(points, 0.4, 4)
         assert found.samples == pytest.approx(true, rel=0.6)
@@ -46,30 +46,30 @@ def test_samples_left_are_found_with_an_interval_that_holds_them(rises: bool) ->
 
 
 def test_penalty_is_learned_from_different_numbers_of_workers_only() -> None:
-    mixed = work_left(course([1] * 6 + [16] * 30 + [4] * 10), 0.3, rises=False, workers=4)
+    mixed = samples_to_target(course([1] * 6 + [16] * 30 + [4] * 10), 0.3, rises=False, workers=4)
     assert mixed.learned
     low, high = (mixed.efficiency.penalty * np.exp(z * mixed.efficiency.sigma) for z in (-1.6449, 1.6449))
     assert low <= 0.3 <= high
-    constant = work_left(course([4] * 30), 0.3, rises=False, workers=4)
+    constant = samples_to_target(course([4] * 30), 0.3, rises=False, workers=4)
     assert not constant.learned
     assert constant.efficiency.sigma > 0.5
 
 
 def test_other_jobs_of_the_model_teach_the_penalty() -> None:
     other = course([1] * 6 + [16] * 30 + [4] * 10, penalty=1.0)
-    found = work_left(course([4] * 20, penalty=1.0), 0.4, rises=False, workers=4, others=[other])
+    found = samples_to_target(course([4] * 20, penalty=1.0), 0.4, rises=False, workers=4, others=[other])
     assert found.learned
     assert found.efficiency.penalty > 0.5
 
 
 def test_what_cannot_be_known_is_said() -> None:
-    few = work_left(course([4] * 3), 0.4, rises=False)
+    few = samples_to_target(course([4] * 3), 0.4, rises=False)
     assert few.samples is None
     assert "5 evaluations are needed" in few.why
-    never = work_left(course([4] * 40), 0.1, rises=False)
+    never = samples_to_target(course([4] * 40), 0.1, rises=False)
     assert never.samples is None
     assert "level off" in never.why
-    assert work_left(course([4] * 20), 1.0, rises=False).samples == 1.0  # was reached
+    assert samples_to_target(course([4] * 20), 1.0, rises=False).samples == 1.0  # was reached
 
 
 @settings(max_examples=30, deadline=None)
@@ -81,8 +81,8 @@ def test_what_cannot_be_known_is_said() -> None:
 def test_arbitrary_values_give_finite_answers(
     values: list[tuple[float, int]], target: float, rises: bool
 ) -> None:
-    points = [Point((i + 1) * 100.0, value, n) for i, (value, n) in enumerate(values)]
-    found = work_left(points, target, rises=rises, workers=3)
+    points = [Evaluation((i + 1) * 100.0, value, n) for i, (value, n) in enumerate(values)]
+    found = samples_to_target(points, target, rises=rises, workers=3)
     assert found.samples is None or 1 <= found.samples < 1e7
     assert np.isfinite(found.sigma)
     assert found.why
@@ -95,3 +95,9 @@ def test_efficiency_is_relative_to_its_reference() -> None:
     assert four.spread(np.array([4.0]))[0] == 0
     with pytest.raises(UsageError, match="reference of 1 worker"):
         Efficiency(-1.0)
+
+
+def test_the_newest_evaluation_counts_however_many_there_are() -> None:
+    points = course([4] * (2 * MOST_POINTS))
+    points[-1] = Evaluation(points[-1].samples, 0.2, 4)
+    assert samples_to_target(points, 0.21, rises=False).samples == 1.0
