@@ -7,6 +7,7 @@ runs take minutes.
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -105,3 +106,22 @@ def _plot(rows: list[Row]) -> None:
     PLOT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOT, dpi=110)
     plt.close(figure)
+
+
+def spread(data: str, seeds: int) -> Iterator[str]:
+    """The default rule with up to 32 workers: for each optimizer and rate, median (least, most) over seeds."""
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        for optimizer, rates in RATES.items():
+            for rate, workers in itertools.product(rates, (*WORKERS, 32)):
+                jobs = [
+                    Job(data, workers, "InverseSquareRoot", rate, seed, optimizer=optimizer)
+                    for seed in range(seeds)
+                ]
+                found = list(pool.map(accuracy, jobs))
+                values = f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
+                yield f"{data}, {optimizer}, rate {rate}, {workers} workers: {values}"
+
+
+if __name__ == "__main__":
+    for line in spread("digits", seeds=7):
+        print(line, flush=True)

@@ -1,11 +1,13 @@
 """How many more samples do N asynchronous workers need for the same loss, and does the online fit know it?
 
-`python -m benchmarks.efficiency` trains the networks of `convergence` on the real shard in virtual time with 1 to 16
-workers, prints the samples to a loss relative to one worker, and how far
-`shoal.sizing.speed.efficiency` is off in the samples left.
+`python -m benchmarks.efficiency [FIRST_SEED]` trains the networks of `convergence` on the real shard in virtual time with
+1 to 16 workers, prints the samples to a loss relative to one worker, and how far `shoal.sizing.speed.efficiency` is off
+in the samples left.
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 
@@ -68,9 +70,10 @@ def foreseen(
 
 
 if __name__ == "__main__":
+    first = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     told: dict[float, list[tuple[float, bool] | None]] = {0.5: [], 0.7: [], 0.85: []}
     for data in SETS:
-        runs = {n: [curve(data, n, 0.05, seed) for seed in range(SEEDS)] for n in WORKERS}
+        runs = {n: [curve(data, n, 0.05, seed) for seed in range(first, first + SEEDS)] for n in WORKERS}
         for loss in (0.8, 0.5, 0.4, 0.3):
             needed = {n: [samples_to(loss, *each) for each in found] for n, found in runs.items()}
             reached = {n: [v for v in each if v is not None] for n, each in needed.items()}
