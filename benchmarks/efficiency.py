@@ -1,8 +1,8 @@
 """How many more samples do N asynchronous workers need for the same loss, and does the online fit know it?
 
-`python -m benchmarks.efficiency [FIRST_SEED]` trains the networks of `convergence` on the real shard in virtual time with
-1 to 16 workers, prints the samples to a loss relative to one worker, and how far `shoal.sizing.speed.efficiency` is off
-in the samples left.
+`python -m benchmarks.efficiency [FIRST_SEED]` trains the networks of `convergence` on the real shard in virtual time
+with 1 to 16 workers, prints the samples to a loss relative to one worker, and how far the samples left are off that
+`shoal.sizing.speed.efficiency` foresees.
 """
 
 from __future__ import annotations
