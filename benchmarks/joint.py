@@ -1,11 +1,13 @@
 """Plans of several jobs on shared pools against the exact optimum.
 
-`python -m benchmarks.joint` solves 200 random instances of 2 to 5 jobs on 2 to 4 pools, and the same as an integer
-program (HiGHS), which is what Sia (SOSP 2023) allots heterogeneous GPUs to elastic jobs by.
+`python -m benchmarks.joint` solves 200 random instances of 2 to 5 jobs on 2 to 4 pools in which all jobs can keep
+their deadlines (else there is no optimum to compare with), and the same as an integer program (HiGHS), which is what
+Sia (SOSP 2023) allots heterogeneous GPUs to elastic jobs by.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -75,9 +77,9 @@ def gap(seed: int) -> float | None:
 
 if __name__ == "__main__":
     began = time.monotonic()
-    found = [gap(seed) for seed in range(INSTANCES)]
-    gaps = np.array([each for each in found if each is not None])
+    solvable = (each for each in map(gap, itertools.count()) if each is not None)
+    gaps = np.array(list(itertools.islice(solvable, INSTANCES)))
     print(
-        f"{len(gaps)} of {INSTANCES} instances can be planned for all jobs: median gap {np.median(gaps):.2%}, 95 % of "
+        f"{len(gaps)} instances: median gap {np.median(gaps):.2%}, 95 % of "
         f"them at most {np.quantile(gaps, 0.95):.2%}, worst {gaps.max():.2%}; {time.monotonic() - began:.0f} s"
     )

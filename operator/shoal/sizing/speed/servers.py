@@ -25,6 +25,9 @@ __all__ = ["Cluster", "Load", "ServerModel", "busy", "soft_min"]
 
 Floats = NDArray[np.float64]
 
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
 
 @dataclass(frozen=True)
 class Load:
@@ -110,11 +113,18 @@ class ServerModel:
         return 1 / self.capacity(model, 1)[0]
 
     def speed(self, cluster: Cluster) -> tuple[float, float]:
-        """Steps/s of a cluster, and the standard deviation of its logarithm without noise."""
-        mean, slope, hangs = self._log_speed(cluster, self.theta)
-        variance = float(slope @ self.covariance @ slope) + ((1 - hangs) * cluster.alone_sigma) ** 2
-        if cluster.model.fingerprint not in self.names:
-            variance += (hangs * priors.SERVER_MODEL) ** 2
+        """Steps/s of a cluster, and the standard deviation of its logarithm without noise.
+
+        Over the whole distribution of the capacity, by quadrature: where it is uncertain, servers that do not limit the
+        cluster by the best guess still may, and the tangent there says nothing of it.
+        """
+        capacity, sigma = self.capacity(cluster.model, cluster.servers)
+        _, slope, hangs = self._log_speed(cluster, self.theta)
+        caps = capacity * np.exp(sigma * _NODES)
+        logs = np.log(soft_min(np.full(len(caps), cluster.alone), caps, self.sharpness))
+        mean = float(_WEIGHTS @ logs)
+        variance = float(_WEIGHTS @ (logs - mean) ** 2)
+        variance += ((1 - hangs) * cluster.alone_sigma) ** 2 + slope[2] ** 2 * self.covariance[2, 2]
         return math.exp(mean), math.sqrt(variance)
 
     # -- fitting ------------------------------------------------------------------------------------------------
