@@ -32,10 +32,10 @@ class Network(Protocol):
 
 
 class Perceptron:
-    """Layers of these widths with rectifiers and cross-entropy. `embeds`: the first layer has neither bias nor rectifier.
+    """Layers of these widths with rectifiers and cross-entropy.
 
-    With `embeds`, and rows of `x` that count the words of a text (a sparse matrix), the first layer is an Embedding
-    with an average over the text.
+    `embeds`: the first layer has neither bias nor rectifier. With rows of `x` that count the words of a text (a sparse
+    matrix), it is then an Embedding with an average over the text.
     """
 
     def __init__(self, *widths: int, embeds: bool = False) -> None:

@@ -22,7 +22,18 @@ from shoal_trainer.wire.messages import OptimizerConfig, Schedule
 
 BATCH = 32
 WORDS, LENGTH = 2048, 24
-PACKAGES = ("asyncio", "email", "tkinter", "unittest", "xml", "json", "logging", "importlib", "http", "sqlite3")
+PACKAGES = (
+    "asyncio",
+    "email",
+    "tkinter",
+    "unittest",
+    "xml",
+    "json",
+    "logging",
+    "importlib",
+    "http",
+    "sqlite3",
+)
 LANGUAGE_MODEL = Path(__file__).parents[1] / "examples" / "language" / "lm.py"
 LANGUAGE_OPTIMIZER = OptimizerConfig(
     name="adamw",
@@ -121,7 +132,8 @@ def _words() -> tuple[Any, Any]:
     """24 words in a row of Python's standard library, as counts; the package in which they stand is the class."""
     from scipy.sparse import csr_matrix
 
-    rows, labels = [], []
+    rows: list[list[str]] = []
+    labels: list[int] = []
     library = Path(re.__file__).parents[1]
     for label, package in enumerate(PACKAGES):
         texts = [path.read_text("utf-8", "ignore") for path in sorted((library / package).glob("*.py"))]
@@ -156,7 +168,10 @@ def _language() -> tuple[Any, Any]:
 
 TASKS = {
     "digits": Task(
-        _digits, lambda x: Perceptron(x.shape[1], 64, 64, 10), 12, {"momentum": sgd(0.05), "Adam": adam(0.003)}
+        _digits,
+        lambda x: Perceptron(x.shape[1], 64, 64, 10),
+        12,
+        {"momentum": sgd(0.05), "Adam": adam(0.003)},
     ),
     "MNIST": Task(
         _mnist, lambda x: Perceptron(x.shape[1], 64, 64, 10), 8, {"momentum": sgd(0.05), "Adam": adam(0.003)}
@@ -169,7 +184,10 @@ TASKS = {
     ),
     "words": Task(_words, lambda _: Perceptron(WORDS, 16, 10, embeds=True), 8, {"Adam": adam(0.003)}),
     "residual": Task(
-        _small_images, lambda _: KerasNetwork(residual), 4, {"momentum, warm-up, cosine": warmed(sgd(0.05), 468)}
+        _small_images,
+        lambda _: KerasNetwork(residual),
+        4,
+        {"momentum, warm-up, cosine": warmed(sgd(0.05), 468)},
     ),
     "language": Task(
         _language,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,7 +40,8 @@ FIXED_SHARE = 0.2
 
 Policy = Literal["Constant", "InverseSquareRoot", "Inverse"]
 Speeds = Literal["equal", "unequal", "straggler"]
-"""Equal: steps vary by a tenth. Unequal: by a third, and workers differ by up to 2x. Straggler: equal, one of half speed."""
+"""Equal: steps vary by a tenth. Unequal: by a third, and workers differ by up to 2x. Straggler: equal, but for one of
+half speed."""
 
 
 @dataclass(frozen=True)
@@ -305,13 +304,6 @@ class VirtualJob(Course):
         return self.shard.pull(worker, out).version, out
 
 
-def accuracy(job: Job) -> float:
-    """Test accuracy after all passes."""
-    run = VirtualJob(job)
-    run.train(run.updates)
-    return run.accuracy()
-
-
 def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:
     """Lost updates, and test accuracy after all passes, if the server is lost a quarter of the run after a snapshot."""
     run = VirtualJob(job)
@@ -339,15 +331,16 @@ def accuracy_after_outage(job: Job, merge: bool, steps: int) -> tuple[float, flo
     return at_once, run.accuracy()
 
 
+SCALED = {"initial_learning_rate", "warmup_target"}
+
+
 def _at_rate(config: OptimizerConfig, rate: float) -> OptimizerConfig:
     """`config` with `rate` times its learning rate."""
     if isinstance(config.learning_rate, float):
         return config.model_copy(update={"learning_rate": rate * config.learning_rate})
     schedule = config.learning_rate
     scaled = {
-        key: value * rate if key in {"initial_learning_rate", "warmup_target"} else value
+        key: value * rate if isinstance(value, float) and key in SCALED else value
         for key, value in schedule.config.items()
     }
-    return config.model_copy(
-        update={"learning_rate": schedule.model_copy(update={"config": scaled})}
-    )
+    return config.model_copy(update={"learning_rate": schedule.model_copy(update={"config": scaled})})

@@ -3,9 +3,10 @@
 The text is Python's own documentation. Weights travel with the labels, since a weight of Shoal is one per sample.
 """
 
+from pydoc_data.topics import topics
+
 import keras
 import numpy as np
-from pydoc_data.topics import topics
 
 from shoal_trainer import Indexed, Training
 

@@ -18,6 +18,7 @@ from shoal_trainer.ps.damping import Damping
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
+from shoal_trainer.ps.optimizers import normalizes
 from shoal_trainer.ps.pieces import Payload
 from shoal_trainer.ps.recovery import Recovery
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, record_push, same_shapes
@@ -182,7 +183,7 @@ class ShardStore(WorkerRegistry):
             model = self._check_ready(io, boot)
             if ahead:
                 pace = self.damping.pace(self._members.live)
-                model.anticipate(io, ahead, pace**-self.damping.exponent, pace, self.samples)
+                model.anticipate(io, ahead, self.damping.rate(pace), pace, self.samples)
             else:
                 model.encode(io)
             answer = self._answer(slot, known)
@@ -215,7 +216,7 @@ class ShardStore(WorkerRegistry):
             # Above the version: computed on updates that were lost with an earlier process of this shard.
             tau = abs(self.version - base)
             own = self._last_of.get(slot, -1) > base  # in flight then; see `Damping`
-            self.damping.normalizes = model.optimizer.config.name not in {"sgd", "delta"}
+            self.damping.normalizes = normalizes(model.optimizer.config)
             damped = self.damping.apply(max(0, tau - own), self._members.live, meta.length)
             weight = model.optimizer.config.weight(meta.samples) * damped.factor
             non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, damped.pace, ahead)
