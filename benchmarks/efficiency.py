@@ -18,13 +18,7 @@ from shoal.sizing.speed.measurements import Evaluation
 
 __all__ = ["curve", "samples_to"]
 
-CASES = (
-    ("digits", "momentum"),
-    ("MNIST", "momentum"),
-    ("digits", "Adam"),
-    ("table", "momentum"),
-    ("words", "Adam"),
-)
+CASES = (("digits", "momentum"), ("MNIST", "momentum"))
 WORKERS = (1, 2, 4, 8, 16)
 SEEDS = 3
 EVERY = 5
