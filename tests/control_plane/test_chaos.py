@@ -12,7 +12,7 @@ from dev.fake_kubelet import FakeKubelet
 from dev.kube import Kube
 from tests.control_plane.storm import Storm
 
-SEEDS = int(os.environ.get("SHOAL_CHAOS_REAL", "4"))
+SEEDS = int(os.environ.get("SHOAL_CHAOS_REAL", "3"))
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
 SHORT = {"kill": 1, "watches": 2, "lose": 1, "crash": 1, "edit_once": 1, "doom": 1}
 LONG = {
@@ -55,7 +55,7 @@ async def test_whatever_happens_nothing_is_lost_doubled_or_left(
 ) -> None:  # fmt: skip
     storm = Storm(control_plane, kube, fake_kubelet, namespace, second_namespace, tmp_path, seed)
     async with storm.brewing():
-        await storm.rage(LONG, (0.5, 6.0), share=0.08)
+        await storm.rage(LONG, (0.3, 3.0), share=0.08)
         await storm.clear()
         await storm.as_specified()
     assert len(storm.weather.met) >= 10, storm.weather.met
