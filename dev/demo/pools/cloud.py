@@ -26,7 +26,7 @@ Pod = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Offer:
-    """What the cloud offers of one pool. `stock`: machines that it has at most now. `idle`: seconds until an idle one goes."""
+    """What the cloud offers of one pool: an idle machine goes after `idle` seconds, and it has at most `stock` now."""
 
     cores: float
     spot: bool
