@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kubernetes.aio import client, config
-
 from dev.kube import ApiError, Json, Kube
+from shoal.cluster.http import HttpTransport
 from shoal.cluster.lease import LeaseTimes
-from shoal.cluster.transport import HttpTransport, Transport
+from shoal.cluster.server import find
+from shoal.cluster.transport import Transport
 from shoal.errors import Unavailable
 from shoal.policy.model import Images
 from shoal.process.operator import LEASE_TIMES, Operator
@@ -61,9 +61,7 @@ def settings(namespace: str, **changes: Any) -> Settings:
 
 
 async def transport(kubeconfig: Path) -> HttpTransport:
-    configuration = client.Configuration()
-    await config.load_kube_config(str(kubeconfig), client_configuration=configuration, persist_config=False)
-    return HttpTransport(client.ApiClient(configuration))
+    return HttpTransport(await find(kubeconfig=kubeconfig))
 
 
 @contextlib.asynccontextmanager

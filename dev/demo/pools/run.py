@@ -68,6 +68,7 @@ def offers(manifests: list[dict[str, Any]]) -> dict[str, Offer]:
         each["metadata"]["name"]: Offer(
             float(each["spec"]["cores"]),
             each["spec"]["capacityType"] == "Spot",
+            float(each["spec"]["scaling"]["shrinkAfterSeconds"]),
             each["spec"]["limits"]["nodes"],
         )
         for each in manifests

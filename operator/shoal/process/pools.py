@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.cluster.cache import Cache
+from shoal.cluster.http import connect
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.reflector import Reflector, Source
-from shoal.cluster.transport import Fenced, Transport, connect
+from shoal.cluster.transport import Fenced, Transport
 from shoal.errors import UsageError
 from shoal.pools.metrics import PoolMetrics
 from shoal.pools.pulse import EVERY_SECONDS as PULSE_SECONDS
