@@ -119,7 +119,9 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
                 for name, pod in (await job.pods()).items()
                 if "worker" in name and pod["status"].get("phase") == "Running"
             )
-            plan = (await job.status())["plan"]["pools"]  # written after the pods that follow from it are created
+            plan = (await job.status())["plan"][
+                "pools"
+            ]  # written after the pods that follow from it are created
             return nodes["spot"] == plan[names[0]] == 4 and nodes["od"] == plan.get(names[1], 0) >= 2
 
         await eventually(moved, seconds=60)
