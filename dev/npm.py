@@ -1,4 +1,4 @@
-"""Single files of npm packages, pinned by version and digest: `npm pack` fetches a package without what it depends on."""
+"""Single files of npm packages, pinned by version and digest; `npm pack` fetches a package without its dependencies."""
 
 from __future__ import annotations
 
