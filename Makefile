@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 LOCKS := dev ps worker worker-gpu operator
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down images test unit lint format generate lock bench bench-operator soak chaos nightly clean
+.PHONY: help install possible demo demo-down images test unit lint format docs generate lock bench bench-operator soak chaos nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -42,6 +42,9 @@ lint: install  ## Run ruff, mypy and import-linter
 
 format: install  ## Format the code and apply ruff's fixes
 	@.venv/bin/ruff check --quiet --fix . ; .venv/bin/ruff format --quiet .
+
+docs: install  ## Build the documentation site into build/site/html; broken links are errors
+	@$(PYTHON) -m dev docs
 
 generate: install  ## Generate the CRDs and docs/api.md
 	@$(PYTHON) -m dev.generate

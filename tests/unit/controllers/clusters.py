@@ -18,6 +18,7 @@ from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.credentials import job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
@@ -161,6 +162,7 @@ class Rig:
             StatusWriter(self.cluster, self.state.jobs, TrainingJob),
             self.recorder,
             self.metrics,
+            wall=lambda: self.wall,
             telemetry_seconds=telemetry_seconds,
             settle_seconds=0.0,
         )
@@ -190,6 +192,8 @@ class Rig:
             poller=self.poller,
             credentials=lambda uid: job_credentials(b"k" * 32, uid),
             complaints=self.complaints,
+            reactions=Reactions(self.metrics.reacted),
+            waited=lambda _key: 0.0,
             wake=lambda key, priority: self.woken.append((key, priority)),
         )
 

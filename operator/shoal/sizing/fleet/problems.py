@@ -209,4 +209,5 @@ def _pool(
         interruptions_per_hour=rate if pool.spot else 0.0,
         shock_size=0.5 if pool.together is None else pool.together,
         running=running,
+        idle_seconds=pool.idle_seconds,
     )

@@ -23,7 +23,8 @@ class FleetPool:
     `interruptions_seen` (in `node_hours`) are how often these were measured; the rest is the prior.
     `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now. `available`:
     nodes that could be had now; None: not known. `together`: the part of the pool's nodes that is lost when several are
-    lost at once. `batch_size`: of workers of this pool; None: the job's.
+    lost at once. `batch_size`: of workers of this pool; None: the job's. `idle_seconds`: how long a node is paid after
+    its worker has left.
     """
 
     name: str
@@ -46,6 +47,7 @@ class FleetPool:
     together: float | None = None
     transfer_per_gib: float = 0.0
     batch_size: int | None = None
+    idle_seconds: float = 600.0
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,16 @@ def test_job_gets_cheapest_workers_that_meet_its_deadline() -> None:
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+def test_on_demand_nodes_that_end_at_once_are_left_sooner_than_those_that_are_paid_on() -> None:
+    """Karpenter takes an idle node after 30 s, cluster-autoscaler after 10 minutes: with minutes left, it decides."""
+    running = job(samples_left=2.5e6, running={"steady": 4}, deadline_seconds=1800.0)
+    pools = [replace(SPOT, startup_seconds=20), STEADY]
+    stays = plan_fleet(pools, [PROFILE], [running]).jobs["a"]
+    leaves = plan_fleet([pools[0], replace(STEADY, idle_seconds=10)], [PROFILE], [running]).jobs["a"]
+    assert stays.counts["steady"] > 0
+    assert leaves.counts["steady"] == 0
+
+
 def test_two_jobs_never_get_more_than_pool_holds() -> None:
     small = replace(SPOT, limit=8)
     both = plan_fleet([small, STEADY], [PROFILE], [job("a"), job("b")]).jobs
