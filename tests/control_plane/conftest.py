@@ -14,7 +14,7 @@ import pytest
 
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
-from dev.kube import Json, Kube
+from dev.kube import Json, Kube, tolerant
 from tests.control_plane.operators import eventually
 from tests.control_plane.pools import POOLS, pool
 
@@ -61,8 +61,9 @@ async def fresh_namespace(kube: Kube) -> AsyncIterator[str]:
 
     await eventually(account, what="the namespace's service account")
     yield name
-    await kube.delete(path)  # no more objects can be created in it
-    await kube.delete(f"{path}/pods", grace_seconds=0)
+    with tolerant(404, 409):  # the test deleted it
+        await kube.delete(path)  # no more objects can be created in it
+        await kube.delete(f"{path}/pods", grace_seconds=0)
 
 
 @pytest.fixture

@@ -136,6 +136,22 @@ class OperatorProcess:
         assert self._process is not None
         return await self._process.wait()
 
+    @contextlib.asynccontextmanager
+    async def kept_running(self) -> AsyncIterator[None]:
+        """Started again whenever it ends, as a kubelet does."""
+
+        async def restart() -> None:
+            while True:
+                await self.wait()
+                await self.start()
+
+        task = asyncio.create_task(restart())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def _end(self, number: signal.Signals) -> int:
         process = self._process
         assert process is not None
