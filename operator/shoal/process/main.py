@@ -19,6 +19,7 @@ from shoal.cluster.http import HttpTransport, connect
 from shoal.controllers.state import sources
 from shoal.errors import Unavailable, UsageError
 from shoal.page import Page
+from shoal.process.check import check
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.install_key import NoKey, write
 from shoal.process.life import signalled, until
@@ -33,11 +34,13 @@ WATCHED_BY_KOPF = ("trainingjobs", "capacitypools", "speedprofiles")
 
 
 def main() -> None:
-    """Run until a signal arrives; or `shoal-operator install-key --secret NAME --file PATH`."""
+    """Run until a signal arrives; or `shoal-operator install-key …` or `check …`."""
     try:
         if sys.argv[1:2] == ["install-key"]:
             asyncio.run(_install_key(sys.argv[2:]))
             return
+        if sys.argv[1:2] == ["check"]:
+            sys.exit(asyncio.run(check(sys.argv[2:])))
         settings = Settings.from_environment()
         code = asyncio.run(run(settings))
     except (UsageError, Unavailable, NoKey) as error:
