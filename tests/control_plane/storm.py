@@ -128,7 +128,10 @@ class Storm:
 
     async def as_specified(self) -> None:
         """The world is as specified in time, then quiet; no rule was broken meanwhile, and every loss is counted."""
-        await eventually(self._right, SETTLED_SECONDS, "the world is as specified")
+        deadline = asyncio.get_running_loop().time() + SETTLED_SECONDS
+        while wrong := await self._wrong():
+            assert asyncio.get_running_loop().time() < deadline, "\n".join(wrong)
+            await asyncio.sleep(0.1)
         assert not (broken := self.witness.judge()), "\n".join(broken)
         self._compare((await self.steady.status())["restarts"])
         before = self._written()
@@ -249,28 +252,28 @@ class Storm:
 
     # --- afterwards
 
-    async def _right(self) -> bool:
-        with contextlib.suppress(ApiError):
-            await self.kube.get(f"/api/v1/namespaces/{self.doomed}")
-            if any("doom" in line for line in self.told):
-                return False
+    async def _wrong(self) -> list[str]:
+        """What is not as specified."""
+        wrong = [f"orphan: {each}" for each in await self._orphans()]
+        if any("doom" in line for line in self.told):
+            with tolerant(404):
+                doomed = await self.kube.get(f"/api/v1/namespaces/{self.doomed}")
+                wrong.append(f"the namespace is still there: {doomed['status']}")
         wanted = ((self.steady, WORKERS, SERVERS), (self.edited, BASE["workers"]["replicas"], 1))
         for job, workers, servers in wanted:
             status = await job.status()
-            counts = (
-                (status.get("workers") or {}).get("ready"),
-                (status.get("parameterServers") or {}).get("ready"),
-            )
+            ready = [(status.get(role) or {}).get("ready") for role in ("workers", "parameterServers")]
+            if ready != [workers, servers]:
+                wrong.append(f"{job.name}: ready {ready}, {status.get('conditions')}")
             pods = list((await job.pods()).values())
             alive = sorted(p["metadata"]["name"].rpartition("-")[0] for p in pods if _works(p))
-            names = [f"{job.name}-ps-{n}" for n in range(servers)]
-            names += [f"{job.name}-worker-{n}" for n in range(workers)]
             # Which workers stay after a scale-down is the operator's choice.
-            if counts != (workers, servers) or len(set(alive)) != len(alive) or len(alive) != len(names):
-                return False
-            if any(pod["metadata"].get("deletionTimestamp") for pod in pods):
-                return False
-        return not await self._orphans()
+            if len(set(alive)) != len(alive) or len(alive) != workers + servers:
+                wrong.append(f"{job.name}: at work {alive}")
+            ending = [p["metadata"]["name"] for p in pods if p["metadata"].get("deletionTimestamp")]
+            if ending:
+                wrong.append(f"{job.name}: still ending {ending}")
+        return wrong
 
     async def _orphans(self) -> list[str]:
         """Objects of jobs that are no longer there."""

@@ -11,7 +11,7 @@ from typing import Any
 from shoal.api.events import Event
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
-from shoal.cluster.transport import Answer, Query
+from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
@@ -82,6 +82,8 @@ class Cluster:
         fault = self.fault(method, path)
         if isinstance(fault, Exception):
             raise fault
+        if fault is None and content_type == APPLY_PATCH and path not in self.objects:
+            self.add(path, body)
         answer: Answer = fault or getattr(self, f"_{method.lower()}")(path, body)
         if self.loses_answer(method, path):
             raise Unavailable("connection reset")
