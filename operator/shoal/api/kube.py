@@ -288,6 +288,12 @@ class Node(Cached):
         return next((c for c in self.status.conditions if c.type == kind), None)
 
 
+class DisruptionBudget(Status):
+    """A PodDisruptionBudget of a job. That it exists is all that Shoal reads."""
+
+    metadata: OwnedMeta
+
+
 class ServiceSpec(Status):
     """The parts of a Service's spec that Shoal reads."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from shoal import manifests
 from shoal.api import labels
 from shoal.api.base import API_VERSION
-from shoal.api.kube import Node, Pod, Service
+from shoal.api.kube import DisruptionBudget, Node, Pod, Service
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import JSON, MERGE_PATCH, Answer, Transport
 from shoal.controllers.state import ClusterState
@@ -135,7 +135,7 @@ class Applier:
                 return await self._create(job, answers, "/api/v1", "secrets", name, manifest, None)
             case CreateDisruptionBudget(name, manifest):
                 return await self._create(
-                    job, answers, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, None
+                    job, answers, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, self._saw_budget
                 )
             case DeletePod(name, uid, grace_seconds):
                 await self._delete_pod(job, name, uid, grace_seconds)
@@ -148,8 +148,8 @@ class Applier:
             case DeleteDisruptionBudget(name):
                 path = _path("/apis/policy/v1", job, "poddisruptionbudgets", name)
                 _accept(await self._transport.request("DELETE", path), 403, 404)  # it is only tidied up
-                answers.existing.pop(name, None)
-                answers.absent.add(name)
+                if (budget := self._state.budgets.get(name, job.metadata.namespace)) is not None:
+                    self._state.budgets.drop(budget.metadata.uid)
             case ConfirmAbsent(name, kind):
                 await self._confirm_absent(job, answers, name, kind)
             case DeleteJob(name, uid):
@@ -166,7 +166,7 @@ class Applier:
         plural: str,
         name: str,
         manifest: Manifest,
-        saw: Callable[[bytes], bool | None] | None,
+        saw: Callable[[bytes], None] | None,
     ) -> bool:
         """Create an object; True if it exists now and belongs to the job. `saw`: None for kinds without a watch."""
         known = self._state.jobs.get(job.metadata.name, job.metadata.namespace)
@@ -179,12 +179,11 @@ class Applier:
         # A full quota refuses a create even if the object exists already.
         exists_still = answer.status == 403 and saw is None and name in answers.existing
         if exists and saw is not None:
-            return await self._already_exists(job, answers, _path(group, job, plural, name), name)
+            return await self._already_exists(job, answers, _path(group, job, plural, name), name, saw)
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
             if saw is None:
                 answers.existing[name] = self._wall()
-                answers.absent.discard(name)
             else:
                 saw(answer.body)
             return True
@@ -193,16 +192,18 @@ class Applier:
         answers.refused[name] = self._refusal(job, name, answer)
         return False
 
-    async def _already_exists(self, job: TrainingJob, answers: ApiAnswers, path: str, name: str) -> bool:
+    async def _already_exists(
+        self, job: TrainingJob, answers: ApiAnswers, path: str, name: str, saw: Callable[[bytes], None]
+    ) -> bool:
         """Handle a 409: the object is the job's own (True), or belongs to another owner."""
         answer = await self._transport.request("GET", path)
         if answer.status == 404:
             return False  # deleted meanwhile: the next plan retries
         _accept(answer)
-        found = Pod.model_validate_json(answer.body)  # or a Service: any object with an owner
+        found = Pod.model_validate_json(answer.body)  # or any other object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
             answers.refused.pop(name, None)
-            self._saw_pod(answer.body) if "/pods/" in path else self._saw_service(answer.body)
+            saw(answer.body)
             return True
         answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
         return False
@@ -262,6 +263,9 @@ class Applier:
 
     def _saw_service(self, body: bytes) -> None:
         self._state.services.put(Service.model_validate_json(body), ours=True)
+
+    def _saw_budget(self, body: bytes) -> None:
+        self._state.budgets.put(DisruptionBudget.model_validate_json(body), ours=True)
 
 
 def _path(group: str, job: TrainingJob, plural: str, name: str = "") -> str:
