@@ -21,7 +21,7 @@ from shoal.errors import Unavailable, UsageError
 from shoal.page import Page
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.install_key import NoKey, write
-from shoal.process.life import signalled, start_log, until
+from shoal.process.life import keep_tls_small, signalled, start_log, until
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
 from shoal.runtime.kopf_watch import KopfWatch, credentials
@@ -60,6 +60,7 @@ async def _install_key(words: Sequence[str]) -> None:
 async def run(settings: Settings) -> int:
     """Run the operator; returns the exit code."""
     start_log(settings.log_level)
+    keep_tls_small()
     stop = signalled()
     async with AsyncExitStack() as resources:
         transport = await connect()

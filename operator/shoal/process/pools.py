@@ -28,7 +28,7 @@ from shoal.pools.pulse import Pulse
 from shoal.pools.scaler import PoolScaler
 from shoal.pools.subject import Drivers, drivers
 from shoal.process.endpoints import exposition, healthy, ready, serve
-from shoal.process.life import signalled, start_log, until
+from shoal.process.life import keep_tls_small, signalled, start_log, until
 from shoal.process.settings import identity_of, level_of, number_of
 from shoal.runtime.controller import Controller
 from shoal.runtime.limiter import Limited
@@ -194,6 +194,7 @@ def main() -> None:
 async def run(settings: PoolSettings) -> int:
     """Run it with its endpoints; returns the exit code."""
     start_log(settings.log_level)
+    keep_tls_small()
     stop = signalled()
     async with AsyncExitStack() as resources:
         transport = await connect(CONNECTIONS)

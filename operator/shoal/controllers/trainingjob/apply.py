@@ -46,8 +46,15 @@ from shoal.policy.model import (
 
 logger = logging.getLogger(__name__)
 
-_FIRST = (CreateSecret, CreateService)
-"""Pods need these: if one is refused, the actions after it are skipped."""
+_TOGETHER: dict[type[Action], str] = {
+    CreateSecret: "what pods need",
+    CreateService: "what pods need",
+    CreatePod: "pods and their budget",
+    CreateDisruptionBudget: "pods and their budget",
+}
+"""Actions that run concurrently where they follow each other, as those of one kind do."""
+_FIRST = _TOGETHER[CreateSecret]
+"""If one of these is refused, the actions after it are skipped."""
 _REFUSED = frozenset({400, 403, 413, 422})
 """Refusals of the object. Any other status (401, 404, 405, 409 of an admission plugin) may be temporary."""
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
@@ -87,7 +94,7 @@ class Applier:
         self._metrics = metrics
 
     async def apply(self, job: TrainingJob, actions: tuple[Action, ...]) -> Outcome:
-        """Carry out the actions in order; consecutive actions of one kind run concurrently."""
+        """Carry out the actions in order; consecutive ones that belong together run concurrently."""
         errors: list[ClusterError] = []
         changed, refused = 0, False
         limit = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -110,12 +117,12 @@ class Applier:
                 logger.info("%s/%s: %s %s", job.metadata.namespace, job.metadata.name, kind, action.name)
                 self._metrics.actions.labels(kind, "done").inc()
 
-        for kind, group in itertools.groupby(actions, key=type):
+        for stage, group in itertools.groupby(actions, key=_stage):
             refused = False
             async with asyncio.TaskGroup() as together:
                 for action in group:
                     together.create_task(one(action))
-            if refused and kind in _FIRST:
+            if refused and stage == _FIRST:
                 break
         return Outcome(changed=changed > 0, error=errors[0] if errors else None)
 
@@ -266,6 +273,11 @@ class Applier:
 
     def _saw_budget(self, body: bytes) -> None:
         self._state.budgets.put(DisruptionBudget.model_validate_json(body), ours=True)
+
+
+def _stage(action: Action) -> str:
+    kind = type(action)
+    return _TOGETHER.get(kind, kind.__name__)
 
 
 def _path(group: str, job: TrainingJob, plural: str, name: str = "") -> str:
