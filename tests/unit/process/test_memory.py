@@ -83,3 +83,4 @@ async def test_connections_hold_a_record_and_not_sixteen(default_buffer: int) ->
     context, waiter = ssl.create_default_context(), loop.create_future()
     protocol = asyncio.sslproto.SSLProtocol(loop, asyncio.Protocol(), context, waiter)
     assert len(protocol.get_buffer(-1)) == TLS_BUFFER
+    protocol._get_app_transport().close()
