@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dev import images as image_builder
+from dev import site
 from dev import tools as go_tools
 from dev.cluster import host
 from dev.cluster.containerd import ensure_template
@@ -20,7 +21,7 @@ from dev.commands import side_by_side
 from dev.console import console, say
 from dev.demo.kind import Kind
 from dev.errors import DevError
-from dev.paths import clusters
+from dev.paths import ROOT, clusters
 from shoal import __version__
 
 CONTROL_PLANE_FOLDER = "control-plane"
@@ -74,6 +75,12 @@ def setup() -> None:
     pause = go_tools.ensure(("pause",))
     side_by_side(lambda: image_builder.build(image_builder.DEMO, pause), go_tools.ensure)
     ensure_template([image_builder.IMAGES[name].reference for name in image_builder.DEMO])
+
+
+@main.command()
+def docs() -> None:
+    """Build the documentation site; print its folder."""
+    click.echo(site.build(ROOT / "build" / "site"))
 
 
 @main.command()

@@ -118,8 +118,8 @@ class Observation:
     services: Mapping[str, Service] = field(default_factory=dict)
     """Services controlled by the job, by name."""
     existing: frozenset[str] = frozenset()
-    """Names of the job's PodDisruptionBudgets that exist, and of its Secret if the API server confirmed it within the
-    last minutes: nobody may read Secrets."""
+    """Names of the job's PodDisruptionBudgets that exist; and of its Secret, and the key of its PodGroup, if the API
+    server confirmed it within the last minutes: nobody may read Secrets, and nobody watches PodGroups."""
     name_conflicts: Mapping[str, NameConflict] = field(default_factory=dict)
     """Names that the job needs and objects of other owners have. Names of pods and Services never coincide."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -212,6 +212,14 @@ class CreateDisruptionBudget:
 
 
 @dataclass(frozen=True)
+class ApplyPodGroup:
+    """Server-side apply of a PodGroup of scheduler-plugins. A 404 means that they are not installed."""
+
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class DeleteDisruptionBudget:
     """DELETE a PodDisruptionBudget. The name contains the job's uid; a 404 means that it is gone already."""
 
@@ -245,6 +253,7 @@ Action = (
     | DeleteService
     | CreateSecret
     | CreateDisruptionBudget
+    | ApplyPodGroup
     | DeleteDisruptionBudget
     | ConfirmAbsent
     | DeleteJob
@@ -264,6 +273,7 @@ class Plan:
 
 __all__ = [
     "Action",
+    "ApplyPodGroup",
     "ConfirmAbsent",
     "CreateDisruptionBudget",
     "CreatePod",

@@ -1,4 +1,4 @@
-"""What every process of the chart does: end at a signal, log to standard error."""
+"""What every process of the chart does: end at a signal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import asyncio.sslproto
 import logging
 import signal
-import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -57,13 +56,3 @@ def innermost(error: BaseException) -> BaseException:
 def keep_tls_small() -> None:
     """Give TLS connections that are opened from now on a read buffer of `TLS_BUFFER`."""
     asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER
-
-
-def start_log(level: str) -> None:
-    """Log to standard error."""
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
-    if level != "DEBUG":
-        for noisy in ("kopf", "aiohttp.access"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)

@@ -37,6 +37,8 @@ class Settings:
     page_port: int = 0
     """0: no web page."""
     log_level: str = "INFO"
+    log_format: str = "text"
+    """text or json."""
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
     workers: int = 32
@@ -67,6 +69,7 @@ class Settings:
             health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
             page_port=number_of(environment, "SHOAL_PAGE_PORT", 0),
             log_level=level_of(environment),
+            log_format=log_format_of(environment),
             telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),
             workers=max(1, number_of(environment, "SHOAL_WORKERS", 32)),
             plan_seconds=max(1, number_of(environment, "SHOAL_PLAN_SECONDS", 60)),
@@ -115,3 +118,11 @@ def level_of(environment: Mapping[str, str]) -> str:
     if level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         raise UsageError(f"SHOAL_LOG_LEVEL={level.lower()} must be debug, info, warning or error")
     return level
+
+
+def log_format_of(environment: Mapping[str, str]) -> str:
+    """The format of the log's lines."""
+    name = environment.get("SHOAL_LOG_FORMAT") or "text"
+    if name not in {"text", "json"}:
+        raise UsageError(f"SHOAL_LOG_FORMAT={name} must be text or json")
+    return name

@@ -132,6 +132,14 @@ def test_queue_of_kueue_is_a_label_of_all_pods() -> None:
         assert "kueue.x-k8s.io/queue-name" not in pod(role)["metadata"]["labels"]
 
 
+def test_pods_of_a_gang_have_the_label_of_its_group() -> None:
+    spec = {"runPolicy": {"schedulingPolicy": {"gang": "PodGroup"}}}
+    for role in ("worker", "ps"):
+        group = f"digits-gang-{build.UID[:8]}"
+        assert pod(role, **spec)["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == group
+        assert "scheduling.x-k8s.io/pod-group" not in pod(role)["metadata"]["labels"]
+
+
 def test_pods_that_wait_for_a_queue_are_told_as_queued() -> None:
     gated = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}]
     a_pod = build.pod(phase="Pending", node=None, state={}, conditions=gated)

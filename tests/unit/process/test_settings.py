@@ -36,6 +36,7 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
         "SHOAL_LEASE_NAME": "mine",
         "SHOAL_METRICS_PORT": "0",
         "SHOAL_LOG_LEVEL": "debug",
+        "SHOAL_LOG_FORMAT": "json",
         "SHOAL_TELEMETRY_SECONDS": "2",
     }
     settings = Settings.from_environment(environment)
@@ -46,6 +47,7 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
         "mine",
     )
     assert (settings.metrics_port, settings.log_level, settings.telemetry_seconds) == (0, "DEBUG", 2)
+    assert settings.log_format == "json"
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,7 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
         ("SHOAL_NODE_SIGNALS", "perhaps", "SHOAL_NODE_SIGNALS=perhaps must be true or false"),
         ("SHOAL_METRICS_PORT", "-1", "SHOAL_METRICS_PORT=-1 must be a non-negative integer"),
         ("SHOAL_LOG_LEVEL", "loud", "SHOAL_LOG_LEVEL=loud must be debug, info"),
+        ("SHOAL_LOG_FORMAT", "xml", "SHOAL_LOG_FORMAT=xml must be text or json"),
     ],
 )
 def test_invalid_variable_is_named(environment: dict[str, str], name: str, value: str, words: str) -> None:
