@@ -86,7 +86,7 @@ def kubeconform(schemas: Path, *arguments: str, text: str = "") -> str:
             location,
             *arguments,
         ],
-        cwd=ROOT / "dev" / "kubeconform",
+        cwd=ROOT / "dev" / "checks",
         input=text,
         capture_output=True,
         text=True,
