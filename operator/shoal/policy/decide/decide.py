@@ -27,6 +27,7 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    Observation,
     UpdateService,
 )
 
@@ -102,11 +103,19 @@ def _questions(facts: Facts) -> list[Action]:
     ]
 
 
+def _may_lack(seen: Observation, secret: str) -> bool:
+    """Whether the Secret may be missing. A pod that runs has mounted it; one that does not start may wait for it."""
+    if secret in seen.existing:
+        return False
+    started = any(pod.running for pod in seen.pods)
+    return not started or any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods)
+
+
 def _foundations(facts: Facts, actions: Actions) -> None:
     """Create the Secret, the disruption budget and the PodGroup. Services are created with their shards."""
     seen, job = facts.seen, facts.job
     secret, budget = names.secret_name(job), names.budget_name(job)
-    if secret not in seen.existing and not refused_recently(seen, secret, actions.timers):
+    if _may_lack(seen, secret) and not refused_recently(seen, secret, actions.timers):
         actions.actions.append(CreateSecret(secret))
     if budget not in seen.existing and not refused_recently(seen, budget, actions.timers):
         actions.actions.append(CreateDisruptionBudget(budget, manifests.disruption_budget(job)))
