@@ -16,7 +16,7 @@ from benchmarks.harness import Measurement, summary
 from benchmarks.operator.world import INSTALL_KEY, JOBS, OPERATOR, World, job, until
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json
-from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal_trainer.contract import CONTROL_PORT, Phase, StatusReport, WorkerReport, WorkerState
 
 PODS = 10
@@ -39,7 +39,7 @@ class Coordinators:
 
     async def serve(self, number: int, uid: str) -> None:
         """Answer for one job until `close`."""
-        known = job_credentials(INSTALL_KEY, uid)
+        known = job_credentials(InstallKey(INSTALL_KEY), uid)
         pem = self._folder / "coordinator.pem"
         pem.write_text(known.private_key + known.certificate)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -19,6 +19,7 @@ from shoal.cluster.http import HttpTransport
 from shoal.cluster.lease import LeaseTimes
 from shoal.cluster.server import find
 from shoal.cluster.transport import Transport
+from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.errors import Unavailable
 from shoal.policy.model import Images
 from shoal.process.operator import LEASE_TIMES, Operator
@@ -50,7 +51,7 @@ class FakeCoordinator:
 def settings(namespace: str, **changes: Any) -> Settings:
     """Settings for one namespace."""
     values: dict[str, Any] = {
-        "install_key": INSTALL_KEY,
+        "install_key": InstallKey(INSTALL_KEY),
         "images": Images(ps="shoal/ps:test", worker="shoal/worker:test"),
         "namespace": namespace,
         "lease_namespace": namespace,
