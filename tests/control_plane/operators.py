@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from dev import service_account
 from dev.kube import ApiError, Json, Kube
 from shoal.cluster.http import HttpTransport
 from shoal.cluster.lease import LeaseTimes
@@ -92,9 +93,14 @@ async def running_operator(
 
 
 class OperatorProcess:
-    """The real process, `shoal-operator`, as a context manager. Its log is at `log`."""
+    """The real process, `shoal-operator`, as a context manager. Its log is at `log`.
 
-    def __init__(self, kubeconfig: Path, namespace: str, folder: Path, **environment: str) -> None:
+    `account`: the files of a service account, with which it runs as in a pod, instead of with the kubeconfig.
+    """
+
+    def __init__(
+        self, kubeconfig: Path, namespace: str, folder: Path, account: Path | None = None, **environment: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         key = folder / "install-key"
         key.write_bytes(INSTALL_KEY)
@@ -112,14 +118,16 @@ class OperatorProcess:
             "SHOAL_HEALTH_PORT": "0",
             **environment,
         }
+        self._command = [sys.executable, "-m", "shoal.process.main"]
+        if account is not None:
+            self._command = service_account.command(account)
+            del self._environment["KUBECONFIG"]
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "shoal.process.main",
+                *self._command,
                 env=self._environment,
                 stdout=log,
                 stderr=log,
