@@ -27,8 +27,8 @@ REPLICAS = ("replica-a", "replica-b")
 WORKERS, SERVERS = 3, 2
 SETTLED_SECONDS = 60.0
 """After the faults: until then the world is as specified."""
-QUIET_SECONDS, QUIET_WRITES = 10.0, 12
-"""More writes in a time in which nothing happens are a hot loop."""
+QUIET_WRITES = 12
+"""More in some seconds in which nothing happens are a hot loop."""
 ENDS_THE_JOB = ("runPolicy.activeDeadlineSeconds", "runPolicy.maxDisruptions", "runPolicy.backoffLimit")
 EDITS = [c for c in changes() if str(c) not in REFUSED and c.path not in ENDS_THE_JOB]
 
@@ -126,7 +126,7 @@ class Storm:
         self.told.append(f"{utc_now():%X} the sky clears")
         await self._edit(BASE)
 
-    async def as_specified(self) -> None:
+    async def as_specified(self, quiet_seconds: float = 10.0) -> None:
         """The world is as specified in time, then quiet; no rule was broken meanwhile, and every loss is counted."""
         deadline = asyncio.get_running_loop().time() + SETTLED_SECONDS
         while wrong := await self._wrong():
@@ -135,8 +135,9 @@ class Storm:
         assert not (broken := self.witness.judge()), "\n".join(broken)
         self._compare((await self.steady.status())["restarts"])
         before = self._written()
-        await asyncio.sleep(QUIET_SECONDS)
-        assert (count := self._written() - before) <= QUIET_WRITES, f"{count} writes in {QUIET_SECONDS:.0f} s"
+        await asyncio.sleep(quiet_seconds)
+        count = self._written() - before
+        assert count <= QUIET_WRITES, f"{count} writes in {quiet_seconds:.0f} s"
         assert not (broken := self.witness.judge()), "\n".join(broken)
 
     # --- what happens

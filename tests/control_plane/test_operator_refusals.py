@@ -6,12 +6,11 @@ import base64
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube
-from tests.control_plane.installed import account_of, install_account
+from tests.control_plane.installed import as_service_account
 from tests.control_plane.operators import Job, eventually, running_operator
 
 
@@ -168,22 +167,6 @@ async def test_pods_run_under_restricted_pod_security(
 
 
 # --- with the permissions of the chart ------------------------------------------------------------------------------
-
-
-async def as_service_account(
-    plane: ControlPlane, kube: Kube, namespace: str, folder: Path, *values: str
-) -> Path:
-    """A kubeconfig with the operator's permissions from the chart."""
-    account = account_of(await install_account(plane, kube, namespace, *values))
-    answer = await kube.create(
-        f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
-        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
-    )
-    config = yaml.safe_load(plane.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": answer["status"]["token"]}
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace", "no-nodes"])

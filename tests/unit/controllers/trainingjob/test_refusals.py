@@ -142,6 +142,18 @@ async def test_a_gang_has_a_pod_group_of_the_least_that_can_train() -> None:
     assert group["spec"] == {"minMember": 2}
 
 
+async def test_a_gang_that_runs_costs_no_requests() -> None:
+    rig = Rig()
+    rig.apply(**GANG)
+    await passes(rig)
+    rig.run_pods()
+    rig.cluster.requests.clear()
+    for _ in range(60):
+        rig.pass_time(10)
+        await passes(rig, 1)
+    assert rig.cluster.writes("PATCH", "podgroups") == []
+
+
 @pytest.mark.parametrize("status", [403, 404])
 async def test_a_job_whose_cluster_has_no_pod_groups_runs_without_and_says_so(status: int) -> None:
     rig = Rig()
