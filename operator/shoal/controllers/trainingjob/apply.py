@@ -211,7 +211,7 @@ class Applier:
             return await self._already_exists(job, answers, _path(group, job, plural, name), name, saw)
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
-            if unique:
+            if unique and not (answer.ok and saw):  # what the watch will report is not remembered here
                 answers.existing[name] = self._wall()
             if answer.ok and saw is not None:
                 saw(answer.body)
