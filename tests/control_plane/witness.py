@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,10 +97,10 @@ class Witness:
     async def __aenter__(self) -> Witness:
         lease = LEASES.format(self._home)
         for path, see in (
-            ("/api/v1/nodes", self._see_node),
-            (JOBS, self._see_job),
-            ("/api/v1/pods", self._see_pod),
-            (lease, self._see_lease),
+            ("/api/v1/nodes", self.see_node),
+            (JOBS, self.see_job),
+            ("/api/v1/pods", self.see_pod),
+            (lease, self.see_lease),
         ):
             self._tasks.append(asyncio.create_task(self._follow(path, see)))
         return self
@@ -124,8 +125,7 @@ class Witness:
 
     # --- what is seen
 
-    async def _follow(self, path: str, see: object) -> None:
-        assert callable(see)
+    async def _follow(self, path: str, see: Callable[[str, Json], None]) -> None:
         while True:
             try:
                 listed = await self._kube.get(path)
@@ -138,12 +138,14 @@ class Witness:
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError):
                 await asyncio.sleep(0.2)
 
-    def _see_node(self, kind: str, node: Json) -> None:
+    def see_node(self, kind: str, node: Json) -> None:
+        """A node changed."""
         ready = next((c for c in node["status"].get("conditions", []) if c["type"] == "Ready"), {})
         troubled = ready.get("status") != "True" or bool(node["spec"].get("taints"))
         self._nodes[node["metadata"]["name"]].set(kind == "DELETED" or troubled)
 
-    def _see_job(self, kind: str, job: Json) -> None:
+    def see_job(self, kind: str, job: Json) -> None:
+        """A job changed."""
         meta = job["metadata"]
         uid, name = meta["uid"], f"{meta['namespace']}/{meta['name']}"
         if meta["namespace"] not in self._namespaces:
@@ -161,7 +163,8 @@ class Witness:
                 self.broken.append(f"{name}: {counter} fell from {before[counter]} to {now.get(counter, 0)}")
         self._counted[uid] = now
 
-    def _see_pod(self, kind: str, pod: Json) -> None:
+    def see_pod(self, kind: str, pod: Json) -> None:
+        """A pod changed."""
         meta = pod["metadata"]
         if meta["namespace"] not in self._namespaces or "shoal.dev/job" not in meta.get("labels", {}):
             return
@@ -192,7 +195,8 @@ class Witness:
             names = sorted(each["metadata"]["name"] for each in heard)
             self.broken.append(f"servers of one shard beside each other: {', '.join(names)}")
 
-    def _see_lease(self, kind: str, lease: Json) -> None:
+    def see_lease(self, kind: str, lease: Json) -> None:
+        """A Lease changed."""
         if lease["metadata"]["name"] != "shoal" or kind == "DELETED":
             return
         spec = lease["spec"]

@@ -46,7 +46,7 @@ from shoal_trainer.contract import StatusReport
 R = TypeVar("R", bound=Resource)
 
 LEASE_TIMES = LeaseTimes()
-NEEDED = ("trainingjobs", "pods", "services")
+NEEDED = ("trainingjobs", "pods", "services", "poddisruptionbudgets")
 SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
 
@@ -77,7 +77,7 @@ class Operator:
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )
-        self.state = ClusterState(wakes)
+        self.state = ClusterState(wakes, settings.platform)
         self._settings = settings
         self._wall = wall
         self._outage = Outage(monotonic, wall)
@@ -173,6 +173,7 @@ class Operator:
             "trainingjobs": state.jobs,
             "pods": state.pods,
             "services": state.services,
+            "poddisruptionbudgets": state.budgets,
             "nodes": state.nodes,
             "capacitypools": state.pools,
             "speedprofiles": state.profiles,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import UsageError
+from shoal.manifests.platforms import PLATFORMS, Platform
 from shoal.policy.model import Images
 
 MIN_KEY_BYTES = 32
@@ -26,6 +27,8 @@ class Settings:
     """The namespace to watch; empty for all namespaces."""
     node_signals: bool = True
     """Whether to watch nodes."""
+    platform: Platform | None = None
+    """The platform of the nodes; None: as their labels say."""
     identity: str = "shoal"
     """The holder identity in the Lease."""
     lease_namespace: str = "default"
@@ -41,7 +44,7 @@ class Settings:
     """text or json."""
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
-    workers: int = 16
+    workers: int = 32
     """Jobs reconciled concurrently."""
     plan_seconds: float = 60.0
     """Interval of plans of jobs with pools, where nothing calls for one sooner."""
@@ -62,6 +65,7 @@ class Settings:
             ),
             namespace=get("SHOAL_NAMESPACE", ""),
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
+            platform=_platform(environment),
             identity=identity_of(environment),
             lease_namespace=get("POD_NAMESPACE") or "default",
             lease_name=get("SHOAL_LEASE_NAME") or "shoal",
@@ -71,7 +75,7 @@ class Settings:
             log_level=level_of(environment),
             log_format=log_format_of(environment),
             telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),
-            workers=max(1, number_of(environment, "SHOAL_WORKERS", 16)),
+            workers=max(1, number_of(environment, "SHOAL_WORKERS", 32)),
             plan_seconds=max(1, number_of(environment, "SHOAL_PLAN_SECONDS", 60)),
         )
 
@@ -110,6 +114,15 @@ def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
     if text not in {"true", "false"}:
         raise UsageError(f"{name}={text} must be true or false")
     return text == "true"
+
+
+def _platform(environment: Mapping[str, str]) -> Platform | None:
+    name = environment.get("SHOAL_PLATFORM") or "auto"
+    if name == "auto":
+        return None
+    if name not in PLATFORMS:
+        raise UsageError(f"SHOAL_PLATFORM={name} must be auto or one of {', '.join(PLATFORMS)}")
+    return PLATFORMS[name]
 
 
 def level_of(environment: Mapping[str, str]) -> str:

@@ -17,6 +17,9 @@ from shoal.errors import Unavailable
 from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, StatusReport
 
 TIMEOUT_SECONDS = 3.0
+KEEP_ALIVE_SECONDS = 28.0
+"""More than the longest interval of polls, and less than the server's own limit: a handshake takes ten times as long as
+a poll on an open connection."""
 MAX_REPORT_BYTES = 4 << 20
 
 
@@ -71,7 +74,10 @@ class HttpsCoordinator:
         if self._session is None:
             # No limit over all hosts: coordinators that do not answer must not hold the places of those that do.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, limit_per_host=2),
+                connector=aiohttp.TCPConnector(
+                    limit=0, limit_per_host=2, keepalive_timeout=KEEP_ALIVE_SECONDS
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
             )
         host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from shoal.api.events import Event
-from shoal.api.kube import Pod
+from shoal.api.kube import DisruptionBudget, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wakes
@@ -237,8 +237,12 @@ class Rig:
         """Relist everything."""
         jobs = [o for p, o in self.cluster.objects.items() if p == JOB_PATH]
         self.state.jobs.replace(map(TrainingJob.model_validate, jobs), self.cluster.version)
-        for kind, cache in (("pods", self.state.pods), ("services", self.state.services)):
-            model: Any = {"pods": Pod, "services": Service}[kind]
+        kinds: list[tuple[str, Any, Any]] = [
+            ("pods", self.state.pods, Pod),
+            ("services", self.state.services, Service),
+            ("poddisruptionbudgets", self.state.budgets, DisruptionBudget),
+        ]
+        for kind, cache, model in kinds:
             found = [o for p, o in self.cluster.objects.items() if re.search(f"/{kind}/", p)]
             cache.replace([model.model_validate(o) for o in found], self.cluster.version)
 

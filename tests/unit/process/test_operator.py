@@ -61,7 +61,7 @@ async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> N
     cluster = EmptyCluster(jobs=Answer(status, b'{"message": "no"}'))
     settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
     operator = Operator(cluster, settings, UnreachableCoordinator())
-    assert operator.unread() == ["trainingjobs", "pods", "services"]
+    assert operator.unread() == ["trainingjobs", "pods", "services", "poddisruptionbudgets"]
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(60)
     assert operator.unread() == ["trainingjobs"]

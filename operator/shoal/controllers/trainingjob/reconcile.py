@@ -89,20 +89,16 @@ class Reconciler:
             outcome = await self._applier.apply(seen.job, to_make)
             failed, changed = outcome.error, outcome.changed
         self._listen(key, seen)
-        unwatched = False
         # Only the last plan is reported: an earlier one may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
         if reported.recorded:
             to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed
-            unwatched = any(isinstance(a, DeleteDisruptionBudget) for a in to_remove)
         if failed is not None:
             raise failed
         delays = [decided.wake_after, reported.wait]
         if to_make:
             delays.append(0.0 if changed else UNCHANGED_SECONDS)
-        if unwatched:
-            delays.append(0.0)  # no watch reports that it is gone, and the job may wait for that
         answers = self._answers.get(seen.job.metadata.uid)
         if answers.conflicting:
             delays.append(NAME_CONFLICT_SECONDS)
