@@ -84,6 +84,7 @@ def test_the_readme_job_runs_as_processes(tmp_path: Path) -> None:
     assert "Epoch 1/1  loss" in done.stdout
 
 
+@pytest.mark.nightly
 def test_two_servers_keep_the_run_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command in examples/s3/job.yaml, against an S3 server on loopback."""
     text = (EXAMPLES / "s3/job.yaml").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from dev.demo.run import MANIFEST
 from dev.images import IMAGES
 from shoal_trainer.contract import EPOCH_LINE
 
-EPOCHS = 30
+EPOCHS = 12
 CODE = """
 import keras
 from keras.layers import Dense
