@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import yaml
 
@@ -47,6 +48,22 @@ async def install_account(plane: ControlPlane, kube: Kube, namespace: str, *valu
 def account_of(objects: list[Json]) -> str:
     """The name of the ServiceAccount."""
     return str(next(o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"))
+
+
+async def as_service_account(
+    plane: ControlPlane, kube: Kube, namespace: str, folder: Path, *values: str
+) -> Path:
+    """A kubeconfig with the operator's permissions from the chart."""
+    account = account_of(await install_account(plane, kube, namespace, *values))
+    answer = await kube.create(
+        f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+    )
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": answer["status"]["token"]}
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 def user_of(namespace: str, account: str) -> str:
