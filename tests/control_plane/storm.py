@@ -24,7 +24,7 @@ from tests.control_plane.witness import Witness, utc_now
 from tests.every_field import BASE, REFUSED, changes
 
 REPLICAS = ("replica-a", "replica-b")
-WORKERS, SERVERS = 3, 2
+WORKERS, SURGE, SERVERS = 3, 1, 2
 SETTLED_SECONDS = 60.0
 """After the faults: until then the world is as specified."""
 QUIET_WRITES = 12
@@ -79,7 +79,14 @@ class Storm:
         async with contextlib.AsyncExitStack() as stack:
             self.api = await stack.enter_async_context(FaultyApi(self.plane.kubeconfig, self.weather))
             self.witness = await stack.enter_async_context(
-                Witness(self.kube, self.plane.audit_log, {self.home, self.doomed}, self.home, set(REPLICAS))
+                Witness(
+                    self.kube,
+                    self.plane.audit_log,
+                    {self.home, self.doomed},
+                    self.home,
+                    set(REPLICAS),
+                    {"steady": WORKERS + SURGE},
+                )
             )
             for name in REPLICAS:
                 door = await self.api.door(name, user_of(self.home, "shoal"), self.folder / name)
@@ -94,7 +101,7 @@ class Storm:
                 await stack.enter_async_context(process)
                 await stack.enter_async_context(process.kept_running())
                 self.processes.append(process)
-            workers = {"replicas": WORKERS, "maxSurge": 1}
+            workers = {"replicas": WORKERS, "maxSurge": SURGE}
             servers = {"replicas": SERVERS}
             await self.steady.apply(
                 workers=workers, parameterServers=servers, runPolicy={"backoffLimit": 1000}

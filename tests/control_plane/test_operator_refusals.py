@@ -169,6 +169,26 @@ async def test_pods_run_under_restricted_pod_security(
 # --- with the permissions of the chart ------------------------------------------------------------------------------
 
 
+async def test_pods_that_a_queue_holds_back_are_told_as_queued(
+    kube: Kube, control_plane: ControlPlane, crds: None, namespace: str, nodes: FakeKubelet
+) -> None:
+    """As Kueue does it; the test with the real one is nightly."""
+    gated = {"template": {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}}
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply(parameterServers=gated, workers={"replicas": 2, "maxSurge": 1, **gated})
+        condition = await condition_holds(job, "Degraded")
+        assert condition["reason"] == "Queued"
+        pods = await job.pods()
+        for name in pods:
+            assert pods[name]["spec"]["schedulingGates"]
+            path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+            await kube.patch(path, {"spec": {"schedulingGates": None}})
+        await job.runs()
+        assert (await job.status())["restarts"]["disruptions"] == 0
+        await condition_ends(job, "Degraded")
+
+
 @pytest.mark.parametrize("scope", ["cluster", "namespace", "no-nodes"])
 async def test_permissions_of_the_chart_are_sufficient(
     control_plane: ControlPlane,

@@ -22,7 +22,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.log = folder / "audit.log"
         self.log.write_text("")
-        self.witness = Witness(Kube.__new__(Kube), self.log, {"team"}, "team", {"a", "b"})
+        self.witness = Witness(Kube.__new__(Kube), self.log, {"team"}, "team", {"a", "b"}, {"digits": 2})
         self.node("True")
         self.job()
         self.lease("a")
@@ -41,9 +41,9 @@ class Scene:
         spec = {"holderIdentity": holder, "acquireTime": since.isoformat()}
         self.witness.see_lease("MODIFIED", {"metadata": {"name": "shoal"}, "spec": spec})
 
-    def server(self, incarnation: int = 0, uid: str = "") -> None:
-        name = f"digits-ps-0-{incarnation}"
-        labels = {"shoal.dev/job": "digits", "shoal.dev/role": "ps", "shoal.dev/index": "0"}
+    def pod(self, incarnation: int = 0, uid: str = "", role: str = "ps") -> None:
+        name = f"digits-{role}-0-{incarnation}"
+        labels = {"shoal.dev/job": "digits", "shoal.dev/role": role, "shoal.dev/index": "0"}
         meta = {
             "uid": uid or name,
             "namespace": "team",
@@ -75,7 +75,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_nothing_is_broken_in_peace(scene: Scene) -> None:
-    scene.server()
+    scene.pod()
     scene.job(disruptions=1)
     scene.wrote("a", verb="create", name="digits-worker-0-1")
     scene.wrote("somebody-else")
@@ -96,13 +96,13 @@ def test_a_write_after_another_replica_took_the_lease(scene: Scene) -> None:
 
 
 def test_a_healthy_server_that_is_deleted(scene: Scene) -> None:
-    scene.server()
+    scene.pod()
     scene.wrote("a")
     assert "deleted digits-ps-0-0 of node safe-1" in scene.witness.judge()[0]
 
 
 def test_a_server_goes_with_its_node_or_when_nobody_wants_it(scene: Scene) -> None:
-    scene.server()
+    scene.pod()
     scene.node("Unknown")
     scene.wrote("a")
     assert scene.witness.judge() == []
@@ -119,13 +119,21 @@ def test_a_counter_that_falls(scene: Scene) -> None:
 
 
 def test_two_servers_of_a_shard(scene: Scene) -> None:
-    scene.server(0)
-    scene.server(1)
+    scene.pod(0)
+    scene.pod(1)
     assert "servers of one shard beside each other" in scene.witness.judge()[0]
 
 
+def test_more_workers_than_wanted_and_their_surge(scene: Scene) -> None:
+    for incarnation in range(2):
+        scene.pod(incarnation, role="worker")
+    assert scene.witness.judge() == []
+    scene.pod(2, role="worker")
+    assert scene.witness.judge()[0].startswith("more than 2 workers")
+
+
 def test_an_incarnation_that_is_used_twice(scene: Scene) -> None:
-    scene.server(0, uid="first")
+    scene.pod(0, uid="first")
     scene.witness.pods.clear()
-    scene.server(0, uid="second")
+    scene.pod(0, uid="second")
     assert scene.witness.judge() == ["pod digits-ps-0-0 of one job was created twice"]
