@@ -230,6 +230,12 @@ class Pod(Cached):
         return self.status.phase in {"Failed", "Succeeded"}
 
     @property
+    def ending(self) -> bool:
+        """Whether all its containers ended well, and only its phase is behind: kubelets report that seconds later."""
+        found = [each.state.terminated for each in self.status.container_statuses]
+        return bool(found) and all(end is not None and end.exit_code == 0 for end in found)
+
+    @property
     def ready(self) -> bool:
         """Whether the condition Ready is True."""
         found = self.condition("Ready")
