@@ -104,5 +104,5 @@ def at_the_end(facts: Facts) -> list[Action]:
     return [
         _delete(pod)
         for pod in facts.seen.pods
-        if not pod.metadata.deletion_timestamp and (policy == "All" or not pod.ended)
+        if not pod.metadata.deletion_timestamp and (policy == "All" or not (pod.ended or pod.ending))
     ]
