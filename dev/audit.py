@@ -26,6 +26,8 @@ class Write:
     agent: str
     """The client by its header User-Agent."""
     code: int
+    group: str
+    """The API group of the resource; empty for core."""
     received: dt.datetime
     answered: dt.datetime
 
@@ -42,6 +44,7 @@ class Write:
             user=event["user"]["username"],
             agent=event.get("userAgent", ""),
             code=event.get("responseStatus", {}).get("code", 0),
+            group=target.get("apiGroup", ""),
             received=dt.datetime.fromisoformat(event["requestReceivedTimestamp"]),
             answered=dt.datetime.fromisoformat(event["stageTimestamp"]),
         )

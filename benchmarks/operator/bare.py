@@ -17,7 +17,7 @@ from typing import Any
 from dev.kube import Json, Kube
 from shoal import manifests
 from shoal.api.training_job import TrainingJob
-from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.policy.model import CreateDisruptionBudget, CreatePod, CreateSecret, CreateService
 from shoal.policy.plan import plan
 from tests.unit.policy import build
@@ -50,7 +50,7 @@ def objects(namespace: str, name: str, workers: int) -> Iterator[tuple[str, Json
                 kind = "services"
             case CreateSecret(_):
                 kind = "secrets"
-                body = manifests.secret(job, job_credentials(bytes(32), name).secret_data())
+                body = manifests.secret(job, job_credentials(InstallKey(bytes(32)), name).secret_data())
             case CreateDisruptionBudget(_, body):
                 kind = "poddisruptionbudgets"
             case _:

@@ -7,78 +7,52 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from benchmarks.harness import Measurement, summary
 from benchmarks.operator.world import INSTALL_KEY, JOBS, OPERATOR, World, job, until
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json
-from shoal.controllers.trainingjob.credentials import job_credentials
-from shoal_trainer.contract import CONTROL_PORT, Phase, StatusReport, WorkerReport, WorkerState
+from shoal.controllers.trainingjob.credentials import InstallKey
+from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+from tests.control_plane.coordinators import Coordinators
 
 PODS = 10
 SETTLE_SECONDS = 20.0
 IDLE_SECONDS = 60.0
 
 
-class Coordinators:
-    """The coordinators of all jobs. `progress`: whether each report is another one."""
+class Reports:
+    """What the coordinators say. `progress`: whether each report is another one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.progress = False
-        self._folder = folder
-        self._samples = itertools.count(1)
-        self._servers: list[asyncio.Server] = []
+        self._steps = itertools.count(1)
 
-    def address(self, number: int) -> str:
-        """The address of a job's coordinator."""
-        return f"127.64.{number // 250}.{number % 250 + 1}"
-
-    async def serve(self, number: int, uid: str) -> None:
-        """Answer for one job until `close`."""
-        known = job_credentials(INSTALL_KEY, uid)
-        pem = self._folder / "coordinator.pem"
-        pem.write_text(known.private_key + known.certificate)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pem)
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                while await reader.readuntil(b"\r\n\r\n"):
-                    body = self._report(uid).encode()
-                    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-                    writer.write(head.encode() + body)
-                    await writer.drain()
-            except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-                writer.close()
-
-        host = self.address(number)
-        self._servers.append(await asyncio.start_server(answer, host, CONTROL_PORT, ssl=context))
-
-    def close(self) -> None:
-        """Stop answering."""
-        for server in self._servers:
-            server.close()
-
-    def _report(self, uid: str) -> str:
-        done = next(self._samples) if self.progress else 1
+    def __call__(self, uid: str) -> StatusReport:
+        """The report of one job."""
+        done = next(self._steps) if self.progress else 1
         workers = tuple(
             WorkerReport(slot=slot, incarnation=0, state=WorkerState.ACTIVE, steps=done, first_push_at=1.0)
             for slot in range(PODS - 1)
         )
         return StatusReport(
-            job_uid=uid, phase=Phase.TRAINING, step=done, samples=128 * done, samples_per_second=100.0,
-            progress_percent=50.0, workers=workers,
-        ).to_json()  # fmt: skip
+            job_uid=uid,
+            phase=Phase.TRAINING,
+            step=done,
+            samples=128 * done,
+            samples_per_second=100.0,
+            progress_percent=50.0,
+            workers=workers,
+        )
 
 
 async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The rows."""
     half = 5 if quick else 500
-    coordinators = Coordinators(world.folder)
+    reports = Reports()
+    coordinators = Coordinators(InstallKey(INSTALL_KEY), world.folder, reports)
 
     def pod_ip(pod: Json) -> str:
         labels = pod["metadata"]["labels"]
@@ -92,7 +66,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
             size = {"pods": "2000", "cpu": "4000"}
             await kubelet.add_node(f"fleet-{number}", spot=number > 0, capacity=size)
         operator = await resources.enter_async_context(world.operator())
-        resources.callback(coordinators.close)
+        resources.push_async_callback(coordinators.close)
         await asyncio.sleep(3.0)
         idle = operator.resident_mib
         await world.namespace("fleet")
@@ -110,7 +84,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
                 "the pods' JSON at the API server",
             )
         what = f"{2 * half} jobs of {PODS} pods"
-        for coordinators.progress, name, goal in (
+        for reports.progress, name, goal in (
             (False, "idle", 5.0),
             (True, "whose training goes on", None),
         ):

@@ -41,7 +41,7 @@ async def install_account(plane: ControlPlane, kube: Kube, namespace: str, *valu
                 each["roleRef"]["name"] += f"-{namespace}"
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
     roles = [o for o in objects if o["kind"] in {"Role", "ClusterRole"}]
-    await _permissions_in_force(kube, namespace, account_of(objects), [o["rules"][0] for o in roles])
+    await _permissions_in_force(kube, namespace, account_of(objects), roles)
     return objects
 
 
@@ -71,14 +71,15 @@ def user_of(namespace: str, account: str) -> str:
     return f"system:serviceaccount:{namespace}:{account}"
 
 
-async def _permissions_in_force(kube: Kube, namespace: str, account: str, rules: list[Json]) -> None:
+async def _permissions_in_force(kube: Kube, namespace: str, account: str, roles: list[Json]) -> None:
     """Wait until the API server's authorizer has seen the new roles and bindings."""
-    for rule in rules:
+    for role in roles:
+        rule = role["rules"][0]
         attributes = {
             "verb": rule["verbs"][0],
             "group": rule["apiGroups"][0],
             "resource": rule["resources"][0],
-            "namespace": namespace,
+            "namespace": role["metadata"].get("namespace", namespace),
         }
         user = user_of(namespace, account)
         question = {

@@ -120,6 +120,11 @@ class Witness:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def leader(self) -> str:
+        """Who holds the Lease; empty if nobody does."""
+        return self._tenures[-1][1] if self._tenures else ""
+
     def judge(self) -> list[str]:
         """Every rule that was broken, in words."""
         mine = [

@@ -222,6 +222,7 @@ class Operator:
             self._writer(CapacityPool, state.pools),
             self.recorder,
             wall=self._wall,
+            operator=f"{self._settings.lease_namespace}/{self._settings.lease_name}",
             on_change=self._replan,
         )
         return Controller(

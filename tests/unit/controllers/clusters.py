@@ -15,7 +15,7 @@ from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
-from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reactions import Reactions
@@ -172,7 +172,7 @@ class Rig:
             self.cluster,
             self.state,
             self.answers,
-            credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
             wall=lambda: self.wall,
             metrics=self.metrics,
         )
@@ -192,7 +192,7 @@ class Rig:
             state=self.state,
             answers=self.answers,
             poller=self.poller,
-            credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
             complaints=self.complaints,
             reactions=Reactions(self.metrics.reacted),
             waited=lambda _key: 0.0,

@@ -143,10 +143,19 @@ class Applier:
             case CreateSecret(name):
                 data = self._credentials(job.metadata.uid).secret_data()
                 manifest = manifests.secret(job, data)
-                return await self._create(job, answers, "/api/v1", "secrets", name, manifest, None)
+                return await self._create(
+                    job, answers, "/api/v1", "secrets", name, manifest, None, unique=True
+                )
             case CreateDisruptionBudget(name, manifest):
                 return await self._create(
-                    job, answers, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, self._saw_budget
+                    job,
+                    answers,
+                    "/apis/policy/v1",
+                    "poddisruptionbudgets",
+                    name,
+                    manifest,
+                    self._saw_budget,
+                    unique=True,
                 )
             case ApplyPodGroup(name, manifest):
                 return await self._apply_pod_group(job, answers, name, manifest)
@@ -161,6 +170,7 @@ class Applier:
             case DeleteDisruptionBudget(name):
                 path = _path("/apis/policy/v1", job, "poddisruptionbudgets", name)
                 _accept(await self._transport.request("DELETE", path), 403, 404)  # it is only tidied up
+                answers.existing.pop(name, None)
                 if (budget := self._state.budgets.get(name, job.metadata.namespace)) is not None:
                     self._state.budgets.drop(budget.metadata.uid)
             case ConfirmAbsent(name, kind):
@@ -180,8 +190,13 @@ class Applier:
         name: str,
         manifest: Manifest,
         saw: Callable[[bytes], None] | None,
+        *,
+        unique: bool = False,
     ) -> bool:
-        """Create an object; True if it exists now and belongs to the job. `saw`: None for kinds without a watch."""
+        """Create an object; True if it exists now and belongs to the job.
+
+        `saw`: None for kinds without a watch. `unique`: its name contains the job's uid, so what has it is the job's.
+        """
         known = self._state.jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
             return False  # the job was deleted meanwhile
@@ -190,14 +205,15 @@ class Applier:
         )
         exists = answer.status == 409 and answer.reason == "AlreadyExists"
         # A full quota refuses a create even if the object exists already.
-        exists_still = answer.status == 403 and saw is None and name in answers.existing
-        if exists and saw is not None:
+        exists_still = answer.status == 403 and unique and name in answers.existing
+        if exists and not unique:
+            assert saw is not None
             return await self._already_exists(job, answers, _path(group, job, plural, name), name, saw)
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
-            if saw is None:
+            if unique and not (answer.ok and saw):  # what the watch will report is not remembered here
                 answers.existing[name] = self._wall()
-            else:
+            if answer.ok and saw is not None:
                 saw(answer.body)
             return True
         if answer.status not in _REFUSED:

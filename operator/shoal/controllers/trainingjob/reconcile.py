@@ -156,12 +156,16 @@ class Reconciler:
             return
         address = max(running)[1]
         assert address is not None
-        credentials = self._credentials(uid)
-        endpoint = Endpoint(uid, address, credentials.token, credentials.certificate)
         self._poller.follow(
-            endpoint, lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE)
+            _endpoint(uid, address, self._credentials(uid)),
+            lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE),
         )
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _endpoint(uid: str, address: str, known: JobCredentials) -> Endpoint:
+    previous = _endpoint(uid, address, known.previous) if known.previous is not None else None
+    return Endpoint(uid, address, known.token, known.certificate, previous)
