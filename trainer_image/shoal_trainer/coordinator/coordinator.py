@@ -218,7 +218,7 @@ class Coordinator(Record):
         self._last_pushes.arrived((push.slot, push.incarnation), now + member.push_limit)
 
     def count_partial(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
-        """Count the partial samples of these shards, shard 0 first; returns whether pushes may be in flight.
+        """Count the partial samples of these shards (`sides`); returns whether pushes may be in flight.
 
         `at_end`: pushes in flight count as partial.
         """
