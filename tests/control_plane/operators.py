@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -134,6 +136,22 @@ class OperatorProcess:
         assert self._process is not None
         return await self._process.wait()
 
+    @contextlib.asynccontextmanager
+    async def kept_running(self) -> AsyncIterator[None]:
+        """Started again whenever it ends, as a kubelet does."""
+
+        async def restart() -> None:
+            while True:
+                await self.wait()
+                await self.start()
+
+        task = asyncio.create_task(restart())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def _end(self, number: signal.Signals) -> int:
         process = self._process
         assert process is not None
@@ -251,3 +269,19 @@ class Job:
             return dict(await eventually(reached))
         except AssertionError as error:
             raise AssertionError(f"{error}: wanted {wanted}, has {await self.status()}") from None
+
+
+FIXED_PORTS = range(20_000, 32_000)
+"""Below the ephemeral ports of the kernel, so that no other process gets one by chance."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    ports: list[int] = []
+    for port in random.sample(FIXED_PORTS, len(FIXED_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            ports.append(port)
+        if len(ports) == count:
+            break
+    return ports
