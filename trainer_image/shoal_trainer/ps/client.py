@@ -24,7 +24,7 @@ from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.layout import Bounds, bounds
-from shoal_trainer.ps.shard_client import ASK_BYTES, ShardClient
+from shoal_trainer.ps.shard_client import ShardClient, asks
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire.header import FOLLOWS, IDLE, Codec, Header, Op
 from shoal_trainer.wire.messages import (
@@ -258,9 +258,10 @@ class PSClient:
         def exchange(index: int) -> tuple[Header, bytearray]:
             """One large request: nothing of another one is sent meanwhile, as they would share the worker's link."""
             piece = send(index)
-            if payload is None or not asks(index):
+            low, high = self._bounds[index]
+            if payload is None or not asks((high - low) * coding.itemsize):
                 return receive(index)
-            target, (low, high) = received_into(index), self._bounds[index]
+            target = received_into(index)
             if piece and target is not None and self._tls:
                 return self._shards[index].exchange(piece, payload[low:high], expected, target, coding)
             if not piece:
@@ -268,13 +269,9 @@ class PSClient:
                 return receive(index)
             return self._overlapped(lambda: send_payload(index), lambda: receive(index))
 
-        def asks(index: int) -> bool:
-            low, high = self._bounds[index]
-            return (high - low) * coding.itemsize > ASK_BYTES
-
         order = range(len(self._shards))
         try:
-            if any(asks(index) for index in order):
+            if any(asks((high - low) * coding.itemsize) for low, high in self._bounds):
                 answers = [exchange(index) for index in order]
             else:
                 for index in order:
@@ -315,7 +312,7 @@ class PSClient:
 
     def _send(self, shard: ShardClient, request: Header, meta: bytes, payload: NDArray[Any]) -> None:
         shard.send(request, meta, payload)
-        if payload.nbytes > ASK_BYTES:
+        if asks(payload.nbytes):
             shard.send_payload(payload)
 
     def _encode(self, flat: NDArray[Any]) -> NDArray[Any]:

@@ -106,7 +106,7 @@ class ShardClient:
     def send(self, request: Header, meta: bytes = b"", payload: NDArray[Any] | None = None) -> int:
         """Send one request; read its answer with `receive`.
 
-        If it is larger than `ASK_BYTES`, the payload is left for `send_payload`, and the server is ready for it.
+        If the client `asks`, the payload is left for `send_payload`, and the server is ready for it.
         Returns the bytes of a piece if the server answers it piece by piece, else 0.
         """
         link = self._connected()
@@ -119,7 +119,7 @@ class ShardClient:
             boot=link.server.boot,
             meta=len(meta),
             length=len(body),
-            flags=request.flags | (ASK if len(body) > ASK_BYTES else 0),
+            flags=request.flags | (ASK if asks(len(body)) else 0),
         )
         head = header.encode(complete) + meta
         if not complete.flags & ASK:
@@ -210,6 +210,11 @@ class ShardClient:
         if (link := self._link) is None:
             raise Unreachable(f"shard {self.index} is not connected")
         return link
+
+
+def asks(nbytes: int) -> bool:
+    """Whether the client asks before it sends a payload of so many bytes."""
+    return nbytes > ASK_BYTES
 
 
 def _error(code: int, text: str) -> Exception:

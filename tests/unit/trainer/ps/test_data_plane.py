@@ -12,10 +12,9 @@ import pytest
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, Unreachable, UserError
-from shoal_trainer.ps import client as client_module
 from shoal_trainer.ps import pool as pool_module
 from shoal_trainer.ps import server as server_module
-from shoal_trainer.ps import shard_client as shard_client_module
+from shoal_trainer.ps import shard_client
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.damping import Damped
@@ -65,8 +64,7 @@ def test_worker_trains_with_every_encoding(
 
 def ask_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients ask before they send a payload, as if it were large."""
-    for module in (client_module, shard_client_module):
-        monkeypatch.setattr(module, "ASK_BYTES", 0)
+    monkeypatch.setattr(shard_client, "ASK_BYTES", 0)
 
 
 @pytest.fixture
