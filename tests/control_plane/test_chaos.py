@@ -16,7 +16,8 @@ SEEDS = int(os.environ.get("SHOAL_CHAOS_REAL", "3"))
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
 SHORT = {"kill": 1, "watches": 2, "lose": 1, "crash": 1, "edit_once": 1, "doom": 1}
 LONG = {
-    "kill": 4,
+    "kill": 3,
+    "pause": 2,
     "watches": 6,
     "outage": 2,
     "long_outage": 1,
@@ -40,9 +41,9 @@ async def test_a_short_storm_leaves_the_world_as_specified(
 ) -> None:  # fmt: skip
     storm = Storm(control_plane, kube, fake_kubelet, namespace, second_namespace, tmp_path, 1)
     async with storm.brewing():
-        await storm.rage(SHORT, (0.2, 1.0), share=0.1)
+        await storm.rage(SHORT, (0.1, 0.6), share=0.1)
         await storm.clear()
-        await storm.as_specified()
+        await storm.as_specified(quiet_seconds=3.0)
     assert len(storm.weather.met) >= 3, storm.weather.met
 
 
