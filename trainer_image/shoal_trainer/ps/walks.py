@@ -95,12 +95,8 @@ class Walks:
         for other in self.held_up(walk):
             other.torn = True
         for push in self.begun.values():
-            if push is walk.push:
-                continue
-            if push.pieces <= walk.position:
+            if push is not walk.push and push.pieces <= walk.position:
                 walk.missing.setdefault(push, walk.position)
-            elif push in walk.missing:
-                walk.torn = True
         walk.working = True
 
     def done(self, walk: Walk) -> bool:
@@ -112,7 +108,7 @@ class Walks:
         walk.position += 1
         walk.working = False
         if completes and walk.push is not None:
-            self._forget(walk.push)
+            self.abandon(walk.push)
         return completes
 
     def end(self, walk: Walk) -> None:
@@ -120,21 +116,14 @@ class Walks:
         self.open.remove(walk)
         push = walk.push
         if push is not None and not push.pieces and all(other.push is not push for other in self.open):
-            self._forget(push)
+            self.abandon(push)
 
     def abandon(self, push: Begun) -> None:
-        """Nobody will continue this push."""
-        self.begun.pop(push.worker, None)
+        """Nobody continues this push."""
+        if self.begun.get(push.worker) is push:
+            del self.begun[push.worker]
 
     def under_way(self, walk: Walk) -> int:
         """How many other pushes are being applied."""
         pushes = {other.push for other in self.open if other.push is not None and other.push.pieces}
         return sum(push is not walk.push and self.begun.get(push.worker) is push for push in pushes)
-
-    def _forget(self, push: Begun) -> None:
-        """The push is in all pieces, or in none. What passed a piece without it now has another state there."""
-        if self.begun.get(push.worker) is push:
-            del self.begun[push.worker]
-        for other in self.open:
-            if other.missing.pop(push, None) is not None and push.pieces and other.position < self.pieces:
-                other.torn = True
