@@ -25,6 +25,8 @@ from tests.every_field import BASE, REFUSED, changes
 
 REPLICAS = ("replica-a", "replica-b")
 WORKERS, SURGE, SERVERS = 3, 1, 2
+START_SECONDS = 120.0
+"""On a busy machine two operators take a while to start."""
 SETTLED_SECONDS = 60.0
 """After the faults: until then the world is as specified."""
 PAUSE_SECONDS = (5.0, 25.0)
@@ -111,7 +113,7 @@ class Storm:
             await self.edited.apply(**BASE)
             await Job(self.kube, self.doomed, "doomed").apply()
             try:
-                await self.steady.runs(WORKERS)
+                await self.steady.runs(WORKERS, START_SECONDS)
                 yield
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{self._story()}") from None
