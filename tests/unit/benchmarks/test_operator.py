@@ -46,7 +46,9 @@ def test_rate_is_from_the_first_request_to_the_last_answer() -> None:
     for number in range(4):
         at = START + timedelta(seconds=number)
         write = Write(
-            "create", "pods", "", "ns", f"pod-{number}", "user", 201, "", at, at + timedelta(seconds=1)
+            *("create", "pods", "", "ns", f"pod-{number}", "user", "agent", 201, ""),
+            received=at,
+            answered=at + timedelta(seconds=1),
         )
         made.append(write)
     assert rate(made) == pytest.approx(1.0)
