@@ -65,6 +65,11 @@ class World:
             if is_create(each) and each.resource == "pods"
         ]
 
+    async def pods(self, namespace: str) -> int:
+        """How many pods there are: a create that the API server gave up (504) may have been carried out."""
+        listed = await self.kube.get(f"/api/v1/namespaces/{namespace}/pods", limit="1")
+        return len(listed["items"]) + int(listed["metadata"].get("remainingItemCount") or 0)
+
     async def namespace(self, name: str) -> None:
         """A namespace in which pods can be made at once."""
         await self.kube.create("/api/v1/namespaces", {"metadata": {"name": name}})
