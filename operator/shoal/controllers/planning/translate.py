@@ -113,6 +113,7 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         if plan.finish_low is None or plan.finish_high is None
         else (plan.finish_low, plan.finish_high),
         relative_error=plan.relative_error,
+        measured=MEASURED in plan.basis,
         basis=plan.basis,
         speeds=dict(plan.speeds),
     )
