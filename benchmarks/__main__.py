@@ -26,6 +26,7 @@ ORDER = (
     "strategy",
     "join",
     "scale",
+    "links",
     "convergence",
     "operator",
 )
