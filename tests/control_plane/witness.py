@@ -98,6 +98,9 @@ class Witness:
         """The same of pods."""
         self._all_pods: dict[tuple[str, str], dict[str, Json]] = defaultdict(dict)
         """Every pod that ever was, as last seen, by namespace and name, and by uid."""
+        self._ran: set[str] = set()
+        self._ending: dict[str, dt.datetime] = {}
+        """When pods were first seen to end, by uid."""
         self._nodes: dict[str, Spans] = defaultdict(Spans)
         self._unwanted: dict[str, Spans] = defaultdict(Spans)
         self._counted: dict[str, dict[str, int]] = defaultdict(dict)
@@ -184,9 +187,14 @@ class Witness:
         if meta["namespace"] not in self._namespaces or "shoal.dev/job" not in meta.get("labels", {}):
             return
         known = self._all_pods[meta["namespace"], meta["name"]]
-        if meta["uid"] not in known and any(_owner(each) == _owner(pod) for each in known.values()):
+        again = meta["uid"] not in known and any(_owner(each) == _owner(pod) for each in known.values())
+        if again and meta["labels"]["shoal.dev/role"] == "ps":  # its incarnation is an epoch, which fences
             self.broken.append(f"pod {meta['name']} of one job was created twice")
         known[meta["uid"]] = pod
+        if pod["status"].get("phase") == "Running":
+            self._ran.add(meta["uid"])
+        if meta.get("deletionTimestamp") or pod["status"].get("phase") in {"Succeeded", "Failed"}:
+            self._ending.setdefault(meta["uid"], utc_now())
         if kind == "DELETED":
             self.pods.pop(meta["uid"], None)
             return
@@ -248,19 +256,29 @@ class Witness:
         return broken
 
     def _healthy_servers_deleted(self, mine: list[Write]) -> list[str]:
-        """Servers go with their node, or when nobody wants them: not otherwise."""
+        """A server that works is deleted when nobody wants it: not otherwise. A node that is not heard is no reason."""
         broken = []
         for write in mine:
             if (write.verb, write.resource, write.subresource) != ("delete", "pods", ""):
                 continue
-            for pod in self._all_pods[write.namespace, write.name].values():
-                if pod["metadata"]["labels"]["shoal.dev/role"] != "ps":
-                    continue
-                node = pod["spec"].get("nodeName", "")
-                excused = self._nodes[node].near(write.received) if node else True
-                if not (excused or self._unwanted[_owner(pod)].near(write.received)):
-                    broken.append(f"{write.agent} deleted {write.name} of node {node} at {write.received:%X}")
+            pod = self._pod_at(write)
+            if pod is None or pod["metadata"]["labels"]["shoal.dev/role"] != "ps":
+                continue
+            uid = pod["metadata"]["uid"]
+            ended = self._ending.get(uid)
+            unwanted = self._unwanted[_owner(pod)].near(write.received)
+            if uid in self._ran and not unwanted and (ended is None or ended > write.received):
+                broken.append(f"{write.agent} deleted {write.name}, which worked, at {write.received:%X}")
         return broken
+
+    def _pod_at(self, write: Write) -> Json | None:
+        """The pod that had the name then: a job that is applied again uses the names of the first one."""
+        created = {
+            dt.datetime.fromisoformat(pod["metadata"]["creationTimestamp"]): pod
+            for pod in self._all_pods[write.namespace, write.name].values()
+        }
+        before = [at for at in created if at <= write.received]
+        return created[max(before)] if before else None
 
 
 def _owner(pod: Json) -> str:
