@@ -15,6 +15,7 @@ from shoal.api.planning_status import PlanStatus
 from shoal.policy.decide.homes import Home, Homes, home_of
 from shoal.policy.decide.members import UNWANTED
 from shoal.policy.facts.read import Facts
+from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Event, Proposal, Reason
 
 STALE_SECONDS = 600.0
@@ -79,13 +80,13 @@ def _auto(
     readiness: tuple[Reason | None, Reason | None] = (None, _WAITING)
     if proposal is not None:
         readiness = _readiness(proposal)
-        proposed = _clamped(homes, proposal.pools)
+        proposed = _clamped(homes, proposal.pools, counts)
         if sum(proposed.values()) < homes.job.spec.workers.min_replicas:
             words = f"{proposal.reason} (fewer than workers.minReplicas: the workers stay as they are)"
             readiness = None, Reason("NotFeasible", words)
         elif before is None or known != counts or _is_due(facts, counts, proposed, proposal):
             known, reason = proposed, proposal.reason
-    fits = proposal is not None and _clamped(homes, proposal.pools) == known
+    fits = proposal is not None and _clamped(homes, proposal.pools, known) == known
     status = _status(facts, before, known, proposal if fits else None, reason)
     changes = _changes(before, status, "")
     return Planned(sum(known.values()), known, status, *readiness, events=changes)
@@ -103,12 +104,13 @@ def _first_counts(homes: Homes, replicas: int) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _clamped(homes: Homes, proposed: Mapping[str, int]) -> dict[str, int]:
-    """The proposal within what the spec and the pools allow."""
+def _clamped(homes: Homes, proposed: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """The proposal within what the spec and the pools allow; what the job has already is not given up for others."""
     left = homes.job.spec.workers.max_replicas or 1_000
     counts = {}
     for home in homes.all():
-        take = max(0, min(proposed.get(home.pool, 0), homes.limit(home), left))
+        room = max(homes.limit(home), min(now.get(home.pool, 0), homes.pools[home.pool].spec.limits.nodes))
+        take = max(0, min(proposed.get(home.pool, 0), room, left))
         left -= take
         if take:
             counts[home.pool] = take
@@ -120,7 +122,12 @@ def _is_due(facts: Facts, now: Mapping[str, int], proposed: Mapping[str, int], p
     if dict(now) == dict(proposed):
         return False
     wait = facts.job.spec.elasticity.stabilization_seconds
-    grows = sum(proposed.values()) > sum(now.values()) or proposal.urgent
+    # A worker that waits for a node in vain does nothing: what replaces it is more, not less.
+    working = sum(
+        each.pod is not None and bool(each.pod.spec.node_name) and each.verdict.outcome is PodOutcome.HEALTHY
+        for each in {each.place.index: each for each in facts.sightings["worker"]}.values()
+    )
+    grows = sum(proposed.values()) > min(sum(now.values()), working)
     since = proposal.since
     if proposal.urgent or since is None:
         return proposal.urgent

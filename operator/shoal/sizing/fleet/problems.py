@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
-from shoal.sizing.availability import Markov
+from shoal.sizing.availability import OUT_SECONDS, Markov
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.deadline import can_still_be_kept
@@ -48,10 +48,11 @@ def job_problem(
     speeds: SpeedModel,
     confidence: float,
     servers: Servers | None = None,
+    spare: float = 0.0,
 ) -> JobProblem:
     """The problem of one job within `limits` (nodes by pool). Raises UsageError if there is none to solve.
 
-    `servers` None: as many as the job has, at no price.
+    `servers` None: as many as the job has, at no price. `spare`: see `Objective`; for jobs with spot pools.
     """
     by_name = {pool.name: pool for pool in pools}
     notes = [
@@ -72,9 +73,13 @@ def job_problem(
         options.append(_pool(job, model, pool, limits[name], speeds, basis))
     if not options:
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
-    if not _reserved(job, work, options):
-        by_pool = {pool.name: pool for pool in pools}
-        options = [_with_stock_outs(option, by_pool[option.name]) for option in options]
+    reserved = _reserved(job, work, options)
+    options = [
+        _while_out(option, job, reserved) if option.spot and by_name[option.name].exhausted else option
+        for option in options
+    ]
+    if not reserved:
+        options = [_with_stock_outs(option, by_name[option.name]) for option in options]
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
         servers = replace(servers, running=job.parameter_servers if job.running else 0)
@@ -83,7 +88,11 @@ def job_problem(
         work=work,
         servers=servers,
         objective=Objective(
-            deadline=job.deadline_seconds, budget=job.budget_left, prefer=job.prefer, confidence=confidence
+            deadline=job.deadline_seconds,
+            budget=job.budget_left,
+            prefer=job.prefer,
+            confidence=confidence,
+            spare=spare if any(option.spot for option in options) else 0.0,
         ),
         min_workers=job.min_workers,
         max_workers=job.max_workers,
@@ -107,6 +116,13 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
     startup = max(seconds for _, seconds in steady)
     samples = float(work.samples_of(float(len(steady))))
     return can_still_be_kept(samples, rate=rate, left=left, startup=startup, most=len(steady))
+
+
+def _while_out(option: Pool, job: FleetJob, reserved: bool) -> Pool:
+    """A spot pool that is out of stock: nothing more comes from it; or later, where there is time to wait."""
+    if reserved and job.deadline_seconds is not None:
+        return replace(option, out_seconds=OUT_SECONDS)
+    return replace(option, limit=min(option.limit, option.running))
 
 
 def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
@@ -191,7 +207,8 @@ def _pool(
         PRIOR_NODE_HOURS + pool.node_hours
     )
     running = job.running.get(pool.name, 0)
-    limit = min(limit, running) if pool.exhausted else limit
+    if pool.exhausted and not pool.spot:
+        limit = min(limit, running)
     if pool.available is not None:
         limit = min(limit, running + pool.available)
     return Pool(
