@@ -119,6 +119,8 @@ def draw(seed: int) -> Scenario:
         _pool(chance, name, spot=True, limit=chance.randint(3, 4 + 2 * number))
         for name in names[: chance.choice([1, 2, 2])]
     ]
+    # The user's order of preference, by data sheets and prices.
+    spots.sort(key=lambda pool: pool.price / catalogue().find(pool.accelerator).arithmetic_tflops)
     jobs = tuple(_job(chance, index, workers, steady, names) for index, workers in enumerate(most))
     kills = tuple(sorted((chance.randint(8, 60 * number), chance.random() < 0.5) for _ in range(3)))
     return Scenario(seed, (*spots, steady), jobs, kills)

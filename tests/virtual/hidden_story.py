@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.api.training_job import TrainingJob
+from shoal.policy.decide.usage import INTERRUPTIONS
 from tests.virtual.cluster import Machine
 from tests.virtual.hidden import HiddenPool, Scenario
 from tests.virtual.loop import BEGIN, now, play
@@ -48,8 +49,6 @@ class Told:
     """The first confidence of each job, of at least `PROMISED`, that rests on measurements."""
     changes: list[PlanChange] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    interrupted: Counter[str] = field(default_factory=Counter)
-    """Workers that lost their node, by pool."""
     worked: Counter[str] = field(default_factory=Counter)
     """Node seconds of workers by pool."""
 
@@ -78,6 +77,9 @@ class Story:
         )
         self._chance = random.Random(scenario.seed + 1)
         self._happened: Counter[str] = Counter()
+        self._taken: set[tuple[str, int, int]] = set()
+        self._recorded: dict[tuple[str, int, int], str] = {}
+        """Pools by worker that is recorded as interrupted."""
         self._sent = 0
         pulls = {pool.name: pool.pull for pool in scenario.pools}
         self.world.cluster.start_seconds = lambda process: pulls.get(process.machine.pool, 2.0)
@@ -174,7 +176,7 @@ class Story:
             pod = self.world.server.objects.get(process.pod)
             leaving = pod is None or "deletionTimestamp" in pod["metadata"]
             if process.machine is machine and process.end is None and not leaving:
-                self.told.interrupted[machine.pool] += 1
+                self._taken.add((process.job, process.index, process.incarnation))
         cluster.notice(machine.name)
 
     # --- what must hold
@@ -200,6 +202,10 @@ class Story:
         if change.key[0] != "trainingjobs" or old is None:
             return
         name = change.key[2]
+        for slot in change.object.get("status", {}).get("slots", []):
+            if slot.get("cause") in INTERRUPTIONS:
+                key = change.object["metadata"]["uid"], slot["index"], slot.get("incarnation", 0)
+                self._recorded[key] = slot["pool"]
         before, after = (o.get("status", {}).get("plan") for o in (old, change.object))
         if before is not None and after is None:
             self._break(f"{name} lost its plan")
@@ -227,6 +233,8 @@ class Story:
             if machine.pool:
                 world.cluster.drop(machine.name)
         told.cost = sum(shop.node_seconds * shop.price for shop in world.cluster.shops.values()) / 3600
+        if invented := self._recorded.keys() - self._taken:
+            self._break(f"{invented} are recorded as interrupted, and nothing took them")
         usage = [(job, pool, used) for job in self._jobs() for pool, used in job.status.pool_usage.items()]
         for job in self._jobs():
             assert job.status.start_time is not None
@@ -235,10 +243,9 @@ class Story:
         for pool in self.scenario.pools:
             counted = [used for _, name, used in usage if name == pool.name]
             seen = sum(used.interruptions for used in counted)
-            if seen != told.interrupted[pool.name]:
-                self._break(
-                    f"{pool.name}: {told.interrupted[pool.name]} workers lost their node, {seen} are counted"
-                )
+            lost = sum(name == pool.name for name in self._recorded.values())
+            if seen != lost:
+                self._break(f"{pool.name}: {lost} workers are recorded as interrupted, {seen} are counted")
             seconds, true = sum(used.node_seconds for used in counted), told.worked[pool.name]
             if not true / TWICE - UNSEEN * pool.limit <= seconds <= TWICE * true + 2 * pool.limit:
                 self._break(f"{pool.name}: {true:.0f} node seconds, {seconds} are counted")

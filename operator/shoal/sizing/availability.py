@@ -21,7 +21,7 @@ __all__ = ["Availability", "Calm", "Markov", "Recorded", "Supply", "Windows", "r
 Floats = NDArray[np.float64]
 
 OUT_SECONDS = 1800.0
-"""How long a pool that is out of stock is expected to stay so, however long it was: stock-outs have no memory."""
+"""How long a pool that is out of stock stays so in the mean."""
 BLOCK_SECONDS = 7200.0
 """Availability of times further apart than this is taken to be independent."""
 

@@ -110,7 +110,7 @@ class Planner:
             return
         now = self._wall()
         pools = [
-            pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)])
+            pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)], now)
             for pool in self._state.pools.all()
         ]
         profiles = self._profiles(now)

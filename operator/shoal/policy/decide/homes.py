@@ -95,6 +95,13 @@ def homes_of(facts: Facts) -> Homes:
     if missing:
         words = f"CapacityPool {', '.join(missing)} does not exist: create it, or change workers.pools"
         problem = Reason("PoolNotFound", words)
+    everywhere = [name for name, pool in known.items() if not pool.spec.node_selector]
+    if everywhere:
+        words = (
+            f"CapacityPool {', '.join(everywhere)} selects no nodes: set spec.nodeSelector to their labels"
+        )
+        problem = Reason("PoolNotReady", words if problem is None else f"{problem.message}; {words}")
+        known = {name: pool for name, pool in known.items() if name not in everywhere}
     zone = _zone_of_servers(facts) if spec.zone_policy == "Same" else ""
     near = {name: pool for name, pool in known.items() if not zone or pool.spec.zone in {"", zone}}
     if known and not near:

@@ -25,6 +25,8 @@ __all__ = ["plan_fleet"]
 
 SPARE = 0.1
 """What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
+AS_FAST = 1.05
+"""A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
 WORTH_A_SERVER = 0.1
 """One more parameter server is worth a word if it makes the job faster by this part."""
 
@@ -145,7 +147,7 @@ def _one(
             spent = replace(job, budget_left=None)
             return _late(_one(spent, pools, left, speeds, confidence, seed), "budget", "The budget is spent.")
         one = job_problem(job, job.model, _work(job), pools, left, speeds, confidence, spare=SPARE)
-        found = _settled(job, one.problem, plan(one.problem, seed=seed))
+        found = _affordable(one.problem, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
         return _with_trial(job, one, found, _answer(job, one, found))
     except UsageError as error:
         return _unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}.")
@@ -171,6 +173,20 @@ def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
         f"simulated runs, and a switch needs {SURE:.0%}."
     )
     return replace(same, notes=(*same.notes, note))
+
+
+def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
+    """Where nothing keeps the limits for sure, not the very fastest plan but the cheapest that is as fast."""
+    if found.feasible or problem.objective.prefer != "MinCost":
+        return found
+    near = [point for point in found.pareto if point.seconds <= AS_FAST * found.fastest.seconds]
+    cheapest = min(near, key=lambda point: point.cost, default=None)
+    if cheapest is None or cheapest.counts == found.counts:
+        return found
+    pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, cheapest.counts, strict=True))
+    instead = plan(replace(problem, pools=pools, min_workers=sum(cheapest.counts)), seed=seed)
+    note = f"The very fastest, {fleet(found.pools, found.counts)}, would cost {money(found.cost, '')}."
+    return replace(instead, notes=(*instead.notes, note))
 
 
 def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) -> JobPlan:

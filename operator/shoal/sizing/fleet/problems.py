@@ -24,6 +24,8 @@ PRIOR_OUT_SHARE, PRIOR_REQUESTS = 0.02, 10.0
 """The part of the time in which a spot pool is out of stock before anything was seen, and its weight in requests."""
 RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
 """What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
+SHORT_OUT_SECONDS = 600.0
+"""A stock-out is expected to last as long again as it has lasted, at least this and at most `OUT_SECONDS`."""
 SNAPSHOT_BANDWIDTH = 5e9
 """Bytes/s at which a parameter server copies its memory for a snapshot. Training stops meanwhile."""
 PRIOR_STARTUPS = 2.0
@@ -75,7 +77,9 @@ def job_problem(
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
     reserved = _reserved(job, work, options)
     options = [
-        _while_out(option, job, reserved) if option.spot and by_name[option.name].exhausted else option
+        _while_out(option, by_name[option.name], job, reserved)
+        if option.spot and by_name[option.name].exhausted
+        else option
         for option in options
     ]
     if not reserved:
@@ -118,10 +122,10 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
     return can_still_be_kept(samples, rate=rate, left=left, startup=startup, most=len(steady))
 
 
-def _while_out(option: Pool, job: FleetJob, reserved: bool) -> Pool:
+def _while_out(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:
     """A spot pool that is out of stock: nothing more comes from it; or later, where there is time to wait."""
     if reserved and job.deadline_seconds is not None:
-        return replace(option, out_seconds=OUT_SECONDS)
+        return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), OUT_SECONDS))
     return replace(option, limit=min(option.limit, option.running))
 
 

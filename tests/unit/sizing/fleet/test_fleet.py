@@ -113,7 +113,7 @@ def test_unknown_accelerator_is_left_out_and_named() -> None:
 
 
 def test_exhausted_pool_gets_no_new_workers_where_there_is_no_time_to_wait() -> None:
-    out = replace(SPOT, exhausted=True)
+    out = replace(SPOT, exhausted=True, exhausted_seconds=3600.0)
     tight = job(
         running={"spot": 1}, deadline_seconds=2400.0
     )  # half an hour is how long a stock-out is taken to last
@@ -133,7 +133,11 @@ def test_exhausted_spot_pool_is_waited_for_while_on_demand_could_still_keep_the_
     assert patient.counts["steady"] == 0
     assert patient.feasible
     assert patient.finish_seconds is not None
-    assert patient.finish_seconds > 1800
+    assert patient.finish_seconds > 600
+    long = replace(out, exhausted_seconds=1200.0)  # it may well take as long again
+    later = plan_fleet([long, STEADY], [PROFILE], [job(deadline_seconds=3 * 3600.0)]).jobs["a"]
+    assert later.finish_seconds is not None
+    assert later.finish_seconds > patient.finish_seconds
     at_once = plan_fleet([SPOT, STEADY], [PROFILE], [job(deadline_seconds=3 * 3600.0)]).jobs["a"]
     assert patient.cost == pytest.approx(at_once.cost, rel=0.1)  # what is waited for is not paid
     whenever = plan_fleet([out, STEADY], [PROFILE], [job(deadline_seconds=None)]).jobs["a"]
@@ -154,6 +158,16 @@ def test_one_worker_measures_a_pool_that_may_be_cheaper_and_no_more_than_may_be(
     assert "measures other" not in told.reason
     fixed = plan_fleet([known, other], [PROFILE], [job(**long, min_workers=16)]).jobs["a"]
     assert sum(fixed.counts.values()) == 16
+
+
+def test_late_job_does_not_pay_any_price_for_the_last_seconds() -> None:
+    quick = replace(STEADY, startup_seconds=170.0)
+    late = job(deadline_seconds=900.0)  # sixteen workers take longer
+    found = plan_fleet([SPOT, quick], [PROFILE], [late]).jobs["a"]
+    assert not found.feasible
+    assert found.binding == "deadline"
+    assert found.counts["steady"] == 0
+    assert "The very fastest, " in found.reason
 
 
 def test_job_on_spot_nodes_ends_early_where_that_costs_little() -> None:
