@@ -27,6 +27,7 @@ from shoal.controllers.trainingjob.claims import Claims
 from shoal.controllers.trainingjob.credentials import job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
@@ -46,7 +47,7 @@ from shoal_trainer.contract import StatusReport
 R = TypeVar("R", bound=Resource)
 
 LEASE_TIMES = LeaseTimes()
-NEEDED = ("trainingjobs", "pods", "services")
+NEEDED = ("trainingjobs", "pods", "services", "poddisruptionbudgets")
 SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
 
@@ -77,7 +78,7 @@ class Operator:
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )
-        self.state = ClusterState(wakes)
+        self.state = ClusterState(wakes, settings.platform)
         self._settings = settings
         self._wall = wall
         self._outage = Outage(monotonic, wall)
@@ -173,6 +174,7 @@ class Operator:
             "trainingjobs": state.jobs,
             "pods": state.pods,
             "services": state.services,
+            "poddisruptionbudgets": state.budgets,
             "nodes": state.nodes,
             "capacitypools": state.pools,
             "speedprofiles": state.profiles,
@@ -221,6 +223,7 @@ class Operator:
             self._writer(CapacityPool, state.pools),
             self.recorder,
             wall=self._wall,
+            operator=f"{self._settings.lease_namespace}/{self._settings.lease_name}",
             on_change=self._replan,
         )
         return Controller(
@@ -259,13 +262,21 @@ class Operator:
                 wall=wall,
             ),
             Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=self._job_metrics),
-            Reporter(writer, self.recorder, self._job_metrics, telemetry_seconds=settings.telemetry_seconds),
+            Reporter(
+                writer,
+                self.recorder,
+                self._job_metrics,
+                wall=wall,
+                telemetry_seconds=settings.telemetry_seconds,
+            ),
             state=state,
             answers=answers,
             claims=claims,
             poller=self._poller,
             credentials=credentials,
             complaints=self._complaints,
+            reactions=Reactions(self._job_metrics.reacted),
+            waited=self._waited,
             wake=self._wake_job,
         )
         return Controller(
@@ -278,6 +289,9 @@ class Operator:
 
     def _wake_job(self, key: Key, priority: Priority) -> None:
         self.jobs.wake(key, priority)
+
+    def _waited(self, key: Key) -> float:
+        return self.jobs.queue.waited(key)
 
     def _wake_pool(self, key: Key, priority: Priority) -> None:
         self.pools.wake(key, priority)

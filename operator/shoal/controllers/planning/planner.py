@@ -15,6 +15,7 @@ from datetime import datetime
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.progress import Progress
 from shoal.controllers.planning.translate import (
     fleet_job,
@@ -74,6 +75,7 @@ class Planner:
         self._known: dict[str, _Known] = {}
         self._wanted = asyncio.Event()
         self._progress = Progress()
+        self._paces = Paces()
 
     def trigger(self) -> None:
         """Plan soon: a job began or ended, a worker was taken, a pool ran out of nodes."""
@@ -105,7 +107,9 @@ class Planner:
         jobs = {job_name(job): job for job in self._state.jobs.all() if _is_planned(job)}
         for uid in self._known.keys() - {job.metadata.uid for job in jobs.values()}:
             del self._known[uid]
-        self._progress.forget({job.metadata.uid for job in jobs.values()})
+        uids = {job.metadata.uid for job in jobs.values()}
+        self._progress.forget(uids)
+        self._paces.forget(uids)
         if not jobs:
             return
         now = self._wall()
@@ -146,7 +150,7 @@ class Planner:
         return False
 
     def _job(self, job: TrainingJob, now: datetime) -> FleetJob:
-        report, _ = self._poller.latest(job.metadata.uid)
+        report, age = self._poller.latest(job.metadata.uid)
         fingerprint = report.model.fingerprint if report is not None and report.model is not None else ""
         key = job.metadata.namespace, self._learner.name_of(job, fingerprint)
         profile = self._state.profiles.get(key[1], key[0])
@@ -158,7 +162,8 @@ class Planner:
         )
         pods = self._state.pods.indexed("job", key_of(job))
         self._progress.observe(job, report, per_epoch)
-        return fleet_job(job, model, report, per_epoch, pods, now)
+        speeds = self._paces.observe(job, report, self._now() - age)
+        return fleet_job(job, model, report, per_epoch, pods, now, speeds)
 
     def _profiles(self, now: datetime) -> list[Profile]:
         found = []

@@ -7,7 +7,7 @@ goes through here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -58,6 +58,7 @@ def fleet_job(
     samples_per_epoch: int | None,
     pods: Iterable[Pod],
     now: datetime,
+    speeds_now: Mapping[str, Sequence[float]],
 ) -> FleetJob:
     """A job. One whose workers nobody plans (mode Off or Manual) is planned with the number that it has."""
     spec, status = job.spec, job.status
@@ -85,7 +86,7 @@ def fleet_job(
         budget_left=None if objective.max_cost is None else float(objective.max_cost) - spent,
         prefer=objective.prefer,
         spent=spent,
-        measured_samples_per_second=report.samples_per_second if report is not None else None,
+        speeds_now=speeds_now,
     )
 
 
@@ -112,6 +113,7 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         if plan.finish_low is None or plan.finish_high is None
         else (plan.finish_low, plan.finish_high),
         relative_error=plan.relative_error,
+        measured=MEASURED in plan.basis,
         basis=plan.basis,
         speeds=dict(plan.speeds),
     )

@@ -76,8 +76,7 @@ class Observer:
             images=self._images,
             pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
             services=services,
-            existing=answers.existing_names(now),
-            absent=frozenset(answers.absent),
+            existing=answers.existing_names(now) | self._budgets(key, uid),
             name_conflicts=conflicts,
             nodes=self._state.nodes_by_name if signals else {},
             node_signals=signals,
@@ -94,6 +93,10 @@ class Observer:
             proposal=self._proposal(uid),
             taken=self._claims.of_others(job) if job.spec.workers.pools else {},
         )
+
+    def _budgets(self, key: Key, uid: str) -> frozenset[str]:
+        found = self._state.budgets.indexed("job", key)
+        return frozenset(each.metadata.name for each in found if each.metadata.controller_uid == uid)
 
 
 class _Gone(Container[str]):

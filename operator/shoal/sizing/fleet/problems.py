@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
 from shoal.sizing.availability import OUT_SECONDS, Markov
+from shoal.sizing.fleet.pace import at_present_pace, prediction_error
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.deadline import can_still_be_kept
@@ -39,6 +40,8 @@ class JobProblem:
     problem: Problem
     basis: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
+    error: float | None = None
+    """Predicted over present speed of what runs, less 1; the problem is corrected by it."""
 
 
 def job_problem(
@@ -75,15 +78,6 @@ def job_problem(
         options.append(_pool(job, model, pool, limits[name], speeds, basis))
     if not options:
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
-    reserved = _reserved(job, work, options)
-    options = [
-        _while_out(option, by_name[option.name], job, reserved)
-        if option.spot and by_name[option.name].exhausted
-        else option
-        for option in options
-    ]
-    if not reserved:
-        options = [_with_stock_outs(option, by_name[option.name]) for option in options]
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
         servers = replace(servers, running=job.parameter_servers if job.running else 0)
@@ -103,7 +97,13 @@ def job_problem(
         min_on_demand=job.on_demand_base,
         zone_policy=job.zone_policy,
     )
-    return JobProblem(problem, basis, tuple(notes))
+    error = prediction_error(problem, job.speeds_now)
+    problem, note = at_present_pace(problem, job.speeds_now)
+    reserved = _reserved(job, work, problem.pools)
+    problem = replace(
+        problem, pools=tuple(_supplied(p, by_name[p.name], job, reserved) for p in problem.pools)
+    )
+    return JobProblem(problem, basis, (*notes, *([note] if note else [])), error)
 
 
 def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
@@ -122,17 +122,19 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
     return can_still_be_kept(samples, rate=rate, left=left, startup=startup, most=len(steady))
 
 
-def _while_out(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:
-    """A spot pool that is out of stock: nothing more comes from it; or later, where there is time to wait."""
-    if reserved and job.deadline_seconds is not None:
+def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:
+    """A spot pool with its stock-outs: what is out now, and, where there is no reserve, what may be."""
+    if not option.spot:
+        return option
+    if pool.exhausted and reserved and job.deadline_seconds is not None:  # there is time to wait for it
         return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), OUT_SECONDS))
-    return replace(option, limit=min(option.limit, option.running))
+    if pool.exhausted:  # nothing more comes from it
+        option = replace(option, limit=min(option.limit, option.running))
+    return option if reserved else _with_stock_outs(option, pool)
 
 
 def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
     """A spot pool that may be out of stock, as often as its requests were not fulfilled."""
-    if not option.spot:
-        return option
     requests = PRIOR_REQUESTS + pool.startup_seen + pool.unfulfilled_waits
     share = (PRIOR_OUT_SHARE * PRIOR_REQUESTS + pool.unfulfilled_waits) / requests
     process = Markov(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -58,6 +58,7 @@ class FleetJob:
     `model` None: not reported yet. `samples_left` None: not known; `work_note` says why. Where the job ends by a
     metric, they are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up.
+    `speeds_now`: samples/s of single workers, by pool, of those that have worked for a while.
     """
 
     name: str
@@ -80,7 +81,7 @@ class FleetJob:
     budget_left: float | None = None
     prefer: Literal["MinCost", "MinTime"] = "MinCost"
     spent: float = 0.0
-    measured_samples_per_second: float | None = None
+    speeds_now: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class JobPlan:
 
     `feasible`: deadline and budget are met with the confidence asked for. `binding`: the limit that cannot be met, or
     that makes the plan what it is. `finish_low` and `finish_high` enclose the finish in 90 % of simulated runs.
-    `relative_error`: predicted over measured speed, less 1; None: not measured.
+    `relative_error`: the speed of what runs by the measurements so far over what it is now, less 1; None: not measured.
     """
 
     counts: Mapping[str, int]
