@@ -17,6 +17,7 @@ GOOD: Json = {
     "nodeSelector": {"pool": "good"},
     "limits": {"nodes": 4},
     "price": {"perHour": "0.3"},
+    "startupSeconds": 10,
 }
 WRONG: dict[str, tuple[Json, str, str]] = {
     "unlabelled": ({"nodeSelector": {}}, "NoNodeSelector", "set spec.nodeSelector"),

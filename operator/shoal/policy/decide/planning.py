@@ -123,13 +123,15 @@ def _is_due(
     facts: Facts, homes: Homes, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal
 ) -> bool:
     """Whether the counts change now. To leave what is not to be had disturbs no worker, so it waits for nothing."""
-    if dict(now) == dict(proposed) or _waits_for_measurement(facts, proposal):
+    if dict(now) == dict(proposed):
         return False
     in_vain = {
         each.slot.pool for each in facts.sightings["worker"] if waits_for_node(each)
     } & homes.pools.keys()
     if any(homes.is_exhausted(Home(name)) and proposed.get(name, 0) < now.get(name, 0) for name in in_vain):
         return True
+    if _waits_for_measurement(facts, proposal):
+        return False
     wait = facts.job.spec.elasticity.stabilization_seconds
     grows = sum(proposed.values()) > sum(now.values())
     since = proposal.since
