@@ -214,7 +214,8 @@ class Operator:
         def count(result: str) -> None:
             written.labels(kind.__name__, result).inc()
 
-        return StatusWriter(self._fenced, cache, kind, on_result=count)
+        reflector = self._reflectors[kind.PLURAL]
+        return StatusWriter(self._fenced, cache, kind, on_result=count, on_stale=reflector.request_refresh)
 
     def _make_pools(self) -> Controller:
         state = self.state
