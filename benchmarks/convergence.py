@@ -43,7 +43,6 @@ RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
     "all-reduce, rate × √W": (AllReduce, {"rate": math.sqrt}),
     "all-reduce, rate × W": (AllReduce, {"rate": float}),
 }
-MERGERS = {"scaled 1/W (default)": False, "Adasum": True}
 TOLERANCE = 0.005
 """The accuracy that a run must reach is that of one worker at its end, less this."""
 MOST_SAMPLES = 3.0
@@ -118,10 +117,10 @@ def outages(
     pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: int
 ) -> Iterator[Measurement]:
     """Accuracy after an outage of the server in which workers train on their own."""
-    for name, (label, merge), number, steps in itertools.product(sets, MERGERS.items(), workers, (8, 64)):
+    for name, number, steps in itertools.product(sets, workers, (8, 64)):
         jobs = [Job(name, number, seed) for seed in range(seeds)]
-        found = list(pool.map(accuracy_after_outage, jobs, itertools.repeat(merge), itertools.repeat(steps)))
-        of = f"{name}, {number} workers, outage of {steps} steps each, {label}"
+        found = list(pool.map(accuracy_after_outage, jobs, itertools.repeat(steps)))
+        of = f"{name}, {number} workers, outage of {steps} steps each"
         yield summary(f"accuracy at once, {of}", [f[0] for f in found], "", "the moment all are back")
         yield summary(f"accuracy at the end, {of}", [f[1] for f in found], "", "after equal samples")
 

@@ -256,10 +256,10 @@ class VirtualJob(Course):
         self.seqs[worker] = 0
         self._join(worker)
 
-    def outage(self, steps: int, *, merge: bool) -> None:
+    def outage(self, steps: int) -> None:
         """An outage of the server, in which each worker takes `steps` local steps; then they push their differences.
 
-        As in the real worker, with its `Outage`: the difference is scaled by 1/W, or (`merge`) by Adasum.
+        As in the real worker, with its `Outage`: the difference is scaled by 1/W.
         """
         workers, rate = self.job.workers, schedules.learning_rate(self.config.learning_rate, 0)
         for worker in range(workers):
@@ -273,7 +273,7 @@ class VirtualJob(Course):
             alone.difference_into(delta)
             self.seqs[worker] += 1
             meta = PushMeta(samples=steps * BATCH, steps=steps, scale=1.0 / workers)
-            answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta, merge=merge)
+            answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta)
             self.samples += meta.samples
             self.held[worker] = self.computing[worker] = (answer.version, delta)
 
@@ -317,7 +317,7 @@ def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:
     return lost, run.accuracy()
 
 
-def accuracy_after_outage(job: Job, merge: bool, steps: int) -> tuple[float, float]:
+def accuracy_after_outage(job: Job, steps: int) -> tuple[float, float]:
     """Test accuracy right after an outage in the middle of the run, and after the remaining samples.
 
     Samples of the outage count, so with many workers and local steps none may remain.
@@ -325,7 +325,7 @@ def accuracy_after_outage(job: Job, merge: bool, steps: int) -> tuple[float, flo
     run = VirtualJob(job)
     before = run.updates // 2
     run.train(before)
-    run.outage(steps, merge=merge)
+    run.outage(steps)
     at_once = run.accuracy()
     run.train(max(0, run.updates - before - job.workers * steps))
     return at_once, run.accuracy()

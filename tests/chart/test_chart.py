@@ -437,3 +437,63 @@ def test_pools_of_releases_in_two_namespaces_share_no_object(tools: Path) -> Non
         for team in "ab"
     )
     assert not one & two
+
+
+def test_helm_test_runs_the_operators_check_with_its_own_account(tools: Path) -> None:
+    documents = render(tools, "scope.namespace=team", "metrics.port=9999", "nameOverride=fish")
+    [pod] = of_kind(documents, "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    [deployment] = of_kind(documents, "Deployment")
+    operator = deployment["spec"]["template"]["spec"]
+    assert pod["spec"]["serviceAccountName"] == operator["serviceAccountName"]
+    assert pod["spec"]["securityContext"] == operator["securityContext"]
+    [container], [own] = pod["spec"]["containers"], operator["containers"]
+    assert (container["image"], container["securityContext"]) == (own["image"], own["securityContext"])
+    assert container["command"][:2] == ["shoal-operator", "check"]
+    [service] = of_kind(documents, "Service")
+    settings = dict(word.removeprefix("--").split("=", 1) for word in container["command"][2:])
+    environment = {each["name"]: each.get("value") for each in own["env"]}
+    assert settings == {
+        "namespace": environment["SHOAL_NAMESPACE"],
+        "lease": environment["SHOAL_LEASE_NAME"],
+        "metrics": f"http://{service['metadata']['name']}.shoal-system:9999/metrics",
+    }
+    selector = service["spec"]["selector"]
+    assert not selector.items() <= pod["metadata"]["labels"].items(), "it would be taken for an operator"
+
+
+def test_every_object_has_the_common_labels(tools: Path) -> None:
+    documents = render(
+        tools, "commonLabels.team=ml", "pools.enabled=true", "page.enabled=true", "networkPolicy.enabled=true",
+        "admissionPolicy.enabled=true", "metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true",
+        "metrics.rules.enabled=true", "metrics.dashboard.enabled=true",
+    )  # fmt: skip
+    bare = {d["kind"] for d in documents if d["metadata"].get("labels", {}).get("team") != "ml"}
+    assert bare <= {"CustomResourceDefinition"}
+    for deployment in of_kind(documents, "Deployment"):
+        assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+        assert "team" not in deployment["spec"]["selector"]["matchLabels"], "selectors are immutable"
+
+
+def test_more_volumes_and_how_monitors_scrape(tools: Path) -> None:
+    documents = render(
+        tools, "metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.scrapeTimeout=7s",
+        "metrics.podMonitor.enabled=true", "metrics.podMonitor.relabelings[0].targetLabel=cluster",
+        "metrics.podMonitor.metricRelabelings[0].action=drop",
+        "extraVolumes[0].name=ca", "extraVolumes[0].configMap.name=ca",
+        "extraVolumeMounts[0].name=ca", "extraVolumeMounts[0].mountPath=/ca",
+    )  # fmt: skip
+    [service], [pods] = of_kind(documents, "ServiceMonitor"), of_kind(documents, "PodMonitor")
+    assert service["spec"]["endpoints"] == [{"port": "metrics", "interval": "30s", "scrapeTimeout": "7s"}]
+    assert pods["spec"]["podMetricsEndpoints"] == [
+        {
+            "port": "metrics",
+            "interval": "30s",
+            "relabelings": [{"targetLabel": "cluster"}],
+            "metricRelabelings": [{"action": "drop"}],
+        }
+    ]
+    [deployment] = of_kind(documents, "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    assert spec["volumes"][-1] == {"name": "ca", "configMap": {"name": "ca"}}
+    assert spec["containers"][0]["volumeMounts"][-1] == {"name": "ca", "mountPath": "/ca"}

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kubernetes.aio import client, config
-
+from dev import service_account
 from dev.kube import ApiError, Json, Kube
+from shoal.cluster.http import HttpTransport
 from shoal.cluster.lease import LeaseTimes
-from shoal.cluster.transport import HttpTransport, Transport
+from shoal.cluster.server import find
+from shoal.cluster.transport import Transport
+from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.errors import Unavailable
 from shoal.policy.model import Images
 from shoal.process.operator import LEASE_TIMES, Operator
@@ -48,7 +52,7 @@ class FakeCoordinator:
 def settings(namespace: str, **changes: Any) -> Settings:
     """Settings for one namespace."""
     values: dict[str, Any] = {
-        "install_key": INSTALL_KEY,
+        "install_key": InstallKey(INSTALL_KEY),
         "images": Images(ps="shoal/ps:test", worker="shoal/worker:test"),
         "namespace": namespace,
         "lease_namespace": namespace,
@@ -59,9 +63,7 @@ def settings(namespace: str, **changes: Any) -> Settings:
 
 
 async def transport(kubeconfig: Path) -> HttpTransport:
-    configuration = client.Configuration()
-    await config.load_kube_config(str(kubeconfig), client_configuration=configuration, persist_config=False)
-    return HttpTransport(client.ApiClient(configuration))
+    return HttpTransport(await find(kubeconfig=kubeconfig))
 
 
 @contextlib.asynccontextmanager
@@ -91,9 +93,14 @@ async def running_operator(
 
 
 class OperatorProcess:
-    """The real process, `shoal-operator`, as a context manager. Its log is at `log`."""
+    """The real process, `shoal-operator`, as a context manager. Its log is at `log`.
 
-    def __init__(self, kubeconfig: Path, namespace: str, folder: Path, **environment: str) -> None:
+    `account`: the files of a service account, with which it runs as in a pod, instead of with the kubeconfig.
+    """
+
+    def __init__(
+        self, kubeconfig: Path, namespace: str, folder: Path, account: Path | None = None, **environment: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         key = folder / "install-key"
         key.write_bytes(INSTALL_KEY)
@@ -111,14 +118,16 @@ class OperatorProcess:
             "SHOAL_HEALTH_PORT": "0",
             **environment,
         }
+        self._command = [sys.executable, "-m", "shoal.process.main"]
+        if account is not None:
+            self._command = service_account.command(account)
+            del self._environment["KUBECONFIG"]
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "shoal.process.main",
+                *self._command,
                 env=self._environment,
                 stdout=log,
                 stderr=log,
@@ -128,6 +137,15 @@ class OperatorProcess:
         """Send SIGKILL."""
         await self._end(signal.SIGKILL)
 
+    async def pause(self, seconds: float) -> None:
+        """SIGSTOP for a while, as a machine that hangs."""
+        process = self._process
+        assert process is not None
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(seconds)
+            process.send_signal(signal.SIGCONT)
+
     async def stop(self) -> int:
         """Send SIGTERM; returns the exit code."""
         return await self._end(signal.SIGTERM)
@@ -135,6 +153,22 @@ class OperatorProcess:
     async def wait(self) -> int:
         assert self._process is not None
         return await self._process.wait()
+
+    @contextlib.asynccontextmanager
+    async def kept_running(self) -> AsyncIterator[None]:
+        """Started again whenever it ends, as a kubelet does."""
+
+        async def restart() -> None:
+            while True:
+                await self.wait()
+                await self.start()
+
+        task = asyncio.create_task(restart())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _end(self, number: signal.Signals) -> int:
         process = self._process
@@ -253,3 +287,19 @@ class Job:
             return dict(await eventually(reached))
         except AssertionError as error:
             raise AssertionError(f"{error}: wanted {wanted}, has {await self.status()}") from None
+
+
+FIXED_PORTS = range(20_000, 32_000)
+"""Below the ephemeral ports of the kernel, so that no other process gets one by chance."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    ports: list[int] = []
+    for port in random.sample(FIXED_PORTS, len(FIXED_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            ports.append(port)
+        if len(ports) == count:
+            break
+    return ports

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import json
 import socket
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from tests.control_plane.operators import (
     Job,
     OperatorProcess,
     eventually,
+    free_ports,
     running_operator,
 )
 
@@ -30,21 +31,6 @@ async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
     for name in ("spot-1", "spot-2", "spot-3"):
         await fake_kubelet.add_node(name, spot=True)
     return fake_kubelet
-
-
-FIXED_PORTS = range(20_000, 32_000)
-"""Below the ephemeral ports of the kernel, so that no other process gets one by chance."""
-
-
-def free_ports(count: int) -> list[int]:
-    ports: list[int] = []
-    for port in random.sample(FIXED_PORTS, len(FIXED_PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("0.0.0.0", port))
-            ports.append(port)
-        if len(ports) == count:
-            break
-    return ports
 
 
 async def fetched(url: str, words: str) -> str:
@@ -96,8 +82,12 @@ async def test_process_runs_a_job_and_stops_cleanly(
 ) -> None:
     job = Job(kube, namespace)
     health, metrics = free_ports(2)
-    ports = {"SHOAL_HEALTH_PORT": str(health), "SHOAL_METRICS_PORT": str(metrics)}
-    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, **ports) as process:
+    settings = {
+        "SHOAL_HEALTH_PORT": str(health),
+        "SHOAL_METRICS_PORT": str(metrics),
+        "SHOAL_LOG_FORMAT": "json",
+    }
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, **settings) as process:
         await job.apply()
         await job.runs()
         for host in ("127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])):
@@ -111,6 +101,9 @@ async def test_process_runs_a_job_and_stops_cleanly(
         lease = await kube.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/shoal")
         assert lease["spec"].get("holderIdentity", "") == ""
         assert "Traceback" not in log
+        lines = [json.loads(line) for line in log.splitlines()]
+        assert any(line["message"] == "operator-0 acquired Lease shoal" for line in lines)
+        assert {"time", "severity", "logger", "message"} == set().union(*lines)
     assert set(await job.pods()) == {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-0"}
 
 

@@ -171,7 +171,8 @@ class Scaling(Subject):
     `pools.enabled`). Buffer: a CapacityBuffer asks the autoscaler for nodes. Scale: the `scale` subresource of
     `target`. Cloud: the cloud's API for node groups."""
     shrink_after_seconds: int = Field(600, ge=0, le=86_400)
-    """The pool shrinks after less has been recommended for this long. Not for mode Buffer, which shrinks at once."""
+    """The pool shrinks after less has been recommended for this long. Not for mode Buffer, which shrinks at once. In
+    mode Pods: how long your autoscaler keeps an idle node. Plans count it as the price of leaving a node."""
 
 
 class CapacityPoolSpec(Strict):
@@ -243,6 +244,8 @@ class CountedUsage(Usage):
 
     uid: str
     """The job's uid."""
+    operator: str = ""
+    """The operator of the job, as in `shares`."""
 
 
 class MeasuredInterruptions(Status):
@@ -289,6 +292,25 @@ class Recommendation(Status):
     """Why, for people."""
 
 
+class OperatorShare(Status):
+    """What the jobs of one operator have and want of the pool. Operators may be scoped to namespaces."""
+
+    operator: str
+    """Namespace and name of its Lease."""
+    used: int = 0
+    """Nodes with a pod of its jobs."""
+    waiting: int = 0
+    """Pods of its jobs that wait for a node of the pool."""
+    pending: int = 0
+    """Those that have waited for too long."""
+    nodes: int = 0
+    """Nodes that the plans of its jobs ask for."""
+    reason: str = ""
+    """Why, for people."""
+    at: datetime
+    """When it last said so: what is an hour old counts no more."""
+
+
 class ScalingStatus(Status):
     """What `shoal-pools` scales for the pool, written only by it."""
 
@@ -329,6 +351,8 @@ class CapacityPoolStatus(Status):
     """Requests for a node that were not fulfilled."""
     recommended: Recommendation = Recommendation()
     """The recommended size, and why."""
+    shares: tuple[OperatorShare, ...] = ()
+    """What each operator that has jobs in the pool says. Sums of these are above."""
     counted: tuple[CountedUsage, ...] = ()
     """The part of each existing job in the measurements."""
     retired: Usage = Usage()

@@ -109,8 +109,13 @@ class FailureRule(Strict):
 
 
 class SchedulingPolicy(Strict):
-    """How the job's pods are queued."""
+    """How the job's pods are queued and scheduled."""
 
+    gang: Literal["None", "PodGroup"] = "None"
+    """PodGroup: no pod starts before there is room for all parameter servers and workers.minReplicas. It needs the
+    PodGroups of scheduler-plugins and a scheduler with its plugin Coscheduling, which the templates name in
+    schedulerName unless it is the default one. Where PodGroups are not installed, the job runs without, and is Degraded
+    with reason NoPodGroup. Can change only while the job is suspended."""
     queue: str = Field("", max_length=63)
     """The LocalQueue of Kueue, where it is installed with its integration for plain pods: each pod is admitted by
     itself, so training begins with those that are. Empty: pods are not queued."""
@@ -280,6 +285,12 @@ class TrainingJobSpec(Strict):
                 "parameterServers.replicas can change only while the job is suspended: set suspend to true first",
             ),
             (
+                # The pods that run would not be in the group that their successors wait for.
+                "self.runPolicy.schedulingPolicy.gang == oldSelf.runPolicy.schedulingPolicy.gang"
+                " || (self.suspend && oldSelf.suspend)",
+                "runPolicy.schedulingPolicy.gang can change only while the job is suspended: set suspend to true first",
+            ),
+            (
                 "!(self.elasticity.mode in ['Advise', 'Auto'])"
                 " || (has(self.workers.pools) && size(self.workers.pools) > 0)",
                 "elasticity.mode Advise and Auto need workers.pools: name the CapacityPools to choose from",
@@ -353,6 +364,13 @@ class TrainingJob(Resource):
             "integer",
             wide=True,
             description="Expected seconds to completion",
+        ),
+        Column(
+            "Last-Step",
+            ".status.training.lastProgressTime",
+            "date",
+            wide=True,
+            description="How long ago a step was last known: it grows while training stands, or no operator runs",
         ),
         Column(
             "Cost", ".status.cost.accumulated", wide=True, description="Cost of the workers' nodes so far"

@@ -92,12 +92,14 @@ class Proposal:
     feasible: bool = True
     """Whether deadline and budget can be kept with the wanted confidence."""
     urgent: bool = False
-    """Deadline or budget are at risk: more workers are not waited for."""
+    """Deadline or budget are at risk, or another job is to have nodes of this one: the change is not waited for."""
     samples_per_second: float | None = None
     remaining_seconds: float | None = None
     remaining_range: tuple[float, float] | None = None
     """Between these it is in 90 % of simulated runs."""
     relative_error: float | None = None
+    measured: bool = True
+    """Whether the model's speed was measured in a pool of the plan."""
     """By how much the measured speed differs from the predicted one, as a share of it."""
     basis: str = ""
     """What the prediction is based on."""
@@ -118,10 +120,8 @@ class Observation:
     services: Mapping[str, Service] = field(default_factory=dict)
     """Services controlled by the job, by name."""
     existing: frozenset[str] = frozenset()
-    """Names of the job's Secrets and PodDisruptionBudgets that exist: the API server confirmed it within the last
-    minutes."""
-    absent: frozenset[str] = frozenset()
-    """Names of the job's PodDisruptionBudgets that were deleted."""
+    """Names of the job's PodDisruptionBudgets that exist; and of its Secret, and the key of its PodGroup, if the API
+    server confirmed it within the last minutes: nobody may read Secrets, and nobody watches PodGroups."""
     name_conflicts: Mapping[str, NameConflict] = field(default_factory=dict)
     """Names that the job needs and objects of other owners have. Names of pods and Services never coincide."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
@@ -149,6 +149,8 @@ class Observation:
     """All CapacityPools by name."""
     proposal: Proposal | None = None
     """The newest proposal of the planner for this job."""
+    taken: Mapping[str, int] = field(default_factory=dict)
+    """Nodes of each pool that other jobs have, or plan to have."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,14 @@ class CreateDisruptionBudget:
 
 
 @dataclass(frozen=True)
+class ApplyPodGroup:
+    """Server-side apply of a PodGroup of scheduler-plugins. A 404 means that they are not installed."""
+
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class DeleteDisruptionBudget:
     """DELETE a PodDisruptionBudget. The name contains the job's uid; a 404 means that it is gone already."""
 
@@ -247,6 +257,7 @@ Action = (
     | DeleteService
     | CreateSecret
     | CreateDisruptionBudget
+    | ApplyPodGroup
     | DeleteDisruptionBudget
     | ConfirmAbsent
     | DeleteJob
@@ -266,6 +277,7 @@ class Plan:
 
 __all__ = [
     "Action",
+    "ApplyPodGroup",
     "ConfirmAbsent",
     "CreateDisruptionBudget",
     "CreatePod",

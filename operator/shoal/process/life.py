@@ -1,17 +1,20 @@
-"""What every process of the chart does: end at a signal, log to standard error."""
+"""What every process of the chart does: end at a signal."""
 
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto
 import logging
 import signal
-import sys
 from collections.abc import Coroutine
 from typing import Any
 
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal")
+
+TLS_BUFFER = 16 * 1024
+"""A record. asyncio's own choice, 256 KiB, is held by every connection: 40 MiB for the API server and 100 jobs."""
 
 
 def signalled() -> asyncio.Event:
@@ -50,11 +53,6 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
-def start_log(level: str) -> None:
-    """Log to standard error."""
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
-    if level != "DEBUG":
-        for noisy in ("kopf", "aiohttp.access"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
+def keep_tls_small() -> None:
+    """Give TLS connections that are opened from now on a read buffer of `TLS_BUFFER`."""
+    asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER

@@ -23,9 +23,11 @@ from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wakes, key_of, sources
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.claims import Claims
 from shoal.controllers.trainingjob.credentials import job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
@@ -45,7 +47,7 @@ from shoal_trainer.contract import StatusReport
 R = TypeVar("R", bound=Resource)
 
 LEASE_TIMES = LeaseTimes()
-NEEDED = ("trainingjobs", "pods", "services")
+NEEDED = ("trainingjobs", "pods", "services", "poddisruptionbudgets")
 SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
 
@@ -76,7 +78,7 @@ class Operator:
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )
-        self.state = ClusterState(wakes)
+        self.state = ClusterState(wakes, settings.platform)
         self._settings = settings
         self._wall = wall
         self._outage = Outage(monotonic, wall)
@@ -172,6 +174,7 @@ class Operator:
             "trainingjobs": state.jobs,
             "pods": state.pods,
             "services": state.services,
+            "poddisruptionbudgets": state.budgets,
             "nodes": state.nodes,
             "capacitypools": state.pools,
             "speedprofiles": state.profiles,
@@ -211,7 +214,8 @@ class Operator:
         def count(result: str) -> None:
             written.labels(kind.__name__, result).inc()
 
-        return StatusWriter(self._fenced, cache, kind, on_result=count)
+        reflector = self._reflectors[kind.PLURAL]
+        return StatusWriter(self._fenced, cache, kind, on_result=count, on_stale=reflector.request_refresh)
 
     def _make_pools(self) -> Controller:
         state = self.state
@@ -220,6 +224,7 @@ class Operator:
             self._writer(CapacityPool, state.pools),
             self.recorder,
             wall=self._wall,
+            operator=f"{self._settings.lease_namespace}/{self._settings.lease_name}",
             on_change=self._replan,
         )
         return Controller(
@@ -243,12 +248,14 @@ class Operator:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
         answers = AnswerStore()
+        claims = Claims(state.jobs.all)
         writer = self._writer(TrainingJob, state.jobs)
         reconcile = Reconciler(
             Observer(
                 state,
                 answers,
                 self._poller,
+                claims,
                 images=settings.images,
                 node_signals=self._nodes_readable,
                 api_returned_at=lambda: self._outage.returned_at,
@@ -256,12 +263,21 @@ class Operator:
                 wall=wall,
             ),
             Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=self._job_metrics),
-            Reporter(writer, self.recorder, self._job_metrics, telemetry_seconds=settings.telemetry_seconds),
+            Reporter(
+                writer,
+                self.recorder,
+                self._job_metrics,
+                wall=wall,
+                telemetry_seconds=settings.telemetry_seconds,
+            ),
             state=state,
             answers=answers,
+            claims=claims,
             poller=self._poller,
             credentials=credentials,
             complaints=self._complaints,
+            reactions=Reactions(self._job_metrics.reacted),
+            waited=self._waited,
             wake=self._wake_job,
         )
         return Controller(
@@ -274,6 +290,9 @@ class Operator:
 
     def _wake_job(self, key: Key, priority: Priority) -> None:
         self.jobs.wake(key, priority)
+
+    def _waited(self, key: Key) -> float:
+        return self.jobs.queue.waited(key)
 
     def _wake_pool(self, key: Key, priority: Priority) -> None:
         self.pools.wake(key, priority)

@@ -6,10 +6,12 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.controllers.trainingjob.credentials import FIRST_KEY_ID, InstallKey
 from shoal.errors import UsageError
+from shoal.manifests.platforms import PLATFORMS, Platform
 from shoal.policy.model import Images
 
 MIN_KEY_BYTES = 32
@@ -19,13 +21,14 @@ MIN_KEY_BYTES = 32
 class Settings:
     """The settings of one installation."""
 
-    install_key: bytes = field(repr=False)
-    """The secret from which every job's key is derived."""
+    install_key: InstallKey
     images: Images
     namespace: str = ""
     """The namespace to watch; empty for all namespaces."""
     node_signals: bool = True
     """Whether to watch nodes."""
+    platform: Platform | None = None
+    """The platform of the nodes; None: as their labels say."""
     identity: str = "shoal"
     """The holder identity in the Lease."""
     lease_namespace: str = "default"
@@ -37,9 +40,11 @@ class Settings:
     page_port: int = 0
     """0: no web page."""
     log_level: str = "INFO"
+    log_format: str = "text"
+    """text or json."""
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
-    workers: int = 16
+    workers: int = 32
     """Jobs reconciled concurrently."""
     plan_seconds: float = 60.0
     """Interval of plans of jobs with pools, where nothing calls for one sooner."""
@@ -60,6 +65,7 @@ class Settings:
             ),
             namespace=get("SHOAL_NAMESPACE", ""),
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
+            platform=_platform(environment),
             identity=identity_of(environment),
             lease_namespace=get("POD_NAMESPACE") or "default",
             lease_name=get("SHOAL_LEASE_NAME") or "shoal",
@@ -67,8 +73,9 @@ class Settings:
             health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
             page_port=number_of(environment, "SHOAL_PAGE_PORT", 0),
             log_level=level_of(environment),
+            log_format=log_format_of(environment),
             telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),
-            workers=max(1, number_of(environment, "SHOAL_WORKERS", 16)),
+            workers=max(1, number_of(environment, "SHOAL_WORKERS", 32)),
             plan_seconds=max(1, number_of(environment, "SHOAL_PLAN_SECONDS", 60)),
         )
 
@@ -79,14 +86,31 @@ def _required(environment: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _key(path: str) -> bytes:
+def _key(path: str) -> InstallKey:
+    """The key in this file. Beside it may be `key-id` and, during a rotation, `previous-key` and `previous-key-id`."""
+    file = Path(path)
+    previous = file.with_name("previous-key")
+    return InstallKey(
+        _secret(file),
+        _id(file.with_name("key-id")),
+        InstallKey(_secret(previous), _id(previous.with_name("previous-key-id")))
+        if previous.exists()
+        else None,
+    )
+
+
+def _secret(file: Path) -> bytes:
     try:
-        key = Path(path).read_bytes()
+        key = file.read_bytes()
     except OSError as error:
-        raise UsageError(f"SHOAL_INSTALL_KEY_FILE={path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"SHOAL_INSTALL_KEY_FILE={file} cannot be read: {error.strerror}") from error
     if len(key) < MIN_KEY_BYTES:
-        raise UsageError(f"the install key in {path} has {len(key)} bytes: it needs at least {MIN_KEY_BYTES}")
+        raise UsageError(f"the install key in {file} has {len(key)} bytes: it needs at least {MIN_KEY_BYTES}")
     return key
+
+
+def _id(file: Path) -> str:
+    return file.read_text().strip() if file.exists() else FIRST_KEY_ID
 
 
 def identity_of(environment: Mapping[str, str]) -> str:
@@ -109,9 +133,26 @@ def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
+def _platform(environment: Mapping[str, str]) -> Platform | None:
+    name = environment.get("SHOAL_PLATFORM") or "auto"
+    if name == "auto":
+        return None
+    if name not in PLATFORMS:
+        raise UsageError(f"SHOAL_PLATFORM={name} must be auto or one of {', '.join(PLATFORMS)}")
+    return PLATFORMS[name]
+
+
 def level_of(environment: Mapping[str, str]) -> str:
     """The log level."""
     level = (environment.get("SHOAL_LOG_LEVEL") or "info").upper()
     if level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         raise UsageError(f"SHOAL_LOG_LEVEL={level.lower()} must be debug, info, warning or error")
     return level
+
+
+def log_format_of(environment: Mapping[str, str]) -> str:
+    """The format of the log's lines."""
+    name = environment.get("SHOAL_LOG_FORMAT") or "text"
+    if name not in {"text", "json"}:
+        raise UsageError(f"SHOAL_LOG_FORMAT={name} must be text or json")
+    return name

@@ -9,15 +9,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from shoal.api.events import Event
-from shoal.api.kube import Pod
+from shoal.api.kube import DisruptionBudget, Pod
 from shoal.api.training_job import TrainingJob
-from shoal.cluster.transport import Answer, Query
+from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
-from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.claims import Claims
+from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
@@ -81,6 +83,8 @@ class Cluster:
         fault = self.fault(method, path)
         if isinstance(fault, Exception):
             raise fault
+        if fault is None and content_type == APPLY_PATCH and path not in self.objects:
+            self.add(path, body)
         answer: Answer = fault or getattr(self, f"_{method.lower()}")(path, body)
         if self.loses_answer(method, path):
             raise Unavailable("connection reset")
@@ -155,12 +159,14 @@ class Rig:
         self.metrics = JobMetrics(Metrics())
         self.state = ClusterState(Wakes(jobs=lambda key, priority: self.woken.append((key, priority))))
         self.answers = AnswerStore()
+        self.claims = Claims(self.state.jobs.all)
         self.poller = Poller(UnreachableCoordinator())
         self.recorder = Recorder(self.cluster, reporter="test", wall=lambda: self.wall)
         self.reporter = Reporter(
             StatusWriter(self.cluster, self.state.jobs, TrainingJob),
             self.recorder,
             self.metrics,
+            wall=lambda: self.wall,
             telemetry_seconds=telemetry_seconds,
             settle_seconds=0.0,
         )
@@ -168,7 +174,7 @@ class Rig:
             self.cluster,
             self.state,
             self.answers,
-            credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
             wall=lambda: self.wall,
             metrics=self.metrics,
         )
@@ -176,6 +182,7 @@ class Rig:
             self.state,
             self.answers,
             self.poller,
+            self.claims,
             images=Images(ps="ps:1", worker="worker:1"),
             node_signals=lambda: True,
             wall=lambda: self.wall,
@@ -187,9 +194,12 @@ class Rig:
             self.reporter,
             state=self.state,
             answers=self.answers,
+            claims=self.claims,
             poller=self.poller,
-            credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
             complaints=self.complaints,
+            reactions=Reactions(self.metrics.reacted),
+            waited=lambda _key: 0.0,
             wake=lambda key, priority: self.woken.append((key, priority)),
         )
 
@@ -231,8 +241,12 @@ class Rig:
         """Relist everything."""
         jobs = [o for p, o in self.cluster.objects.items() if p == JOB_PATH]
         self.state.jobs.replace(map(TrainingJob.model_validate, jobs), self.cluster.version)
-        for kind, cache in (("pods", self.state.pods), ("services", self.state.services)):
-            model: Any = {"pods": Pod, "services": Service}[kind]
+        kinds: list[tuple[str, Any, Any]] = [
+            ("pods", self.state.pods, Pod),
+            ("services", self.state.services, Service),
+            ("poddisruptionbudgets", self.state.budgets, DisruptionBudget),
+        ]
+        for kind, cache, model in kinds:
             found = [o for p, o in self.cluster.objects.items() if re.search(f"/{kind}/", p)]
             cache.replace([model.model_validate(o) for o in found], self.cluster.version)
 

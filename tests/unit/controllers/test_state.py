@@ -9,6 +9,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, Pod, PodSpec, PodStatus
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key, Wakes, sources
+from shoal.manifests.platforms import AUTOPILOT
 from shoal.runtime.work_queue import Priority
 from tests.unit.policy import build
 
@@ -78,6 +79,7 @@ def test_sources_of_one_or_all_namespaces() -> None:
         "trainingjobs": "/apis/shoal.dev/v1alpha1/trainingjobs",
         "pods": "/api/v1/pods",
         "services": "/api/v1/services",
+        "poddisruptionbudgets": "/apis/policy/v1/poddisruptionbudgets",
         "nodes": "/api/v1/nodes",
         "capacitypools": "/apis/shoal.dev/v1alpha1/capacitypools",
         "speedprofiles": "/apis/shoal.dev/v1alpha1/speedprofiles",
@@ -121,3 +123,10 @@ def test_changed_pool_wakes_the_jobs_that_name_it(
     assert state.pools_by_name["spot"].spec.limits.nodes == 2
     state.pools.drop("p")
     assert not state.pools_by_name
+
+
+def test_what_somebody_said_of_the_platform_holds_whatever_nodes_join() -> None:
+    state = ClusterState(Wakes(), AUTOPILOT)
+    assert state.platform is AUTOPILOT
+    state.nodes.put(build.node())
+    assert state.platform is AUTOPILOT

@@ -56,6 +56,7 @@ class Pools(World):
     def __init__(self, *pools: CapacityPool, nodes: dict[str, int], **workers: Any) -> None:
         self.pools = {each.metadata.name: each for each in pools}
         self.proposal: Proposal | None = None
+        self.elsewhere: dict[str, int] = {}
         elasticity = workers.pop("elasticity", {})
         super().__init__(
             spot_nodes=0,
@@ -80,7 +81,7 @@ class Pools(World):
         self.nodes[node]["metadata"]["labels"]["pool"] = label
 
     def observation(self) -> Observation:
-        return replace(super().observation(), pools=self.pools, proposal=self.proposal)
+        return replace(super().observation(), pools=self.pools, proposal=self.proposal, taken=self.elsewhere)
 
     def _create(self, action: CreatePod) -> None:
         super()._create(action)
@@ -290,7 +291,7 @@ AUTO = {"mode": "Auto"}
 def auto(**workers: Any) -> Pools:
     world = Pools(
         pool("a", price="1"), pool("b", price="2"), pool("od", "OnDemand", price="3"),
-        nodes={"a": 8, "b": 8, "od": 8}, **{"replicas": 2, "elasticity": AUTO, **workers},
+        **{"nodes": {"a": 8, "b": 8, "od": 8}, "replicas": 2, "elasticity": AUTO, **workers},
     )  # fmt: skip
     world.settle()
     return world
@@ -338,6 +339,59 @@ def test_plans_grow_soon_and_shrink_late(
         assert world.last_plan.wake_after <= 300
 
 
+def test_plan_that_fails_for_ignorance_waits_for_a_measurement() -> None:
+    world = auto()
+    world.propose({"a": 2, "od": 4}, feasible=False, measured=False)
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    world.propose(
+        {"a": 3}, feasible=True, measured=False
+    )  # but a guess that keeps the limits is as good as any
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    world.propose({"a": 3, "od": 4}, feasible=False, measured=False)
+    world.tick(seconds=601)
+    world.settle()
+    assert world.by_pool() == {"a": 3, "od": 4}  # none came
+
+
+def test_plan_leaves_an_exhausted_pool_in_which_workers_wait_without_delay() -> None:
+    """Nobody is disturbed by it; while a stabilization time passed, a job without a node would stand still."""
+    world = auto(nodes={"a": 1, "b": 3})
+    assert world.by_pool() == {"a": 1}  # the second worker waits
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.propose({"a": 1, "b": 2}, age=0)
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 2}
+    world.propose({"b": 2}, age=0)  # a worker that has its node is not left at once
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 2}
+
+
+def test_workers_that_are_too_many_work_until_the_others_have_their_nodes() -> None:
+    """A plan of fewer workers, all of them in a pool that was just taken, would leave the job without any."""
+    world = auto(nodes={"a": 2, "od": 2})
+    world.propose({"a": 2, "od": 2})
+    world.settle()
+    assert world.by_pool() == {"a": 2, "od": 2}
+    for node in ("a-0", "a-1"):
+        world.notice(node)
+    world.propose({"a": 2})
+    world.settle()
+    world.tick(seconds=61)
+    world.settle()
+    assert world.by_pool() == {"od": 2}
+    assert world.status["plan"]["pools"] == {"a": 2}
+    assert world.status["workers"]["desired"] == 2
+    world.add("a-2", "a")
+    world.settle()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    world.add("a-3", "a")
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    assert world.status["restarts"]["disruptions"] == 2
+
+
 def test_shrinking_drains_the_worker_of_least_speed_for_its_price() -> None:
     world = auto()
     world.propose({"a": 2, "b": 2})
@@ -382,6 +436,34 @@ def test_plan_never_exceeds_limits_and_max_replicas() -> None:
     world.propose({"a": 50, "b": 50})
     world.reconcile()
     assert world.status["plan"]["pools"] == {"a": 10, "b": 2}
+
+
+def test_plan_takes_no_nodes_that_other_jobs_have_and_gives_none_up_for_them() -> None:
+    world = auto()
+    world.elsewhere = {"a": 7}
+    world.propose({"a": 5})
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    world.elsewhere = {
+        "a": 8
+    }  # by a race, or by a limit that was lowered: what leaves is the planner's choice
+    world.now += timedelta(seconds=600)
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    world.elsewhere = {}
+    world.settle()
+    assert world.by_pool() == {"a": 5}
+
+
+def test_job_begins_where_other_jobs_leave_room() -> None:
+    world = Pools(pool("a", limit=2), pool("b"), nodes={"a": 2, "b": 5}, replicas=2)
+    world.elsewhere = {"a": 1}
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 1}
+    full = Pools(pool("a", limit=2), nodes={"a": 2}, replicas=2)
+    full.elsewhere = {"a": 1}
+    full.settle()
+    assert "other jobs have 1 of their nodes" in full.condition("Degraded")["message"]
 
 
 def test_advice_changes_nothing_but_is_told() -> None:

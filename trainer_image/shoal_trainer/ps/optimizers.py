@@ -39,7 +39,8 @@ STATE = {
 class Update(NamedTuple):
     """The learning rate of one push, the optimizer's step (from 1), and the `pace` of `Damping`.
 
-    `ahead`: by how many updates the answer anticipates; `next_rate`: their learning rate (nan: `rate`).
+    `ahead`: by how many updates the answer anticipates; `next_rate`: their learning rate (nan: `rate`). `before`: the
+    pace at which the velocity was made.
     """
 
     rate: float
@@ -47,6 +48,7 @@ class Update(NamedTuple):
     pace: float = 1.0
     ahead: float = 0.0
     next_rate: float = math.nan
+    before: float = 1.0
 
     @property
     def later(self) -> float:
@@ -72,19 +74,18 @@ class Optimizer:
             if name in self.state:
                 self.state[name][:] = values
         self._segments = tuple(_segments(config, offset, size))
-        self._pace = 1.0
-        """The pace at which the velocity was made."""
 
     def apply(self, w: Vector, io: Payload, update: Update) -> bool:
         """Apply the gradient in the first `size` values of `io` to `w`, and write the new parameters to `io`.
 
-        Returns whether the gradient had non-finite values (replaced by 0).
+        `io` may have only some of the values, and threads may apply other parts at the same time: rules go value by
+        value, and what they need of a whole gradient is in `update`. Returns whether the gradient had non-finite values
+        (replaced by 0).
         """
         non_finite = False
         for low, high, decays in self._segments:
             for part, values in parts(io, low, high):
                 non_finite |= self._apply(part, w[part], values, update, decays)
-        self._pace = update.pace
         return non_finite
 
     def anticipate(self, w: Vector, io: Payload, update: Update) -> None:
@@ -93,7 +94,7 @@ class Optimizer:
         for part, values in parts(io, 0, self.size):
             state = {name: values[part] for name, values in self.state.items()}
             if update.ahead and "momentum" in state:
-                ahead = update.ahead * _glide(c, update.pace) * stretch(self._pace) / stretch(update.pace)
+                ahead = update.ahead * _glide(c, update.pace) * stretch(update.before) / stretch(update.pace)
                 kernels.glide(w[part], state["momentum"], values, f(ahead))
             elif update.ahead and c.name == "lion":
                 kernels.glide_lion(w[part], state["m"], values, f(update.ahead * update.rate))
@@ -127,7 +128,10 @@ class Optimizer:
         c, f = self.config, np.float32
         # Velocity that was made at another pace still has to go as far as it would have gone there.
         slower = stretch(update.pace)
-        kept, rate = f(momentum_at(c, self._pace) * stretch(self._pace) / slower), f(update.rate / slower)
+        kept, rate = (
+            f(momentum_at(c, update.before) * stretch(update.before) / slower),
+            f(update.rate / slower),
+        )
         ahead = f(update.ahead * _glide(c, update.pace))
         if c.name == "rmsprop":
             second = f(c.rho), f(1 - c.rho), f(c.epsilon)

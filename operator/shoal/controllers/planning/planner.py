@@ -15,6 +15,7 @@ from datetime import datetime
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.progress import Progress
 from shoal.controllers.planning.translate import (
     fleet_job,
@@ -26,6 +27,7 @@ from shoal.controllers.planning.translate import (
 )
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Wake, key_of
+from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, Profile, plan_fleet
@@ -73,6 +75,7 @@ class Planner:
         self._known: dict[str, _Known] = {}
         self._wanted = asyncio.Event()
         self._progress = Progress()
+        self._paces = Paces()
 
     def trigger(self) -> None:
         """Plan soon: a job began or ended, a worker was taken, a pool ran out of nodes."""
@@ -104,12 +107,14 @@ class Planner:
         jobs = {job_name(job): job for job in self._state.jobs.all() if _is_planned(job)}
         for uid in self._known.keys() - {job.metadata.uid for job in jobs.values()}:
             del self._known[uid]
-        self._progress.forget({job.metadata.uid for job in jobs.values()})
+        uids = {job.metadata.uid for job in jobs.values()}
+        self._progress.forget(uids)
+        self._paces.forget(uids)
         if not jobs:
             return
         now = self._wall()
         pools = [
-            pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)])
+            pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)], now)
             for pool in self._state.pools.all()
         ]
         profiles = self._profiles(now)
@@ -129,11 +134,23 @@ class Planner:
             same = old is not None and dict(old.proposal.pools) == counts
             since = old.proposal.since if old is not None and same and old.proposal.since else now
             fresh = proposal(job, plan, now, since)
+            if self._is_awaited(job, found):
+                fresh = replace(fresh, urgent=True)
             self._known[job.metadata.uid] = _Known(fresh, self._now())
             self._wake(key_of(job), Priority.NORMAL)
 
+    def _is_awaited(self, job: TrainingJob, found: FleetPlan) -> bool:
+        """Whether the job has nodes of a pool that the plan gives to others."""
+        for name, held in holdings(job).items():
+            pool, own = self._state.pools.get(name), found.jobs[job_name(job)].counts.get(name, 0)
+            if pool is not None and held > own:
+                wanted = sum(plan.counts.get(name, 0) for plan in found.jobs.values())
+                if held - own + wanted > pool.spec.limits.nodes:
+                    return True
+        return False
+
     def _job(self, job: TrainingJob, now: datetime) -> FleetJob:
-        report, _ = self._poller.latest(job.metadata.uid)
+        report, age = self._poller.latest(job.metadata.uid)
         fingerprint = report.model.fingerprint if report is not None and report.model is not None else ""
         key = job.metadata.namespace, self._learner.name_of(job, fingerprint)
         profile = self._state.profiles.get(key[1], key[0])
@@ -145,7 +162,8 @@ class Planner:
         )
         pods = self._state.pods.indexed("job", key_of(job))
         self._progress.observe(job, report, per_epoch)
-        return fleet_job(job, model, report, per_epoch, pods, now)
+        speeds = self._paces.observe(job, report, self._now() - age)
+        return fleet_job(job, model, report, per_epoch, pods, now, speeds)
 
     def _profiles(self, now: datetime) -> list[Profile]:
         found = []

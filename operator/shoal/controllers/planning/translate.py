@@ -7,7 +7,7 @@ goes through here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -30,12 +30,12 @@ END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 
 
-def pool_values(pool: CapacityPool, nodes: Sequence[Node]) -> FleetPool:
+def pool_values(pool: CapacityPool, nodes: Sequence[Node], now: datetime | None = None) -> FleetPool:
     """A pool; `nodes` are those that it selects, of which the cores are read where the spec does not say them.
 
     Of one whose description is wrong, nothing is used.
     """
-    values = fleet_pool(pool)
+    values = fleet_pool(pool, now)
     conditions = pool.status.conditions
     invalid = any(c.type == "Ready" and c.status == "False" and c.reason != "NoPrice" for c in conditions)
     cores = values.cores or max((node.status.allocatable.cores for node in nodes), default=0.0)
@@ -58,6 +58,7 @@ def fleet_job(
     samples_per_epoch: int | None,
     pods: Iterable[Pod],
     now: datetime,
+    speeds_now: Mapping[str, Sequence[float]],
 ) -> FleetJob:
     """A job. One whose workers nobody plans (mode Off or Manual) is planned with the number that it has."""
     spec, status = job.spec, job.status
@@ -85,7 +86,7 @@ def fleet_job(
         budget_left=None if objective.max_cost is None else float(objective.max_cost) - spent,
         prefer=objective.prefer,
         spent=spent,
-        measured_samples_per_second=report.samples_per_second if report is not None else None,
+        speeds_now=speeds_now,
     )
 
 
@@ -112,6 +113,7 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         if plan.finish_low is None or plan.finish_high is None
         else (plan.finish_low, plan.finish_high),
         relative_error=plan.relative_error,
+        measured=MEASURED in plan.basis,
         basis=plan.basis,
         speeds=dict(plan.speeds),
     )

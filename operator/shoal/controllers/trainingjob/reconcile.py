@@ -7,13 +7,16 @@ between, neither the pod nor the reason would be known.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from shoal.controllers.state import ClusterState, Key, Wake
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.claims import Claims
 from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
@@ -35,7 +38,10 @@ _REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob)
 
 
 class Reconciler:
-    """Called by the work queue with the key of a job; returns the seconds until the next reconcile, or None."""
+    """Called by the work queue with the key of a job; returns the seconds until the next reconcile, or None.
+
+    `waited`: for how long the key that is being reconciled had waited in the queue.
+    """
 
     def __init__(
         self,
@@ -45,9 +51,12 @@ class Reconciler:
         *,
         state: ClusterState,
         answers: AnswerStore,
+        claims: Claims,
         poller: Poller,
         credentials: Callable[[str], JobCredentials],
         complaints: Complaints,
+        reactions: Reactions,
+        waited: Callable[[Key], float],
         wake: Wake,
     ) -> None:
         self._observer = observer
@@ -55,14 +64,18 @@ class Reconciler:
         self._reporter = reporter
         self._state = state
         self._answers = answers
+        self._claims = claims
         self._poller = poller
         self._credentials = credentials
         self._complaints = complaints
+        self._reactions = reactions
+        self._waited = waited
         self._wake = wake
         self._uids: dict[Key, str] = {}
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
+        woken = self._now() - self._waited(key)
         await self._complaints.complain(key)
         self._forget_earlier_runs(key)
         failed: ClusterError | None = None
@@ -71,26 +84,24 @@ class Reconciler:
             if (observed := self._observer.observe(key)) is None:
                 return None
             seen, decided = observed, await self._plan(observed)
+            self._reactions.lost(seen, decided.status, woken)
+            self._reactions.replaced(seen, self._now())
             to_make = tuple(a for a in decided.actions if not isinstance(a, _REMOVALS))
             if failed is not None or not to_make:
                 break
             outcome = await self._applier.apply(seen.job, to_make)
             failed, changed = outcome.error, outcome.changed
         self._listen(key, seen)
-        unwatched = False
         # Only the last plan is reported: an earlier one may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
         if reported.recorded:
             to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed
-            unwatched = any(isinstance(a, DeleteDisruptionBudget) for a in to_remove)
         if failed is not None:
             raise failed
         delays = [decided.wake_after, reported.wait]
         if to_make:
             delays.append(0.0 if changed else UNCHANGED_SECONDS)
-        if unwatched:
-            delays.append(0.0)  # no watch reports that it is gone, and the job may wait for that
         answers = self._answers.get(seen.job.metadata.uid)
         if answers.conflicting:
             delays.append(NAME_CONFLICT_SECONDS)
@@ -101,7 +112,7 @@ class Reconciler:
     async def _plan(self, seen: Observation) -> Plan:
         """The plan. An unexpected error is also reported on the job, where its owner can see it."""
         try:
-            return plan(seen)
+            decided = plan(seen)
         except Exception as error:
             if not isinstance(error, ShoalError) and (failed := internal_error(seen, error)) is not None:
                 try:
@@ -112,6 +123,8 @@ class Reconciler:
                 ) as refused:  # what is raised is the fault itself, with its traceback
                     error.add_note(f"The error could not be recorded in the status of the job: {refused}")
             raise
+        self._claims.decide(seen.job, decided.status)  # at once: nothing is awaited since the observation
+        return decided
 
     def _forget_earlier_runs(self, key: Key) -> None:
         """Drop the state of a run whose job was deleted or applied again under the same name."""
@@ -123,6 +136,7 @@ class Reconciler:
             self._answers.forget(old)
             self._poller.forget(old)
             self._reporter.forget(old)
+            self._reactions.forget(old)
         if uid is None:
             self._uids.pop(key, None)
         else:
@@ -147,8 +161,16 @@ class Reconciler:
             return
         address = max(running)[1]
         assert address is not None
-        credentials = self._credentials(uid)
-        endpoint = Endpoint(uid, address, credentials.token, credentials.certificate)
         self._poller.follow(
-            endpoint, lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE)
+            _endpoint(uid, address, self._credentials(uid)),
+            lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE),
         )
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _endpoint(uid: str, address: str, known: JobCredentials) -> Endpoint:
+    previous = _endpoint(uid, address, known.previous) if known.previous is not None else None
+    return Endpoint(uid, address, known.token, known.certificate, previous)

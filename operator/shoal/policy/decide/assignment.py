@@ -3,7 +3,8 @@
 Without a plan, a worker stays where it is; a new one goes to the first home with room. `onDemandBase` workers live on
 demand; with `fallback`, one that waited for a spot node in vain does so, too, and one after the other tries to return.
 With a plan (mode Auto) the workers of each pool are as many as it says: those stay that fit, those without a pod fill
-what is missing, and only then do workers move, each when its successor runs.
+what is missing, and only then do workers move, each when its successor runs. Those that are too many end when the
+others run.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from shoal.policy.decide.homes import Home, Homes, home_of
+from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
 from shoal.policy.facts.read import Facts, Sighting
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Reason
 
 VACANT = 4
 """From this loss on, a worker has no pod that is worth keeping: its next one may live elsewhere."""
+AT_WORK = 1
+"""Up to this loss, a worker runs."""
 
 
 @dataclass
 class Assignment:
-    """The homes of the wanted workers."""
+    """The homes of the wanted workers, and of `lingering` more that end when the wanted ones run."""
 
     homes: dict[int, Home] = field(default_factory=dict)
     problem: Reason | None = None
+    lingering: int = 0
 
 
 def assign(
@@ -93,7 +97,11 @@ def _by_plan(
     fillers = [*(index for index in vacant if index in held), *movers, *(i for i in vacant if i not in held)]
     for index, home in zip(fillers[:room], missing, strict=False):
         result.homes[index] = home
-    return result
+    # Fewer is no reason to stand still: whoever is to end works on in place of those that do not run yet.
+    coming = sum(losses.get(index, VACANT) > AT_WORK for index in result.homes)
+    ending = [index for index in reversed(movers) if index not in result.homes and losses[index] <= AT_WORK]
+    lingering = {index: at[index] for index in ending[:coming]}
+    return Assignment(result.homes | lingering, lingering=len(lingering))
 
 
 def _worth(facts: Facts, home: Home) -> float:
@@ -130,7 +138,9 @@ def _by_preference(
         result.homes[index] = home
         used[home] += 1
     if left_over:
+        others = sum(homes.taken.get(name, 0) for name in homes.pools)
         words = f"{left_over} workers have no room: raise limits.nodes of the pools in workers.pools, or add a pool"
+        words += f" (other jobs have {others} of their nodes)" if others else ""
         result.problem = Reason("PoolsFull", words)
     _raise_base(homes, result, base, used)
     if not fell_back:
@@ -167,18 +177,10 @@ def _raise_base(homes: Homes, result: Assignment, base: int, used: Counter[Home]
             used[home] += 1
 
 
-def _waits(each: Sighting) -> bool:
-    """Whether its pod waits for a node. One that a queue holds back does not."""
-    if each.pod is None or each.pod.spec.node_name or each.slot.cause:
-        return False
-    scheduled = each.pod.condition("PodScheduled")
-    return scheduled is None or scheduled.reason != "SchedulingGated"
-
-
 def _leave_exhausted(homes: Homes, held: Mapping[int, Sighting], result: Assignment) -> None:
     """Workers that wait for a node of an exhausted pool may go to another one, if that has room."""
     for index, home in list(result.homes.items()):
-        if not _waits(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
+        if not waits_for_node(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
             continue
         used = Counter(result.homes.values())
         instead = _first_with_room(homes, used, on_demand=False)
@@ -196,7 +198,7 @@ def _fall_back(facts: Facts, homes: Homes, held: Mapping[int, Sighting], result:
         each = held[index]
         if homes.is_on_demand(home) or each.verdict.outcome is not PodOutcome.HEALTHY:
             continue
-        if not _waits(each) or each.slot.created_at is None:
+        if not waits_for_node(each) or each.slot.created_at is None:
             continue
         if facts.timers.pending(each.slot.created_at + timedelta(seconds=rule.after_seconds)):
             continue
@@ -221,7 +223,7 @@ def _return_one(
     if rule is None or _on_demand(homes, used) <= base:
         return
     waiting = any(
-        index in held and _waits(held[index]) and not homes.is_on_demand(home)
+        index in held and waits_for_node(held[index]) and not homes.is_on_demand(home)
         for index, home in result.homes.items()
     )
     since = facts.job.status.returning_since or facts.job.status.start_time

@@ -14,7 +14,7 @@ from shoal.manifests import names
 from shoal.manifests.platforms import is_spot
 from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
-from shoal.policy.decide.admission import missing_disruption_budget
+from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group
 from shoal.policy.decide.decide import Decisions
 from shoal.policy.decide.members import MOVED, Member, every
 from shoal.policy.facts.read import Facts
@@ -141,6 +141,7 @@ class _Teller:
             or actions.conflict
             or self._below_minimum(counts)
             or missing_disruption_budget(seen)
+            or missing_pod_group(seen)
         )
         conditions.set_exceptional("Degraded", degraded, "Healthy")
         quota = Reason("QuotaExceeded", actions.quota) if actions.quota else None
@@ -183,7 +184,7 @@ class _Teller:
             servers_ready=sum(
                 bool(each.active and each.pod and each.pod.ready) for each in every(self._decided.servers)
             ),
-            workers_wanted=len(self._decided.wanted.workers),
+            workers_wanted=len(self._decided.wanted.workers) - self._decided.wanted.lingering,
             workers_ready=sum(each.slot.state == "Running" for each in workers),
             workers_pending=sum(each.slot.state == "Starting" for each in workers),
             min_workers=spec.workers.min_replicas,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
-from shoal.sizing.availability import Markov
+from shoal.sizing.availability import OUT_SECONDS, Markov
+from shoal.sizing.fleet.pace import at_present_pace, prediction_error
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.deadline import can_still_be_kept
@@ -24,6 +25,8 @@ PRIOR_OUT_SHARE, PRIOR_REQUESTS = 0.02, 10.0
 """The part of the time in which a spot pool is out of stock before anything was seen, and its weight in requests."""
 RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
 """What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
+SHORT_OUT_SECONDS = 600.0
+"""A stock-out is expected to last as long again as it has lasted, at least this and at most `OUT_SECONDS`."""
 SNAPSHOT_BANDWIDTH = 5e9
 """Bytes/s at which a parameter server copies its memory for a snapshot. Training stops meanwhile."""
 PRIOR_STARTUPS = 2.0
@@ -37,6 +40,8 @@ class JobProblem:
     problem: Problem
     basis: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
+    error: float | None = None
+    """Predicted over present speed of what runs, less 1; the problem is corrected by it."""
 
 
 def job_problem(
@@ -48,10 +53,11 @@ def job_problem(
     speeds: SpeedModel,
     confidence: float,
     servers: Servers | None = None,
+    spare: float = 0.0,
 ) -> JobProblem:
     """The problem of one job within `limits` (nodes by pool). Raises UsageError if there is none to solve.
 
-    `servers` None: as many as the job has, at no price.
+    `servers` None: as many as the job has, at no price. `spare`: see `Objective`; for jobs with spot pools.
     """
     by_name = {pool.name: pool for pool in pools}
     notes = [
@@ -72,9 +78,6 @@ def job_problem(
         options.append(_pool(job, model, pool, limits[name], speeds, basis))
     if not options:
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
-    if not _reserved(job, work, options):
-        by_pool = {pool.name: pool for pool in pools}
-        options = [_with_stock_outs(option, by_pool[option.name]) for option in options]
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
         servers = replace(servers, running=job.parameter_servers if job.running else 0)
@@ -83,14 +86,24 @@ def job_problem(
         work=work,
         servers=servers,
         objective=Objective(
-            deadline=job.deadline_seconds, budget=job.budget_left, prefer=job.prefer, confidence=confidence
+            deadline=job.deadline_seconds,
+            budget=job.budget_left,
+            prefer=job.prefer,
+            confidence=confidence,
+            spare=spare if any(option.spot for option in options) else 0.0,
         ),
         min_workers=job.min_workers,
         max_workers=job.max_workers,
         min_on_demand=job.on_demand_base,
         zone_policy=job.zone_policy,
     )
-    return JobProblem(problem, basis, tuple(notes))
+    error = prediction_error(problem, job.speeds_now)
+    problem, note = at_present_pace(problem, job.speeds_now)
+    reserved = _reserved(job, work, problem.pools)
+    problem = replace(
+        problem, pools=tuple(_supplied(p, by_name[p.name], job, reserved) for p in problem.pools)
+    )
+    return JobProblem(problem, basis, (*notes, *([note] if note else [])), error)
 
 
 def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
@@ -109,10 +122,19 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
     return can_still_be_kept(samples, rate=rate, left=left, startup=startup, most=len(steady))
 
 
-def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
-    """A spot pool that may be out of stock, as often as its requests were not fulfilled."""
+def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:
+    """A spot pool with its stock-outs: what is out now, and, where there is no reserve, what may be."""
     if not option.spot:
         return option
+    if pool.exhausted and reserved and job.deadline_seconds is not None:  # there is time to wait for it
+        return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), OUT_SECONDS))
+    if pool.exhausted:  # nothing more comes from it
+        option = replace(option, limit=min(option.limit, option.running))
+    return option if reserved else _with_stock_outs(option, pool)
+
+
+def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
+    """A spot pool that may be out of stock, as often as its requests were not fulfilled."""
     requests = PRIOR_REQUESTS + pool.startup_seen + pool.unfulfilled_waits
     share = (PRIOR_OUT_SHARE * PRIOR_REQUESTS + pool.unfulfilled_waits) / requests
     process = Markov(
@@ -191,7 +213,8 @@ def _pool(
         PRIOR_NODE_HOURS + pool.node_hours
     )
     running = job.running.get(pool.name, 0)
-    limit = min(limit, running) if pool.exhausted else limit
+    if pool.exhausted and not pool.spot:
+        limit = min(limit, running)
     if pool.available is not None:
         limit = min(limit, running + pool.available)
     return Pool(
@@ -209,4 +232,5 @@ def _pool(
         interruptions_per_hour=rate if pool.spot else 0.0,
         shock_size=0.5 if pool.together is None else pool.together,
         running=running,
+        idle_seconds=pool.idle_seconds,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shoal.sizing.accelerators import CPU, Catalogue, catalogue
@@ -13,7 +13,10 @@ from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
-__all__ = ["SpeedModel", "WorkerSpeed", "merged"]
+__all__ = ["MEASURED", "SpeedModel", "WorkerSpeed", "merged"]
+
+MEASURED = "measured"
+"""The basis of a speed that was measured; others are predictions."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class SpeedModel:
             and (name != "CPU" or abs(math.log(max(c.cores, 1e-3) / max(one.cores, 1e-3))) < 0.05)
         ]
         if any(abs(math.log(c.batch / one.batch)) < 0.01 for c in here):
-            return "measured"
+            return MEASURED
         if here:
             return "other batch sizes of the model on this accelerator"
         if same:
@@ -109,8 +112,8 @@ def _alone(row: Row) -> LogMean | None:
     On a CPU the exchange is not beside the compute: it takes its time from the same cores.
     """
     if row.compute is not None and row.device == CPU and row.pull and row.push:
-        whole = sum(part.mean_seconds for part in (row.compute, row.pull, row.push))
-        return LogMean(math.log(whole), row.compute.variance_log, row.compute.count)
+        whole = sum(part.seconds for part in (row.compute, row.pull, row.push))
+        return replace(row.compute, mean=whole)
     if row.compute is not None:
         return row.compute
     return row.step if row.workers == 1 else None
@@ -122,7 +125,7 @@ def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
     variance = alone.variance_log / max(alone.count * fresh, 1e-3)
     drift = priors.DRIFT**2 * max(row.age_seconds, 0.0) / priors.HALF_LIFE
     one = Configuration(model, row.device, row.batch_size, row.devices, row.cores)
-    return Observation(one, alone.mean_log, variance + drift)
+    return Observation(one, math.log(alone.seconds), variance + drift)
 
 
 def merged(known: Sequence[Observation]) -> list[Observation]:

@@ -221,22 +221,22 @@ def test_deadline_and_budget_are_what_is_left() -> None:
     objective = {"deadlineSeconds": 3600, "maxCost": "40"}
     manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     manifest["status"] = {"startTime": "2026-01-01T11:30:00Z", "cost": {"accumulated": "12.5"}}
-    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW)
+    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW, {})
     assert (found.deadline_seconds, found.budget_left) == (1800 - END_SECONDS, 27.5)
 
 
 @pytest.mark.parametrize("mode", ["Off", "Manual"])
 def test_job_that_nobody_plans_is_planned_with_the_workers_it_has(mode: str) -> None:
     manifest = job_manifest(elasticity={"mode": mode})
-    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW)
+    found = fleet_job(TrainingJob.model_validate(manifest), None, None, None, (), NOW, {})
     assert (found.min_workers, found.max_workers) == (2, 2)
 
 
 def test_work_left_before_the_first_report_follows_from_the_profile() -> None:
     job = TrainingJob.model_validate(job_manifest())
     assert job.spec.training.stop_after.epochs == 3
-    assert fleet_job(job, None, None, 50_000, (), NOW).samples_left == 150_000
-    assert fleet_job(job, None, None, None, (), NOW).samples_left is None
+    assert fleet_job(job, None, None, 50_000, (), NOW, {}).samples_left == 150_000
+    assert fleet_job(job, None, None, None, (), NOW, {}).samples_left is None
 
 
 def test_status_that_someone_edited_is_left_out_and_not_an_error() -> None:
@@ -377,7 +377,8 @@ async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step(
 async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None:
     world = World()
     slots = [{"index": n, "pool": "spot", "state": "Starting"} for n in range(2)]
-    manifest = job_manifest()
+    objective = {"deadlineSeconds": 1500}  # no time to wait for spot nodes
+    manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     job = TrainingJob.model_validate({**manifest, "status": {"slots": slots}})
     exhausted = {"type": "Exhausted", "status": "True", "reason": "NoNodes"}
     spot = pool("spot", "0.3", True)
