@@ -117,7 +117,7 @@ def compose(
         run_task(work, lambda: tasks.do(work, flat, partial(coordinator.fetch, work)), coordinator, drain)
 
     feed = Feed(
-        job.data,
+        job.data.placed(job.seed, (config.index, config.incarnation)),
         config.batch_size,
         lambda: coordinator.next_work(leases.generation, leases.stopped),
         leases.grant,
@@ -143,6 +143,8 @@ def compose(
 
 def _warn(job: Training, flat_model: FlatModel, placement: Placement, averages: tuple[Average, ...]) -> None:
     """Log where this job differs from Keras in one process."""
+    if job.data.remark:
+        log.warning("Training(data=…): %s.", job.data.remark)
     if placement.reason:
         log.warning(
             "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",

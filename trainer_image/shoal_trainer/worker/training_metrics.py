@@ -16,7 +16,7 @@ from keras.src import backend
 from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
 from shoal_trainer.wire.messages import MAX_METRICS, MetricSum
-from shoal_trainer.worker.weighing import as_rank
+from shoal_trainer.worker.weighing import with_rank
 
 Sums = Mapping[str, tuple[Any, Any]]
 """By name of the metric: the weighted sum of its values, and the sum of the weights; scalar tensors."""
@@ -42,11 +42,15 @@ class TrainingMetrics:
         if not self._parts:
             return {}
         targets, outputs = self._compiled._flatten_y(y), self._compiled._flatten_y(predicted)
-        size = tf.shape(weights)[0]
+        each = self._compiled._flatten_y(weights)
+        if len(each) < len(targets):  # as Keras: one weight for all outputs
+            each = [each[0]] * len(targets)
+        size = tf.shape(each[0])[0]
         rows = tf.cast(tf.range(size) < samples, tf.float32)
-        given = tf.cast(weights, tf.float32) * tf.cast(samples / size, tf.float32)
+        share = tf.cast(samples / size, tf.float32)
+        given = [tf.cast(one, tf.float32) * share for one in each]
         return {
-            name: _sums(metric, targets[output], outputs[output], given if weighs else rows)
+            name: _sums(metric, targets[output], outputs[output], given[output] if weighs else rows)
             for name, output, weighs, metric in self._parts
             if output < len(targets)  # as Keras: no targets, no metrics
         }
@@ -110,10 +114,10 @@ def _sums(metric: Any, target: Any, predicted: Any, weights: Any) -> tuple[Any, 
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in metric.variables]
     if len(shape) > 0 and shape[0] == predicted.shape[0]:
         if (mask := backend.get_keras_mask(predicted)) is not None:
-            weights = as_rank(weights, len(mask.shape))
+            weights = with_rank(weights, len(mask.shape))
         total, count = metric.stateless_update_state(zeros, target, predicted, weights)
         return total, count
     # A function that returns one number for the batch, which Keras counts once.
     total, count = metric.stateless_update_state(zeros, target, predicted)
-    size = tf.reduce_sum(weights)
+    size = tf.reduce_sum(tf.reduce_mean(weights, axis=list(range(1, len(weights.shape)))))
     return total * size, count * size
