@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 LOCKS := dev ps worker worker-gpu operator
 VENV := .venv/.locked-$(shell sha256sum lock/dev.txt | cut -c1-12)
 
-.PHONY: help install possible demo demo-down images test unit lint format generate lock bench bench-operator soak chaos nightly clean
+.PHONY: help install possible demo demo-down images test unit lint format docs generate lock bench bench-operator soak chaos nightly clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -43,6 +43,9 @@ lint: install  ## Run ruff, mypy and import-linter
 format: install  ## Format the code and apply ruff's fixes
 	@.venv/bin/ruff check --quiet --fix . ; .venv/bin/ruff format --quiet .
 
+docs: install  ## Build the documentation site into build/site/html; broken links are errors
+	@$(PYTHON) -m dev docs
+
 generate: install  ## Generate the CRDs and docs/api.md
 	@$(PYTHON) -m dev.generate
 
@@ -59,8 +62,10 @@ bench-operator: install  ## Measure the operator on a real control plane
 soak: install  ## Train for SECONDS_TO_RUN=3600 with a process killed every 20 s
 	@$(PYTHON) -m benchmarks.soak
 
-chaos: install  ## Run the operator through 200 seeds of random faults, in virtual time
+chaos: install  ## Run the operator through random faults: 200 seeds in virtual time, SHOAL_CHAOS_REAL=3 on a real control plane
 	@SHOAL_CHAOS_SEEDS=200 $(PYTHON) -m pytest tests/virtual/test_chaos.py --numprocesses auto
+	@$(PYTHON) -m dev setup
+	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/control_plane/test_chaos.py --numprocesses 0
 
 nightly: install  ## Run what is slow and rarely fails, the trainer's simulation with 10,000 seeds, its mutants, a hostile pod
 	@$(PYTHON) -m dev setup

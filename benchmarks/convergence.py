@@ -29,7 +29,6 @@ RATES: dict[Literal["momentum", "adam"], tuple[float, float]] = {
     "adam": (0.003, 0.009),
 }
 """A learning rate that is good for one worker, and three times it."""
-MERGERS = {"scaled 1/W (default)": False, "Adasum": True}
 PLOT = Path("build/convergence.png")
 PROCESSES = 2
 
@@ -60,16 +59,14 @@ def measure(quick: bool = False) -> Iterator[Measurement]:
             )
             rows.append((data, optimizer, label, rate, workers, row))
             yield row
-        for data, (label, merge), workers in itertools.product(
-            (["digits"] if quick else SETS), MERGERS.items(), (4,) if quick else (4, 8, 16)
+        for data, workers in itertools.product(
+            (["digits"] if quick else SETS), (4,) if quick else (4, 8, 16)
         ):
             rate = RATES["momentum"][0]
             for steps in (8, 64):
                 jobs = [Job(data, workers, "InverseSquareRoot", rate, seed) for seed in seeds]
-                found = list(
-                    pool.map(accuracy_after_outage, jobs, itertools.repeat(merge), itertools.repeat(steps))
-                )
-                name = f"{data}, {workers} workers, outage of {steps} steps each, {label}"
+                found = list(pool.map(accuracy_after_outage, jobs, itertools.repeat(steps)))
+                name = f"{data}, {workers} workers, outage of {steps} steps each"
                 yield summary(
                     f"accuracy at once, {name}", [f[0] for f in found], "", "the moment all are back"
                 )

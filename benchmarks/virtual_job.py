@@ -249,10 +249,10 @@ class VirtualJob:
         self.seqs[worker] = 0
         self._join(worker)
 
-    def outage(self, steps: int, *, merge: bool) -> None:
+    def outage(self, steps: int) -> None:
         """An outage of the server, in which each worker takes `steps` local steps; then they push their differences.
 
-        As in the real worker, with its `Outage`: the difference is scaled by 1/W, or (`merge`) by Adasum.
+        As in the real worker, with its `Outage`: the difference is scaled by 1/W.
         """
         workers = self.job.workers
         for worker in range(workers):
@@ -266,7 +266,7 @@ class VirtualJob:
             alone.difference_into(delta)
             self.seqs[worker] += 1
             meta = PushMeta(samples=steps * BATCH, steps=steps, scale=1.0 / workers)
-            answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta, merge=merge)
+            answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta)
             self.held[worker] = self.computing[worker] = (answer.version, delta)
 
     def lose_server(self, snapshot: ShardCopy, *, copies: bool) -> int:
@@ -332,7 +332,7 @@ def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:
     return lost, run.accuracy()
 
 
-def accuracy_after_outage(job: Job, merge: bool, steps: int) -> tuple[float, float]:
+def accuracy_after_outage(job: Job, steps: int) -> tuple[float, float]:
     """Test accuracy right after an outage in the middle of the run, and after the remaining samples.
 
     Samples of the outage count, so with many workers and local steps none may remain.
@@ -340,7 +340,7 @@ def accuracy_after_outage(job: Job, merge: bool, steps: int) -> tuple[float, flo
     run = VirtualJob(job)
     before = run.updates // 2
     run.train(before)
-    run.outage(steps, merge=merge)
+    run.outage(steps)
     at_once = run.accuracy()
     run.train(max(0, run.updates - before - job.workers * steps))
     return at_once, run.accuracy()

@@ -23,6 +23,8 @@ class Write:
     namespace: str
     name: str
     user: str
+    agent: str
+    """The client by its header User-Agent."""
     code: int
     received: dt.datetime
     answered: dt.datetime
@@ -38,6 +40,7 @@ class Write:
             namespace=target.get("namespace", ""),
             name=target.get("name", ""),
             user=event["user"]["username"],
+            agent=event.get("userAgent", ""),
             code=event.get("responseStatus", {}).get("code", 0),
             received=dt.datetime.fromisoformat(event["requestReceivedTimestamp"]),
             answered=dt.datetime.fromisoformat(event["stageTimestamp"]),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from dev import images as image_builder
+from dev import release, site
 from dev import tools as go_tools
 from dev.cluster import host
 from dev.cluster.containerd import ensure_template
@@ -20,7 +22,7 @@ from dev.commands import side_by_side
 from dev.console import console, say
 from dev.demo.kind import Kind
 from dev.errors import DevError
-from dev.paths import clusters
+from dev.paths import ROOT, clusters
 from shoal import __version__
 
 CONTROL_PLANE_FOLDER = "control-plane"
@@ -74,6 +76,12 @@ def setup() -> None:
     pause = go_tools.ensure(("pause",))
     side_by_side(lambda: image_builder.build(image_builder.DEMO, pause), go_tools.ensure)
     ensure_template([image_builder.IMAGES[name].reference for name in image_builder.DEMO])
+
+
+@main.command()
+def docs() -> None:
+    """Build the documentation site; print its folder."""
+    click.echo(site.build(ROOT / "build" / "site"))
 
 
 @main.command()
@@ -217,6 +225,62 @@ def images_push(registry: str, tag: str) -> None:
     from dev.publish import publish
 
     click.echo(publish(registry, tag))
+
+
+@main.group("release")
+def release_group() -> None:
+    """The steps of a release; .github/workflows/release.yaml runs them."""
+
+
+@release_group.command("check")
+@click.argument("tag")
+def release_check(tag: str) -> None:
+    """Refuse a tag that is not the version of package, chart and CHANGELOG.md."""
+    release.check(tag)
+
+
+@release_group.command("images")
+def release_images() -> None:
+    """Print the images to publish, as a matrix."""
+    click.echo(release.matrix())
+
+
+@release_group.command("notes")
+def release_notes() -> None:
+    """Print what CHANGELOG.md says about this version."""
+    click.echo(release.notes(__version__))
+
+
+@release_group.command("chart")
+@click.argument("folder", type=click.Path(path_type=Path))
+def release_chart(folder: Path) -> None:
+    """Package the chart; print the archive."""
+    click.echo(release.package_chart(folder))
+
+
+@release_group.command("wheel")
+@click.argument("folder", type=click.Path(path_type=Path))
+def release_wheel(folder: Path) -> None:
+    """Build the Python package; print it."""
+    click.echo(release.build_wheel(folder))
+
+
+@release_group.command("plugin")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--os", "os_name", required=True, help="As krew names it.")
+@click.option("--arch", required=True, help="As krew names it.")
+def release_plugin(folder: Path, os_name: str, arch: str) -> None:
+    """Build kubectl-shoal for this machine; print the archive."""
+    click.echo(release.build_plugin(folder, os_name, arch))
+
+
+@release_group.command("krew")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True))
+@click.option("--base", required=True, help="Where the archives will be.")
+@click.option("--homepage", required=True, help="Of the project.")
+def release_krew(folder: Path, base: str, homepage: str) -> None:
+    """Write the manifest for krew of the archives in a folder; print it."""
+    click.echo(release.krew_manifest(folder, base, homepage))
 
 
 @main.command()

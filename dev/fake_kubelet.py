@@ -189,6 +189,9 @@ class FakeKubelet:
         """The machine that had vanished was only not heard: it is back, with its pods."""
         self._node(name).alive = True
         await self._set_ready(name, "True", "KubeletReady", "kubelet is posting ready status")
+        for pod in list(self.pods.values()):  # what was asked of it meanwhile
+            if pod["spec"].get("nodeName") == name:
+                self._see(pod)
 
     async def remove_node(self, name: str) -> None:
         """Remove the machine and its Node object, as a cloud controller does."""

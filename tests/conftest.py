@@ -65,5 +65,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=lambda item: SHARED.index(tier(item)) if tier(item) in SHARED else len(SHARED))
     for item in items:
-        if tier(item) in SHARED:
+        if tier(item) in SHARED and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=TRIES - 1))

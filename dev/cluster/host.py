@@ -23,8 +23,8 @@ COMMANDS = {
     "ip": "iproute2",
     "nsenter": "util-linux",
 }
-TEST_COMMANDS = {"chromium": "chromium"}
-"""What tests need beside the cluster: a browser for the operator's page."""
+TEST_COMMANDS = {"chromium": "chromium", "npm": "npm"}
+"""What tests need beside the cluster: a browser for the operator's page, and what fetches axe-core for it."""
 IMAGE_COMMANDS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CNI_PACKAGE = "containernetworking-plugins"

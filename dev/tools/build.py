@@ -76,7 +76,12 @@ def go_version() -> str | None:
     if shutil.which("go") is None:
         return None
     answer = subprocess.run(
-        ["go", "env", "GOVERSION"], cwd=MODULE, env=_go_env(), capture_output=True, text=True, check=False
+        ["go", "env", "GOVERSION"],
+        cwd=MODULE,
+        env=go_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     version = answer.stdout.strip()
     number = re.match(r"go1\.(\d+)", version)
@@ -115,7 +120,8 @@ def ensure(names: tuple[str, ...] = NODES) -> Tools:
     return Tools(folder)
 
 
-def _go_env() -> dict[str, str]:
+def go_environment() -> dict[str, str]:
+    """The environment of Go's command."""
     # GOTOOLCHAIN=auto lets a Go of 1.21 or newer fetch the one that go.mod asks for, through the module
     # proxy.
     return {
@@ -129,7 +135,7 @@ def _go_env() -> dict[str, str]:
 def _build(name: str, folder: Path) -> None:
     unfinished = folder / f".{name}.new"
     flags = ["-trimpath", "-ldflags", LDFLAGS, "-o", str(unfinished)]
-    command("go", "build", *flags, PACKAGES[name], cwd=MODULE, env=_go_env())
+    command("go", "build", *flags, PACKAGES[name], cwd=MODULE, env=go_environment())
     unfinished.rename(folder / name)
 
 

@@ -437,3 +437,26 @@ def test_pools_of_releases_in_two_namespaces_share_no_object(tools: Path) -> Non
         for team in "ab"
     )
     assert not one & two
+
+
+def test_helm_test_runs_the_operators_check_with_its_own_account(tools: Path) -> None:
+    documents = render(tools, "scope.namespace=team", "metrics.port=9999", "nameOverride=fish")
+    [pod] = of_kind(documents, "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    [deployment] = of_kind(documents, "Deployment")
+    operator = deployment["spec"]["template"]["spec"]
+    assert pod["spec"]["serviceAccountName"] == operator["serviceAccountName"]
+    assert pod["spec"]["securityContext"] == operator["securityContext"]
+    [container], [own] = pod["spec"]["containers"], operator["containers"]
+    assert (container["image"], container["securityContext"]) == (own["image"], own["securityContext"])
+    assert container["command"][:2] == ["shoal-operator", "check"]
+    [service] = of_kind(documents, "Service")
+    settings = dict(word.removeprefix("--").split("=", 1) for word in container["command"][2:])
+    environment = {each["name"]: each.get("value") for each in own["env"]}
+    assert settings == {
+        "namespace": environment["SHOAL_NAMESPACE"],
+        "lease": environment["SHOAL_LEASE_NAME"],
+        "metrics": f"http://{service['metadata']['name']}.shoal-system:9999/metrics",
+    }
+    selector = service["spec"]["selector"]
+    assert not selector.items() <= pod["metadata"]["labels"].items(), "it would be taken for an operator"

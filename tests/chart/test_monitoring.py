@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dev.paths import ROOT
-from dev.promtool import promtool
+from dev.prometheus import prometheus_command
 from tests.chart.test_chart import of_kind, render
 from tests.unit.docs.pages import code, read, rows, section
 
@@ -58,7 +58,13 @@ def test_promtool_accepts_the_rules_and_their_tests(tmp_path: Path) -> None:
     shutil.copy(FILES / "alerts.yaml", tmp_path)
     shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
     for words in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
-        done = subprocess.run([promtool(), *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(prometheus_command("promtool")), *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -70,7 +76,13 @@ def test_every_query_of_the_dashboard_is_promql(tmp_path: Path) -> None:
     (tmp_path / "queries.yaml").write_text(
         yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]})
     )
-    words = [promtool(), "check", "rules", "--lint=none", str(tmp_path / "queries.yaml")]
+    words = [
+        str(prometheus_command("promtool")),
+        "check",
+        "rules",
+        "--lint=none",
+        str(tmp_path / "queries.yaml"),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -14,8 +14,9 @@ import pytest
 
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
-from dev.kube import Json, Kube
+from dev.kube import Json, Kube, tolerant
 from tests.control_plane.operators import eventually
+from tests.control_plane.pools import POOLS, pool
 
 HERE = Path(__file__).parent
 
@@ -60,8 +61,9 @@ async def fresh_namespace(kube: Kube) -> AsyncIterator[str]:
 
     await eventually(account, what="the namespace's service account")
     yield name
-    await kube.delete(path)  # no more objects can be created in it
-    await kube.delete(f"{path}/pods", grace_seconds=0)
+    with tolerant(404, 409):  # the test deleted it
+        await kube.delete(path)  # no more objects can be created in it
+        await kube.delete(f"{path}/pods", grace_seconds=0)
 
 
 @pytest.fixture
@@ -100,3 +102,19 @@ def crds(control_plane: ControlPlane) -> None:
         except (OSError, subprocess.CalledProcessError):
             assert time.monotonic() < deadline, "the TrainingJobs are not served"
             time.sleep(0.1)
+
+
+@pytest.fixture
+async def pools(kube: Kube, crds: None, fake_kubelet: FakeKubelet, namespace: str) -> AsyncIterator[None]:
+    """`spot-NAMESPACE` with four nodes and `od-NAMESPACE` with three, and a node for parameter servers."""
+    await fake_kubelet.add_node("safe-1")
+    for number in range(4):
+        label = {"example.com/pool": f"spot-{namespace}"}
+        await fake_kubelet.add_node(f"spot-{number}", spot=True, labels=label)
+    for number in range(3):
+        await fake_kubelet.add_node(f"od-{number}", labels={"example.com/pool": f"od-{namespace}"})
+    for each in (pool("spot", namespace, "0.3", True, 4), pool("od", namespace, "1.0", False, 3)):
+        await kube.create(POOLS, each)
+    yield
+    for name in ("spot", "od"):
+        await kube.delete(f"{POOLS}/{name}-{namespace}")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kubernetes.aio import client, config
-
 from dev.kube import ApiError, Json, Kube
+from shoal.cluster.http import HttpTransport
 from shoal.cluster.lease import LeaseTimes
-from shoal.cluster.transport import HttpTransport, Transport
+from shoal.cluster.server import find
+from shoal.cluster.transport import Transport
 from shoal.errors import Unavailable
 from shoal.policy.model import Images
 from shoal.process.operator import LEASE_TIMES, Operator
@@ -59,9 +61,7 @@ def settings(namespace: str, **changes: Any) -> Settings:
 
 
 async def transport(kubeconfig: Path) -> HttpTransport:
-    configuration = client.Configuration()
-    await config.load_kube_config(str(kubeconfig), client_configuration=configuration, persist_config=False)
-    return HttpTransport(client.ApiClient(configuration))
+    return HttpTransport(await find(kubeconfig=kubeconfig))
 
 
 @contextlib.asynccontextmanager
@@ -135,6 +135,22 @@ class OperatorProcess:
     async def wait(self) -> int:
         assert self._process is not None
         return await self._process.wait()
+
+    @contextlib.asynccontextmanager
+    async def kept_running(self) -> AsyncIterator[None]:
+        """Started again whenever it ends, as a kubelet does."""
+
+        async def restart() -> None:
+            while True:
+                await self.wait()
+                await self.start()
+
+        task = asyncio.create_task(restart())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _end(self, number: signal.Signals) -> int:
         process = self._process
@@ -253,3 +269,19 @@ class Job:
             return dict(await eventually(reached))
         except AssertionError as error:
             raise AssertionError(f"{error}: wanted {wanted}, has {await self.status()}") from None
+
+
+FIXED_PORTS = range(20_000, 32_000)
+"""Below the ephemeral ports of the kernel, so that no other process gets one by chance."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    ports: list[int] = []
+    for port in random.sample(FIXED_PORTS, len(FIXED_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            ports.append(port)
+        if len(ports) == count:
+            break
+    return ports

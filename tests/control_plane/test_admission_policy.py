@@ -13,32 +13,9 @@ import yaml
 
 from dev.cluster import ControlPlane
 from dev.kube import Json, Kube
-from dev.paths import ROOT
 from dev.tools.build import ensure
+from tests.control_plane.installed import rendered, user_of
 from tests.control_plane.operators import Job, eventually
-
-ACCOUNT = "system:serviceaccount:{}:shoal"
-
-
-def rendered(namespace: str) -> list[Json]:
-    images = (
-        "image.repository=x",
-        "trainer.psImage=x",
-        "trainer.workerImage=x",
-        "admissionPolicy.enabled=true",
-    )
-    words = [
-        ensure(("helm",))["helm"],
-        "template",
-        "shoal",
-        str(ROOT / "charts" / "shoal"),
-        "--namespace",
-        namespace,
-    ]
-    text = subprocess.run(
-        [*words, *(f"--set={each}" for each in images)], capture_output=True, text=True, check=True
-    ).stdout
-    return [each for each in yaml.safe_load_all(text) if each]
 
 
 class As:
@@ -50,7 +27,7 @@ class As:
             "--kubeconfig",
             str(control_plane.kubeconfig),
             "--as",
-            ACCOUNT.format(home),
+            user_of(home, "shoal"),
         ]
 
     def create(self, manifest: Json) -> str:
@@ -72,7 +49,11 @@ async def operator(
     """The operator's account, installed into the second namespace, under the policy."""
     kinds = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount",
              "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}  # fmt: skip
-    made = [each for each in rendered(second_namespace) if each["kind"] in kinds]
+    made = [
+        each
+        for each in rendered(control_plane, second_namespace, "admissionPolicy.enabled=true")
+        if each["kind"] in kinds
+    ]
     text = yaml.safe_dump_all(made)
     words = [ensure(("kubectl",))["kubectl"], "--kubeconfig", str(control_plane.kubeconfig)]
     subprocess.run([*words, "apply", "-f", "-"], input=text, text=True, check=True, capture_output=True)  # noqa: ASYNC221

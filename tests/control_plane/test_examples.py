@@ -8,7 +8,9 @@ from dev.cluster import ControlPlane
 from dev.paths import ROOT
 
 
-@pytest.mark.parametrize("words", [("-k", "examples/pools"), ("-f", "examples/digits.yaml")])
+@pytest.mark.parametrize(
+    "words", [("-k", "examples/pools"), ("-f", "examples/digits.yaml"), ("-f", "examples/priorities.yaml")]
+)
 def test_manifest_is_admitted(control_plane: ControlPlane, crds: None, words: tuple[str, str]) -> None:
     flag, path = words
     control_plane.kubectl("apply", "--dry-run=server", "--validate=strict", flag, str(ROOT / path))

@@ -170,3 +170,25 @@ async def test_missing_image_is_image_pull_back_off(
         )
 
     assert await eventually(waiting) == "ImagePullBackOff"
+
+
+async def test_what_was_asked_of_a_machine_that_was_not_heard_is_done_when_it_is_back(
+    kube: Kube, namespace: str, fake_kubelet: FakeKubelet
+) -> None:
+    await fake_kubelet.add_node("node-1")
+    await create(kube, namespace, pod("a"))
+    await running(kube, namespace, "a")
+    await fake_kubelet.vanish("node-1")
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    await kube.delete(f"{path}/a")
+
+    async def terminates() -> bool:
+        return any(p["metadata"].get("deletionTimestamp") for p in fake_kubelet.pods.values())
+
+    await eventually(terminates)
+    await fake_kubelet.appear("node-1")
+
+    async def gone() -> bool:
+        return not (await kube.get(path))["items"]
+
+    await eventually(gone)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.control_plane.operators import (
     Job,
     OperatorProcess,
     eventually,
+    free_ports,
     running_operator,
 )
 
@@ -30,21 +30,6 @@ async def nodes(fake_kubelet: FakeKubelet) -> FakeKubelet:
     for name in ("spot-1", "spot-2", "spot-3"):
         await fake_kubelet.add_node(name, spot=True)
     return fake_kubelet
-
-
-FIXED_PORTS = range(20_000, 32_000)
-"""Below the ephemeral ports of the kernel, so that no other process gets one by chance."""
-
-
-def free_ports(count: int) -> list[int]:
-    ports: list[int] = []
-    for port in random.sample(FIXED_PORTS, len(FIXED_PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("0.0.0.0", port))
-            ports.append(port)
-        if len(ports) == count:
-            break
-    return ports
 
 
 async def fetched(url: str, words: str) -> str:

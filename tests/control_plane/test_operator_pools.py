@@ -4,93 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from dev.cluster import ControlPlane
-from dev.fake_kubelet import FakeKubelet
-from dev.kube import Json, Kube
-from shoal_trainer.contract import (
-    LogSums,
-    ModelReport,
-    Phase,
-    ShardReport,
-    SpeedSums,
-    StatusReport,
-    WorkerReport,
-    WorkerState,
-)
+from dev.kube import Kube
 from tests.control_plane.operators import FakeCoordinator, Job, eventually, running_operator
-
-MODEL = ModelReport(fingerprint="cd" * 32, parameters=500_000, tensors=20, flops_per_sample=8e7)
-POOLS = "/apis/shoal.dev/v1alpha1/capacitypools"
-
-
-def pool(name: str, namespace: str, price: str, spot: bool, nodes: int) -> Json:
-    return {
-        "apiVersion": "shoal.dev/v1alpha1",
-        "kind": "CapacityPool",
-        "metadata": {"name": f"{name}-{namespace}"},
-        "spec": {
-            "accelerator": {"name": "T4"},
-            "capacityType": "Spot" if spot else "OnDemand",
-            "nodeSelector": {"example.com/pool": f"{name}-{namespace}"},
-            "limits": {"nodes": nodes},
-            "price": {"perHour": price},
-            "startupSeconds": 1,
-        },
-    }
-
-
-def sums(seconds: float, count: int) -> LogSums:
-    log = math.log(seconds)
-    return LogSums(count=count, total=log * count, squares=log * log * count)
-
-
-def report(uid: str, workers: int, left: float, seconds: float = 0.2) -> StatusReport:
-    speed = SpeedSums(
-        device="T4",
-        devices=1,
-        cores=4,
-        batch_size=128,
-        workers=workers,
-        servers=1,
-        compute=sums(seconds, 1000),
-        pull=sums(0.01, 1000),
-        push=sums(0.01, 1000),
-    )
-    shard = ShardReport(index=0, epoch=0, boot=1, busy_seconds=1.0, updates=1000, bytes_received=10**9)
-    return StatusReport(
-        job_uid=uid,
-        phase=Phase.TRAINING,
-        step=1000,
-        model=MODEL,
-        speed=(speed,),
-        speed_epoch="one",
-        shards=(shard,),
-        samples_left=left,
-        samples_per_second=workers * 128 / seconds,
-        workers=tuple(
-            WorkerReport(slot=slot, incarnation=0, state=WorkerState.ACTIVE, first_push_at=1.0)
-            for slot in range(workers)
-        ),
-    )
-
-
-@pytest.fixture
-async def pools(kube: Kube, crds: None, fake_kubelet: FakeKubelet, namespace: str) -> Any:
-    await fake_kubelet.add_node("safe-1")
-    for number in range(4):
-        label = {"example.com/pool": f"spot-{namespace}"}
-        await fake_kubelet.add_node(f"spot-{number}", spot=True, labels=label)
-    for number in range(3):
-        await fake_kubelet.add_node(f"od-{number}", labels={"example.com/pool": f"od-{namespace}"})
-    for each in (pool("spot", namespace, "0.3", True, 4), pool("od", namespace, "1.0", False, 3)):
-        await kube.create(POOLS, each)
-    yield None
-    for name in ("spot", "od"):
-        await kube.delete(f"{POOLS}/{name}-{namespace}")
+from tests.control_plane.pools import POOLS, report
 
 
 @pytest.mark.timeout(120)
@@ -119,12 +39,13 @@ async def test_running_job_teaches_the_predictor_and_is_moved_to_the_pools_it_ne
                 for name, pod in (await job.pods()).items()
                 if "worker" in name and pod["status"].get("phase") == "Running"
             )
-            return nodes["spot"] == 4 and nodes["od"] >= 2
+            plan = (await job.status())["plan"][
+                "pools"
+            ]  # written after the pods that follow from it are created
+            return nodes["spot"] == plan[names[0]] == 4 and nodes["od"] == plan.get(names[1], 0) >= 2
 
         await eventually(moved, seconds=60)
         status = await job.status()
-        assert status["plan"]["pools"][names[0]] == 4
-        assert status["plan"]["pools"][names[1]] >= 2
         assert status["plan"]["finishTime"]
         assert float(status["plan"]["confidence"]) >= 0.95
         assert {slot["pool"] for slot in status["slots"] if slot.get("role", "worker") == "worker"} == set(

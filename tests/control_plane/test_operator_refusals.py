@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ import yaml
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube
+from tests.control_plane.installed import account_of, install_account
 from tests.control_plane.operators import Job, eventually, running_operator
-
-CHART = Path(__file__).parents[2] / "charts" / "shoal"
 
 
 @pytest.fixture
@@ -172,39 +170,11 @@ async def test_pods_run_under_restricted_pod_security(
 # --- with the permissions of the chart ------------------------------------------------------------------------------
 
 
-def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
-    helm = plane.tools["helm"]
-
-    images = (
-        "image.repository=shoal/operator",
-        "trainer.psImage=shoal/ps",
-        "trainer.workerImage=shoal/worker",
-    )
-    settings = [part for value in ("crds.install=false", *images, *values) for part in ("--set", value)]
-    text = subprocess.run(
-        [helm, "template", "shoal", str(CHART), "--namespace", namespace, *settings],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    return [each for each in yaml.safe_load_all(text) if each]
-
-
 async def as_service_account(
     plane: ControlPlane, kube: Kube, namespace: str, folder: Path, *values: str
 ) -> Path:
     """A kubeconfig with the operator's permissions from the chart."""
-    wanted = {"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
-    objects = [o for o in rendered(plane, namespace, *values) if o["kind"] in wanted]
-    for each in objects:  # one installation per test: cluster-scoped names must differ
-        if each["kind"].startswith("Cluster"):
-            each["metadata"]["name"] += f"-{namespace}"
-            if "roleRef" in each:
-                each["roleRef"]["name"] += f"-{namespace}"
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
-    account = next(o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount")
-    roles = [o for o in objects if o["kind"] in {"Role", "ClusterRole"}]
-    await permissions_in_force(kube, namespace, account, [o["rules"][0] for o in roles])
+    account = account_of(await install_account(plane, kube, namespace, *values))
     answer = await kube.create(
         f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
         {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
@@ -214,29 +184,6 @@ async def as_service_account(
     path = folder / "kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
-
-
-async def permissions_in_force(kube: Kube, namespace: str, account: str, rules: list[Json]) -> None:
-    """Wait until the API server's authorizer has seen the new roles and bindings."""
-    for rule in rules:
-        attributes = {
-            "verb": rule["verbs"][0],
-            "group": rule["apiGroups"][0],
-            "resource": rule["resources"][0],
-            "namespace": namespace,
-        }
-        user = f"system:serviceaccount:{namespace}:{account}"
-        question = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": attributes},
-        }
-
-        async def allowed(question: Json = question) -> bool:
-            answer = await kube.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", question)
-            return bool(answer["status"]["allowed"])
-
-        await eventually(allowed, what=f"{user} may {attributes}")
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace", "no-nodes"])

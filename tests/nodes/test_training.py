@@ -30,6 +30,7 @@ def backend(cluster: LocalCluster) -> Iterator[Local]:
     """The operator, installed with Helm."""
     local = Local(cluster.name)
     install(local)
+    command("helm", "test", "shoal", "--namespace", "shoal-system", "--timeout", "2m", env=local.env)
     yield local
     command("helm", "uninstall", "shoal", "--namespace", "shoal-system", env=local.env)
 

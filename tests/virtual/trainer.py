@@ -46,9 +46,13 @@ class Truth:
     )
     noise: float = NOISE
 
+    def alone(self, device: str) -> float:
+        """Seconds of a step of a worker with servers that nobody else uses."""
+        return self.compute(device) + 2 * self.update
+
     def speed(self, devices: list[str], servers: int = 1) -> float:
         """Samples per second of these workers together."""
-        alone = sum(self.batch / (self.compute(d) + 2 * self.update) for d in devices)
+        alone = sum(self.batch / self.alone(d) for d in devices)
         ceiling = self.batch * servers / self.update
         return (alone**-4 + ceiling**-4) ** -0.25 if alone else 0.0
 
@@ -86,6 +90,8 @@ class Training:
     ended: bool = False
     ended_at: float | None = None
     rate: float = 0.0
+    wait: float = 1.0
+    """How many times as long as alone a step takes, because of the servers."""
     active: int = 0
     serving: dict[int, tuple[str, int]] = field(default_factory=dict)
 
@@ -136,6 +142,8 @@ class Trainers:
         run.rate = run.truth.speed([w.device for w in active], run.shards) if serving else 0.0
         if not serving:
             return
+        if run.rate:
+            run.wait = sum(run.truth.batch / run.truth.alone(w.device) for w in active) / run.rate
         run.done = min(run.truth.samples, run.done + run.rate * seconds)
         for worker in active:
             self._measure(run, worker, len(active), seconds)
@@ -284,7 +292,7 @@ class Trainers:
             steps=int(worker.steps),
             last_seen_seconds=silent,
             first_push_at=BEGIN.timestamp() + worker.joined_at,
-            step_seconds=run.truth.compute(worker.device),
+            step_seconds=run.truth.alone(worker.device) * run.wait,
             batch_size=run.truth.batch,
             device=worker.device,
             cores=process.machine.cores,

@@ -40,8 +40,6 @@ class Training:
             is exact.
         on_nan: What a non-finite loss or gradient does: `"stop"` (default) fails the job, `"skip"` leaves the batch
             out, `"rollback"` returns the whole job to its newest snapshot and leaves the batch out.
-        outage_merge: How the parameter servers combine the local steps of several workers after an outage: `"mean"`
-            (default) averages their differences, `"adasum"` adds orthogonal parts and averages parallel ones.
         seed: The seed of the initial parameters, of the order of the data in `fit`, and, with the worker's slot, of
             Dropout. Default: 0.
 
@@ -58,7 +56,6 @@ class Training:
     callbacks: Callable[[], Sequence[keras.callbacks.Callback]] | None = None
     wire: Literal["bf16", "fp32"] = "bf16"
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    outage_merge: Literal["mean", "adasum"] = "mean"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,10 +73,6 @@ class Training:
             raise UserError(f'Training(wire=…) must be "bf16" or "fp32", not {self.wire!r}.')
         if self.on_nan not in {"stop", "skip", "rollback"}:
             raise UserError(f'Training(on_nan=…) must be "stop", "skip" or "rollback", not {self.on_nan!r}.')
-        if self.outage_merge not in {"mean", "adasum"}:
-            raise UserError(
-                f'Training(outage_merge=…) must be "mean" or "adasum", not {self.outage_merge!r}.'
-            )
 
     def _convert(self) -> None:
         """Make sources of the data. `callable`: a function that returns a `tf.data.Dataset` stays one."""
@@ -93,7 +86,7 @@ class Training:
     def fit(self, *, epochs: int = 1, batch_size: int = 128, verbose: int | str = "auto") -> keras.Model:
         """Train in this process with Keras' own `fit`, without parameter servers.
 
-        `wire`, `on_nan` and `outage_merge` have no effect here.
+        `wire` and `on_nan` have no effect here.
 
         Args:
             epochs: The number of passes over the data.

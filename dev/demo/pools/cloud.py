@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dev.cluster.local import LocalCluster
@@ -19,7 +19,6 @@ from dev.cluster.node import GRACE_SECONDS
 from dev.errors import DevError
 
 LABEL = "example.com/pool"
-IDLE_SECONDS = 6.0
 BOOT_CORES = 1.0
 
 Pod = Mapping[str, Any]
@@ -27,10 +26,11 @@ Pod = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Offer:
-    """What the cloud offers of one pool. `stock`: machines that it has at most now."""
+    """What the cloud offers of one pool: an idle machine goes after `idle` seconds, and it has at most `stock` now."""
 
     cores: float
     spot: bool
+    idle: float
     stock: int
 
 
@@ -67,7 +67,11 @@ def decide(
         name
         for name, each in machines.items()
         if (each.noticed_at is not None and now - each.noticed_at >= GRACE_SECONDS)
-        or (each.noticed_at is None and each.idle_since is not None and now - each.idle_since >= IDLE_SECONDS)
+        or (
+            each.noticed_at is None
+            and each.idle_since is not None
+            and now - each.idle_since >= offers[each.pool].idle
+        )
     ]
     made: list[str] = []
     for pool, offer in offers.items():
@@ -121,8 +125,7 @@ class Cloud:
 
     def stock(self, pool: str, machines: int) -> None:
         """Have so many machines of a pool."""
-        old = self.offers[pool]
-        self.offers[pool] = Offer(old.cores, old.spot, machines)
+        self.offers[pool] = replace(self.offers[pool], stock=machines)
 
     def close(self) -> None:
         """Wait for what is under way."""

@@ -1,6 +1,6 @@
 """Run the story of the pools: install, apply examples/pools.yaml, play the cloud, then a second job of the same model.
 
-The fast spot machines are taken when a third of the work is done, and none is to be had until on-demand machines have
+The fast spot machines are taken when a quarter of the work is done, and none is to be had until on-demand machines have
 trained for a while.
 """
 
@@ -41,7 +41,7 @@ BASE = "base"
 LOOK_SECONDS = 0.5
 LIMIT_SECONDS = 420.0
 TAKEN, ON_DEMAND = "spot-fast", "on-demand-fast"
-TAKEN_AT_PERCENT = 33.0
+TAKEN_AT_PERCENT = 25.0
 BACK_AFTER_SECONDS = 15.0
 """The pool is in stock again when on-demand machines have trained for so long."""
 SECOND_EPOCHS = 25
@@ -68,6 +68,7 @@ def offers(manifests: list[dict[str, Any]]) -> dict[str, Offer]:
         each["metadata"]["name"]: Offer(
             float(each["spec"]["cores"]),
             each["spec"]["capacityType"] == "Spot",
+            float(each["spec"]["scaling"]["shrinkAfterSeconds"]),
             each["spec"]["limits"]["nodes"],
         )
         for each in manifests

@@ -171,7 +171,8 @@ class Scaling(Subject):
     `pools.enabled`). Buffer: a CapacityBuffer asks the autoscaler for nodes. Scale: the `scale` subresource of
     `target`. Cloud: the cloud's API for node groups."""
     shrink_after_seconds: int = Field(600, ge=0, le=86_400)
-    """The pool shrinks after less has been recommended for this long. Not for mode Buffer, which shrinks at once."""
+    """The pool shrinks after less has been recommended for this long. Not for mode Buffer, which shrinks at once. In
+    mode Pods: how long your autoscaler keeps an idle node. Plans count it as the price of leaving a node."""
 
 
 class CapacityPoolSpec(Strict):

@@ -67,20 +67,13 @@ def _pod_templates() -> list[str]:
 
 
 def _section(path: str, schema: Schema) -> Iterator[str]:
-    yield from (
-        "",
-        f"### {path}",
-        "",
-        schema["description"],
-        "",
-        "| field | type | default | |",
-        "|---|---|---|---|",
-    )
+    yield from ("", f"### {path}", "", schema["description"], "")
     required = schema.get("required", [])
     for name, field in schema["properties"].items():
-        default = "required" if name in required else _default(field)
+        about = [_type(field), "required" if name in required else _default(field)]
         see = " See [Pod templates](#pod-templates)." if name == _TEMPLATE else ""
-        yield f"| `{name}` | {_type(field)} | {default} | {_cell(field.get('description', ''))}{see} |"
+        text = " ".join(field.get("description", "").split()) + see
+        yield f"- `{name}` ({', '.join(filter(None, about))}): {text}".removesuffix(": ")
     if rules := [rule["message"] for rule in schema.get("x-kubernetes-validations", [])]:
         yield ""
         yield from (f"- {message}" for message in rules)
@@ -112,11 +105,7 @@ def _default(schema: Schema) -> str:
     value: Any = schema.get("default")
     if value is None or value == {}:
         return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return f"default `{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 if __name__ == "__main__":

@@ -109,8 +109,13 @@ class FailureRule(Strict):
 
 
 class SchedulingPolicy(Strict):
-    """How the job's pods are queued."""
+    """How the job's pods are queued and scheduled."""
 
+    gang: Literal["None", "PodGroup"] = "None"
+    """PodGroup: no pod starts before there is room for all parameter servers and workers.minReplicas. It needs the
+    PodGroups of scheduler-plugins and a scheduler with its plugin Coscheduling, which the templates name in
+    schedulerName unless it is the default one. Where PodGroups are not installed, the job runs without, and is Degraded
+    with reason NoPodGroup."""
     queue: str = Field("", max_length=63)
     """The LocalQueue of Kueue, where it is installed with its integration for plain pods: each pod is admitted by
     itself, so training begins with those that are. Empty: pods are not queued."""

@@ -61,9 +61,9 @@ def _job_of(owned: Pod | Service) -> Key | None:
 
 
 class ClusterState:
-    """The caches."""
+    """The caches. `platform`: of the nodes, if somebody said it."""
 
-    def __init__(self, wakes: Wakes) -> None:
+    def __init__(self, wakes: Wakes, platform: Platform | None = None) -> None:
         self._wakes = wakes
         self._nodes: dict[str, Node] = {}
         self._pools: dict[str, CapacityPool] = {}
@@ -77,7 +77,7 @@ class ClusterState:
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
         self._deleted_pods: dict[tuple[str, str], None] = {}
         self._deleted_nodes: dict[str, None] = {}
-        self._platform: Platform | None = None
+        self._said_platform = self._platform = platform
         self.nodes_by_name: Mapping[str, Node] = MappingProxyType(self._nodes)
         self.pools_by_name: Mapping[str, CapacityPool] = MappingProxyType(self._pools)
 
@@ -143,7 +143,7 @@ class ClusterState:
             self._nodes[name] = new
             self._deleted_nodes.pop(name, None)
             if old is None:
-                self._platform = None
+                self._platform = self._said_platform
         elif old is not None:
             name = old.metadata.name
             if (known := self._nodes.get(name)) is not None and known.metadata.uid == old.metadata.uid:

@@ -55,6 +55,21 @@ def budget_name(job: TrainingJob) -> str:
     return f"{job.metadata.name}-ps-{job.metadata.uid[:8]}"
 
 
+def group_name(job: TrainingJob) -> str:
+    """The PodGroup of all pods."""
+    return f"{job.metadata.name}-gang-{job.metadata.uid[:8]}"
+
+
+def group_key(job: TrainingJob) -> str:
+    """Its name with its content: by this it is known whether it is as it should be."""
+    return f"{group_name(job)}-{gang_size(job)}"
+
+
+def gang_size(job: TrainingJob) -> int:
+    """How many pods there must be room for before the first one starts."""
+    return job.spec.parameter_servers.replicas + job.spec.workers.min_replicas
+
+
 def job_labels(job: TrainingJob) -> dict[str, str]:
     """Labels of everything that belongs to a job."""
     return {

@@ -1,4 +1,4 @@
-"""Manifests of a job's Services, its Secret and its disruption budget. Those of its pods are in `pods`."""
+"""Manifests of a job's Services, its Secret, disruption budget and PodGroup. Those of its pods are in `pods`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from shoal_trainer.contract import CONTROL_PORT, DATA_PORT, METRICS_PORT
 
 Manifest = dict[str, Any]
 """The JSON of an object to create."""
+POD_GROUPS = "scheduling.x-k8s.io/v1alpha1"
+"""The API of scheduler-plugins."""
 PORTS = {"data": DATA_PORT, "control": CONTROL_PORT, "metrics": METRICS_PORT}
 
 
@@ -89,4 +91,19 @@ def disruption_budget(job: TrainingJob) -> Manifest:
             "unhealthyPodEvictionPolicy": "AlwaysAllow",  # one that is not ready has nothing to save
             "selector": {"matchLabels": {labels.JOB_UID: job.metadata.uid, labels.ROLE: "ps"}},
         },
+    }
+
+
+def pod_group(job: TrainingJob) -> Manifest:
+    """Scheduler-plugins places none of the job's pods before there is room for so many."""
+    return {
+        "apiVersion": POD_GROUPS,
+        "kind": "PodGroup",
+        "metadata": {
+            "name": names.group_name(job),
+            "namespace": job.metadata.namespace,
+            "labels": names.job_labels(job),
+            "ownerReferences": [owner(job)],
+        },
+        "spec": {"minMember": names.gang_size(job)},
     }

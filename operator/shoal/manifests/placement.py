@@ -86,7 +86,7 @@ def _node_terms(where: Where, platform: Platform) -> list[dict[str, Any]]:
         terms = platform.spot_terms()
     elif where.capacity == "OnDemand":
         terms = platform.on_demand_terms()
-    if where.excluded:
+    if where.excluded and platform.named_nodes:
         always.append({"key": HOSTNAME, "operator": "NotIn", "values": list(where.excluded)})
     if not always:
         return terms

@@ -7,7 +7,7 @@ another. Where the platform is not known, it carries all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.api.kube import Node
@@ -24,6 +24,8 @@ class Platform:
     """Key -> value."""
     marks: tuple[str, ...] = ()
     """Labels of any node of the platform."""
+    named_nodes: bool = True
+    """Whether a pod's node affinity may name nodes, to avoid them."""
 
     def spot_terms(self) -> list[dict[str, Any]]:
         """Node selector terms, any of which matches a spot node."""
@@ -53,6 +55,8 @@ GKE = Platform(
     taints={"cloud.google.com/gke-spot": "true", "cloud.google.com/gke-preemptible": "true"},
     marks=("cloud.google.com/gke-nodepool", "cloud.google.com/gke-spot"),
 )
+AUTOPILOT = replace(GKE, name="autopilot", marks=(), named_nodes=False)
+"""GKE Autopilot: nodes show no difference, so somebody has to say it."""
 EKS = Platform(
     "eks",
     spot={"eks.amazonaws.com/capacityType": ("SPOT",)},
@@ -66,7 +70,7 @@ AKS = Platform(
 )
 GENERIC = Platform("generic", spot=SPOT_LABELS, taints={**AKS.taints, **GKE.taints})
 """A platform that is not known."""
-PLATFORMS = {each.name: each for each in (KARPENTER, GKE, EKS, AKS, GENERIC)}
+PLATFORMS = {each.name: each for each in (KARPENTER, GKE, AUTOPILOT, EKS, AKS, GENERIC)}
 """In the order in which they are looked for: Karpenter runs on several clouds."""
 
 

@@ -24,6 +24,7 @@ USER = 65532
 GRACE_SECONDS = {"worker": 20, "ps": 60}
 """A worker finishes its step and pushes within the notice of a spot node. A server takes a final snapshot."""
 QUEUE = "kueue.x-k8s.io/queue-name"
+POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 _COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
 _REQUESTS = {"worker": {"cpu": "500m", "memory": "1Gi"}, "ps": {"cpu": "250m", "memory": "256Mi"}}
@@ -67,7 +68,7 @@ class PodFactory:
             else each
             for each in spec["containers"]
         ]
-        queue = job.spec.run_policy.scheduling_policy.queue
+        policy = job.spec.run_policy.scheduling_policy
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -75,7 +76,8 @@ class PodFactory:
                 "name": names.pod_name(job.metadata.name, place),
                 "namespace": job.metadata.namespace,
                 "labels": {
-                    **({QUEUE: queue} if queue else {}),
+                    **({QUEUE: policy.queue} if policy.queue else {}),
+                    **({POD_GROUP: names.group_name(job)} if policy.gang == "PodGroup" else {}),
                     **(metadata.get("labels") or {}),
                     **names.place_labels(job, place, where.pool.metadata.name if where.pool else ""),
                     **({ON_DEMAND: "true"} if on_demand else {}),

@@ -118,8 +118,8 @@ class Observation:
     services: Mapping[str, Service] = field(default_factory=dict)
     """Services controlled by the job, by name."""
     existing: frozenset[str] = frozenset()
-    """Names of the job's Secrets and PodDisruptionBudgets that exist: the API server confirmed it within the last
-    minutes."""
+    """Names of the job's Secrets and PodDisruptionBudgets that exist, and the key of its PodGroup: the API server
+    confirmed it within the last minutes."""
     absent: frozenset[str] = frozenset()
     """Names of the job's PodDisruptionBudgets that were deleted."""
     name_conflicts: Mapping[str, NameConflict] = field(default_factory=dict)
@@ -214,6 +214,14 @@ class CreateDisruptionBudget:
 
 
 @dataclass(frozen=True)
+class ApplyPodGroup:
+    """Server-side apply of a PodGroup of scheduler-plugins. A 404 means that they are not installed."""
+
+    name: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class DeleteDisruptionBudget:
     """DELETE a PodDisruptionBudget. The name contains the job's uid; a 404 means that it is gone already."""
 
@@ -247,6 +255,7 @@ Action = (
     | DeleteService
     | CreateSecret
     | CreateDisruptionBudget
+    | ApplyPodGroup
     | DeleteDisruptionBudget
     | ConfirmAbsent
     | DeleteJob
@@ -266,6 +275,7 @@ class Plan:
 
 __all__ = [
     "Action",
+    "ApplyPodGroup",
     "ConfirmAbsent",
     "CreateDisruptionBudget",
     "CreatePod",

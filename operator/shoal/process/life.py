@@ -1,11 +1,10 @@
-"""What every process of the chart does: end at a signal, log to standard error."""
+"""What every process of the chart does: end at a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -48,13 +47,3 @@ def innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def start_log(level: str) -> None:
-    """Log to standard error."""
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
-    if level != "DEBUG":
-        for noisy in ("kopf", "aiohttp.access"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)

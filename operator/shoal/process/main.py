@@ -12,20 +12,21 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
-import kopf
-
-from shoal.cluster.transport import HttpTransport, connect
+from shoal.cluster.http import HttpTransport, connect
 from shoal.controllers.state import sources
 from shoal.errors import Unavailable, UsageError
 from shoal.page import Page
+from shoal.process.check import check
 from shoal.process.endpoints import exposition, healthy, ready, serve
 from shoal.process.install_key import NoKey, write
-from shoal.process.life import signalled, start_log, until
+from shoal.process.life import signalled, until
+from shoal.process.log import start_log
 from shoal.process.operator import SEEN_WITHIN_SECONDS, Operator
 from shoal.process.settings import Settings
-from shoal.runtime.kopf_watch import KopfWatch, connection_info
+from shoal.runtime.kopf_watch import KopfWatch, credentials
 from shoal.telemetry.coordinator import HttpsCoordinator
 
 LEASE_CONNECTIONS = 2
@@ -33,11 +34,13 @@ WATCHED_BY_KOPF = ("trainingjobs", "capacitypools", "speedprofiles")
 
 
 def main() -> None:
-    """Run until a signal arrives; or `shoal-operator install-key --secret NAME --file PATH`."""
+    """Run until a signal arrives; or `shoal-operator install-key …` or `check …`."""
     try:
         if sys.argv[1:2] == ["install-key"]:
             asyncio.run(_install_key(sys.argv[2:]))
             return
+        if sys.argv[1:2] == ["check"]:
+            sys.exit(asyncio.run(check(sys.argv[2:])))
         settings = Settings.from_environment()
         code = asyncio.run(run(settings))
     except (UsageError, Unavailable, NoKey) as error:
@@ -60,7 +63,7 @@ async def _install_key(words: Sequence[str]) -> None:
 
 async def run(settings: Settings) -> int:
     """Run the operator; returns the exit code."""
-    start_log(settings.log_level)
+    start_log(settings.log_level, settings.log_format)
     stop = signalled()
     async with AsyncExitStack() as resources:
         transport = await connect()
@@ -94,13 +97,9 @@ def _kopf(operator: Operator, settings: Settings, transport: HttpTransport) -> K
         if operator.changed(plural, namespace, name, uid, version):
             loop.call_later(SEEN_WITHIN_SECONDS, operator.missed, plural, uid, version)
 
-    async def login() -> kopf.ConnectionInfo:
-        configuration = transport.configuration
-        bearer = await configuration.get_api_key_with_prefix("BearerToken")
-        return connection_info(configuration, bearer.split()[-1] if bearer else None)
-
     watched = [name for name in WATCHED_BY_KOPF if name in sources(settings.namespace)]
     restarts = operator.metrics.watch_restarts.labels("kopf", "ended")
+    login = partial(credentials, transport.server)
     return KopfWatch(watched, settings.namespace, changed, login, on_restart=restarts.inc)
 
 

@@ -26,6 +26,7 @@ from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.credentials import job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
@@ -76,7 +77,7 @@ class Operator:
         wakes = Wakes(
             jobs=self._wake_job, pools=self._wake_pool, profiles=self._wake_profile, plans=self._replan
         )
-        self.state = ClusterState(wakes)
+        self.state = ClusterState(wakes, settings.platform)
         self._settings = settings
         self._wall = wall
         self._outage = Outage(monotonic, wall)
@@ -256,12 +257,20 @@ class Operator:
                 wall=wall,
             ),
             Applier(fenced, state, answers, credentials=credentials, wall=wall, metrics=self._job_metrics),
-            Reporter(writer, self.recorder, self._job_metrics, telemetry_seconds=settings.telemetry_seconds),
+            Reporter(
+                writer,
+                self.recorder,
+                self._job_metrics,
+                wall=wall,
+                telemetry_seconds=settings.telemetry_seconds,
+            ),
             state=state,
             answers=answers,
             poller=self._poller,
             credentials=credentials,
             complaints=self._complaints,
+            reactions=Reactions(self._job_metrics.reacted),
+            waited=self._waited,
             wake=self._wake_job,
         )
         return Controller(
@@ -274,6 +283,9 @@ class Operator:
 
     def _wake_job(self, key: Key, priority: Priority) -> None:
         self.jobs.wake(key, priority)
+
+    def _waited(self, key: Key) -> float:
+        return self.jobs.queue.waited(key)
 
     def _wake_pool(self, key: Key, priority: Priority) -> None:
         self.pools.wake(key, priority)

@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from shoal.api.base import API_VERSION
 from shoal.api.capacity_pool import CapacityPool
 from shoal.cluster.cache import Cache
+from shoal.cluster.http import connect
 from shoal.cluster.lease import Lease, LeaseTimes
 from shoal.cluster.reflector import Reflector, Source
-from shoal.cluster.transport import Fenced, Transport, connect
+from shoal.cluster.transport import Fenced, Transport
 from shoal.errors import UsageError
 from shoal.pools.metrics import PoolMetrics
 from shoal.pools.pulse import EVERY_SECONDS as PULSE_SECONDS
@@ -27,8 +28,9 @@ from shoal.pools.pulse import Pulse
 from shoal.pools.scaler import PoolScaler
 from shoal.pools.subject import Drivers, drivers
 from shoal.process.endpoints import exposition, healthy, ready, serve
-from shoal.process.life import signalled, start_log, until
-from shoal.process.settings import identity_of, level_of, number_of
+from shoal.process.life import signalled, until
+from shoal.process.log import start_log
+from shoal.process.settings import identity_of, level_of, log_format_of, number_of
 from shoal.runtime.controller import Controller
 from shoal.runtime.limiter import Limited
 from shoal.runtime.manager import Manager
@@ -59,6 +61,7 @@ class PoolSettings:
     health_port: int = 8081
     """0: no health endpoint."""
     log_level: str = "INFO"
+    log_format: str = "text"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> PoolSettings:
@@ -76,6 +79,7 @@ class PoolSettings:
             metrics_port=number_of(environment, "SHOAL_METRICS_PORT", 8080),
             health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
             log_level=level_of(environment),
+            log_format=log_format_of(environment),
         )
 
 
@@ -192,7 +196,7 @@ def main() -> None:
 
 async def run(settings: PoolSettings) -> int:
     """Run it with its endpoints; returns the exit code."""
-    start_log(settings.log_level)
+    start_log(settings.log_level, settings.log_format)
     stop = signalled()
     async with AsyncExitStack() as resources:
         transport = await connect(CONNECTIONS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import UsageError
+from shoal.manifests.platforms import PLATFORMS, Platform
 from shoal.policy.model import Images
 
 MIN_KEY_BYTES = 32
@@ -26,6 +27,8 @@ class Settings:
     """The namespace to watch; empty for all namespaces."""
     node_signals: bool = True
     """Whether to watch nodes."""
+    platform: Platform | None = None
+    """The platform of the nodes; None: as their labels say."""
     identity: str = "shoal"
     """The holder identity in the Lease."""
     lease_namespace: str = "default"
@@ -37,6 +40,8 @@ class Settings:
     page_port: int = 0
     """0: no web page."""
     log_level: str = "INFO"
+    log_format: str = "text"
+    """text or json."""
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
     workers: int = 16
@@ -60,6 +65,7 @@ class Settings:
             ),
             namespace=get("SHOAL_NAMESPACE", ""),
             node_signals=_flag(environment, "SHOAL_NODE_SIGNALS", True),
+            platform=_platform(environment),
             identity=identity_of(environment),
             lease_namespace=get("POD_NAMESPACE") or "default",
             lease_name=get("SHOAL_LEASE_NAME") or "shoal",
@@ -67,6 +73,7 @@ class Settings:
             health_port=number_of(environment, "SHOAL_HEALTH_PORT", 8081),
             page_port=number_of(environment, "SHOAL_PAGE_PORT", 0),
             log_level=level_of(environment),
+            log_format=log_format_of(environment),
             telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),
             workers=max(1, number_of(environment, "SHOAL_WORKERS", 16)),
             plan_seconds=max(1, number_of(environment, "SHOAL_PLAN_SECONDS", 60)),
@@ -109,9 +116,26 @@ def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
+def _platform(environment: Mapping[str, str]) -> Platform | None:
+    name = environment.get("SHOAL_PLATFORM") or "auto"
+    if name == "auto":
+        return None
+    if name not in PLATFORMS:
+        raise UsageError(f"SHOAL_PLATFORM={name} must be auto or one of {', '.join(PLATFORMS)}")
+    return PLATFORMS[name]
+
+
 def level_of(environment: Mapping[str, str]) -> str:
     """The log level."""
     level = (environment.get("SHOAL_LOG_LEVEL") or "info").upper()
     if level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
         raise UsageError(f"SHOAL_LOG_LEVEL={level.lower()} must be debug, info, warning or error")
     return level
+
+
+def log_format_of(environment: Mapping[str, str]) -> str:
+    """The format of the log's lines."""
+    name = environment.get("SHOAL_LOG_FORMAT") or "text"
+    if name not in {"text", "json"}:
+        raise UsageError(f"SHOAL_LOG_FORMAT={name} must be text or json")
+    return name

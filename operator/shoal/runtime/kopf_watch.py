@@ -12,14 +12,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import kopf
-
 from shoal.api.base import GROUP, VERSION
+from shoal.cluster.server import ApiServer
+
+
+@contextlib.contextmanager
+def _as_if_absent(package: str) -> Iterator[None]:
+    """An optional import of this package fails in the block, unless it was imported before."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]  # what the import system documents
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+with _as_if_absent(
+    "kubernetes"
+):  # kopf would load it, 23 MiB, to recognize its models, which no handler here has
+    import kopf
 
 logger = logging.getLogger(__name__)
 
@@ -128,15 +147,16 @@ class KopfWatch:
         return await self._login()
 
 
-def connection_info(configuration: Any, token: str | None) -> kopf.ConnectionInfo:
-    """The cluster and credentials of the official client's configuration, for kopf."""
+async def credentials(server: ApiServer) -> kopf.ConnectionInfo:
+    """The API server and credentials, for kopf."""
+    token = await server.bearer()
     return kopf.ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        insecure=not configuration.verify_ssl,
+        server=server.url,
+        ca_path=server.ca_file,
+        insecure=not server.verify,
         token=token,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
+        certificate_path=server.certificate_file,
+        private_key_path=server.key_file,
         expiration=datetime.now(UTC) + TOKEN_LIFE if token else None,
     )
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
+from collections.abc import Callable
+from typing import Unpack
 
-from shoal.cluster.transport import JSON, Answer, Query, Transport
+from shoal.cluster.transport import Answer, Options, Transport, Wrapper
 from shoal.errors import Unavailable
 
 MAX_IN_FLIGHT = 64
 """Concurrent requests. Fewer than the connections, so that none waits where its time-out already runs."""
 
 
-class Limited:
+class Limited(Wrapper):
     """A transport with at most `in_flight` requests, that honours Retry-After.
 
     `on_answer` is told the verb, the HTTP status (0: no answer) and the seconds of each request.
@@ -33,29 +32,18 @@ class Limited:
         *,
         on_answer: Callable[[str, int, float], None] = lambda _verb, _code, _seconds: None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._on_answer = on_answer
         self._places = asyncio.Semaphore(in_flight)
         self._closed_until = 0.0
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query | None = None,
-        body: Any = None,
-        content_type: str = JSON,
-        timeout: float = 30.0,
-    ) -> Answer:
+    async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`."""
         async with self._places:
             await self._open()
             began, code = self._now(), 0
             try:
-                answer = await self._inner.request(
-                    method, path, query=query, body=body, content_type=content_type, timeout=timeout
-                )
+                answer = await super().request(method, path, **options)
                 code = answer.status
                 return answer
             except Unavailable as error:
@@ -64,10 +52,6 @@ class Limited:
                 raise
             finally:
                 self._on_answer(method, code, self._now() - began)
-
-    def stream(self, path: str, query: Query) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """See `Transport`."""
-        return self._inner.stream(path, query)
 
     async def _open(self) -> None:
         while (wait := self._closed_until - self._now()) > 0:  # noqa: ASYNC110  # a time, not an event

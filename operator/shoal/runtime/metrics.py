@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from shoal import __version__
+
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -67,9 +69,17 @@ class Metrics:
             registry=self.registry,
         )
 
+        Gauge("shoal_build_info", "1; the version is a label.", ["version"], registry=self.registry).labels(
+            __version__
+        ).set(1)
+
     def live(self, name: str, text: str, label: str, values: Callable[[], Mapping[str, float]]) -> None:
         """Export a gauge that is computed at each scrape; `values`: value by label."""
         self.registry.register(_Live(name, text, label, values))
+
+    def live_value(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Export a gauge without labels that is computed at each scrape."""
+        Gauge(name, text, registry=self.registry).set_function(value)
 
 
 class _Live(Collector):

@@ -6,12 +6,11 @@ away, and assumes the first.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Unpack
 
-from shoal.cluster.transport import JSON, Answer, Query, Transport
+from shoal.cluster.transport import Answer, Options, Transport, Wrapper
 from shoal.errors import Unavailable
 
 LEAST_SECONDS = 20.0
@@ -44,34 +43,19 @@ class Outage:
             self.returned_at = self._wall()
 
 
-class Watched:
+class Watched(Wrapper):
     """A transport that tells an `Outage` whether its requests are answered."""
 
     def __init__(self, inner: Transport, outage: Outage) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._outage = outage
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query | None = None,
-        body: Any = None,
-        content_type: str = JSON,
-        timeout: float = 30.0,
-    ) -> Answer:
+    async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
         """See `Transport`."""
         try:
-            answer = await self._inner.request(
-                method, path, query=query, body=body, content_type=content_type, timeout=timeout
-            )
+            answer = await super().request(method, path, **options)
         except Unavailable as error:
             self._outage.failed() if error.retry_after is None else self._outage.answered()
             raise
         self._outage.answered()
         return answer
-
-    def stream(self, path: str, query: Query) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """See `Transport`."""
-        return self._inner.stream(path, query)

@@ -40,6 +40,7 @@ class WorkQueue(Generic[K]):
     def __init__(self, on_taken: Callable[[float], None] = lambda _seconds: None) -> None:
         self._on_taken = on_taken
         self._since: dict[K, float] = {}
+        self._waited: dict[K, float] = {}
         self._heap: list[tuple[Priority, int, K]] = []
         self._waiting: dict[K, Priority] = {}
         self._busy: set[K] = set()
@@ -59,8 +60,13 @@ class WorkQueue(Generic[K]):
         if key in known and known[key] <= priority:
             return
         known[key] = priority
+        self._since.setdefault(key, asyncio.get_running_loop().time())
         if known is self._waiting:
             self._push(key, priority)
+
+    def waited(self, key: K) -> float:
+        """How long the key that is being processed had waited."""
+        return self._waited.get(key, 0.0)
 
     def add_after(self, key: K, delay: float) -> None:
         """Queue the key in `delay` seconds; replaces an earlier delay."""
@@ -83,6 +89,7 @@ class WorkQueue(Generic[K]):
                     self.add_after(key, delay)
             finally:
                 self._busy.discard(key)
+                self._waited.pop(key, None)
                 if (priority := self._again.pop(key, None)) is not None:
                     self.add(key, priority)
 
@@ -108,13 +115,13 @@ class WorkQueue(Generic[K]):
                 if self._waiting.get(key) == priority:  # else it was taken with a higher priority
                     del self._waiting[key]
                     self._busy.add(key)
-                    self._on_taken(asyncio.get_running_loop().time() - self._since.pop(key))
+                    self._waited[key] = asyncio.get_running_loop().time() - self._since.pop(key)
+                    self._on_taken(self._waited[key])
                     return key
             self._filled.clear()
             await self._filled.wait()
 
     def _push(self, key: K, priority: Priority) -> None:
-        self._since.setdefault(key, asyncio.get_running_loop().time())
         heapq.heappush(self._heap, (priority, next(self._order), key))
         self._filled.set()
 

@@ -19,7 +19,7 @@ DOCUMENTS = [
     pytest.param(document, id=f"{path.relative_to(EXAMPLES)}-{number}")
     for path in sorted(EXAMPLES.rglob("*.yaml"))
     for number, document in enumerate(yaml.safe_load_all(path.read_text()))
-    if document["apiVersion"].split("/")[0] == GROUP
+    if document.get("apiVersion", "").split("/")[0] == GROUP
 ]
 
 

@@ -11,13 +11,14 @@ from typing import Any
 from shoal.api.events import Event
 from shoal.api.kube import Pod
 from shoal.api.training_job import TrainingJob
-from shoal.cluster.transport import Answer, Query
+from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.credentials import job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.reconcile import Reconciler
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
@@ -81,6 +82,8 @@ class Cluster:
         fault = self.fault(method, path)
         if isinstance(fault, Exception):
             raise fault
+        if fault is None and content_type == APPLY_PATCH and path not in self.objects:
+            self.add(path, body)
         answer: Answer = fault or getattr(self, f"_{method.lower()}")(path, body)
         if self.loses_answer(method, path):
             raise Unavailable("connection reset")
@@ -161,6 +164,7 @@ class Rig:
             StatusWriter(self.cluster, self.state.jobs, TrainingJob),
             self.recorder,
             self.metrics,
+            wall=lambda: self.wall,
             telemetry_seconds=telemetry_seconds,
             settle_seconds=0.0,
         )
@@ -190,6 +194,8 @@ class Rig:
             poller=self.poller,
             credentials=lambda uid: job_credentials(b"k" * 32, uid),
             complaints=self.complaints,
+            reactions=Reactions(self.metrics.reacted),
+            waited=lambda _key: 0.0,
             wake=lambda key, priority: self.woken.append((key, priority)),
         )
 

@@ -9,6 +9,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.kube import Condition, Node, NodeStatus, OwnedMeta, Pod, PodSpec, PodStatus
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.state import ClusterState, Key, Wakes, sources
+from shoal.manifests.platforms import AUTOPILOT
 from shoal.runtime.work_queue import Priority
 from tests.unit.policy import build
 
@@ -121,3 +122,10 @@ def test_changed_pool_wakes_the_jobs_that_name_it(
     assert state.pools_by_name["spot"].spec.limits.nodes == 2
     state.pools.drop("p")
     assert not state.pools_by_name
+
+
+def test_what_somebody_said_of_the_platform_holds_whatever_nodes_join() -> None:
+    state = ClusterState(Wakes(), AUTOPILOT)
+    assert state.platform is AUTOPILOT
+    state.nodes.put(build.node())
+    assert state.platform is AUTOPILOT

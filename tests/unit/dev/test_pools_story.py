@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dev.cluster import cgroups
 from dev.cluster.node import GRACE_SECONDS
 from dev.demo.pools.chart import draw
-from dev.demo.pools.cloud import IDLE_SECONDS, LABEL, Machine, Offer, decide
+from dev.demo.pools.cloud import LABEL, Machine, Offer, decide
 from dev.demo.pools.figures import (
     GOALS,
     errors,
@@ -27,7 +27,7 @@ from dev.demo.pools.record import Moment, WorkerSeen
 from dev.demo.pools.run import Script, documents, offers, second_job, values
 from shoal.api.training_job import TrainingJob
 
-OFFERS = {"fast": Offer(0.3, True, 2), "slow": Offer(0.15, True, 1)}
+OFFERS = {"fast": Offer(0.3, True, 6, 2), "slow": Offer(0.15, True, 6, 1)}
 
 
 def pod(pool: str, node: str = "", phase: str = "Pending", **metadata: Any) -> dict[str, Any]:
@@ -42,13 +42,13 @@ def test_a_waiting_pod_gets_a_machine_of_its_pool_while_there_is_stock() -> None
     waiting = [pod("fast"), pod("fast"), pod("fast"), pod("slow"), pod("slow", deletionTimestamp="now")]
     assert decide(0, OFFERS, {}, waiting, 0) == (["fast", "fast", "slow"], [])
     assert decide(0, OFFERS, {}, waiting, 1) == ([], [])
-    assert decide(0, {"fast": Offer(0.3, True, 0)}, {}, waiting, 0) == ([], [])
+    assert decide(0, {"fast": Offer(0.3, True, 6, 0)}, {}, waiting, 0) == ([], [])
 
 
 def test_an_idle_machine_is_used_before_another_is_made_and_is_taken_in_the_end() -> None:
     machines = {"fast-1": Machine("fast")}
     assert decide(1, OFFERS, machines, [pod("fast")], 0) == ([], [])
-    assert decide(1 + IDLE_SECONDS, OFFERS, machines, [], 0) == ([], ["fast-1"])
+    assert decide(1 + 6, OFFERS, machines, [], 0) == ([], ["fast-1"])
     busy = [pod("fast", "fast-1", "Running")]
     assert decide(99, OFFERS, machines, busy, 0) == ([], [])
     assert machines["fast-1"].idle_since is None
@@ -64,7 +64,7 @@ def test_a_machine_with_notice_is_not_counted_and_ends() -> None:
 @given(st.lists(st.sampled_from(["fast", "slow", "other"])), st.integers(0, 4), st.integers(0, 4))
 def test_there_are_never_more_machines_than_stock(pods: list[str], fast: int, have: int) -> None:
     machines = {f"fast-{n}": Machine("fast") for n in range(have)}
-    made, _ = decide(0, {"fast": Offer(0.3, True, fast)}, machines, [pod(each) for each in pods], 0)
+    made, _ = decide(0, {"fast": Offer(0.3, True, 6, fast)}, machines, [pod(each) for each in pods], 0)
     assert have + len(made) <= max(have, fast)
     assert len(made) <= pods.count("fast")
 

@@ -1,10 +1,11 @@
-"""The health check for Argo CD in docs/install.md, run on the statuses of a job's life."""
+"""The health checks for Argo CD (docs/install.md) and Flux (examples/gitops), run on the statuses of a job's life."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import cel
 import pytest
 import yaml
 from lupa import lua51  # Argo CD's interpreter is one of Lua 5.1
@@ -88,3 +89,29 @@ def test_message_of_a_failed_job_is_the_cause() -> None:
     world = running_world()
     end_server_0(world, Outcome.FAILED, "the loss is NaN")
     assert "the loss is NaN" in of(world)[1]
+
+
+def flux(world: World) -> str:
+    """What Flux makes of the job: the first expression that is true, in its order, else InProgress."""
+    [checks] = yaml.safe_load(read("examples/gitops/flux.yaml"))["spec"]["healthCheckExprs"]
+    assert (checks["apiVersion"], checks["kind"]) == (world.manifest["apiVersion"], world.manifest["kind"])
+    told = {"metadata": world.manifest["metadata"], "status": world.status}
+    for name, result in (("inProgress", "InProgress"), ("failed", "Failed"), ("current", "Current")):
+        if cel.evaluate(checks[name], told):
+            return result
+    return "InProgress"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"), [(Outcome.SUCCEEDED, "Current"), (Outcome.FAILED, "Failed")]
+)
+def test_flux_waits_for_the_end_of_the_job(outcome: Outcome, expected: str) -> None:
+    world = World()
+    assert flux(world) == "InProgress"
+    world = running_world()
+    assert flux(world) == "InProgress"
+    end_server_0(world, outcome, "the loss is NaN")
+    world.settle()
+    assert flux(world) == expected
+    world.manifest["metadata"]["generation"] += 1
+    assert flux(world) == "InProgress"

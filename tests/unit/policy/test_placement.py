@@ -7,12 +7,24 @@ from typing import Any
 import pytest
 
 from shoal import manifests
-from shoal.api.labels import Place
-from shoal.manifests.platforms import AKS, EKS, GENERIC, GKE, KARPENTER, PLATFORMS, Platform, detect
+from shoal.api.labels import Place, RoleName
+from shoal.api.roles import Capacity
+from shoal.manifests.placement import Where
+from shoal.manifests.platforms import (
+    AKS,
+    AUTOPILOT,
+    EKS,
+    GENERIC,
+    GKE,
+    KARPENTER,
+    PLATFORMS,
+    Platform,
+    detect,
+)
 from shoal.policy.plan import plan
 from tests.unit.policy import build
 
-AUTOPILOT = {
+AUTOPILOT_KEYS = {
     "cloud.google.com/compute-class",
     "cloud.google.com/gke-accelerator",
     "cloud.google.com/gke-os-distribution",
@@ -49,10 +61,31 @@ def test_pods_carry_one_term_with_the_keys_of_their_platform(platform: Platform)
         assert {expression["key"]: tuple(expression["values"])} == platform.spot
 
 
+@pytest.mark.parametrize("capacity", ["Spot", "OnDemand", "Any"])
+@pytest.mark.parametrize("incarnation", [0, 1])
+@pytest.mark.parametrize("excluded", [(), ("node-1",)])
+@pytest.mark.parametrize("zone", ["Same", "Preferred", "Any"])
 @pytest.mark.parametrize("role", ["worker", "ps"])
-def test_autopilot_admits_the_keys_of_gke(role: str) -> None:
-    made = pod(role, GKE)
-    assert {e["key"] for term in terms(made) for e in term["matchExpressions"]} <= AUTOPILOT
+def test_autopilot_admits_every_pod(
+    role: RoleName, zone: Any, excluded: tuple[str, ...], incarnation: int, capacity: Capacity
+) -> None:
+    """It refuses other keys of node selectors and affinities (`autogke-node-affinity-selector-limitation`)."""
+    where = Where(capacity, zone=zone, excluded=excluded)
+    made = manifests.pod(build.job(), Place(role, 0, incarnation), build.IMAGES, where, AUTOPILOT)
+    affinity = made["spec"]["affinity"].get("nodeAffinity", {"required": {"nodeSelectorTerms": []}})
+    found = [term for rule in affinity.values() for term in rule["nodeSelectorTerms"]]
+    assert {e["key"] for term in found for e in term["matchExpressions"]} <= AUTOPILOT_KEYS
+    assert not made["spec"].get("nodeSelector")
+    assert not any(made["spec"].get(field) for field in ("hostNetwork", "hostPID", "hostIPC"))
+    assert not any("hostPath" in volume for volume in made["spec"]["volumes"])
+
+
+def test_excluded_nodes_are_named_where_that_is_admitted() -> None:
+    where = Where("Spot", excluded=("node-1",))
+    (term,) = terms(manifests.pod(build.job(), Place("worker", 0, 0), build.IMAGES, where, GKE))
+    assert {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-1"]} in term[
+        "matchExpressions"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +105,7 @@ def test_platform_is_detected_by_the_labels_of_nodes(label: str, platform: Platf
 
 
 def test_karpenter_goes_before_the_cloud_that_it_runs_on() -> None:
-    assert list(PLATFORMS) == ["karpenter", "gke", "eks", "aks", "generic"]
+    assert list(PLATFORMS) == ["karpenter", "gke", "autopilot", "eks", "aks", "generic"]
 
 
 def test_capacity_any_has_no_affinity_and_both_roles_can_be_moved() -> None:
@@ -130,6 +163,14 @@ def test_queue_of_kueue_is_a_label_of_all_pods() -> None:
     for role in ("worker", "ps"):
         assert pod(role, **spec)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
         assert "kueue.x-k8s.io/queue-name" not in pod(role)["metadata"]["labels"]
+
+
+def test_pods_of_a_gang_have_the_label_of_its_group() -> None:
+    spec = {"runPolicy": {"schedulingPolicy": {"gang": "PodGroup"}}}
+    for role in ("worker", "ps"):
+        group = f"digits-gang-{build.UID[:8]}"
+        assert pod(role, **spec)["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == group
+        assert "scheduling.x-k8s.io/pod-group" not in pod(role)["metadata"]["labels"]
 
 
 def test_pods_that_wait_for_a_queue_are_told_as_queued() -> None:

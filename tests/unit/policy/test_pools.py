@@ -290,7 +290,7 @@ AUTO = {"mode": "Auto"}
 def auto(**workers: Any) -> Pools:
     world = Pools(
         pool("a", price="1"), pool("b", price="2"), pool("od", "OnDemand", price="3"),
-        nodes={"a": 8, "b": 8, "od": 8}, **{"replicas": 2, "elasticity": AUTO, **workers},
+        **{"nodes": {"a": 8, "b": 8, "od": 8}, "replicas": 2, "elasticity": AUTO, **workers},
     )  # fmt: skip
     world.settle()
     return world
@@ -336,6 +336,19 @@ def test_plans_grow_soon_and_shrink_late(
         assert world.last_plan is not None
         assert world.last_plan.wake_after is not None
         assert world.last_plan.wake_after <= 300
+
+
+def test_plan_leaves_an_exhausted_pool_in_which_workers_wait_without_delay() -> None:
+    """Nobody is disturbed by it; while a stabilization time passed, a job without a node would stand still."""
+    world = auto(nodes={"a": 1, "b": 3})
+    assert world.by_pool() == {"a": 1}  # the second worker waits
+    world.pools["a"] = pool("a", status=EXHAUSTED)
+    world.propose({"a": 1, "b": 2}, age=0)
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 2}
+    world.propose({"b": 2}, age=0)  # a worker that has its node is not left at once
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 2}
 
 
 def test_shrinking_drains_the_worker_of_least_speed_for_its_price() -> None:

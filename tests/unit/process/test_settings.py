@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import UsageError
+from shoal.manifests.platforms import AUTOPILOT
 from shoal.process.settings import Settings
 
 
@@ -36,7 +37,9 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
         "SHOAL_LEASE_NAME": "mine",
         "SHOAL_METRICS_PORT": "0",
         "SHOAL_LOG_LEVEL": "debug",
+        "SHOAL_LOG_FORMAT": "json",
         "SHOAL_TELEMETRY_SECONDS": "2",
+        "SHOAL_PLATFORM": "autopilot",
     }
     settings = Settings.from_environment(environment)
     assert (settings.namespace, settings.node_signals) == ("ml", False)
@@ -46,6 +49,8 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
         "mine",
     )
     assert (settings.metrics_port, settings.log_level, settings.telemetry_seconds) == (0, "DEBUG", 2)
+    assert settings.log_format == "json"
+    assert settings.platform is AUTOPILOT
 
 
 @pytest.mark.parametrize(
@@ -56,8 +61,10 @@ def test_variables_of_the_chart(environment: dict[str, str]) -> None:
         ("SHOAL_INSTALL_KEY_FILE", "/dev/null", "it needs at least 32"),
         ("SHOAL_INSTALL_KEY_FILE", "/no/such", "cannot be read: No such file"),
         ("SHOAL_NODE_SIGNALS", "perhaps", "SHOAL_NODE_SIGNALS=perhaps must be true or false"),
+        ("SHOAL_PLATFORM", "moon", "SHOAL_PLATFORM=moon must be auto or one of karpenter, gke"),
         ("SHOAL_METRICS_PORT", "-1", "SHOAL_METRICS_PORT=-1 must be a non-negative integer"),
         ("SHOAL_LOG_LEVEL", "loud", "SHOAL_LOG_LEVEL=loud must be debug, info"),
+        ("SHOAL_LOG_FORMAT", "xml", "SHOAL_LOG_FORMAT=xml must be text or json"),
     ],
 )
 def test_invalid_variable_is_named(environment: dict[str, str], name: str, value: str, words: str) -> None:

@@ -181,17 +181,11 @@ class PSClient:
         self._check(out)
         return self._call(Op.PUSH_PULL, Op.PARAMETERS, gradient, out, push, ahead=push.ahead)
 
-    def push_delta(
-        self, delta: NDArray[Any], out: NDArray[Any], push: Push, *, scale: float = 1.0, merge: bool = False
-    ) -> Pulled:
-        """Parameters += scale * delta, and write the new parameters to `out`.
-
-        `merge`: combine `delta` with those of other workers after an outage by Adasum (arXiv 2006.02924).
-        """
+    def push_delta(self, delta: NDArray[Any], out: NDArray[Any], push: Push, *, scale: float = 1.0) -> Pulled:
+        """Parameters += scale * delta, and write the new parameters to `out`."""
         self._check(delta)
         self._check(out)
-        op = Op.MERGE_PULL if merge else Op.DELTA_PULL
-        return self._call(op, Op.PARAMETERS, delta, out, push, scale=scale)
+        return self._call(Op.DELTA_PULL, Op.PARAMETERS, delta, out, push, scale=scale)
 
     def close(self) -> None:
         """Close all connections. `hello` opens them again."""

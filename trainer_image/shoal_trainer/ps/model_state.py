@@ -11,7 +11,6 @@ from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.layout import bounds
-from shoal_trainer.ps.merging import Merger
 from shoal_trainer.ps.optimizers import Optimizer, Update
 from shoal_trainer.ps.pieces import Payload, parts
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
@@ -30,7 +29,6 @@ class ModelState:
         self.parameters: Vector = aligned(self.high - self.low)
         self.updates = 0
         """The number of gradients in the optimizer's state: the step of Adam."""
-        self._merger = Merger()
         self._configure(spec, {})
 
     @property
@@ -53,9 +51,8 @@ class ModelState:
         return {name: values.copy() for name, values in arrays.items()}
 
     def load(self, arrays: Mapping[str, Vector]) -> None:
-        """Set the parameters to those in `arrays`; no update is merged with them yet."""
+        """Set the parameters to those in `arrays`."""
         self.parameters[:] = arrays["parameters"]
-        self._merger = Merger()
 
     def load_optimizer(self, arrays: Mapping[str, Vector], updates: int) -> None:
         """Set the optimizer's state to that in `arrays`, which contains `updates` gradients."""
@@ -119,10 +116,6 @@ class ModelState:
     def add(self, io: Payload, scale: float) -> bool:
         """Parameters += `scale` * `io`."""
         return self._add(io, 0, scale)
-
-    def merge(self, io: Payload, now: float) -> bool:
-        """Combine `io` with earlier updates of the same outage by Adasum; see `Merger`."""
-        return self._merger.merge(self.parameters, io, now)
 
     def _add(self, io: Payload, low: int, scale: float) -> bool:
         non_finite = False

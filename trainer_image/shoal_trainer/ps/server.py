@@ -45,7 +45,7 @@ BUSY_SECONDS = 5.0
 """How often a request that waits for memory is told so. The client's timeout is longer."""
 PAUSE_SECONDS = 0.05
 """Before the next accept if the process has reached its limit of file descriptors or threads."""
-PUSHES = {Op.PUSH_PULL, Op.DELTA_PULL, Op.MERGE_PULL}
+PUSHES = {Op.PUSH_PULL, Op.DELTA_PULL}
 
 
 class RefusalLog:
@@ -367,8 +367,7 @@ class DataServer:
         push, arguments = decode_push(meta), (peer.slot, peer.incarnation, request.seq, request.version)
         if request.op is Op.PUSH_PULL:
             return self._shard.push(*arguments, push, io, boot=request.boot, ahead=request.ahead)
-        merge = request.op is Op.MERGE_PULL
-        return self._shard.delta(*arguments, push, io, merge=merge, boot=request.boot)
+        return self._shard.delta(*arguments, push, io, boot=request.boot)
 
     def _reply(self, channel: Channel, codec: Codec, reply: Answer, loan: Loan) -> None:
         meta = encode_answer(reply.meta)

@@ -232,18 +232,14 @@ class ShardStore(WorkerRegistry):
         meta: PushMeta,
         io: Payload,
         *,
-        merge: bool = False,
         boot: int | None = None,
     ) -> Answer:
-        """Parameters += `meta.scale` * `io`; `merge`: combine `io` with earlier ones of the outage by Adasum instead.
-
-        Otherwise as `push`.
-        """
+        """Parameters += `meta.scale` * `io`. Otherwise as `push`."""
         with self.lock:
             if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
                 return self._answer(slot, base)
             started = self._clock()
-            non_finite = model.merge(io, started) if merge else model.add(io, meta.scale)
+            non_finite = model.add(io, meta.scale)
             self.load.add(self._clock() - started, io)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
             tau = abs(self.version - base)

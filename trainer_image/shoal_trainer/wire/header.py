@@ -43,7 +43,6 @@ class Op(IntEnum):
     PULL = 4
     PUSH_PULL = 5
     DELTA_PULL = 6
-    MERGE_PULL = 7
     BYE = 8
     OK = 64
     WELCOME = 65

@@ -128,7 +128,6 @@ def compose(
         sequential=config.staleness.max == 0,
         steps_per_push=steps_per_push(flat_model.model) if placement.on_server else 1,
         on_nan=job.on_nan,
-        outage_merge=job.outage_merge,
         averages=averages,
     )
     loop = Loop(flat_model, placement, exchange, feed, coordinator, leases, do_task, drain, policy)

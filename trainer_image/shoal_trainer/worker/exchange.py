@@ -73,10 +73,10 @@ class Exchange:
         return self._pool.submit(self._push_pull_again, update, out, push, again)
 
     def push_delta(
-        self, delta: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, *, scale: float, merge: bool
+        self, delta: npt.NDArray[Any], out: npt.NDArray[Any], push: Push, *, scale: float
     ) -> Future[Pulled]:
         """Push a difference of parameters, such as that of an outage's local steps; `out` gets the new parameters."""
-        return self._pool.submit(self._client.push_delta, delta, out, push, scale=scale, merge=merge)
+        return self._pool.submit(self._client.push_delta, delta, out, push, scale=scale)
 
     def pull(
         self, out: npt.NDArray[Any], *, idle: bool = False, exact: bool = False, ahead: float = 0.0

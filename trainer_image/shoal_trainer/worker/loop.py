@@ -63,7 +63,6 @@ class Policy:
     sequential: bool = False
     steps_per_push: int = 1
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    outage_merge: Literal["mean", "adasum"] = "mean"
     averages: tuple[Average, ...] = ()
 
 
@@ -84,8 +83,7 @@ class Loop(Upstream):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        adasum = policy.outage_merge == "adasum"
-        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock, adasum=adasum)
+        super().__init__(flat_model, placement, exchange, coordinator, leases, drain, clock)
         self._feed = feed
         self._do_task = do_task
         self._policy = policy
@@ -304,7 +302,7 @@ class Loop(Upstream):
         self._input_seconds, self._last_push = 0.0, now
         send = Send(update, push, local=skipped, overlapped=self._overlapped)
         if skipped:  # a difference does not change the optimizer's state, as in Keras
-            future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0, merge=False)
+            future = self._exchange.push_delta(update, self._buffers.spare, push, scale=1.0)
         elif (again := self._again(base, push.timings.step * steps, send)) is not None:
             future = self._exchange.push_pull(update, self._buffers.spare, push, again=again)
         else:

@@ -49,15 +49,12 @@ class Upstream:
         leases: Leases,
         drain: threading.Event,
         clock: Callable[[], float],
-        *,
-        adasum: bool = False,
     ) -> None:
         self._flat_model, self._placement = flat_model, placement
         self._exchange, self._coordinator = exchange, coordinator
         self._leases = leases
         self._drain = drain
         self._clock = clock
-        self._adasum = adasum
         self._buffers = Buffers(flat_model.layout.size, flat_model.dtype, flat_model.alias)
         size, trainable = flat_model.layout.size, flat_model.layout.trainable
         self._anticipation = Anticipation(
@@ -217,8 +214,7 @@ class Upstream:
     def _resend(self, send: Send, live: int) -> Pulled:
         out, push = self._buffers.spare, send.push
         if send.local:
-            scale = 1.0 / live
-            return self._exchange.push_delta(send.update, out, push, scale=scale, merge=self._adasum).result()
+            return self._exchange.push_delta(send.update, out, push, scale=1.0 / live).result()
         return self._exchange.push_pull(send.update, out, push).result()
 
     def _rejoin(self, surviving: int) -> None:

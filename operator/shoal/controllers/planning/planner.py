@@ -23,6 +23,7 @@ from shoal.controllers.planning.translate import (
     pool_values,
     profile_values,
     proposal,
+    speeds_now,
 )
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Wake, key_of
@@ -73,6 +74,8 @@ class Planner:
         self._known: dict[str, _Known] = {}
         self._wanted = asyncio.Event()
         self._progress = Progress()
+        self._paces: dict[str, dict[str, list[float]]] = {}
+        """The newest speeds of each job's workers, by uid: they hold while its workers change."""
 
     def trigger(self) -> None:
         """Plan soon: a job began or ended, a worker was taken, a pool ran out of nodes."""
@@ -104,7 +107,9 @@ class Planner:
         jobs = {job_name(job): job for job in self._state.jobs.all() if _is_planned(job)}
         for uid in self._known.keys() - {job.metadata.uid for job in jobs.values()}:
             del self._known[uid]
-        self._progress.forget({job.metadata.uid for job in jobs.values()})
+        uids = {job.metadata.uid for job in jobs.values()}
+        self._progress.forget(uids)
+        self._paces = {uid: pace for uid, pace in self._paces.items() if uid in uids}
         if not jobs:
             return
         now = self._wall()
@@ -145,7 +150,9 @@ class Planner:
         )
         pods = self._state.pods.indexed("job", key_of(job))
         self._progress.observe(job, report, per_epoch)
-        return fleet_job(job, model, report, per_epoch, pods, now)
+        if speeds := speeds_now(job, report):
+            self._paces[job.metadata.uid] = speeds
+        return fleet_job(job, model, report, per_epoch, pods, now, self._paces.get(job.metadata.uid, {}))
 
     def _profiles(self, now: datetime) -> list[Profile]:
         found = []

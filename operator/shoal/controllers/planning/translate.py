@@ -7,7 +7,7 @@ goes through here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -20,12 +20,14 @@ from shoal.errors import UsageError
 from shoal.policy.model import Proposal
 from shoal.sizing.fleet import FleetJob, FleetPool, JobPlan, Model, Profile, resources
 from shoal.sizing.fleet.resources import decimal, fleet_pool, profile_of
-from shoal_trainer.contract import StatusReport
+from shoal_trainer.contract import StatusReport, WorkerState
 
 URGENT_CONFIDENCE = 0.95
 """A deadline that is kept with less confidence is at risk."""
 MEASURED = "measured"
 """In the basis of a plan whose speeds were measured. Before, a risk is ignorance: it can wait for a measurement."""
+STEADY_STEPS = 50
+"""Steps after which the moving average of a worker's step (the coordinator's, over about ten) is its own."""
 END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 
@@ -58,6 +60,7 @@ def fleet_job(
     samples_per_epoch: int | None,
     pods: Iterable[Pod],
     now: datetime,
+    speeds_now: Mapping[str, Sequence[float]],
 ) -> FleetJob:
     """A job. One whose workers nobody plans (mode Off or Manual) is planned with the number that it has."""
     spec, status = job.spec, job.status
@@ -85,7 +88,7 @@ def fleet_job(
         budget_left=None if objective.max_cost is None else float(objective.max_cost) - spent,
         prefer=objective.prefer,
         spent=spent,
-        measured_samples_per_second=report.samples_per_second if report is not None else None,
+        speeds_now=speeds_now,
     )
 
 
@@ -134,6 +137,22 @@ def running(job: TrainingJob) -> dict[str, int]:
             and slot.state in {"Starting", "Running", "Silent"}
         )
     )
+
+
+def speeds_now(job: TrainingJob, report: StatusReport | None) -> dict[str, list[float]]:
+    """Samples/s of each worker by its last steps, by pool: of those whose average has forgotten its start."""
+    pools = {
+        (slot.index, slot.incarnation): slot.pool
+        for slot in job.status.slots
+        if slot.role == "worker" and slot.pool
+    }
+    found: dict[str, list[float]] = {}
+    for worker in report.workers if report is not None else ():
+        pool = pools.get((worker.slot, worker.incarnation))
+        steady = worker.state is WorkerState.ACTIVE and worker.steps >= STEADY_STEPS
+        if pool and steady and worker.step_seconds and worker.batch_size:
+            found.setdefault(pool, []).append(worker.batch_size / worker.step_seconds)
+    return found
 
 
 def model_of(

@@ -20,15 +20,18 @@ from shoal.api import labels
 from shoal.api.base import API_VERSION
 from shoal.api.kube import Node, Pod, Service
 from shoal.api.training_job import TrainingJob
-from shoal.cluster.transport import JSON, MERGE_PATCH, Answer, Transport
+from shoal.cluster.transport import APPLY_PATCH, JSON, MERGE_PATCH, Answer, Transport
 from shoal.controllers.state import ClusterState
 from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
 from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import name_conflict
 from shoal.errors import ClusterError, Unavailable
+from shoal.manifests import names
+from shoal.manifests.objects import POD_GROUPS
 from shoal.policy.model import (
     Action,
+    ApplyPodGroup,
     ConfirmAbsent,
     CreateDisruptionBudget,
     CreatePod,
@@ -52,6 +55,7 @@ _REFUSED = frozenset({400, 403, 413, 422})
 """Refusals of the object. Any other status (401, 404, 405, 409 of an admission plugin) may be temporary."""
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
 """Named in refusals by a cluster's own rules, which may change while the object does not. They answer any status."""
+FIELD_MANAGER = "shoal-operator"
 MAX_IN_FLIGHT = 16
 """Concurrent requests of one job, so that a large job does not delay the others."""
 
@@ -137,6 +141,8 @@ class Applier:
                 return await self._create(
                     job, answers, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, None
                 )
+            case ApplyPodGroup(name, manifest):
+                return await self._apply_pod_group(job, answers, name, manifest)
             case DeletePod(name, uid, grace_seconds):
                 await self._delete_pod(job, name, uid, grace_seconds)
             case UpdateService(name, selector):
@@ -191,6 +197,29 @@ class Applier:
         if answer.status not in _REFUSED:
             raise Unavailable(f"cannot create {name}: {answer.status} {answer.message}")
         answers.refused[name] = self._refusal(job, name, answer)
+        return False
+
+    async def _apply_pod_group(
+        self, job: TrainingJob, answers: ApiAnswers, name: str, manifest: Manifest
+    ) -> bool:
+        """Make the PodGroup as it should be; False if there are none, or they are not allowed."""
+        answer = await self._transport.request(
+            "PATCH",
+            _path(f"/apis/{POD_GROUPS}", job, "podgroups", name),
+            query={"fieldManager": FIELD_MANAGER, "force": "true"},
+            body=manifest,
+            content_type=APPLY_PATCH,
+        )
+        key = names.group_key(job)
+        if answer.ok:
+            answers.refused.pop(key, None)
+            answers.existing[key] = self._wall()
+            return True
+        if answer.status not in {*_REFUSED, 404}:
+            raise Unavailable(f"cannot apply {name}: {answer.status} {answer.message}")
+        # All of these are asked again: what is missing may be installed.
+        refusal = Refusal(RefusalKind.FORBIDDEN, key, answer.message, job.metadata.generation, self._wall())
+        answers.refused[key] = refusal
         return False
 
     async def _already_exists(self, job: TrainingJob, answers: ApiAnswers, path: str, name: str) -> bool:

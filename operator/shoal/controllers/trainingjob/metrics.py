@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections import Counter as Count
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import TrainingJobStatus
 from shoal.runtime.metrics import Metrics
+
+REACTIONS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+"""Seconds: from an operator that reacts at once to a cloud that makes a node."""
+RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
+"""Predicted over measured."""
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """When the end of a job was first predicted, and in how many seconds it was."""
+
+    at: datetime
+    seconds: float
 
 
 class JobMetrics:
@@ -47,6 +63,37 @@ class JobMetrics:
             "Replacements and restarts of parameter servers.",
             registry=registry,
         )
+        self.reactions = Histogram(
+            "shoal_reaction_seconds",
+            "From the loss of a pod to the stage that its replacement has reached: created, running, first_push.",
+            ["role", "stage", "reason"],
+            buckets=REACTIONS,
+            registry=registry,
+        )
+        self.plan_changes = Counter(
+            "shoal_plan_changes_total", "Changes of the counts in plans of jobs.", registry=registry
+        )
+        self.speed_predictions = Histogram(
+            "shoal_predicted_speed_ratio",
+            "Predicted over measured speed of a job, at each write of its status with a new prediction.",
+            buckets=RATIOS,
+            registry=registry,
+        )
+        self.finish_predictions = Histogram(
+            "shoal_predicted_finish_ratio",
+            "Of a job that succeeded: the remaining time when it was first predicted, over what it took.",
+            buckets=RATIOS,
+            registry=registry,
+        )
+        self.cost = Counter(
+            "shoal_cost_total", "Cost of the workers' nodes, in the currency of the pools.", registry=registry
+        )
+        self.saved = Counter(
+            "shoal_cost_saved_total",
+            "What the same node hours would have cost more at on-demand prices.",
+            registry=registry,
+        )
+        self._first: dict[str, _Expected] = {}
 
     def count_jobs(self, jobs: Callable[[], Iterable[TrainingJob]]) -> None:
         """Export the number of jobs by phase, computed at each scrape."""
@@ -57,13 +104,51 @@ class JobMetrics:
             lambda: Count(job.status.phase or "Pending" for job in jobs()),
         )
 
-    def count_changes(self, old: TrainingJobStatus, new: TrainingJobStatus) -> None:
+        self._metrics.live_value(
+            "shoal_cost_per_hour",
+            "Cost of the nodes in use now, per hour, in the currency of the pools.",
+            lambda: float(sum(Decimal(job.status.cost.per_hour) for job in jobs() if job.status.cost)),
+        )
+
+    def reacted(self, role: str, reason: str, stage: str, seconds: float) -> None:
+        """See `reactions.Observe`."""
+        self.reactions.labels(role, stage, reason).observe(seconds)
+
+    def forget(self, uid: str) -> None:
+        """Drop what is known of a deleted job."""
+        self._first.pop(uid, None)
+
+    def count_changes(self, uid: str, old: TrainingJobStatus, new: TrainingJobStatus, now: datetime) -> None:
         """Count the increments between two written statuses."""
+        self._count_losses(old, new)
+        self._count_predictions(uid, old, new, now)
+        for counter, name in ((self.cost, "accumulated"), (self.saved, "saved_versus_on_demand")):
+            before, after = (
+                Decimal(getattr(status.cost, name)) if status.cost else 0 for status in (old, new)
+            )
+            counter.inc(max(0.0, float(after - before)))
+
+    def _count_losses(self, old: TrainingJobStatus, new: TrainingJobStatus) -> None:
         self.disruptions.inc(max(0, new.restarts.disruptions - old.restarts.disruptions))
         self.failures.inc(max(0, new.restarts.failures - old.restarts.failures))
         self.server_restarts.inc(max(0, new.parameter_servers.restarts - old.parameter_servers.restarts))
         for reason, more in _increments(old.restarts.by_reason, new.restarts.by_reason).items():
             self.lost.labels(reason).inc(more)
+
+    def _count_predictions(
+        self, uid: str, old: TrainingJobStatus, new: TrainingJobStatus, now: datetime
+    ) -> None:
+        revision = new.plan.revision if new.plan else 0
+        self.plan_changes.inc(max(0, revision - (old.plan.revision if old.plan else 0)))
+        said = new.prediction
+        if said is not None and said != old.prediction and said.relative_error is not None:
+            self.speed_predictions.observe(1.0 + float(said.relative_error))
+        if said is not None and said.remaining_seconds and not new.finished:
+            self._first.setdefault(uid, _Expected(now, said.remaining_seconds))
+        if new.finished and (first := self._first.pop(uid, None)) is not None:
+            took = (now - first.at).total_seconds()
+            if new.phase == "Succeeded" and took > 0:
+                self.finish_predictions.observe(first.seconds / took)
 
 
 def _increments(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:

@@ -7,6 +7,7 @@ between, neither the pod nor the reason would be known.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from shoal.controllers.state import ClusterState, Key, Wake
@@ -14,6 +15,7 @@ from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
 from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.observe import Observer
+from shoal.controllers.trainingjob.reactions import Reactions
 from shoal.controllers.trainingjob.report import Reporter
 from shoal.controllers.trainingjob.unreadable import Complaints
 from shoal.errors import ClusterError, Refused, ShoalError, Unavailable
@@ -35,7 +37,10 @@ _REMOVALS = (DeletePod, DeleteService, DeleteDisruptionBudget, DeleteJob)
 
 
 class Reconciler:
-    """Called by the work queue with the key of a job; returns the seconds until the next reconcile, or None."""
+    """Called by the work queue with the key of a job; returns the seconds until the next reconcile, or None.
+
+    `waited`: for how long the key that is being reconciled had waited in the queue.
+    """
 
     def __init__(
         self,
@@ -48,6 +53,8 @@ class Reconciler:
         poller: Poller,
         credentials: Callable[[str], JobCredentials],
         complaints: Complaints,
+        reactions: Reactions,
+        waited: Callable[[Key], float],
         wake: Wake,
     ) -> None:
         self._observer = observer
@@ -58,11 +65,14 @@ class Reconciler:
         self._poller = poller
         self._credentials = credentials
         self._complaints = complaints
+        self._reactions = reactions
+        self._waited = waited
         self._wake = wake
         self._uids: dict[Key, str] = {}
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
+        woken = self._now() - self._waited(key)
         await self._complaints.complain(key)
         self._forget_earlier_runs(key)
         failed: ClusterError | None = None
@@ -71,6 +81,8 @@ class Reconciler:
             if (observed := self._observer.observe(key)) is None:
                 return None
             seen, decided = observed, await self._plan(observed)
+            self._reactions.lost(seen, decided.status, woken)
+            self._reactions.replaced(seen, self._now())
             to_make = tuple(a for a in decided.actions if not isinstance(a, _REMOVALS))
             if failed is not None or not to_make:
                 break
@@ -123,6 +135,7 @@ class Reconciler:
             self._answers.forget(old)
             self._poller.forget(old)
             self._reporter.forget(old)
+            self._reactions.forget(old)
         if uid is None:
             self._uids.pop(key, None)
         else:
@@ -152,3 +165,7 @@ class Reconciler:
         self._poller.follow(
             endpoint, lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE)
         )
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

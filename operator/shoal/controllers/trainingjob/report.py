@@ -8,8 +8,9 @@ when the reason is in the status.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from shoal.api.events import Event
 from shoal.api.training_job import TrainingJob
@@ -46,12 +47,14 @@ class Reporter:
         recorder: Recorder,
         metrics: JobMetrics,
         *,
+        wall: Callable[[], datetime],
         telemetry_seconds: float,
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         self._writer = writer
         self._recorder = recorder
         self._metrics = metrics
+        self._wall = wall
         self._telemetry_seconds = telemetry_seconds
         self._settle_seconds = settle_seconds
         self._written: dict[str, float] = {}
@@ -59,6 +62,7 @@ class Reporter:
     def forget(self, uid: str) -> None:
         """Drop the state of a deleted job."""
         self._written.pop(uid, None)
+        self._metrics.forget(uid)
 
     async def report(self, job: TrainingJob, status: TrainingJobStatus, events: Iterable[Event]) -> Reported:
         """Write the status and queue the events.
@@ -80,7 +84,7 @@ class Reporter:
         if stored is None:
             return Reported(recorded=False, wait=CONFLICT_SECONDS)
         self._written[job.metadata.uid] = self._now()
-        self._metrics.count_changes(job.status, status)
+        self._metrics.count_changes(job.metadata.uid, job.status, status, self._wall())
         self._recorder.record(stored, events)
         return Reported(recorded=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from shoal.manifests.names import budget_name, place_of_name, secret_name
+from shoal.manifests.names import budget_name, group_key, group_name, place_of_name, secret_name
 from shoal.policy.common.timers import Timers
 from shoal.policy.decide.members import OVERSTAY
 from shoal.policy.model import NameConflict, Observation, Reason, Refusal, RefusalKind
@@ -57,7 +57,8 @@ def _blocks(name: str, role: str, seen: Observation) -> bool:
     if name == secret_name(seen.job):
         # Running pods have mounted it: then it exists, and only a full quota answers a second create with a refusal.
         return not any(pod.running for pod in seen.pods)
-    return name != budget_name(seen.job) and name not in seen.services
+    alone = name == budget_name(seen.job) or name.startswith(group_name(seen.job))
+    return not alone and name not in seen.services
 
 
 def _waiting(seen: Observation, refusal: Refusal) -> Gate:
@@ -92,6 +93,18 @@ def missing_disruption_budget(seen: Observation) -> Reason | None:
         return None
     message = f"{name} cannot be created, so a drain may evict a parameter server: {refusal.message}"
     return Reason("NoDisruptionBudget", message)
+
+
+def missing_pod_group(seen: Observation) -> Reason | None:
+    """Degraded: the job is to be a gang, and is none."""
+    refusal = _refusal_of(seen, name := group_key(seen.job))
+    if refusal is None or name in seen.existing:
+        return None
+    message = (
+        "runPolicy.schedulingPolicy.gang needs the PodGroups of scheduler-plugins, and the job runs without:"
+        f" {refusal.message}"
+    )
+    return Reason("NoPodGroup", message)
 
 
 def _refusal_of(seen: Observation, name: str) -> Refusal | None:

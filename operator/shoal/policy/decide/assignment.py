@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from shoal.policy.decide.homes import Home, Homes, home_of
+from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
 from shoal.policy.facts.read import Facts, Sighting
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import Reason
@@ -167,18 +167,10 @@ def _raise_base(homes: Homes, result: Assignment, base: int, used: Counter[Home]
             used[home] += 1
 
 
-def _waits(each: Sighting) -> bool:
-    """Whether its pod waits for a node. One that a queue holds back does not."""
-    if each.pod is None or each.pod.spec.node_name or each.slot.cause:
-        return False
-    scheduled = each.pod.condition("PodScheduled")
-    return scheduled is None or scheduled.reason != "SchedulingGated"
-
-
 def _leave_exhausted(homes: Homes, held: Mapping[int, Sighting], result: Assignment) -> None:
     """Workers that wait for a node of an exhausted pool may go to another one, if that has room."""
     for index, home in list(result.homes.items()):
-        if not _waits(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
+        if not waits_for_node(held[index]) or home not in homes.all() or not homes.is_exhausted(home):
             continue
         used = Counter(result.homes.values())
         instead = _first_with_room(homes, used, on_demand=False)
@@ -196,7 +188,7 @@ def _fall_back(facts: Facts, homes: Homes, held: Mapping[int, Sighting], result:
         each = held[index]
         if homes.is_on_demand(home) or each.verdict.outcome is not PodOutcome.HEALTHY:
             continue
-        if not _waits(each) or each.slot.created_at is None:
+        if not waits_for_node(each) or each.slot.created_at is None:
             continue
         if facts.timers.pending(each.slot.created_at + timedelta(seconds=rule.after_seconds)):
             continue
@@ -221,7 +213,7 @@ def _return_one(
     if rule is None or _on_demand(homes, used) <= base:
         return
     waiting = any(
-        index in held and _waits(held[index]) and not homes.is_on_demand(home)
+        index in held and waits_for_node(held[index]) and not homes.is_on_demand(home)
         for index, home in result.homes.items()
     )
     since = facts.job.status.returning_since or facts.job.status.start_time

@@ -21,6 +21,7 @@ from shoal.policy.facts.read import UNCONFIRMED, Facts
 from shoal.policy.facts.verdict import PodOutcome
 from shoal.policy.model import (
     Action,
+    ApplyPodGroup,
     ConfirmAbsent,
     CreateDisruptionBudget,
     CreatePod,
@@ -29,7 +30,7 @@ from shoal.policy.model import (
     UpdateService,
 )
 
-_FIRST_ACTIONS = (ConfirmAbsent, CreateSecret, CreateService, UpdateService, CreatePod)
+_FIRST_ACTIONS = (ConfirmAbsent, CreateSecret, ApplyPodGroup, CreateService, UpdateService, CreatePod)
 
 
 @dataclass
@@ -102,10 +103,14 @@ def _questions(facts: Facts) -> list[Action]:
 
 
 def _foundations(facts: Facts, actions: Actions) -> None:
-    """Create the Secret and the disruption budget. Services are created with their shards."""
+    """Create the Secret, the disruption budget and the PodGroup. Services are created with their shards."""
     seen, job = facts.seen, facts.job
     secret, budget = names.secret_name(job), names.budget_name(job)
     if secret not in seen.existing and not refused_recently(seen, secret, actions.timers):
         actions.actions.append(CreateSecret(secret))
     if budget not in seen.existing and not refused_recently(seen, budget, actions.timers):
         actions.actions.append(CreateDisruptionBudget(budget, manifests.disruption_budget(job)))
+    if job.spec.run_policy.scheduling_policy.gang == "PodGroup":
+        group = names.group_key(job)
+        if group not in seen.existing and not refused_recently(seen, group, actions.timers):
+            actions.actions.append(ApplyPodGroup(names.group_name(job), manifests.pod_group(job)))

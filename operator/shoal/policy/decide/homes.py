@@ -13,7 +13,7 @@ from shoal.api.capacity_pool import CapacityPool
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
 from shoal.manifests.placement import ZONE, Where
-from shoal.policy.facts.read import Facts
+from shoal.policy.facts.read import Facts, Sighting
 from shoal.policy.model import Reason
 
 
@@ -78,6 +78,14 @@ class Homes:
         if home.pool:
             return Where(spec.capacity, self.pools[home.pool], spec.zone_policy)
         return Where("OnDemand" if home.on_demand else spec.capacity, zone=spec.zone_policy)
+
+
+def waits_for_node(each: Sighting) -> bool:
+    """Whether its pod waits for a node. One that a queue holds back does not."""
+    if each.pod is None or each.pod.spec.node_name or each.slot.cause:
+        return False
+    scheduled = each.pod.condition("PodScheduled")
+    return scheduled is None or scheduled.reason != "SchedulingGated"
 
 
 def homes_of(facts: Facts) -> Homes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from shoal.api.planning_status import PlanStatus
-from shoal.policy.decide.homes import Home, Homes, home_of
+from shoal.policy.decide.homes import Home, Homes, home_of, waits_for_node
 from shoal.policy.decide.members import UNWANTED
 from shoal.policy.facts.read import Facts
 from shoal.policy.model import Event, Proposal, Reason
@@ -83,7 +83,7 @@ def _auto(
         if sum(proposed.values()) < homes.job.spec.workers.min_replicas:
             words = f"{proposal.reason} (fewer than workers.minReplicas: the workers stay as they are)"
             readiness = None, Reason("NotFeasible", words)
-        elif before is None or known != counts or _is_due(facts, counts, proposed, proposal):
+        elif before is None or known != counts or _is_due(facts, homes, counts, proposed, proposal):
             known, reason = proposed, proposal.reason
     fits = proposal is not None and _clamped(homes, proposal.pools) == known
     status = _status(facts, before, known, proposal if fits else None, reason)
@@ -115,10 +115,17 @@ def _clamped(homes: Homes, proposed: Mapping[str, int]) -> dict[str, int]:
     return counts
 
 
-def _is_due(facts: Facts, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal) -> bool:
-    """Whether the counts change now."""
+def _is_due(
+    facts: Facts, homes: Homes, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal
+) -> bool:
+    """Whether the counts change now. To leave what is not to be had disturbs no worker, so it waits for nothing."""
     if dict(now) == dict(proposed):
         return False
+    in_vain = {
+        each.slot.pool for each in facts.sightings["worker"] if waits_for_node(each)
+    } & homes.pools.keys()
+    if any(homes.is_exhausted(Home(name)) and proposed.get(name, 0) < now.get(name, 0) for name in in_vain):
+        return True
     wait = facts.job.spec.elasticity.stabilization_seconds
     grows = sum(proposed.values()) > sum(now.values()) or proposal.urgent
     since = proposal.since

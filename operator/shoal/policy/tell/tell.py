@@ -14,7 +14,7 @@ from shoal.manifests import names
 from shoal.manifests.platforms import is_spot
 from shoal.policy.common.wording import role_word
 from shoal.policy.decide import records, suspension
-from shoal.policy.decide.admission import missing_disruption_budget
+from shoal.policy.decide.admission import missing_disruption_budget, missing_pod_group
 from shoal.policy.decide.decide import Decisions
 from shoal.policy.decide.members import MOVED, Member, every
 from shoal.policy.facts.read import Facts
@@ -141,6 +141,7 @@ class _Teller:
             or actions.conflict
             or self._below_minimum(counts)
             or missing_disruption_budget(seen)
+            or missing_pod_group(seen)
         )
         conditions.set_exceptional("Degraded", degraded, "Healthy")
         quota = Reason("QuotaExceeded", actions.quota) if actions.quota else None

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.sizing.fleet.pace import samples_per_second
 from shoal.sizing.fleet.problems import JobProblem, job_problem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
 from shoal.sizing.plan.explain import explain, fleet
@@ -19,7 +20,6 @@ from shoal.sizing.plan.risk import finish_times
 from shoal.sizing.plan.together import Request, plan_together
 from shoal.sizing.speed.measurements import Profile
 from shoal.sizing.speed.model import SpeedModel
-from shoal.sizing.speed.servers import soft_min
 
 __all__ = ["plan_fleet"]
 
@@ -187,12 +187,7 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
     low, high = (float(q) for q in np.quantile(times, (0.05, 0.95)))
     used = [(pool.name, n) for pool, n in zip(problem.pools, found.counts, strict=True)]
     hourly = sum(pool.price * n for pool, n in zip(problem.pools, found.counts, strict=True))
-    expected = _samples_per_second(problem, found.counts)
-    now = [job.running.get(pool.name, 0) for pool in problem.pools]
-    measured = job.measured_samples_per_second
-    error = None
-    if measured and any(now):
-        error = _samples_per_second(problem, now) / measured - 1
+    expected = samples_per_second(problem, found.counts)
     return JobPlan(
         counts=dict(used),
         parameter_servers=found.servers,
@@ -208,7 +203,7 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
             [explain(found, ""), *one.notes, *_efficiency(job, sum(found.counts)), *_servers(problem, found)]
         ),
         samples_per_second=expected,
-        relative_error=error,
+        relative_error=one.error,
         basis="; ".join(f"{name}: {one.basis[name]}" for name, n in used if n),
         speeds={pool.name: pool.batch / pool.step_seconds for pool in problem.pools},
     )
@@ -216,7 +211,7 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
 
 def _servers(problem: Problem, found: Plan) -> list[str]:
     """A sentence where the parameter servers hold the workers of a plan back, and what one more would bring."""
-    now, more = (_samples_per_second(problem, found.counts, found.servers + extra) for extra in (0, 1))
+    now, more = (samples_per_second(problem, found.counts, found.servers + extra) for extra in (0, 1))
     if more < (1 + WORTH_A_SERVER) * now:
         return []
     return [
@@ -237,18 +232,6 @@ def _efficiency(job: FleetJob, workers: int) -> list[str]:
             f"To the same value {workers} workers need {middle:.1f} times the samples of one ({low:.1f} to {high:.1f})."
         )
     return said
-
-
-def _samples_per_second(problem: Problem, counts: Sequence[int], servers: int | None = None) -> float:
-    """Samples a second of these workers, all of them at work."""
-    pairs = list(zip(problem.pools, counts, strict=True))
-    alone = sum(n / pool.step_seconds for pool, n in pairs)
-    samples = sum(n * pool.batch / pool.step_seconds for pool, n in pairs)
-    ps, number = problem.servers, servers or problem.servers.counts[0]
-    if alone <= 0 or ps.model.update_seconds <= 0:
-        return samples
-    cap = number**ps.model.scaling / ps.model.update_seconds
-    return samples * float(soft_min(np.array([alone]), cap, ps.model.sharpness)[0]) / alone
 
 
 def _unplanned(job: FleetJob, pools: Sequence[FleetPool], left: dict[str, int], reason: str) -> JobPlan:

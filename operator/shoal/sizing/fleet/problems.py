@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
 from shoal.sizing.availability import Markov
+from shoal.sizing.fleet.pace import at_present_pace, prediction_error
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.deadline import can_still_be_kept
@@ -37,6 +38,8 @@ class JobProblem:
     problem: Problem
     basis: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
+    error: float | None = None
+    """Predicted over present speed of what runs, less 1; the problem is corrected by it."""
 
 
 def job_problem(
@@ -72,9 +75,6 @@ def job_problem(
         options.append(_pool(job, model, pool, limits[name], speeds, basis))
     if not options:
         raise UsageError(" ".join(notes) or "workers.pools names no pool: name at least one CapacityPool")
-    if not _reserved(job, work, options):
-        by_pool = {pool.name: pool for pool in pools}
-        options = [_with_stock_outs(option, by_pool[option.name]) for option in options]
     if servers is None:
         servers = servers_of(model, speeds, (job.parameter_servers,))
         servers = replace(servers, running=job.parameter_servers if job.running else 0)
@@ -90,7 +90,12 @@ def job_problem(
         min_on_demand=job.on_demand_base,
         zone_policy=job.zone_policy,
     )
-    return JobProblem(problem, basis, tuple(notes))
+    error = prediction_error(problem, job.speeds_now)
+    problem, note = at_present_pace(problem, job.speeds_now)
+    if not _reserved(job, work, problem.pools):
+        uncertain = tuple(_with_stock_outs(option, by_name[option.name]) for option in problem.pools)
+        problem = replace(problem, pools=uncertain)
+    return JobProblem(problem, basis, (*notes, *([note] if note else [])), error)
 
 
 def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
@@ -209,4 +214,5 @@ def _pool(
         interruptions_per_hour=rate if pool.spot else 0.0,
         shock_size=0.5 if pool.together is None else pool.together,
         running=running,
+        idle_seconds=pool.idle_seconds,
     )

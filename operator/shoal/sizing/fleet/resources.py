@@ -39,6 +39,7 @@ def fleet_pool(pool: CapacityPool) -> FleetPool:
         together=decimal(status.interruptions.together) if status.interruptions.together else None,
         transfer_per_gib=float(spec.transfer_per_gib),
         batch_size=spec.batch_size,
+        idle_seconds=float(spec.scaling.shrink_after_seconds),
     )
 
 

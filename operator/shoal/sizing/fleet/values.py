@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +23,8 @@ class FleetPool:
     `interruptions_seen` (in `node_hours`) are how often these were measured; the rest is the prior.
     `unfulfilled_waits`: requests that waited too long for a node. `exhausted`: there are no nodes now. `available`:
     nodes that could be had now; None: not known. `together`: the part of the pool's nodes that is lost when several are
-    lost at once. `batch_size`: of workers of this pool; None: the job's.
+    lost at once. `batch_size`: of workers of this pool; None: the job's. `idle_seconds`: how long a node is paid after
+    its worker has left.
     """
 
     name: str
@@ -46,6 +47,7 @@ class FleetPool:
     together: float | None = None
     transfer_per_gib: float = 0.0
     batch_size: int | None = None
+    idle_seconds: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class FleetJob:
     `model` None: not reported yet. `samples_left` None: not known; `work_note` says why. Where the job ends by a
     metric, they are uncertain by `samples_sigma` (of their logarithm), and depend on the workers by `efficiency`.
     `deadline_seconds` and `budget_left` are what is left from now; None: no limit. `running` workers need no start-up.
+    `speeds_now`: samples/s of single workers, by pool, of those that have worked for a while.
     """
 
     name: str
@@ -77,7 +80,7 @@ class FleetJob:
     budget_left: float | None = None
     prefer: Literal["MinCost", "MinTime"] = "MinCost"
     spent: float = 0.0
-    measured_samples_per_second: float | None = None
+    speeds_now: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class JobPlan:
 
     `feasible`: deadline and budget are met with the confidence asked for. `binding`: the limit that cannot be met, or
     that makes the plan what it is. `finish_low` and `finish_high` enclose the finish in 90 % of simulated runs.
-    `relative_error`: predicted over measured speed, less 1; None: not measured.
+    `relative_error`: the speed of what runs by the measurements so far over what it is now, less 1; None: not measured.
     """
 
     counts: Mapping[str, int]

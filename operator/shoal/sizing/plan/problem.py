@@ -48,6 +48,7 @@ class Pool:
     Units: prices in the cluster's currency per worker-hour, times in s, interruptions per worker-hour.
     `step_sigma` is the relative standard deviation of `step_seconds`. `shock_share` is the part of interruptions that
     are shocks, in which a part `shock_size` of the pool's nodes is lost together. `running` workers need no start-up.
+    `idle_seconds`: how long a node is paid after its worker has left.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Pool:
     shock_size: float = 0.5
     step_sigma: float = 0.0
     running: int = 0
+    idle_seconds: float = 600.0
     availability: Availability | None = field(default=None, compare=False, repr=False)
     """Where its nodes come from and go; None: losses at the rates above, each replaced after a start-up."""
 
@@ -88,6 +90,7 @@ class Pool:
             "interruptions_per_hour",
             "step_sigma",
             "running",
+            "idle_seconds",
         ):
             _number(getattr(self, name), f"{name} of pool {self.name}", least=0)
         for name in ("shock_share", "shock_size"):

@@ -20,10 +20,6 @@ __all__ = ["SURE", "Decision", "replan", "switch_gain"]
 
 SAVING = 0.05
 """A plan must be cheaper by this part to replace one that still meets the limits."""
-
-
-DRAINED_SECONDS = 600.0
-"""How long a node is paid after its worker has left: cluster-autoscaler's default."""
 SURE = 0.8
 """A plan must be better than what runs in this part of the simulated runs to replace it."""
 
@@ -35,7 +31,7 @@ def switch_gain(
 
     Better is less cost, or time by the objective. Both see the same nodes and speeds in every run (common random
     numbers); what runs needs no start-up, so the start-ups of what is new are part of the cost of
-    the switch; the other is that nodes are paid for ten minutes after their workers have left.
+    the switch; the other is that nodes are paid for a while after their workers have left (`idle_seconds`).
     """
     objective = problem.objective
     engine = engine_for(problem, ElasticModel(problem).seconds(current, servers))
@@ -48,7 +44,7 @@ def switch_gain(
     if objective.prefer == "MinTime":
         return float(np.mean(then.finish < now.finish)), kept >= objective.confidence
     left = zip(problem.pools, current, new, strict=True)
-    drained = sum(max(old - n, 0) * pool.price for pool, old, n in left) * DRAINED_SECONDS / 3600
+    drained = sum(max(old - n, 0) * pool.price * pool.idle_seconds for pool, old, n in left) / 3600
     return float(np.mean(then.cost + drained < now.cost)), kept >= objective.confidence
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
 from prometheus_client import generate_latest
 
+from shoal.api.base import Condition
+from shoal.api.planning_status import CostStatus, PlanStatus, PredictionStatus
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Restarts, TrainingJobStatus
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.runtime.metrics import Metrics
 from tests.unit.policy import build
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def status(disruptions: int, failures: int, **by_reason: int) -> TrainingJobStatus:
@@ -20,14 +27,41 @@ def status(disruptions: int, failures: int, **by_reason: int) -> TrainingJobStat
 def test_only_increments_are_counted() -> None:
     metrics = JobMetrics(Metrics())
     one, two = status(1, 0, Gone=1), status(2, 1, Gone=2, Error=1)
-    metrics.count_changes(TrainingJobStatus(), one)
-    metrics.count_changes(one, two)
-    metrics.count_changes(two, two)
+    for old, new in ((TrainingJobStatus(), one), (one, two), (two, two)):
+        metrics.count_changes("u", old, new, NOW)
     read = metrics.registry.get_sample_value
     assert read("shoal_disruptions_total") == 2
     assert read("shoal_failures_total") == 1
     assert read("shoal_workers_lost_total", {"reason": "Gone"}) == 2
     assert read("shoal_workers_lost_total", {"reason": "Error"}) == 1
+
+
+def test_costs_plans_and_predictions_are_compared_with_what_came() -> None:
+    metrics = JobMetrics(Metrics())
+    said = PredictionStatus(remaining_seconds=90, relative_error="-0.25")
+    later = PredictionStatus(remaining_seconds=10, relative_error="0")
+    one = TrainingJobStatus(
+        prediction=said,
+        plan=PlanStatus(revision=2),
+        cost=CostStatus(accumulated="1.5", saved_versus_on_demand="3"),
+    )
+    two = one.model_copy(update={"prediction": later, "cost": CostStatus(accumulated="1.75")})
+    done = two.model_copy(
+        update={
+            "phase": "Succeeded",
+            "conditions": (Condition(type="Complete", status="True", reason="x", last_transition_time=NOW),),
+        }
+    )
+    steps = [TrainingJobStatus(), one, two, done]
+    for seconds, (old, new) in zip((0, 50, 100), pairwise(steps), strict=True):
+        metrics.count_changes("u", old, new, NOW + timedelta(seconds=seconds))
+    read = metrics.registry.get_sample_value
+    assert read("shoal_cost_total") == 1.75
+    assert read("shoal_cost_saved_total") == 3
+    assert read("shoal_plan_changes_total") == 2
+    assert read("shoal_predicted_speed_ratio_sum") == 0.75 + 1
+    assert read("shoal_predicted_finish_ratio_sum") == 0.9
+    assert read("shoal_predicted_finish_ratio_count") == 1
 
 
 def test_jobs_are_counted_by_phase_without_names() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from shoal.cluster.transport import Answer
 from shoal.errors import Unavailable
-from shoal.manifests.names import budget_name, secret_name
+from shoal.manifests.names import budget_name, group_name, secret_name
+from shoal.manifests.objects import POD_GROUPS
 from tests.unit.controllers.clusters import EVERYTHING, JOB_PATH, KEY, NOW, Rig
 
 pytestmark = pytest.mark.looptime
@@ -21,7 +22,13 @@ Fault = Callable[[str, str], Answer | None]
 
 def refusing(kind: str, status: int, message: str = "no", reason: str = "") -> Fault:
     answer = Answer(status, json.dumps({"message": message, "reason": reason}).encode())
-    return lambda method, path: answer if method == "POST" and path.endswith(f"/{kind}") else None
+
+    def fault(method: str, path: str) -> Answer | None:
+        made = method == "POST" and path.endswith(f"/{kind}")
+        applied = method == "PATCH" and f"/{kind}/" in path and kind == "podgroups"
+        return answer if made or applied else None
+
+    return fault
 
 
 def no_fault(_method: str, _path: str) -> None:
@@ -112,6 +119,46 @@ async def test_pods_do_not_wait_for_the_disruption_budget(status: int) -> None:
     rig.cluster.fault = no_fault
     body = rig.cluster.objects[JOB_PATH]
     rig.cluster.change(JOB_PATH, metadata={**body["metadata"], "generation": 2})
+    rig.pass_time(31)
+    await passes(rig)
+    assert condition(rig, "Degraded")[0] == "False"
+
+
+GANG = {"runPolicy": {"schedulingPolicy": {"gang": "PodGroup"}}}
+
+
+async def test_a_gang_has_a_pod_group_of_the_least_that_can_train() -> None:
+    rig = Rig()
+    rig.apply(**GANG, workers={"replicas": 3, "minReplicas": 2})
+    await passes(rig)
+    group = rig.cluster.objects[f"/apis/{POD_GROUPS}/namespaces/ns/podgroups/{group_name(rig.job)}"]
+    assert group["spec"] == {"minMember": 3}
+    assert group["metadata"]["ownerReferences"][0]["uid"] == rig.job.metadata.uid
+    body = rig.cluster.objects[JOB_PATH]
+    body["spec"]["workers"]["minReplicas"] = 1
+    rig.cluster.change(JOB_PATH, metadata={**body["metadata"], "generation": 2}, spec=body["spec"])
+    await passes(rig)
+    group = rig.cluster.objects[f"/apis/{POD_GROUPS}/namespaces/ns/podgroups/{group_name(rig.job)}"]
+    assert group["spec"] == {"minMember": 2}
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_job_whose_cluster_has_no_pod_groups_runs_without_and_says_so(status: int) -> None:
+    rig = Rig()
+    rig.apply(**GANG)
+    rig.cluster.fault = refusing("podgroups", status, "the server could not find the requested resource")
+    await passes(rig)
+    assert rig.pods() == EVERYTHING
+    rig.run_pods()
+    await passes(rig)
+    state, reason, words = condition(rig, "Degraded")
+    assert (state, reason) == ("True", "NoPodGroup")
+    assert "scheduler-plugins" in words
+    assert "could not find" in words
+    asked = len(rig.cluster.writes("PATCH", "podgroups"))
+    await passes(rig)
+    assert len(rig.cluster.writes("PATCH", "podgroups")) == asked
+    rig.cluster.fault = no_fault
     rig.pass_time(31)
     await passes(rig)
     assert condition(rig, "Degraded")[0] == "False"

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.sizing.fleet import FleetJob, FleetPool, LogMean, Model, Profile, Row, ServerLoad, plan_fleet
+from shoal.sizing.fleet.pace import at_present_pace, samples_per_second
+from shoal.sizing.plan.problem import Objective, Pool, Problem, Servers, StepWork
 from shoal.sizing.speed.efficiency import Efficiency
+from shoal.sizing.types import PsModel
 
 MODEL = Model("resnet32", 5.5e8, 1_857_722, 104)
 SPOT = FleetPool("spot", "P100", spot=True, limit=16, price_per_hour=0.5, interruptions_per_hour=0.1)
@@ -48,6 +51,16 @@ def test_job_gets_cheapest_workers_that_meet_its_deadline() -> None:
     assert found.basis == "spot: measured"
     assert "deadline" in found.reason
     assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_on_demand_nodes_that_end_at_once_are_left_sooner_than_those_that_are_paid_on() -> None:
+    """Karpenter takes an idle node after 30 s, cluster-autoscaler after 10 minutes: with minutes left, it decides."""
+    running = job(samples_left=2.5e6, running={"steady": 4}, deadline_seconds=1800.0)
+    pools = [replace(SPOT, startup_seconds=20), STEADY]
+    stays = plan_fleet(pools, [PROFILE], [running]).jobs["a"]
+    leaves = plan_fleet([pools[0], replace(STEADY, idle_seconds=10)], [PROFILE], [running]).jobs["a"]
+    assert stays.counts["steady"] > 0
+    assert leaves.counts["steady"] == 0
 
 
 def test_two_jobs_never_get_more_than_pool_holds() -> None:
@@ -120,11 +133,58 @@ def test_cpu_pool_is_a_pool_like_any_other() -> None:
     assert found.samples_per_second == pytest.approx(found.counts["cpu"] * 64, rel=0.1)
 
 
-def test_measured_speed_shows_how_wrong_the_prediction_is() -> None:
-    found = plan_fleet(
-        [SPOT], [PROFILE], [job(pools=("spot",), running={"spot": 4}, measured_samples_per_second=5000.0)]
+def test_workers_that_are_slower_now_than_measured_need_help_to_keep_the_deadline() -> None:
+    """Measurements of weeks do not outvote the present: the deadline would be lost before they had moved."""
+    usual = 128 / 0.083
+    wanted = job(pools=("spot",), samples_left=1.8e7, running={"spot": 4})
+    [as_ever, slow] = [
+        plan_fleet([SPOT], [PROFILE], [replace(wanted, speeds_now={"spot": [usual * share] * 4})]).jobs["a"]
+        for share in (1.0, 0.6)
+    ]
+    assert as_ever.relative_error == pytest.approx(0.0, abs=0.05)
+    assert "now than" not in as_ever.reason
+    assert slow.relative_error == pytest.approx(1 / 0.6 - 1, abs=0.1)
+    assert "slower now than the measurements so far say" in slow.reason
+    assert slow.feasible
+    assert as_ever.counts["spot"] == 4
+    assert slow.counts["spot"] >= 6
+    alike = slow.samples_per_second or 0.0
+    assert alike == pytest.approx(0.6 * usual * slow.counts["spot"], rel=0.15)
+
+
+@given(share=st.floats(0.4, 2.5), counts=st.tuples(st.integers(1, 8), st.integers(0, 8)))
+def test_corrected_problem_predicts_what_the_workers_do(share: float, counts: tuple[int, int]) -> None:
+    pools = (Pool("a", 8, 1.0, 0.1, 128, running=counts[0]), Pool("b", 8, 1.0, 0.3, 64, running=counts[1]))
+    for update_seconds in (0.0, 0.02):  # servers that never, and that soon, are the limit
+        problem = Problem(
+            pools=pools,
+            work=StepWork(samples=1e6),
+            servers=Servers((1,), model=PsModel(update_seconds, 4.0, 1.0)),
+            objective=Objective(),
+        )
+        everyone = samples_per_second(problem, counts)
+        alone = sum(n * p.batch / p.step_seconds for n, p in zip(counts, pools, strict=True))
+        each = {
+            p.name: [share * p.batch / p.step_seconds * everyone / alone] * n
+            for n, p in zip(counts, pools, strict=True)
+        }
+        corrected, words = at_present_pace(problem, each)
+        assert samples_per_second(corrected, counts) == pytest.approx(share * everyone, rel=0.15)
+        assert ("slower" in words) == (share < 0.85) or 0.8 < share < 0.95
+        assert ("faster" in words) == (share > 1.15) or 1.05 < share < 1.2
+        assert at_present_pace(problem, {name: found[:1] for name, found in each.items()})[0].pools[
+            0
+        ].step_seconds == (
+            pytest.approx(corrected.pools[0].step_seconds, rel=0.01)
+        )  # some of the workers tell as much as all
+
+
+def test_reading_that_cannot_be_is_left_alone() -> None:
+    problem = Problem(
+        pools=(Pool("a", 8, 1.0, 0.1, 128, running=2),), work=StepWork(samples=1e6), objective=Objective()
     )
-    assert found.jobs["a"].relative_error == pytest.approx(4 * 128 / 0.083 / 5000 - 1, abs=0.1)
+    for found in ({}, {"a": []}, {"a": [1e-9]}, {"a": [1e9, 1e9]}, {"other": [5.0]}):
+        assert at_present_pace(problem, found) == (problem, "")
 
 
 @settings(max_examples=15, deadline=None)

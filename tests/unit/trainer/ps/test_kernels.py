@@ -157,7 +157,7 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noq
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["add", "sgd", "momentum", "nesterov", "adam", "adagrad", "merge"])
+@pytest.mark.parametrize("name", ["add", "sgd", "momentum", "nesterov", "adam", "adagrad"])
 @pytest.mark.parametrize("index", [0, 7, 70, 130])
 def test_non_finite_gradient_is_replaced_by_zero_and_reported(
     name: str, bad: float, dtype: Any, index: int
@@ -169,7 +169,6 @@ def test_non_finite_gradient_is_replaced_by_zero_and_reported(
         "nesterov": lambda w, a, _b, io: kernels.nesterov(w, a, io, F(0.1), F(0), F(0.9), F(1)),
         "adam": lambda w, a, b, io: kernels.adam(w, a, b, io, F(0.1), F(0), F(0.1), F(0.01), F(1e-7), F(1)),
         "adagrad": lambda w, a, _b, io: kernels.adagrad(w, a, io, F(0.1), F(0), F(1e-7)),
-        "merge": lambda w, a, _b, io: kernels.merge(w, a, io, F(0.7), F(0.6)),
     }
 
     def run(value: float) -> tuple[bool, list[NDArray[Any]]]:
@@ -232,18 +231,6 @@ def test_adopt_keeps_fp32_where_the_bf16_copy_agrees() -> None:
     np.testing.assert_array_equal(w[changed], wide(copy)[changed])
 
 
-def test_adasum_keeps_equal_deltas_and_adds_orthogonal_ones() -> None:
-    for second, expected in (([2.0, 0.0], [2.0, 0.0]), ([0.0, 3.0], [2.0, 3.0])):
-        w, merged = np.zeros(2, np.float32), np.array([2.0, 0.0], np.float32)
-        w += merged
-        d = np.array(second, np.float32)
-        sums = np.zeros(3)
-        kernels.products(merged, d, sums)
-        aa, ad, dd = sums
-        kernels.merge(w, merged, d, F(1 - ad / (2 * aa)), F(1 - ad / (2 * dd)))
-        np.testing.assert_allclose(w, expected)
-
-
 @pytest.mark.parametrize("n", [0, 1, 63, 1000])
 def test_buffers_are_aligned(n: int) -> None:
     for dtype in (np.float32, np.uint16, np.uint8):
@@ -292,7 +279,7 @@ def test_kernels_refuse_arrays_that_compiled_code_cannot_use() -> None:
         ):
             kernels.adopt(bad, w)
     with pytest.raises(TypeError, match="3 of float64 are needed"):
-        kernels.products(w, w, np.zeros(4))
+        kernels.squares(w, np.zeros(4))
     with pytest.raises(TypeError, match=r"buffers have values of float32 or uint16, not of float16"):
         kernels.adopt(w, w.astype(np.float16))
     assert kernels.encode(read_only, w)

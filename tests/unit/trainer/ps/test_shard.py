@@ -14,7 +14,7 @@ from shoal_trainer.wire.messages import (
     OptimizerConfig,
     PushMeta,
 )
-from tests.unit.trainer.ps.shards import DELTA, MODEL, ONE, SGD, Clock, N, grad, read, ready
+from tests.unit.trainer.ps.shards import DELTA, MODEL, ONE, SGD, N, grad, read, ready
 
 
 def test_second_initialization_is_ignored() -> None:
@@ -188,26 +188,12 @@ def test_non_finite_values_become_zero_and_are_logged_once(
         assert np.isfinite(io).all()
         np.testing.assert_array_equal(io[[0, 1, 2, 6]], 0)
         assert io[3] != 0
-    for merge in (False, True):
-        io = grad(np.nan)
-        shard.delta(1, 0, 1 + merge, shard.version, ONE, io, merge=merge)
-        assert np.isfinite(io).all()
+    io = grad(np.nan)
+    shard.delta(1, 0, 1, shard.version, ONE, io)
+    assert np.isfinite(io).all()
     assert [record.getMessage() for record in caplog.records] == [
         f"worker {slot}-0 pushed non-finite values: they were replaced by 0" for slot in (0, 1)
     ]
-
-
-def test_outage_deltas_are_merged_by_adasum() -> None:
-    shard = ready(clock=(clock := Clock()))
-    same = grad(2.0)
-    for slot in range(3):  # three equal deltas count as one
-        io = same.copy()
-        shard.delta(slot, 0, 1, 0, ONE, io, merge=True)
-    np.testing.assert_allclose(io, 2.0)
-    clock.now += 100  # the next outage
-    io = same.copy()
-    shard.delta(0, 0, 2, 3, ONE, io, merge=True)
-    np.testing.assert_allclose(io, 4.0)
 
 
 def test_applied_vector_is_bounded() -> None:

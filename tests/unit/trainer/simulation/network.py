@@ -201,8 +201,8 @@ class Exchange:
             return Answer(finished)
         return future
 
-    def push_delta(self, delta, out, push, *, scale, merge):
-        del scale, merge  # local steps count fully in the simulation
+    def push_delta(self, delta, out, push, *, scale):
+        del scale  # local steps count fully in the simulation
         return Answer(lambda: self._push(delta, out, push))
 
     def _push(self, update, out, push):

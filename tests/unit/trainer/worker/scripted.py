@@ -35,10 +35,10 @@ class Server:
             self.pushes.append(push)
         return self._answer(self.pulled)
 
-    def push_delta(self, _delta, _out, push, *, scale, merge):
+    def push_delta(self, _delta, _out, push, *, scale):
         if self.reachable:
             self.pushes.append(push)
-            self.deltas.append((scale, merge))
+            self.deltas.append(scale)
         return self._answer(self.pulled)
 
     def probe(self):

@@ -101,7 +101,6 @@ def test_invalid_entrypoint_says_what_to_change(folder, monkeypatch, entrypoint,
         ({"callbacks": []}, "must be a function that returns a list of Keras callbacks"),
         ({"wire": "fp16"}, 'must be "bf16" or "fp32"'),
         ({"on_nan": "ignore"}, 'must be "stop", "skip" or "rollback"'),
-        ({"outage_merge": "sum"}, 'must be "mean" or "adasum"'),
     ],
 )
 def test_invalid_training_says_what_to_change(options, words):

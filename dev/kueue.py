@@ -1,0 +1,171 @@
+"""Kueue's real manager beside a control plane on loopback, with its integration for plain pods; for tests.
+
+It is built from the Go module in `dev/tools/kueue` when it is first needed (4 minutes of CPU), since its dependencies
+are older than those of Kubernetes. Its webhooks are reached through a Service of type ExternalName, and the Secret with
+their certificate, which a kubelet would mount, is copied to where the manager expects it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dev.cluster import ControlPlane
+from dev.commands import command
+from dev.console import step
+from dev.errors import DevError
+from dev.paths import cache
+from dev.tools.build import MODULE, go_environment
+
+FOLDER = MODULE / "kueue"
+PACKAGE = "sigs.k8s.io/kueue"
+NAMESPACE = "kueue-system"
+SERVICE, SECRET = "webhook-service", "webhook-server-cert"
+CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
+"""Where Kueue's image has its volume; it cannot be chosen."""
+PODS = ("/mutate--v1-pod", "/validate--v1-pod")
+KUEUES_OWN = "kueue-x-k8s-io"
+READY_SECONDS = 60.0
+Json = dict[str, Any]
+
+
+def build() -> Path:
+    """The manager, built if it is missing.
+
+    Raises:
+        DevError: the build failed.
+    """
+    digest = hashlib.sha256((FOLDER / "go.mod").read_bytes() + (FOLDER / "go.sum").read_bytes())
+    path = cache() / "tools" / f"kueue-{digest.hexdigest()[:16]}"
+    if not path.exists():
+        unfinished = path.with_suffix(".new")
+        with step("building kueue", every=20):
+            flags = ["-trimpath", "-ldflags", "-s -w", "-o", str(unfinished)]
+            command("go", "build", *flags, f"{PACKAGE}/cmd/kueue", cwd=FOLDER, env=go_environment())
+        unfinished.rename(path)
+    return path
+
+
+@contextlib.contextmanager
+def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
+    """Kueue, which looks after the pods of these namespaces until the end of the block.
+
+    Raises:
+        DevError: it was not ready in time; the message has the end of its log.
+    """
+    program = build()
+    source = Path(
+        command("go", "list", "-m", "-f", "{{.Dir}}", PACKAGE, cwd=FOLDER, env=go_environment()).strip()
+    )
+    webhook, health, metrics = _free_ports(3)
+    config = plane.folder / "kueue.yaml"
+    config.write_text(yaml.safe_dump(_configuration(webhook, health, metrics, namespaces)))
+    kinds = str(source / "config/components/crd/bases")
+    plane.kubectl("apply", "--server-side", "-f", kinds)
+    plane.kubectl("wait", "--for=condition=Established", "-f", kinds)
+    hooks = yaml.safe_load_all((source / "config/components/webhook/manifests.yaml").read_text())
+    around = [*_surroundings(), *(_reachable(each, webhook, namespaces) for each in hooks if each)]
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(around))
+    words = [str(program), f"--config={config}", f"--kubeconfig={plane.kubeconfig}",
+             "--feature-gates=VisibilityOnDemand=false"]  # fmt: skip
+    shutil.rmtree(CERTIFICATES, ignore_errors=True)  # of an earlier one that was killed
+    plane.processes.start("kueue", words)
+    try:
+        _await_ready(plane, namespaces[0])
+        yield
+    finally:
+        plane.processes.stop("kueue")
+        shutil.rmtree(CERTIFICATES, ignore_errors=True)
+
+
+def _configuration(webhook: int, health: int, metrics: int, namespaces: list[str]) -> Json:
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta1",
+        "kind": "Configuration",
+        "namespace": NAMESPACE,
+        "leaderElection": {"leaderElect": False},
+        "webhook": {"host": "127.0.0.1", "port": webhook},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+        "metrics": {"bindAddress": f"127.0.0.1:{metrics}"},
+        "internalCertManagement": {
+            "enable": True, "webhookServiceName": SERVICE, "webhookSecretName": SECRET,
+        },
+        "integrations": {"frameworks": ["pod"]},
+        "managedJobsNamespaceSelector": _selector(namespaces),
+    }  # fmt: skip
+
+
+def _selector(namespaces: list[str]) -> Json:
+    key = "kubernetes.io/metadata.name"
+    return {"matchExpressions": [{"key": key, "operator": "In", "values": namespaces}]}
+
+
+def _surroundings() -> list[Json]:
+    service = {"type": "ExternalName", "externalName": "localhost"}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE, "namespace": NAMESPACE},
+         "spec": service},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": NAMESPACE}},
+    ]  # fmt: skip
+
+
+def _reachable(configuration: Json, port: int, namespaces: list[str]) -> Json:
+    """Kueue's own webhooks and those of pods; of other kinds there are none here."""
+    configuration["metadata"]["name"] = f"kueue-{configuration['metadata']['name']}"
+    kept = []
+    for hook in configuration["webhooks"]:
+        service = hook["clientConfig"]["service"]
+        if service["path"] not in PODS and KUEUES_OWN not in service["path"]:
+            continue
+        service |= {"name": SERVICE, "namespace": NAMESPACE, "port": port}
+        if service["path"] in PODS:
+            hook["namespaceSelector"] = _selector(namespaces)
+        kept.append(hook)
+    configuration["webhooks"] = kept
+    return configuration
+
+
+def _await_ready(plane: ControlPlane, namespace: str) -> None:
+    """Wait until a pod of a queue is gated; give the manager its certificate meanwhile."""
+    container = {"name": "c", "image": "x"}
+    metadata = {"name": "probe", "namespace": namespace, "labels": {"kueue.x-k8s.io/queue-name": "probe"}}
+    probe = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{SECRET}"
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        data = json.loads(plane.get(path)).get("data") or {}
+        if "tls.crt" in data and not (CERTIFICATES / "tls.key").exists():
+            CERTIFICATES.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for name, value in data.items():
+                (CERTIFICATES / name).write_bytes(base64.b64decode(value))
+        with contextlib.suppress(Exception):
+            made = plane.kubectl(
+                "create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(probe)
+            )
+            if json.loads(made)["spec"].get("schedulingGates"):
+                return
+        if time.monotonic() > deadline or not plane.processes.running("kueue"):
+            raise DevError(f"Kueue is not ready:\n{plane.processes.tail('kueue', 20)}")
+        time.sleep(0.2)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

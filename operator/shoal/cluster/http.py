@@ -1,0 +1,135 @@
+"""The transport over HTTPS, with bytes in and out.
+
+aiohttp directly: the official client copies each body, and has every request look for proxies and ~/.netrc in two
+threads (aiohttp's `trust_env`), which took longer than the request itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Unpack
+from urllib.parse import urlencode
+
+import aiohttp
+from pydantic_core import to_json
+from yarl import URL
+
+from shoal.cluster.server import ApiServer, find
+from shoal.cluster.transport import JSON, TIMEOUT_SECONDS, Answer, Options, Query, StreamRefused
+from shoal.errors import Unavailable
+
+CONNECTIONS = 100
+"""Connections to the API server, including watches."""
+LINE_BUFFER = 2**21
+"""Bytes. An object with its managed fields is a line of a watch."""
+CONNECT_SECONDS = 10.0
+LONGEST_RETRY_AFTER = 120.0
+"""A server that asks for more is asked again after this many seconds."""
+
+_FAULTS = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class HttpTransport:
+    """A transport with connections of its own: what fills those of one does not delay another."""
+
+    def __init__(self, server: ApiServer, connections: int = CONNECTIONS) -> None:
+        self.server = server
+        self._connections = connections
+        self._opened: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._opened is not None:
+            await self._opened.close()
+
+    async def request(self, method: str, path: str, **options: Unpack[Options]) -> Answer:
+        """See `Transport`."""
+        timeout = aiohttp.ClientTimeout(total=options.get("timeout", TIMEOUT_SECONDS))
+        try:
+            async with await self._send(method, path, options, timeout) as response:
+                found = Answer(response.status, await response.read())
+        except _FAULTS as error:
+            raise Unavailable(f"{method} {path}: {error!r}") from error
+        return _available(method, path, found, response.headers)
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[bytes]]:
+        """See `Transport`."""
+        # No total timeout: the reader limits the time between lines.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        try:
+            response = await self._send("GET", path, {"query": query}, timeout)
+        except _FAULTS as error:
+            raise Unavailable(f"GET {path}: {error!r}") from error
+        try:
+            if response.status != 200:
+                try:
+                    refused = Answer(response.status, await response.read())
+                except _FAULTS as error:
+                    raise Unavailable(f"GET {path}: {error!r}") from error
+                raise StreamRefused(_available("GET", path, refused, response.headers))
+            yield _lines(path, response)
+        finally:
+            response.close()
+
+    async def _send(
+        self, method: str, path: str, options: Options, timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        server = self.server
+        headers = {"Accept": JSON}
+        if (token := await server.bearer()) is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        body: Any = options.get("body")
+        if body is not None:
+            headers["Content-Type"] = options.get("content_type", JSON)
+        query = options.get("query")
+        url = f"{server.url}{path}?{urlencode(query)}" if query else f"{server.url}{path}"
+        return await self._session().request(
+            method,
+            URL(url, encoded=True),
+            data=None if body is None else to_json(body),
+            headers=headers,
+            timeout=timeout,
+            proxy=server.proxy,
+            server_hostname=server.server_name,
+            allow_redirects=False,
+        )
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._connections, ssl=self.server.tls()),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=LINE_BUFFER,
+            )
+        return self._opened
+
+
+async def connect(connections: int = CONNECTIONS) -> HttpTransport:
+    """Connect with the pod's service account, or else with KUBECONFIG or ~/.kube/config.
+
+    Raises:
+        UsageError: none of them is available.
+    """
+    return HttpTransport(await find(), connections)
+
+
+async def _lines(path: str, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    try:
+        async for line in response.content:
+            yield line
+    except (*_FAULTS, ValueError) as error:
+        raise Unavailable(f"watch of {path}: {error!r}") from error
+
+
+def _available(method: str, path: str, answer: Answer, headers: Mapping[str, str]) -> Answer:
+    if answer.status == 429 or answer.status >= 500:
+        raise Unavailable(f"{method} {path}: {answer.status} {answer.message}", _retry_after(headers))
+    return answer
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of the header Retry-After. A date, which Kubernetes never sends, is ignored."""
+    text = headers.get("Retry-After", "")
+    return min(float(text), LONGEST_RETRY_AFTER) if text.isdigit() else None

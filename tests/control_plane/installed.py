@@ -1,0 +1,77 @@
+"""The operator's account with the permissions of the chart, as `helm install` would make it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import yaml
+
+from dev.cluster import ControlPlane
+from dev.kube import Json, Kube
+from dev.paths import ROOT
+from tests.control_plane.operators import eventually
+
+KINDS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+
+
+def rendered(plane: ControlPlane, namespace: str, *values: str) -> list[Json]:
+    """The chart's manifests, of a release into this namespace."""
+    images = ("image.repository=x/operator", "trainer.psImage=x/ps", "trainer.workerImage=x/worker")
+    settings = [part for value in ("crds.install=false", *images, *values) for part in ("--set", value)]
+    words = [
+        plane.tools["helm"],
+        "template",
+        "shoal",
+        str(ROOT / "charts" / "shoal"),
+        "--namespace",
+        namespace,
+    ]
+    text = subprocess.run([*words, *settings], capture_output=True, text=True, check=True).stdout
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+async def install_account(plane: ControlPlane, kube: Kube, namespace: str, *values: str) -> list[Json]:
+    """The account with its roles, in force; returns their manifests."""
+    objects = [o for o in rendered(plane, namespace, *values) if o["kind"] in KINDS]
+    for each in objects:  # one installation per test: cluster-scoped names must differ
+        if each["kind"].startswith("Cluster"):
+            each["metadata"]["name"] += f"-{namespace}"
+            if "roleRef" in each:
+                each["roleRef"]["name"] += f"-{namespace}"
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    roles = [o for o in objects if o["kind"] in {"Role", "ClusterRole"}]
+    await _permissions_in_force(kube, namespace, account_of(objects), [o["rules"][0] for o in roles])
+    return objects
+
+
+def account_of(objects: list[Json]) -> str:
+    """The name of the ServiceAccount."""
+    return str(next(o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"))
+
+
+def user_of(namespace: str, account: str) -> str:
+    """A ServiceAccount as the API server's user."""
+    return f"system:serviceaccount:{namespace}:{account}"
+
+
+async def _permissions_in_force(kube: Kube, namespace: str, account: str, rules: list[Json]) -> None:
+    """Wait until the API server's authorizer has seen the new roles and bindings."""
+    for rule in rules:
+        attributes = {
+            "verb": rule["verbs"][0],
+            "group": rule["apiGroups"][0],
+            "resource": rule["resources"][0],
+            "namespace": namespace,
+        }
+        user = user_of(namespace, account)
+        question = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": attributes},
+        }
+
+        async def allowed(question: Json = question) -> bool:
+            answer = await kube.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", question)
+            return bool(answer["status"]["allowed"])
+
+        await eventually(allowed, what=f"{user} may {attributes}")

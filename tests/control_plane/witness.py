@@ -1,0 +1,235 @@
+"""What the API server itself shows of an operator under faults, and which of it must never be.
+
+The witness watches past the proxy that plays the faults, and reads the audit log. Its order of events of one resource
+is the API server's; events of different resources, and times of the audit log, are compared with some slack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from dev.audit import Write, writes
+from dev.kube import ApiError, Json, Kube
+
+SLACK = dt.timedelta(seconds=3)
+"""Between the audit log, the watches and the clocks of processes of one busy machine."""
+AFTERMATH = dt.timedelta(seconds=90)
+"""How long after the trouble of a node, or after its end, the operator may act on it."""
+COUNTERS = ("failures", "disruptions", "withdrawn", "excused")
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+JOBS = "/apis/shoal.dev/v1alpha1/trainingjobs"
+
+
+def utc_now() -> dt.datetime:
+    """Now."""
+    return dt.datetime.now(dt.UTC)
+
+
+@dataclass
+class Span:
+    """From one time to another, or still."""
+
+    since: dt.datetime
+    until: dt.datetime | None = None
+
+    def near(self, at: dt.datetime) -> bool:
+        """Whether a time is in it, or shortly after it."""
+        return self.since - SLACK <= at and (self.until is None or at <= self.until + AFTERMATH)
+
+
+@dataclass
+class Spans:
+    """When something held."""
+
+    spans: list[Span] = field(default_factory=list)
+
+    def set(self, holds: bool) -> None:
+        """What holds from now on."""
+        last = self.spans[-1] if self.spans else None
+        if holds and (last is None or last.until is not None):
+            self.spans.append(Span(utc_now()))
+        elif not holds and last is not None and last.until is None:
+            last.until = utc_now()
+
+    def near(self, at: dt.datetime) -> bool:
+        """Whether it held then, or shortly before."""
+        return any(span.near(at) for span in self.spans)
+
+
+def counters_of(job: Json) -> dict[str, int]:
+    """Every counter of restarts in the status, by a name."""
+    status = job.get("status") or {}
+    restarts = status.get("restarts") or {}
+    found = {name: restarts.get(name) or 0 for name in COUNTERS}
+    found |= {f"byReason {reason}": count for reason, count in (restarts.get("byReason") or {}).items()}
+    found["servers"] = (status.get("parameterServers") or {}).get("restarts", 0)
+    return found
+
+
+class Witness:
+    """Watches the jobs of some namespaces, whose operators' Lease is in one; an asynchronous context manager."""
+
+    def __init__(
+        self, kube: Kube, audit_log: Path, namespaces: set[str], home: str, agents: set[str]
+    ) -> None:
+        self._kube, self._log = kube, audit_log
+        self._namespaces, self._home, self._agents = namespaces, home, agents
+        self.broken: list[str] = []
+        self.jobs: dict[str, Json] = {}
+        """Those that exist, by uid."""
+        self.pods: dict[str, Json] = {}
+        """The same of pods."""
+        self._all_pods: dict[tuple[str, str], dict[str, Json]] = defaultdict(dict)
+        """Every pod that ever was, as last seen, by namespace and name, and by uid."""
+        self._nodes: dict[str, Spans] = defaultdict(Spans)
+        self._unwanted: dict[str, Spans] = defaultdict(Spans)
+        self._counted: dict[str, dict[str, int]] = defaultdict(dict)
+        self._tenures: list[tuple[dt.datetime, str]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Witness:
+        lease = LEASES.format(self._home)
+        for path, see in (
+            ("/api/v1/nodes", self._see_node),
+            (JOBS, self._see_job),
+            ("/api/v1/pods", self._see_pod),
+            (lease, self._see_lease),
+        ):
+            self._tasks.append(asyncio.create_task(self._follow(path, see)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def judge(self) -> list[str]:
+        """Every rule that was broken, in words."""
+        mine = [
+            write
+            for write in writes(self._log)
+            if write.agent in self._agents and write.code < 300 and write.namespace in self._namespaces
+        ]
+        return [*self.broken, *self._written_without_the_lease(mine), *self._healthy_servers_deleted(mine)]
+
+    def troubled(self, node: str) -> bool:
+        """Whether a node is not well, or was not until a while ago."""
+        return self._nodes[node].near(utc_now())
+
+    # --- what is seen
+
+    async def _follow(self, path: str, see: object) -> None:
+        assert callable(see)
+        while True:
+            try:
+                listed = await self._kube.get(path)
+                for each in listed["items"]:
+                    see("ADDED", each)
+                version = listed["metadata"]["resourceVersion"]
+                async for kind, seen in self._kube.watch(path, resourceVersion=version):
+                    if kind != "BOOKMARK":
+                        see(kind, seen)
+            except (ApiError, aiohttp.ClientError, TimeoutError, ValueError):
+                await asyncio.sleep(0.2)
+
+    def _see_node(self, kind: str, node: Json) -> None:
+        ready = next((c for c in node["status"].get("conditions", []) if c["type"] == "Ready"), {})
+        troubled = ready.get("status") != "True" or bool(node["spec"].get("taints"))
+        self._nodes[node["metadata"]["name"]].set(kind == "DELETED" or troubled)
+
+    def _see_job(self, kind: str, job: Json) -> None:
+        meta = job["metadata"]
+        uid, name = meta["uid"], f"{meta['namespace']}/{meta['name']}"
+        if meta["namespace"] not in self._namespaces:
+            return
+        finished = (job.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+        gone = kind == "DELETED" or bool(meta.get("deletionTimestamp"))
+        self._unwanted[uid].set(gone or finished or bool(job["spec"].get("suspend")))
+        if kind == "DELETED":
+            self.jobs.pop(uid, None)
+            return
+        self.jobs[uid] = job
+        before, now = self._counted[uid], counters_of(job)
+        for counter in before:
+            if now.get(counter, 0) < before[counter]:
+                self.broken.append(f"{name}: {counter} fell from {before[counter]} to {now.get(counter, 0)}")
+        self._counted[uid] = now
+
+    def _see_pod(self, kind: str, pod: Json) -> None:
+        meta = pod["metadata"]
+        if meta["namespace"] not in self._namespaces or "shoal.dev/job" not in meta.get("labels", {}):
+            return
+        known = self._all_pods[meta["namespace"], meta["name"]]
+        if meta["uid"] not in known and any(_owner(each) == _owner(pod) for each in known.values()):
+            self.broken.append(f"pod {meta['name']} of one job was created twice")
+        known[meta["uid"]] = pod
+        if kind == "DELETED":
+            self.pods.pop(meta["uid"], None)
+            return
+        self.pods[meta["uid"]] = pod
+        if meta["labels"]["shoal.dev/role"] == "ps":
+            self._one_server_of_a_shard(pod)
+
+    def _one_server_of_a_shard(self, pod: Json) -> None:
+        place = pod["metadata"]["labels"]["shoal.dev/index"]
+        live = [
+            each
+            for each in self.pods.values()
+            if _owner(each) == _owner(pod)
+            and each["metadata"]["labels"]["shoal.dev/role"] == "ps"
+            and each["metadata"]["labels"]["shoal.dev/index"] == place
+            and not each["metadata"].get("deletionTimestamp")
+            and each["status"].get("phase") in {"Pending", "Running"}
+        ]
+        heard = [each for each in live if not self.troubled(each["spec"].get("nodeName", ""))]
+        if len(heard) > 1:
+            names = sorted(each["metadata"]["name"] for each in heard)
+            self.broken.append(f"servers of one shard beside each other: {', '.join(names)}")
+
+    def _see_lease(self, kind: str, lease: Json) -> None:
+        if lease["metadata"]["name"] != "shoal" or kind == "DELETED":
+            return
+        spec = lease["spec"]
+        holder = spec.get("holderIdentity") or ""
+        if self._tenures and self._tenures[-1][1] == holder:
+            return
+        since = dt.datetime.fromisoformat(spec["acquireTime"]) if holder else utc_now() + SLACK
+        self._tenures.append((since, holder))
+
+    # --- the rules
+
+    def _written_without_the_lease(self, mine: list[Write]) -> list[str]:
+        broken = []
+        for write in mine:
+            holder = next((who for since, who in reversed(self._tenures) if since <= write.received), "")
+            if write.agent != holder:
+                broken.append(
+                    f"{write.agent} sent {write.verb} {write.resource} {write.name} at {write.received:%X.%f},"
+                    f" when the Lease was held by {holder or 'nobody'}"
+                )
+        return broken
+
+    def _healthy_servers_deleted(self, mine: list[Write]) -> list[str]:
+        """Servers go with their node, or when nobody wants them: not otherwise."""
+        broken = []
+        for write in mine:
+            if (write.verb, write.resource, write.subresource) != ("delete", "pods", ""):
+                continue
+            for pod in self._all_pods[write.namespace, write.name].values():
+                if pod["metadata"]["labels"]["shoal.dev/role"] != "ps":
+                    continue
+                node = pod["spec"].get("nodeName", "")
+                excused = self._nodes[node].near(write.received) if node else True
+                if not (excused or self._unwanted[_owner(pod)].near(write.received)):
+                    broken.append(f"{write.agent} deleted {write.name} of node {node} at {write.received:%X}")
+        return broken
+
+
+def _owner(pod: Json) -> str:
+    return str(pod["metadata"].get("ownerReferences", [{}])[0].get("uid", ""))

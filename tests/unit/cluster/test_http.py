@@ -1,0 +1,263 @@
+"""The transport over HTTPS against a server on loopback, and where it finds its API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from shoal.cluster import server as servers
+from shoal.cluster.http import LONGEST_RETRY_AFTER, HttpTransport
+from shoal.cluster.server import ApiServer, TokenFile, find, in_pod
+from shoal.cluster.transport import APPLY_PATCH, StreamRefused
+from shoal.errors import Unavailable, UsageError
+
+
+async def nobody() -> None:
+    return None
+
+
+@asynccontextmanager
+async def serving(
+    answer: Callable[[web.Request], Any], bearer: servers.Bearer = nobody, **options: Any
+) -> AsyncIterator[HttpTransport]:
+    """A transport whose requests `answer` answers."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        found = answer(request)
+        response: web.StreamResponse = await found if asyncio.iscoroutine(found) else found
+        return response
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    transport = HttpTransport(ApiServer(f"http://127.0.0.1:{port}", bearer, **options))
+    try:
+        yield transport
+    finally:
+        await transport.close()
+        await runner.cleanup()
+
+
+async def test_request_carries_its_query_body_type_and_token() -> None:
+    heard: dict[str, Any] = {}
+
+    async def answer(request: web.Request) -> web.Response:
+        heard.update(
+            method=request.method,
+            path=request.raw_path,
+            body=await request.json(),
+            type=request.headers["Content-Type"],
+            token=request.headers["Authorization"],
+        )
+        return web.json_response({"kind": "Pod"}, status=201)
+
+    async def bearer() -> str:
+        return "secret"
+
+    async with serving(answer, bearer) as transport:
+        got = await transport.request(
+            "PATCH",
+            "/api/v1/namespaces/a/pods",
+            query={"labelSelector": "shoal.dev/job in (a,b)", "force": "true"},
+            body={"spec": {"text": "ü", "none": None, "list": [1, "2", 3.5]}},
+            content_type=APPLY_PATCH,
+        )
+    assert got.status == 201
+    assert json.loads(got.body) == {"kind": "Pod"}
+    assert heard == {
+        "method": "PATCH",
+        "path": "/api/v1/namespaces/a/pods?labelSelector=shoal.dev%2Fjob+in+%28a%2Cb%29&force=true",
+        "body": {"spec": {"text": "ü", "none": None, "list": [1, "2", 3.5]}},
+        "type": APPLY_PATCH,
+        "token": "Bearer secret",
+    }
+
+
+async def test_requests_in_a_row_use_one_connection_and_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The official client asked for proxies and ~/.netrc in two threads for each request."""
+    peers, threads = set(), 0
+
+    def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        peers.add(request.transport.get_extra_info("peername"))
+        return web.json_response({})
+
+    loop = asyncio.get_running_loop()
+    run = loop.run_in_executor
+
+    def counted(*given: Any) -> Any:
+        nonlocal threads
+        threads += 1
+        return run(*given)
+
+    async with serving(answer) as transport:
+        await transport.request("GET", "/first")
+        monkeypatch.setattr(loop, "run_in_executor", counted)
+        for _ in range(20):
+            await transport.request("GET", "/next")
+    assert len(peers) == 1
+    assert threads == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "wanted"),
+    [
+        (429, {"Retry-After": "7"}, 7.0),
+        (503, {"Retry-After": "100000"}, LONGEST_RETRY_AFTER),
+        (500, {}, None),
+        (504, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
+    ],
+)
+async def test_what_may_differ_on_retry_is_unavailable(
+    status: int, headers: dict[str, str], wanted: float | None
+) -> None:
+    def answer(_: web.Request) -> web.Response:
+        return web.json_response({"message": "busy"}, status=status, headers=headers)
+
+    async with serving(answer) as transport:
+        with pytest.raises(Unavailable, match="busy") as refused:
+            await transport.request("GET", "/")
+        assert refused.value.retry_after == wanted
+        with pytest.raises(Unavailable, match="busy"):
+            async with transport.stream("/", {}):
+                pass
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 410, 422])
+async def test_a_refusal_is_an_answer(status: int) -> None:
+    def answer(_: web.Request) -> web.Response:
+        return web.json_response({"message": "no", "reason": "Because"}, status=status)
+
+    async with serving(answer) as transport:
+        got = await transport.request("POST", "/", body={})
+        assert (got.status, got.ok, got.message, got.reason) == (status, False, "no", "Because")
+        with pytest.raises(StreamRefused) as refused:
+            async with transport.stream("/", {}):
+                pass
+        assert refused.value.status == status
+
+
+async def test_redirect_is_not_followed_with_the_token() -> None:
+    asked = []
+
+    def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    async with serving(answer) as transport:
+        assert (await transport.request("GET", "/here")).status == 307
+    assert asked == ["/here"]
+
+
+async def test_no_answer_is_unavailable() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        await asyncio.sleep(10)
+        raise AssertionError
+
+    async with serving(answer) as transport:
+        with pytest.raises(Unavailable, match="Timeout"):
+            await transport.request("GET", "/", timeout=0.05)
+    gone = HttpTransport(ApiServer("http://127.0.0.1:1", nobody))
+    with pytest.raises(Unavailable):
+        await gone.request("GET", "/")
+    with pytest.raises(Unavailable):
+        async with gone.stream("/", {}):
+            pass
+    await gone.close()
+
+
+async def test_a_stream_ends_or_breaks_as_its_server_does() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"one\n" + b"x" * 300_000 + b"\n")
+        if request.path == "/broken":
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    async with serving(answer) as transport:
+        async with transport.stream("/whole", {"watch": "1"}) as lines:
+            assert [len(line) async for line in lines] == [4, 300_001]
+        with pytest.raises(Unavailable, match="watch of /broken"):
+            async with transport.stream("/broken", {}) as lines:
+                async for _ in lines:
+                    pass
+
+
+def service_account(folder: Path) -> Path:
+    (folder / "token").write_text("first\n")
+    (folder / "ca.crt").write_text("a certificate")
+    return folder
+
+
+async def test_token_of_a_pod_is_read_again(tmp_path: Path) -> None:
+    """The kubelet replaces it."""
+    now = 0.0
+    token = TokenFile(service_account(tmp_path) / "token", clock=lambda: now)
+    assert await token() == "first"
+    (tmp_path / "token").write_text("second")
+    assert await token() == "first"
+    now = servers.TOKEN_SECONDS
+    assert await token() == "second"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("10.0.0.1", "https://10.0.0.1:6443"), ("fd00::1", "https://[fd00::1]:6443")]
+)
+def test_a_pod_finds_its_server(host: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    environment = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "6443"}
+    found = in_pod(environment, service_account(tmp_path))
+    assert (found.url, found.ca_file, found.proxy) == (url, str(tmp_path / "ca.crt"), None)
+    assert "first" not in repr(found)
+
+
+def test_a_proxy_of_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:3128")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.2")
+    folder = service_account(tmp_path)
+    assert in_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, folder).proxy == "http://127.0.0.1:3128"
+    assert in_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.2"}, folder).proxy is None
+
+
+async def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="set KUBECONFIG"):
+        await find({}, kubeconfig=tmp_path / "none")
+    with pytest.raises(UsageError, match="service account"):
+        in_pod({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
+
+
+async def test_a_kubeconfig_is_read_with_its_token_and_names(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    cluster = {
+        "server": "https://127.0.0.1:6443",
+        "insecure-skip-tls-verify": True,
+        "tls-server-name": "kube",
+    }
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "here",
+                "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": cluster}],
+                "users": [{"name": "u", "user": {"token": "abc"}}],
+            }
+        )
+    )
+    found = await find({}, kubeconfig=path)
+    assert (found.url, found.verify, found.server_name) == ("https://127.0.0.1:6443", False, "kube")
+    assert await found.bearer() == "abc"

@@ -1,0 +1,187 @@
+"""The release: each step that needs no registry is run, and the workflow is compared with what there is."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from dev import release
+from dev.cli import main as dev
+from dev.errors import DevError
+from dev.images import IMAGES
+from dev.paths import ROOT
+from dev.publish import reference
+from dev.tools.build import ensure
+from shoal import __version__
+
+WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text(encoding="utf-8"))
+JOBS: dict[str, dict[str, Any]] = WORKFLOW["jobs"]
+
+
+def steps(name: str) -> list[dict[str, Any]]:
+    return list(JOBS[name]["steps"])
+
+
+def commands() -> Iterator[list[str]]:
+    """The commands of all steps, split into words."""
+    for name in JOBS:
+        for step in steps(name):
+            for line in step.get("run", "").splitlines():
+                yield shlex.split(line)
+
+
+# --- the workflow ----------------------------------------------------------------------------------------------------
+
+
+def test_its_commands_and_their_options_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    used = set()
+    for words in commands():
+        if words and words[0] == "make":
+            assert words[1] in targets
+        found = re.search(r"-m dev release (\w+)(.*?)(?:\)|>|$)", " ".join(words))
+        if found is None:
+            continue
+        used.add(found[1])
+        group = dev.commands["release"]
+        assert isinstance(group, click.Group)
+        command = group.commands[found[1]]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z]+", found[2])) <= known
+    assert used == {"check", "images", "notes", "chart", "wheel", "plugin", "krew"}
+
+
+def test_jobs_wait_for_what_they_use_and_have_no_more_rights_than_they_need() -> None:
+    assert WORKFLOW[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    signing = {name for name in JOBS if JOBS[name].get("permissions", {}).get("id-token") == "write"}
+    assert signing == {"images", "chart", "publish"}
+    assert {name for name in JOBS if JOBS[name].get("permissions", {}).get("contents") == "write"} == {
+        "publish"
+    }
+    for name, job in JOBS.items():
+        needed = job.get("needs", [])
+        assert set([needed] if isinstance(needed, str) else needed) <= JOBS.keys()
+        for used in re.findall(r"needs\.(\w+)\.outputs\.(\w+)", json.dumps(job)):
+            assert used[0] == needed, name
+            assert used[1] in JOBS[used[0]]["outputs"]
+        for used in re.findall(r"steps\.(\w+)\.", json.dumps(job)):
+            assert used in {step.get("id") for step in job["steps"]}
+        for used in set(re.findall(r"matrix\.image\.(\w+)", json.dumps(job))):
+            assert all(used in image for image in json.loads(release.matrix()))
+
+
+def test_images_are_those_of_the_dockerfiles_and_have_the_names_of_the_chart() -> None:
+    published = {image["name"]: image for image in json.loads(release.matrix())}
+    assert set(published) == {"operator", "ps", "worker", "worker-gpu"}
+    for image in published.values():
+        text = (ROOT / image["context"] / image["file"]).read_text()
+        assert not image["target"] or re.search(rf"^FROM .* AS {image['target']}$", text, re.MULTILINE)
+    [build] = [step for step in steps("images") if step.get("uses", "").startswith("docker/build-push")]
+    assert (build["with"]["sbom"], build["with"]["provenance"]) == (True, "mode=max")
+    [check] = [step for step in steps("check") if step.get("id") == "images"]
+    assert "version=${GITHUB_REF_NAME#v}" in check["run"]
+    tag = (
+        build["with"]["tags"]
+        .replace("${{ vars.REGISTRY }}", "r.io/team")
+        .replace("${{ matrix.image.name }}", "operator")
+        .replace("${{ needs.check.outputs.version }}", __version__)
+    )
+    assert tag == reference(IMAGES["operator"], "r.io/team", __version__)
+
+
+def test_the_plugin_is_built_for_every_platform() -> None:
+    built = {(each["os"], each["arch"]) for each in JOBS["plugin"]["strategy"]["matrix"]["include"]}
+    assert built == release.PLATFORMS
+
+
+# --- its steps -------------------------------------------------------------------------------------------------------
+
+
+def test_a_tag_must_be_the_version_of_everything() -> None:
+    release.check(f"v{__version__}")
+    with pytest.raises(DevError, match=r"the tag is 9\.9\.9, shoal is"):
+        release.check("v9.9.9")
+
+
+def test_notes_are_the_section_of_the_version() -> None:
+    assert release.notes(__version__).startswith("- ")
+    with pytest.raises(DevError, match=r"says nothing about 0\.0\.7"):
+        release.notes("0.0.7")
+
+
+def test_the_wheel_has_the_page_the_commands_and_the_trainer(tmp_path: Path) -> None:
+    with zipfile.ZipFile(release.build_wheel(tmp_path)) as wheel:
+        names = set(wheel.namelist())
+        assert {"shoal/page/static/index.html", "shoal/cli/__init__.py", "shoal/py.typed"} <= names
+        assert {"shoal/sizing/accelerators.csv", "shoal_trainer/contract.py"} <= names
+        assert not [name for name in names if name.startswith(("tests/", "dev/", "benchmarks/"))]
+        [entries] = [name for name in names if name.endswith("entry_points.txt")]
+        assert "kubectl-shoal = shoal.cli:main" in wheel.read(entries).decode()
+
+
+@pytest.mark.timeout(300)
+def test_the_packaged_chart_renders(tmp_path: Path) -> None:
+    package = release.package_chart(tmp_path)
+    values = [f"--set={each}=x" for each in ("image.repository", "trainer.psImage", "trainer.workerImage")]
+    helm = ensure(("helm",))["helm"]
+    done = subprocess.run(
+        [helm, "template", "shoal", str(package), *values], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kind: CustomResourceDefinition" in done.stdout
+    with tarfile.open(package) as archive:
+        assert "shoal/README.md" in archive.getnames(), "`helm show readme`"
+
+
+@pytest.mark.timeout(300)  # the first run compiles krew's own check
+def test_krew_accepts_its_manifest(tmp_path: Path) -> None:
+    for os_name, architecture in release.PLATFORMS:
+        (tmp_path / f"kubectl-shoal_{os_name}_{architecture}.tar.gz").write_bytes(architecture.encode())
+    path = release.krew_manifest(tmp_path, "https://example.com/v1", "https://example.com")
+
+    def accepted() -> subprocess.CompletedProcess[str]:
+        words = ["go", "tool", "validate-krew-manifest", "-skip-install", f"-manifest={path}"]
+        return subprocess.run(words, cwd=ROOT / "dev/checks", capture_output=True, text=True, check=False)
+
+    assert accepted().returncode == 0, accepted().stderr
+    path.write_text(path.read_text().replace("sha256:", "sha:"))
+    assert accepted().returncode != 0
+    with pytest.raises(DevError, match="has no archive"):
+        release.krew_manifest(tmp_path / "nowhere", "https://example.com", "https://example.com")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_the_plugin_runs_from_its_archive(tmp_path: Path) -> None:
+    """In an environment of its own, with what the workflow installs."""
+    python = tmp_path / "venv" / "bin" / "python"
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", str(python.parents[1])], check=True)
+    [install] = [words for words in commands() if words[:4] == ["python", "-m", "pip", "install"]]
+    subprocess.run(
+        [*uv, "pip", "install", "--quiet", "--python", str(python), *install[4:]], cwd=ROOT, check=True
+    )
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    words = ["-m", "dev", "release", "plugin", str(tmp_path), "--os=linux", f"--arch={machine}"]
+    subprocess.run([str(python), *words], cwd=ROOT, check=True)
+    with tarfile.open(tmp_path / f"kubectl-shoal_linux_{machine}.tar.gz") as archive:
+        archive.extractall(tmp_path / "plugin", filter="data")
+    for more in (["--version"], ["plan", "--help"], ["submit", "--help"]):
+        done = subprocess.run(
+            [str(tmp_path / "plugin" / "kubectl-shoal"), *more], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
