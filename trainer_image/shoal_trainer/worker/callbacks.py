@@ -18,6 +18,7 @@ import keras
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
+from shoal_trainer.worker.keras_internals import learning_rate_of, remember_if_better
 from shoal_trainer.worker.layout import variables_of
 from shoal_trainer.worker.optimizers import unwrap
 
@@ -79,10 +80,10 @@ def callbacks_of(
 def unchanged(model: Any) -> Iterator[None]:
     """Raise `UserError` if callbacks change the optimizer, its schedule or which variables are trained."""
     optimizer, variables = unwrap(model.optimizer), variables_of(model)
-    schedule = optimizer._learning_rate
+    schedule = learning_rate_of(optimizer)
     yield
     changed = unwrap(model.optimizer)
-    if changed is not optimizer or changed._learning_rate is not schedule:
+    if changed is not optimizer or learning_rate_of(changed) is not schedule:
         raise UserError(
             "A callback cannot replace the optimizer or its schedule: it runs on one worker. It may set "
             "optimizer.learning_rate to a number."
@@ -104,21 +105,18 @@ def remember(callback: Any, logs: dict[str, float]) -> None:
     value = logs.get(callback.monitor)
     if value is None:
         return
-    if callback.monitor_op is None:
-        callback._set_monitor_op()
-    if callback._is_improvement(value, callback.best):
-        callback.best = value
+    remember_if_better(callback, value)
 
 
 def rate_of(model: Any) -> float | None:
     """The learning rate that callbacks may set; None for a schedule or a function."""
-    rate = unwrap(model.optimizer)._learning_rate
+    rate = learning_rate_of(unwrap(model.optimizer))
     return float(rate.numpy()) if hasattr(rate, "assign") else None
 
 
 def set_rate(model: Any, rate: float) -> None:
     """Set the learning rate of an optimizer that has a number."""
-    variable = unwrap(model.optimizer)._learning_rate
+    variable = learning_rate_of(unwrap(model.optimizer))
     if hasattr(variable, "assign"):
         variable.assign(rate)
 

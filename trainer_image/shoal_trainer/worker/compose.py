@@ -23,6 +23,7 @@ from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.layout import Average, averages_of, rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
@@ -123,6 +124,7 @@ def compose(
         leases.grant,
         coordinator.set_message,
         holds=lambda work: leases.token(work.token) is not None,
+        check=LabelCheck(flat_model.model).check,
     )
     policy = Policy(
         sequential=config.staleness.max == 0,

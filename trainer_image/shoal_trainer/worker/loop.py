@@ -250,7 +250,7 @@ class Loop(Upstream):
             if self._in_flight is not None:
                 tensor = self._anticipation.include(self._buffers.current, self._in_flight[1], base)
             self._overlapped = self._in_flight is not None
-            self._computed_on = self._buffers.tensor if tensor is None else tensor
+            self._computed_on = self._flat_model.on_device(self._buffers.tensor if tensor is None else tensor)
         return self._computed_on
 
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:

@@ -7,6 +7,7 @@ permissions there.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -131,7 +132,7 @@ class Tasks:
             self._rows = itertools.chain([first], rows)
             if self._dataset is None:
                 self._dataset = dataset_of(lambda: self._rows, first, self._ended)
-            with quiet_end(), as_raised(self._ended):
+            with quiet_end(), as_raised(self._ended), _without_xla(model):
                 results = model.evaluate(self._dataset, return_dict=True, verbose=0)
         except TrainerError:
             raise
@@ -228,6 +229,16 @@ class Tasks:
         """End the callbacks, and delete the temporary files."""
         self._hooks.close()
         self._folder.cleanup()
+
+
+@contextlib.contextmanager
+def _without_xla(model: Any) -> Iterator[None]:
+    """XLA would compile the evaluation, and once more for the size of each last batch."""
+    before, model.jit_compile = model.jit_compile, False
+    try:
+        yield
+    finally:
+        model.jit_compile = before
 
 
 def evaluated(job: Training, model: keras.Model) -> Sequence[str] | None:

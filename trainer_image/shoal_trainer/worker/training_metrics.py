@@ -12,10 +12,15 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
-from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
 from shoal_trainer.wire.messages import MAX_METRICS, MetricSum
+from shoal_trainer.worker.keras_internals import (
+    MeanMetricWrapper,
+    compiled_metrics,
+    keras_mask,
+    mean_of_function,
+    output_shape,
+)
 from shoal_trainer.worker.weighing import with_rank
 
 Sums = Mapping[str, tuple[Any, Any]]
@@ -26,7 +31,7 @@ class TrainingMetrics:
     """Those metrics of a built model that are means. `weighted`: the data contain sample weights."""
 
     def __init__(self, model: Any, *, weighted: bool) -> None:
-        self._compiled = model._compile_metrics
+        self._compiled = compiled_metrics(model)
         found = []
         groups: tuple[tuple[bool, Any], ...] = ()
         if self._compiled is not None and self._compiled.built:
@@ -59,7 +64,7 @@ class TrainingMetrics:
 def sums_of_logs(model: Any, logs: Mapping[str, Any], samples: Any) -> Sums:
     """The sums of the numbers that a custom `train_step` returned for one batch, each counted once per sample."""
     metrics = {metric.name: metric for metric in model.metrics}
-    if (compiled := model._compile_metrics) is not None and compiled.built:
+    if (compiled := compiled_metrics(model)) is not None and compiled.built:
         metrics |= dict(zip(_names(compiled), compiled.metrics, strict=False))
     count = tf.cast(samples, tf.float32)
     values = {
@@ -108,12 +113,13 @@ def _is_number(value: Any) -> bool:
 
 def _sums(metric: Any, target: Any, predicted: Any, weights: Any) -> tuple[Any, Any]:
     def values(true: Any, found: Any) -> Any:
-        return metric._fn(true, found, **metric._fn_kwargs)
+        return function(true, found, **arguments)
 
-    shape = backend.compute_output_spec(values, target, predicted).shape
+    function, arguments = mean_of_function(metric)
+    shape = output_shape(values, target, predicted)
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in metric.variables]
     if len(shape) > 0 and shape[0] == predicted.shape[0]:
-        if (mask := backend.get_keras_mask(predicted)) is not None:
+        if (mask := keras_mask(predicted)) is not None:
             weights = with_rank(weights, len(mask.shape))
         total, count = metric.stateless_update_state(zeros, target, predicted, weights)
         return total, count
