@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Write:
-    """One write request that the API server answered. `received` and `answered` are UTC with microseconds."""
+    """One request that the API server answered. `received` and `answered` are UTC with microseconds."""
 
     verb: str
     resource: str
@@ -26,6 +26,8 @@ class Write:
     agent: str
     """The client by its header User-Agent."""
     code: int
+    group: str
+    """The API group of the resource; empty for core."""
     received: dt.datetime
     answered: dt.datetime
 
@@ -42,9 +44,13 @@ class Write:
             user=event["user"]["username"],
             agent=event.get("userAgent", ""),
             code=event.get("responseStatus", {}).get("code", 0),
+            group=target.get("apiGroup", ""),
             received=dt.datetime.fromisoformat(event["requestReceivedTimestamp"]),
             answered=dt.datetime.fromisoformat(event["stageTimestamp"]),
         )
+
+
+READS = frozenset({"get", "list", "watch"})
 
 
 def writes(log: Path, *, namespace: str | None = None) -> Iterator[Write]:
@@ -52,16 +58,37 @@ def writes(log: Path, *, namespace: str | None = None) -> Iterator[Write]:
 
     An incomplete last line is ignored. Only lines of the namespace are parsed, since tests poll this.
     """
-    try:
-        text = log.read_text()
-    except FileNotFoundError:
-        return
-    mark = "" if namespace is None else f'"{namespace}"'
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n") and mark in line:
-            write = Write.parse(json.loads(line))
-            if namespace in (None, write.namespace):
-                yield write
+    yield from (each for each in AuditTail(log, namespace=namespace).read() if each.verb not in READS)
+
+
+class AuditTail:
+    """Reads an audit log that grows: each line once, though asked again and again."""
+
+    def __init__(self, log: Path, *, namespace: str | None = None) -> None:
+        self._log = log
+        self._namespace = namespace
+        self._mark = b"" if namespace is None else f'"{namespace}"'.encode()
+        self._offset = 0
+        self.seen: list[Write] = []
+
+    def read(self) -> list[Write]:
+        """Every request so far, those of earlier calls included. An incomplete last line is left for the next."""
+        try:
+            with self._log.open("rb") as lines:
+                lines.seek(self._offset)
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    if self._mark in line:
+                        self._take(Write.parse(json.loads(line)))
+        except FileNotFoundError:
+            pass
+        return self.seen
+
+    def _take(self, write: Write) -> None:
+        if self._namespace in (None, write.namespace):
+            self.seen.append(write)
 
 
 def creates(log: Path, resource: str, *, namespace: str | None = None) -> list[Write]:

@@ -28,6 +28,7 @@ from dev.paths import clusters
 from dev.tools import CONTROL_PLANE, Tools, ensure, locate
 
 PROCESSES = ("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
+OPERATOR_NAMESPACE = "shoal-system"
 SERVICE_CIDR = "10.96.0.0/16"
 
 AUDIT_POLICY = {
@@ -36,6 +37,8 @@ AUDIT_POLICY = {
     # A record at RequestReceived lacks the object's name; the one at ResponseComplete has both times.
     "omitStages": ["RequestReceived", "ResponseStarted"],
     "rules": [
+        # What an operator with a service account of this namespace asks for, reads included.
+        {"level": "Metadata", "userGroups": [f"system:serviceaccounts:{OPERATOR_NAMESPACE}"]},
         {"level": "None", "verbs": ["get", "list", "watch"]},
         {"level": "None", "resources": [{"group": "coordination.k8s.io"}]},
         {"level": "Metadata"},
@@ -94,6 +97,8 @@ class ControlPlane:
     @property
     def audit_log(self) -> Path:
         """One JSON event per line for every write request except leases, at stage ResponseComplete.
+
+        Of service accounts in `OPERATOR_NAMESPACE` also reads and leases.
 
         `requestReceivedTimestamp` and `stageTimestamp` have microseconds; `objectRef.name` is set also for
         creates. `dev.audit` reads it.

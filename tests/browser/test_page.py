@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dev.npm import AXE, fetched
 from shoal.process.endpoints import serve
 from tests.browser.chromium import Tab, chromium
 from tests.browser.scene import Scene
@@ -104,6 +105,29 @@ async def test_contrast_of_all_text(tab: Tab, address: str, dark: bool, tmp_path
         Path(os.environ.get("SHOAL_PICTURES", tmp_path)) / f"page-{'dark' if dark else 'light'}.png"
     )
     assert poor == []
+
+
+AXE_RUN = """axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map(
+  each => each.id + ': ' + each.help + ': ' + each.nodes.map(node => node.html).slice(0, 3).join(' ')))"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+async def test_axe_finds_nothing(tab: Tab, address: str, scene: Scene, dark: bool) -> None:
+    """All rules of axe-core, best practices included: on the list, on a job, and with 500 jobs."""
+    axe = fetched(AXE).read_text(encoding="utf-8")
+    for jobs, place, ready in (
+        (4, "", "document.querySelectorAll('#job-table tbody tr').length === 5"),
+        (4, "#/vision/resnet50-imagenet", "document.querySelectorAll('#job svg').length > 3"),
+        (499, "", "document.querySelectorAll('#job-table tbody tr').length === 500"),
+    )[: 2 if dark else 3]:
+        scene._others = jobs
+        await tab.open(f"{address}/{place}", dark=dark)
+        await tab.until(ready)
+        await tab.evaluate(axe)
+        assert await tab.evaluate(AXE_RUN) == [], place
+    await tab.evaluate("document.documentElement.removeAttribute('lang')")
+    [found] = await tab.evaluate(AXE_RUN)
+    assert found.startswith("html-has-lang"), "it would find something"
 
 
 async def test_500_jobs_stay_usable(tab: Tab, address: str, scene: Scene) -> None:

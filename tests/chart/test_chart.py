@@ -460,3 +460,40 @@ def test_helm_test_runs_the_operators_check_with_its_own_account(tools: Path) ->
     }
     selector = service["spec"]["selector"]
     assert not selector.items() <= pod["metadata"]["labels"].items(), "it would be taken for an operator"
+
+
+def test_every_object_has_the_common_labels(tools: Path) -> None:
+    documents = render(
+        tools, "commonLabels.team=ml", "pools.enabled=true", "page.enabled=true", "networkPolicy.enabled=true",
+        "admissionPolicy.enabled=true", "metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true",
+        "metrics.rules.enabled=true", "metrics.dashboard.enabled=true",
+    )  # fmt: skip
+    bare = {d["kind"] for d in documents if d["metadata"].get("labels", {}).get("team") != "ml"}
+    assert bare <= {"CustomResourceDefinition"}
+    for deployment in of_kind(documents, "Deployment"):
+        assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+        assert "team" not in deployment["spec"]["selector"]["matchLabels"], "selectors are immutable"
+
+
+def test_more_volumes_and_how_monitors_scrape(tools: Path) -> None:
+    documents = render(
+        tools, "metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.scrapeTimeout=7s",
+        "metrics.podMonitor.enabled=true", "metrics.podMonitor.relabelings[0].targetLabel=cluster",
+        "metrics.podMonitor.metricRelabelings[0].action=drop",
+        "extraVolumes[0].name=ca", "extraVolumes[0].configMap.name=ca",
+        "extraVolumeMounts[0].name=ca", "extraVolumeMounts[0].mountPath=/ca",
+    )  # fmt: skip
+    [service], [pods] = of_kind(documents, "ServiceMonitor"), of_kind(documents, "PodMonitor")
+    assert service["spec"]["endpoints"] == [{"port": "metrics", "interval": "30s", "scrapeTimeout": "7s"}]
+    assert pods["spec"]["podMetricsEndpoints"] == [
+        {
+            "port": "metrics",
+            "interval": "30s",
+            "relabelings": [{"targetLabel": "cluster"}],
+            "metricRelabelings": [{"action": "drop"}],
+        }
+    ]
+    [deployment] = of_kind(documents, "Deployment")
+    spec = deployment["spec"]["template"]["spec"]
+    assert spec["volumes"][-1] == {"name": "ca", "configMap": {"name": "ca"}}
+    assert spec["containers"][0]["volumeMounts"][-1] == {"name": "ca", "mountPath": "/ca"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import yaml
 
@@ -40,7 +41,7 @@ async def install_account(plane: ControlPlane, kube: Kube, namespace: str, *valu
                 each["roleRef"]["name"] += f"-{namespace}"
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
     roles = [o for o in objects if o["kind"] in {"Role", "ClusterRole"}]
-    await _permissions_in_force(kube, namespace, account_of(objects), [o["rules"][0] for o in roles])
+    await _permissions_in_force(kube, namespace, account_of(objects), roles)
     return objects
 
 
@@ -49,19 +50,36 @@ def account_of(objects: list[Json]) -> str:
     return str(next(o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"))
 
 
+async def as_service_account(
+    plane: ControlPlane, kube: Kube, namespace: str, folder: Path, *values: str
+) -> Path:
+    """A kubeconfig with the operator's permissions from the chart."""
+    account = account_of(await install_account(plane, kube, namespace, *values))
+    answer = await kube.create(
+        f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+    )
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": answer["status"]["token"]}
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
 def user_of(namespace: str, account: str) -> str:
     """A ServiceAccount as the API server's user."""
     return f"system:serviceaccount:{namespace}:{account}"
 
 
-async def _permissions_in_force(kube: Kube, namespace: str, account: str, rules: list[Json]) -> None:
+async def _permissions_in_force(kube: Kube, namespace: str, account: str, roles: list[Json]) -> None:
     """Wait until the API server's authorizer has seen the new roles and bindings."""
-    for rule in rules:
+    for role in roles:
+        rule = role["rules"][0]
         attributes = {
             "verb": rule["verbs"][0],
             "group": rule["apiGroups"][0],
             "resource": rule["resources"][0],
-            "namespace": namespace,
+            "namespace": role["metadata"].get("namespace", namespace),
         }
         user = user_of(namespace, account)
         question = {

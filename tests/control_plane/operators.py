@@ -14,11 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from dev import service_account
 from dev.kube import ApiError, Json, Kube
 from shoal.cluster.http import HttpTransport
 from shoal.cluster.lease import LeaseTimes
 from shoal.cluster.server import find
 from shoal.cluster.transport import Transport
+from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.errors import Unavailable
 from shoal.policy.model import Images
 from shoal.process.operator import LEASE_TIMES, Operator
@@ -50,7 +52,7 @@ class FakeCoordinator:
 def settings(namespace: str, **changes: Any) -> Settings:
     """Settings for one namespace."""
     values: dict[str, Any] = {
-        "install_key": INSTALL_KEY,
+        "install_key": InstallKey(INSTALL_KEY),
         "images": Images(ps="shoal/ps:test", worker="shoal/worker:test"),
         "namespace": namespace,
         "lease_namespace": namespace,
@@ -91,9 +93,14 @@ async def running_operator(
 
 
 class OperatorProcess:
-    """The real process, `shoal-operator`, as a context manager. Its log is at `log`."""
+    """The real process, `shoal-operator`, as a context manager. Its log is at `log`.
 
-    def __init__(self, kubeconfig: Path, namespace: str, folder: Path, **environment: str) -> None:
+    `account`: the files of a service account, with which it runs as in a pod, instead of with the kubeconfig.
+    """
+
+    def __init__(
+        self, kubeconfig: Path, namespace: str, folder: Path, account: Path | None = None, **environment: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         key = folder / "install-key"
         key.write_bytes(INSTALL_KEY)
@@ -111,14 +118,16 @@ class OperatorProcess:
             "SHOAL_HEALTH_PORT": "0",
             **environment,
         }
+        self._command = [sys.executable, "-m", "shoal.process.main"]
+        if account is not None:
+            self._command = service_account.command(account)
+            del self._environment["KUBECONFIG"]
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "shoal.process.main",
+                *self._command,
                 env=self._environment,
                 stdout=log,
                 stderr=log,

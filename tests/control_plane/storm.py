@@ -24,11 +24,11 @@ from tests.control_plane.witness import Witness, utc_now
 from tests.every_field import BASE, REFUSED, changes
 
 REPLICAS = ("replica-a", "replica-b")
-WORKERS, SERVERS = 3, 2
+WORKERS, SURGE, SERVERS = 3, 1, 2
 SETTLED_SECONDS = 60.0
 """After the faults: until then the world is as specified."""
-QUIET_SECONDS, QUIET_WRITES = 10.0, 12
-"""More writes in a time in which nothing happens are a hot loop."""
+QUIET_WRITES = 12
+"""More in some seconds in which nothing happens are a hot loop."""
 ENDS_THE_JOB = ("runPolicy.activeDeadlineSeconds", "runPolicy.maxDisruptions", "runPolicy.backoffLimit")
 EDITS = [c for c in changes() if str(c) not in REFUSED and c.path not in ENDS_THE_JOB]
 
@@ -79,7 +79,14 @@ class Storm:
         async with contextlib.AsyncExitStack() as stack:
             self.api = await stack.enter_async_context(FaultyApi(self.plane.kubeconfig, self.weather))
             self.witness = await stack.enter_async_context(
-                Witness(self.kube, self.plane.audit_log, {self.home, self.doomed}, self.home, set(REPLICAS))
+                Witness(
+                    self.kube,
+                    self.plane.audit_log,
+                    {self.home, self.doomed},
+                    self.home,
+                    set(REPLICAS),
+                    {"steady": WORKERS + SURGE},
+                )
             )
             for name in REPLICAS:
                 door = await self.api.door(name, user_of(self.home, "shoal"), self.folder / name)
@@ -94,7 +101,7 @@ class Storm:
                 await stack.enter_async_context(process)
                 await stack.enter_async_context(process.kept_running())
                 self.processes.append(process)
-            workers = {"replicas": WORKERS, "maxSurge": 1}
+            workers = {"replicas": WORKERS, "maxSurge": SURGE}
             servers = {"replicas": SERVERS}
             await self.steady.apply(
                 workers=workers, parameterServers=servers, runPolicy={"backoffLimit": 1000}
@@ -126,7 +133,7 @@ class Storm:
         self.told.append(f"{utc_now():%X} the sky clears")
         await self._edit(BASE)
 
-    async def as_specified(self) -> None:
+    async def as_specified(self, quiet_seconds: float = 10.0) -> None:
         """The world is as specified in time, then quiet; no rule was broken meanwhile, and every loss is counted."""
         deadline = asyncio.get_running_loop().time() + SETTLED_SECONDS
         while wrong := await self._wrong():
@@ -135,8 +142,9 @@ class Storm:
         assert not (broken := self.witness.judge()), "\n".join(broken)
         self._compare((await self.steady.status())["restarts"])
         before = self._written()
-        await asyncio.sleep(QUIET_SECONDS)
-        assert (count := self._written() - before) <= QUIET_WRITES, f"{count} writes in {QUIET_SECONDS:.0f} s"
+        await asyncio.sleep(quiet_seconds)
+        count = self._written() - before
+        assert count <= QUIET_WRITES, f"{count} writes in {quiet_seconds:.0f} s"
         assert not (broken := self.witness.judge()), "\n".join(broken)
 
     # --- what happens

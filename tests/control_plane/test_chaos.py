@@ -40,9 +40,9 @@ async def test_a_short_storm_leaves_the_world_as_specified(
 ) -> None:  # fmt: skip
     storm = Storm(control_plane, kube, fake_kubelet, namespace, second_namespace, tmp_path, 1)
     async with storm.brewing():
-        await storm.rage(SHORT, (0.2, 1.0), share=0.1)
+        await storm.rage(SHORT, (0.1, 0.6), share=0.1)
         await storm.clear()
-        await storm.as_specified()
+        await storm.as_specified(quiet_seconds=3.0)
     assert len(storm.weather.met) >= 3, storm.weather.met
 
 

@@ -310,7 +310,7 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
         .stdout.splitlines()[0]
         .split()
     )
-    assert wide[-5:] == ["ETA(S)", "COST", "PLAN", "FAILURES", "REASON"]
+    assert wide[-6:] == ["ETA(S)", "LAST-STEP", "COST", "PLAN", "FAILURES", "REASON"]
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.yaml")), ids=lambda p: p.name)

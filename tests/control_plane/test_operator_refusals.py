@@ -6,12 +6,11 @@ import base64
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dev.cluster import ControlPlane
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json, Kube
-from tests.control_plane.installed import account_of, install_account
+from tests.control_plane.installed import as_service_account
 from tests.control_plane.operators import Job, eventually, running_operator
 
 
@@ -170,20 +169,24 @@ async def test_pods_run_under_restricted_pod_security(
 # --- with the permissions of the chart ------------------------------------------------------------------------------
 
 
-async def as_service_account(
-    plane: ControlPlane, kube: Kube, namespace: str, folder: Path, *values: str
-) -> Path:
-    """A kubeconfig with the operator's permissions from the chart."""
-    account = account_of(await install_account(plane, kube, namespace, *values))
-    answer = await kube.create(
-        f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
-        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
-    )
-    config = yaml.safe_load(plane.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": answer["status"]["token"]}
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return path
+async def test_pods_that_a_queue_holds_back_are_told_as_queued(
+    kube: Kube, control_plane: ControlPlane, crds: None, namespace: str, nodes: FakeKubelet
+) -> None:
+    """As Kueue does it; the test with the real one is nightly."""
+    gated = {"template": {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}}
+    job = Job(kube, namespace)
+    async with running_operator(control_plane.kubeconfig, namespace):
+        await job.apply(parameterServers=gated, workers={"replicas": 2, "maxSurge": 1, **gated})
+        condition = await condition_holds(job, "Degraded")
+        assert condition["reason"] == "Queued"
+        pods = await job.pods()
+        for name in pods:
+            assert pods[name]["spec"]["schedulingGates"]
+            path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+            await kube.patch(path, {"spec": {"schedulingGates": None}})
+        await job.runs()
+        assert (await job.status())["restarts"]["disruptions"] == 0
+        await condition_ends(job, "Degraded")
 
 
 @pytest.mark.parametrize("scope", ["cluster", "namespace", "no-nodes"])

@@ -17,7 +17,7 @@ from dev.paths import ROOT
 from shoal.policy.decide.workers import MIN_UNSCHEDULED, UNSCHEDULED_SHARE
 from tests.control_plane.operators import Job, eventually, running_operator
 
-GRACE_SECONDS = 3
+GRACE_SECONDS = 2
 """Of workers, here; all of it is used."""
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 

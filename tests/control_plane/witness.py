@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,13 +74,23 @@ def counters_of(job: Json) -> dict[str, int]:
 
 
 class Witness:
-    """Watches the jobs of some namespaces, whose operators' Lease is in one; an asynchronous context manager."""
+    """Watches the jobs of some namespaces, whose operators' Lease is in one; an asynchronous context manager.
+
+    `most`: workers with their surge, of jobs that nobody scales.
+    """
 
     def __init__(
-        self, kube: Kube, audit_log: Path, namespaces: set[str], home: str, agents: set[str]
+        self,
+        kube: Kube,
+        audit_log: Path,
+        namespaces: set[str],
+        home: str,
+        agents: set[str],
+        most: Mapping[str, int],
     ) -> None:
         self._kube, self._log = kube, audit_log
         self._namespaces, self._home, self._agents = namespaces, home, agents
+        self._most = most
         self.broken: list[str] = []
         self.jobs: dict[str, Json] = {}
         """Those that exist, by uid."""
@@ -96,10 +107,10 @@ class Witness:
     async def __aenter__(self) -> Witness:
         lease = LEASES.format(self._home)
         for path, see in (
-            ("/api/v1/nodes", self._see_node),
-            (JOBS, self._see_job),
-            ("/api/v1/pods", self._see_pod),
-            (lease, self._see_lease),
+            ("/api/v1/nodes", self.see_node),
+            (JOBS, self.see_job),
+            ("/api/v1/pods", self.see_pod),
+            (lease, self.see_lease),
         ):
             self._tasks.append(asyncio.create_task(self._follow(path, see)))
         return self
@@ -124,8 +135,7 @@ class Witness:
 
     # --- what is seen
 
-    async def _follow(self, path: str, see: object) -> None:
-        assert callable(see)
+    async def _follow(self, path: str, see: Callable[[str, Json], None]) -> None:
         while True:
             try:
                 listed = await self._kube.get(path)
@@ -138,12 +148,14 @@ class Witness:
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError):
                 await asyncio.sleep(0.2)
 
-    def _see_node(self, kind: str, node: Json) -> None:
+    def see_node(self, kind: str, node: Json) -> None:
+        """A node changed."""
         ready = next((c for c in node["status"].get("conditions", []) if c["type"] == "Ready"), {})
         troubled = ready.get("status") != "True" or bool(node["spec"].get("taints"))
         self._nodes[node["metadata"]["name"]].set(kind == "DELETED" or troubled)
 
-    def _see_job(self, kind: str, job: Json) -> None:
+    def see_job(self, kind: str, job: Json) -> None:
+        """A job changed."""
         meta = job["metadata"]
         uid, name = meta["uid"], f"{meta['namespace']}/{meta['name']}"
         if meta["namespace"] not in self._namespaces:
@@ -161,7 +173,8 @@ class Witness:
                 self.broken.append(f"{name}: {counter} fell from {before[counter]} to {now.get(counter, 0)}")
         self._counted[uid] = now
 
-    def _see_pod(self, kind: str, pod: Json) -> None:
+    def see_pod(self, kind: str, pod: Json) -> None:
+        """A pod changed."""
         meta = pod["metadata"]
         if meta["namespace"] not in self._namespaces or "shoal.dev/job" not in meta.get("labels", {}):
             return
@@ -175,24 +188,38 @@ class Witness:
         self.pods[meta["uid"]] = pod
         if meta["labels"]["shoal.dev/role"] == "ps":
             self._one_server_of_a_shard(pod)
+        elif meta["labels"]["shoal.dev/job"] in self._most:
+            self._not_too_many_workers(pod)
 
     def _one_server_of_a_shard(self, pod: Json) -> None:
-        place = pod["metadata"]["labels"]["shoal.dev/index"]
-        live = [
-            each
+        shard = pod["metadata"]["labels"]["shoal.dev/index"]
+        same = [n for n, labels in self._live(pod) if labels["shoal.dev/index"] == shard]
+        if len(same) > 1:
+            self.broken.append(f"servers of one shard beside each other: {', '.join(sorted(same))}")
+
+    def _not_too_many_workers(self, pod: Json) -> None:
+        workers, most = (
+            [n for n, _ in self._live(pod)],
+            self._most[pod["metadata"]["labels"]["shoal.dev/job"]],
+        )
+        if len(workers) > most:
+            self.broken.append(f"more than {most} workers: {', '.join(sorted(workers))}")
+
+    def _live(self, like: Json) -> list[tuple[str, dict[str, str]]]:
+        """Names and labels of the pods of the same job and role that are to stay, on nodes that are heard."""
+        role = like["metadata"]["labels"]["shoal.dev/role"]
+        return [
+            (each["metadata"]["name"], each["metadata"]["labels"])
             for each in self.pods.values()
-            if _owner(each) == _owner(pod)
-            and each["metadata"]["labels"]["shoal.dev/role"] == "ps"
-            and each["metadata"]["labels"]["shoal.dev/index"] == place
+            if _owner(each) == _owner(like)
+            and each["metadata"]["labels"]["shoal.dev/role"] == role
             and not each["metadata"].get("deletionTimestamp")
             and each["status"].get("phase") in {"Pending", "Running"}
+            and not self.troubled(each["spec"].get("nodeName", ""))
         ]
-        heard = [each for each in live if not self.troubled(each["spec"].get("nodeName", ""))]
-        if len(heard) > 1:
-            names = sorted(each["metadata"]["name"] for each in heard)
-            self.broken.append(f"servers of one shard beside each other: {', '.join(names)}")
 
-    def _see_lease(self, kind: str, lease: Json) -> None:
+    def see_lease(self, kind: str, lease: Json) -> None:
+        """A Lease changed."""
         if lease["metadata"]["name"] != "shoal" or kind == "DELETED":
             return
         spec = lease["spec"]

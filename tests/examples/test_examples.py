@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 import yaml
+from moto.server import ThreadedMotoServer
 
 from dev.paths import ROOT
 from shoal.api.capacity_pool import CapacityPool
@@ -79,6 +82,34 @@ def test_the_readme_job_runs_as_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "data: every sample was trained exactly once" in done.stdout
     assert "Epoch 1/1  loss" in done.stdout
+
+
+@pytest.mark.nightly
+def test_two_servers_keep_the_run_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command in examples/s3/job.yaml, against an S3 server on loopback."""
+    text = (EXAMPLES / "s3/job.yaml").read_text(encoding="utf-8")
+    [words] = re.findall(r"shoal-trainer (run .*)", text)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        bucket = s3fs.S3FileSystem(skip_instance_cache=True)
+        bucket.mkdir("bucket")
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal_trainer.cli", *words.replace("BUCKET", "bucket").split(), "--epochs", "1"],
+            cwd=EXAMPLES / "quickstart", capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "data: every sample was trained exactly once" in done.stdout
+        kept = bucket.find("bucket/runs")
+    finally:
+        server.stop()
+    assert [name for name in kept if name.endswith("model/model.keras")]
+    shards = {found[1] for name in kept if (found := re.search(r"/snapshots/.*shard-?(\d+)", name))}
+    assert shards == {"0", "1"}, kept
 
 
 def documents(name: str) -> list[dict[str, Any]]:

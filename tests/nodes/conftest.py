@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from dev.cluster.local import DEFAULT_NODES, LocalCluster
+from dev.commands import command
+from dev.demo.local import Local
+from dev.demo.run import install
 from dev.images import DEMO, IMAGES, build
 from dev.kube import Kube, tolerant
 from dev.tools import ensure
@@ -92,3 +95,22 @@ async def node_namespace(node_kube: Kube) -> AsyncIterator[str]:
             await asyncio.sleep(0.05)
     yield name
     await node_kube.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def backend(cluster: LocalCluster) -> Iterator[Local]:
+    """The operator, installed with Helm."""
+    local = Local(cluster.name)
+    install(local)
+    command("helm", "test", "shoal", "--namespace", "shoal-system", "--timeout", "2m", env=local.env)
+    yield local
+    command("helm", "uninstall", "shoal", "--namespace", "shoal-system", env=local.env)
+
+
+@pytest.fixture
+def namespace(cluster: LocalCluster) -> Iterator[str]:
+    """A namespace of this try alone."""
+    name = f"training-{os.urandom(4).hex()}"
+    cluster.plane.kubectl("create", "namespace", name)
+    yield name
+    cluster.plane.kubectl("delete", "namespace", name, "--wait=false")

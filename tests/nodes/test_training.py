@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,34 +12,14 @@ import yaml
 
 from dev.audit import creates, writes
 from dev.cluster.local import LocalCluster
-from dev.commands import command
 from dev.demo.figures import accuracy, replacements
 from dev.demo.local import Local
-from dev.demo.run import MANIFEST, install
+from dev.demo.run import MANIFEST
 from dev.demo.story import Fault, quietest
 from dev.demo.watch import Picture, Watcher
 from shoal_trainer.contract import WorkerState
 
 JOB = "digits"
-
-
-@pytest.fixture
-def backend(cluster: LocalCluster) -> Iterator[Local]:
-    """The operator, installed with Helm."""
-    local = Local(cluster.name)
-    install(local)
-    command("helm", "test", "shoal", "--namespace", "shoal-system", "--timeout", "2m", env=local.env)
-    yield local
-    command("helm", "uninstall", "shoal", "--namespace", "shoal-system", env=local.env)
-
-
-@pytest.fixture
-def namespace(cluster: LocalCluster) -> Iterator[str]:
-    """A namespace of this try alone."""
-    name = f"training-{os.urandom(4).hex()}"
-    cluster.plane.kubectl("create", "namespace", name)
-    yield name
-    cluster.plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def until(watcher: Watcher, reached: Any, seconds: float = 600) -> Picture:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from shoal.api.training_job import TrainingJob
+from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.policy.model import Images
 from shoal.process.operator import Operator
 from shoal.process.settings import Settings
@@ -20,7 +21,7 @@ from tests.virtual.server import ApiServer, Client, Faults, Json
 from tests.virtual.trainer import Trainers, Truth
 
 GROUP = "shoal.dev/v1alpha1"
-KEY = b"k" * 32
+KEY = InstallKey(b"k" * 32)
 RESTART_SECONDS = 2.0
 """The kubelet starts a container of the operator again."""
 

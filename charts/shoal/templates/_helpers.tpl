@@ -15,6 +15,9 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 {{- define "shoal.installKey" -}}{{ .Values.installKey.existingSecret | default (printf "%s-install-key" (include "shoal.name" .)) }}{{- end }}
 {{- define "shoal.selector" -}}
@@ -26,6 +29,9 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 {{- define "shoal.image" -}}
 {{- $repository := required "image.repository is not set: no image is published yet. `make images REGISTRY=registry.example.com/team` builds them and prints the values" .Values.image.repository }}
@@ -33,3 +39,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- /* The account of the operator as the API server sees it. */}}
 {{- define "shoal.username" -}}system:serviceaccount:{{ .Release.Namespace }}:{{ include "shoal.serviceAccount" . }}{{- end }}
+{{- /* How a monitor scrapes; of its values. */}}
+{{- define "shoal.scrape" -}}
+interval: {{ .interval }}
+{{- with .scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+{{- with .relabelings }}
+relabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

@@ -244,6 +244,8 @@ class CountedUsage(Usage):
 
     uid: str
     """The job's uid."""
+    operator: str = ""
+    """The operator of the job, as in `shares`."""
 
 
 class MeasuredInterruptions(Status):
@@ -290,6 +292,25 @@ class Recommendation(Status):
     """Why, for people."""
 
 
+class OperatorShare(Status):
+    """What the jobs of one operator have and want of the pool. Operators may be scoped to namespaces."""
+
+    operator: str
+    """Namespace and name of its Lease."""
+    used: int = 0
+    """Nodes with a pod of its jobs."""
+    waiting: int = 0
+    """Pods of its jobs that wait for a node of the pool."""
+    pending: int = 0
+    """Those that have waited for too long."""
+    nodes: int = 0
+    """Nodes that the plans of its jobs ask for."""
+    reason: str = ""
+    """Why, for people."""
+    at: datetime
+    """When it last said so: what is an hour old counts no more."""
+
+
 class ScalingStatus(Status):
     """What `shoal-pools` scales for the pool, written only by it."""
 
@@ -330,6 +351,8 @@ class CapacityPoolStatus(Status):
     """Requests for a node that were not fulfilled."""
     recommended: Recommendation = Recommendation()
     """The recommended size, and why."""
+    shares: tuple[OperatorShare, ...] = ()
+    """What each operator that has jobs in the pool says. Sums of these are above."""
     counted: tuple[CountedUsage, ...] = ()
     """The part of each existing job in the measurements."""
     retired: Usage = Usage()

@@ -360,6 +360,13 @@ class TrainingJob(Resource):
             description="Expected seconds to completion",
         ),
         Column(
+            "Last-Step",
+            ".status.training.lastProgressTime",
+            "date",
+            wide=True,
+            description="How long ago a step was last known: it grows while training stands, or no operator runs",
+        ),
+        Column(
             "Cost", ".status.cost.accumulated", wide=True, description="Cost of the workers' nodes so far"
         ),
         Column("Plan", ".status.plan.summary", wide=True, description="Workers wanted by pool"),

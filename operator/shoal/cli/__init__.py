@@ -21,6 +21,7 @@ _COMMANDS = {
     "follow": ("shoal.cli.jobs", "follow", "A live table until the job is finished."),
     "history": ("shoal.cli.jobs", "history", "Loss and metrics of each epoch."),
     "init": ("shoal.cli.init", "init", "Write a first manifest for a Keras script."),
+    "install-key": ("shoal.cli.install_key", "install_key", "Rotate the key of the installation."),
     "list": ("shoal.cli.jobs", "list_jobs", "The jobs, one in a line."),
     "logs": ("shoal.cli.jobs", "logs", "The log of one pod of a job."),
     "model": ("shoal.cli.jobs", "model", "Download the trained model."),

@@ -12,14 +12,36 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from shoal.api.base import ObjectMeta
+
+class Identity(Protocol):
+    """What of an object's metadata says which one it is, and how new."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace; empty for a cluster-scoped one."""
+        ...
+
+    @property
+    def uid(self) -> str:
+        """Never that of another object."""
+        ...
+
+    @property
+    def resource_version(self) -> str:
+        """Which state of it this is."""
+        ...
 
 
 class HasMetadata(Protocol):
     """Any Kubernetes object."""
 
     @property
-    def metadata(self) -> ObjectMeta:
+    def metadata(self) -> Identity:
         """Its metadata."""
         ...
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.api.base import API_VERSION, Resource
 from shoal.api.capacity_pool import CapacityPool
-from shoal.api.kube import Node, Pod, Service
+from shoal.api.kube import DisruptionBudget, Node, Pod, Service
 from shoal.api.labels import JOB
 from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
@@ -55,7 +55,7 @@ def key_of(about: Resource) -> Key:
     return about.metadata.namespace, about.metadata.name
 
 
-def _job_of(owned: Pod | Service) -> Key | None:
+def _job_of(owned: Pod | Service | DisruptionBudget) -> Key | None:
     name = owned.metadata.labels.get(JOB)
     return (owned.metadata.namespace, name) if name else None
 
@@ -71,7 +71,8 @@ class ClusterState:
         self.pods: Cache[Pod] = Cache(
             self._pod_changed, {"job": _job_of, "node": lambda pod: pod.spec.node_name}
         )
-        self.services: Cache[Service] = Cache(self._service_changed, {"job": _job_of})
+        self.services: Cache[Service] = Cache(self._owned_changed, {"job": _job_of})
+        self.budgets: Cache[DisruptionBudget] = Cache(self._owned_changed, {"job": _job_of})
         self.nodes: Cache[Node] = Cache(self._node_changed)
         self.pools: Cache[CapacityPool] = Cache(self._pool_changed)
         self.profiles: Cache[SpeedProfile] = Cache(self._profile_changed)
@@ -132,7 +133,9 @@ class ClusterState:
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
             self._wakes.jobs(key, Priority.URGENT if new is None or _is_leaving(new) else Priority.NORMAL)
 
-    def _service_changed(self, old: Service | None, new: Service | None, ours: bool) -> None:
+    def _owned_changed(
+        self, old: Service | DisruptionBudget | None, new: Service | DisruptionBudget | None, ours: bool
+    ) -> None:
         seen = new or old
         if seen is not None and not ours and (key := _job_of(seen)) is not None:
             self._wakes.jobs(key, Priority.NORMAL)
@@ -207,6 +210,9 @@ def sources(namespace: str) -> dict[str, Source[Any]]:
         "trainingjobs": Source(f"{custom}{within}/{TrainingJob.PLURAL}", TrainingJob),
         "pods": Source(f"/api/v1{within}/pods", Pod, JOB),
         "services": Source(f"/api/v1{within}/services", Service, JOB),
+        "poddisruptionbudgets": Source(
+            f"/apis/policy/v1{within}/poddisruptionbudgets", DisruptionBudget, JOB
+        ),
         "nodes": Source("/api/v1/nodes", Node),
         "capacitypools": Source(f"{custom}/{CapacityPool.PLURAL}", CapacityPool),
         "speedprofiles": Source(f"{custom}{within}/{SpeedProfile.PLURAL}", SpeedProfile),

@@ -118,10 +118,8 @@ class Observation:
     services: Mapping[str, Service] = field(default_factory=dict)
     """Services controlled by the job, by name."""
     existing: frozenset[str] = frozenset()
-    """Names of the job's Secrets and PodDisruptionBudgets that exist, and the key of its PodGroup: the API server
-    confirmed it within the last minutes."""
-    absent: frozenset[str] = frozenset()
-    """Names of the job's PodDisruptionBudgets that were deleted."""
+    """Names of the job's PodDisruptionBudgets that exist; and of its Secret, and the key of its PodGroup, if the API
+    server confirmed it within the last minutes: nobody may read Secrets, and nobody watches PodGroups."""
     name_conflicts: Mapping[str, NameConflict] = field(default_factory=dict)
     """Names that the job needs and objects of other owners have. Names of pods and Services never coincide."""
     nodes: Mapping[str, Node] = field(default_factory=dict)

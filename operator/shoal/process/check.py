@@ -18,8 +18,8 @@ from shoal.cluster.http import connect
 from shoal.cluster.transport import Transport
 from shoal.controllers.state import sources
 from shoal.errors import Unavailable
+from shoal.process.operator import NEEDED
 
-NEEDED = ("trainingjobs", "pods", "services")
 LOOK_SECONDS = 1.0
 
 Fetch = Callable[[str], Awaitable[str]]

@@ -46,7 +46,7 @@ from shoal_trainer.contract import StatusReport
 R = TypeVar("R", bound=Resource)
 
 LEASE_TIMES = LeaseTimes()
-NEEDED = ("trainingjobs", "pods", "services")
+NEEDED = ("trainingjobs", "pods", "services", "poddisruptionbudgets")
 SEEN_WITHIN_SECONDS = 5.0
 """A change that kopf has seen and the cache has not, after this time, is one that the reflector misses."""
 
@@ -173,6 +173,7 @@ class Operator:
             "trainingjobs": state.jobs,
             "pods": state.pods,
             "services": state.services,
+            "poddisruptionbudgets": state.budgets,
             "nodes": state.nodes,
             "capacitypools": state.pools,
             "speedprofiles": state.profiles,
@@ -221,6 +222,7 @@ class Operator:
             self._writer(CapacityPool, state.pools),
             self.recorder,
             wall=self._wall,
+            operator=f"{self._settings.lease_namespace}/{self._settings.lease_name}",
             on_change=self._replan,
         )
         return Controller(

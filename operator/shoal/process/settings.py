@@ -6,9 +6,10 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.controllers.trainingjob.credentials import FIRST_KEY_ID, InstallKey
 from shoal.errors import UsageError
 from shoal.manifests.platforms import PLATFORMS, Platform
 from shoal.policy.model import Images
@@ -20,8 +21,7 @@ MIN_KEY_BYTES = 32
 class Settings:
     """The settings of one installation."""
 
-    install_key: bytes = field(repr=False)
-    """The secret from which every job's key is derived."""
+    install_key: InstallKey
     images: Images
     namespace: str = ""
     """The namespace to watch; empty for all namespaces."""
@@ -44,7 +44,7 @@ class Settings:
     """text or json."""
     telemetry_seconds: float = 30.0
     """Minimum interval of a job's status updates that only change telemetry."""
-    workers: int = 16
+    workers: int = 32
     """Jobs reconciled concurrently."""
     plan_seconds: float = 60.0
     """Interval of plans of jobs with pools, where nothing calls for one sooner."""
@@ -75,7 +75,7 @@ class Settings:
             log_level=level_of(environment),
             log_format=log_format_of(environment),
             telemetry_seconds=number_of(environment, "SHOAL_TELEMETRY_SECONDS", 30),
-            workers=max(1, number_of(environment, "SHOAL_WORKERS", 16)),
+            workers=max(1, number_of(environment, "SHOAL_WORKERS", 32)),
             plan_seconds=max(1, number_of(environment, "SHOAL_PLAN_SECONDS", 60)),
         )
 
@@ -86,14 +86,31 @@ def _required(environment: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _key(path: str) -> bytes:
+def _key(path: str) -> InstallKey:
+    """The key in this file. Beside it may be `key-id` and, during a rotation, `previous-key` and `previous-key-id`."""
+    file = Path(path)
+    previous = file.with_name("previous-key")
+    return InstallKey(
+        _secret(file),
+        _id(file.with_name("key-id")),
+        InstallKey(_secret(previous), _id(previous.with_name("previous-key-id")))
+        if previous.exists()
+        else None,
+    )
+
+
+def _secret(file: Path) -> bytes:
     try:
-        key = Path(path).read_bytes()
+        key = file.read_bytes()
     except OSError as error:
-        raise UsageError(f"SHOAL_INSTALL_KEY_FILE={path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"SHOAL_INSTALL_KEY_FILE={file} cannot be read: {error.strerror}") from error
     if len(key) < MIN_KEY_BYTES:
-        raise UsageError(f"the install key in {path} has {len(key)} bytes: it needs at least {MIN_KEY_BYTES}")
+        raise UsageError(f"the install key in {file} has {len(key)} bytes: it needs at least {MIN_KEY_BYTES}")
     return key
+
+
+def _id(file: Path) -> str:
+    return file.read_text().strip() if file.exists() else FIRST_KEY_ID
 
 
 def identity_of(environment: Mapping[str, str]) -> str:

@@ -17,6 +17,9 @@ from shoal.errors import Unavailable
 from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, StatusReport
 
 TIMEOUT_SECONDS = 3.0
+KEEP_ALIVE_SECONDS = 28.0
+"""More than the longest interval of polls, and less than the server's own limit: a handshake takes ten times as long as
+a poll on an open connection."""
 MAX_REPORT_BYTES = 4 << 20
 
 
@@ -29,6 +32,8 @@ class Endpoint:
     token: str
     certificate: str
     """PEM."""
+    previous: Endpoint | None = None
+    """The same with the credentials of before the install key was rotated."""
 
     def __repr__(self) -> str:
         return f"Endpoint({self.job_uid}, {self.address})"
@@ -50,12 +55,18 @@ class Coordinator(Protocol):
         ...
 
 
+class _OtherKey(Unavailable):
+    """What answers has other credentials."""
+
+
 class HttpsCoordinator:
     """A coordinator client over HTTPS."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._contexts: dict[str, tuple[str, ssl.SSLContext]] = {}
+        self._earlier: set[str] = set()
+        """Jobs whose coordinator has the credentials of before the rotation."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -65,13 +76,31 @@ class HttpsCoordinator:
     def forget(self, job_uid: str) -> None:
         """See `Coordinator`."""
         self._contexts.pop(job_uid, None)
+        self._earlier.discard(job_uid)
 
     async def read(self, endpoint: Endpoint) -> StatusReport:
         """See `Coordinator`."""
+        if endpoint.previous is None:
+            return await self._read(endpoint)
+        uid = endpoint.job_uid
+        first, second = endpoint, endpoint.previous
+        if uid in self._earlier:
+            first, second = second, first
+        try:
+            return await self._read(first)
+        except _OtherKey:
+            found = await self._read(second)
+            self._earlier ^= {uid}
+            return found
+
+    async def _read(self, endpoint: Endpoint) -> StatusReport:
         if self._session is None:
             # No limit over all hosts: coordinators that do not answer must not hold the places of those that do.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, limit_per_host=2),
+                connector=aiohttp.TCPConnector(
+                    limit=0, limit_per_host=2, keepalive_timeout=KEEP_ALIVE_SECONDS
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
             )
         host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
@@ -83,9 +112,13 @@ class HttpsCoordinator:
                 body = await answer.content.read(MAX_REPORT_BYTES)
                 while not answer.content.at_eof() and len(body) < MAX_REPORT_BYTES:
                     body += await answer.content.read(MAX_REPORT_BYTES - len(body))
+                if answer.status == 401:
+                    raise _OtherKey(f"{url}: HTTP 401")
                 if answer.status != 200:
                     raise Unavailable(f"{url}: HTTP {answer.status}")
             report = StatusReport.model_validate_json(body)
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise _OtherKey(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
             raise Unavailable(f"{url}: {error!r}") from error
         if report.job_uid != endpoint.job_uid:

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 """The interval where few jobs are polled, and of a job whose last report or silence may call for action."""
-SLOWEST_POLL_SECONDS = 15.0
-POLLS_PER_SECOND = 60.0
+SLOWEST_POLL_SECONDS = 25.0
+POLLS_PER_SECOND = 40.0
 """Of all jobs together, beyond which the interval of quiet jobs grows."""
 STALE_SECONDS = 60.0
 """A coordinator that was not reached for this long is reported, and its last report is old."""
@@ -116,7 +116,7 @@ class Poller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _poll(self, endpoint: Endpoint, wake: Callable[[bool], None]) -> None:
-        shown: float | None = None
+        shown: tuple[float, StatusReport] | None = None
         while True:
             began = self._now()
             try:
@@ -132,10 +132,13 @@ class Poller:
                 self._seen[endpoint.job_uid] = Seen(report, self._now())
                 self._on_report(endpoint.job_uid, report)
                 urgent = old is None or _policy_relevant(old.report) != _policy_relevant(report)
-                if urgent or shown is None or self._now() - shown >= self._show_every:
-                    shown = self._now()
+                if urgent or shown is None or self._is_news(report, *shown):
+                    shown = self._now(), report
                     wake(urgent)
             await asyncio.sleep(max(0.0, began + self._interval(endpoint.job_uid) - self._now()))
+
+    def _is_news(self, report: StatusReport, shown_at: float, shown: StatusReport) -> bool:
+        return self._now() - shown_at >= self._show_every and report != shown
 
     def _interval(self, uid: str) -> float:
         """Seconds between polls of a job: more where very many jobs are quiet, so that their sum stays bounded."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -37,7 +39,7 @@ class ServerAndCache(RuleBasedStateMachine):
 
     def write(self, pod: Pod) -> Pod:
         self.version += 1
-        meta = pod.metadata.model_copy(update={"resource_version": str(self.version)})
+        meta = replace(pod.metadata, resource_version=str(self.version))
         return pod.model_copy(update={"metadata": meta})
 
     @rule(name=st.sampled_from(NAMES), through=st.booleans())

@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from shoal.api.events import Event
-from shoal.api.kube import Pod
+from shoal.api.kube import DisruptionBudget, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
-from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reactions import Reactions
@@ -172,7 +172,7 @@ class Rig:
             self.cluster,
             self.state,
             self.answers,
-            credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
             wall=lambda: self.wall,
             metrics=self.metrics,
         )
@@ -192,7 +192,7 @@ class Rig:
             state=self.state,
             answers=self.answers,
             poller=self.poller,
-            credentials=lambda uid: job_credentials(b"k" * 32, uid),
+            credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
             complaints=self.complaints,
             reactions=Reactions(self.metrics.reacted),
             waited=lambda _key: 0.0,
@@ -237,8 +237,12 @@ class Rig:
         """Relist everything."""
         jobs = [o for p, o in self.cluster.objects.items() if p == JOB_PATH]
         self.state.jobs.replace(map(TrainingJob.model_validate, jobs), self.cluster.version)
-        for kind, cache in (("pods", self.state.pods), ("services", self.state.services)):
-            model: Any = {"pods": Pod, "services": Service}[kind]
+        kinds: list[tuple[str, Any, Any]] = [
+            ("pods", self.state.pods, Pod),
+            ("services", self.state.services, Service),
+            ("poddisruptionbudgets", self.state.budgets, DisruptionBudget),
+        ]
+        for kind, cache, model in kinds:
             found = [o for p, o in self.cluster.objects.items() if re.search(f"/{kind}/", p)]
             cache.replace([model.model_validate(o) for o in found], self.cluster.version)
 

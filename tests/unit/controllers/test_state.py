@@ -79,6 +79,7 @@ def test_sources_of_one_or_all_namespaces() -> None:
         "trainingjobs": "/apis/shoal.dev/v1alpha1/trainingjobs",
         "pods": "/api/v1/pods",
         "services": "/api/v1/services",
+        "poddisruptionbudgets": "/apis/policy/v1/poddisruptionbudgets",
         "nodes": "/api/v1/nodes",
         "capacitypools": "/apis/shoal.dev/v1alpha1/capacitypools",
         "speedprofiles": "/apis/shoal.dev/v1alpha1/speedprofiles",

@@ -20,7 +20,7 @@ def test_exit_codes() -> None:
 
 def test_every_command_is_documented_and_exists() -> None:
     text = section(PAGE, "Commands")
-    named = set(re.findall(r"shoal ([a-z]+)", text)) | set(
+    named = set(re.findall(r"shoal ([a-z-]+)", text)) | set(
         re.search(r"`shoal ([a-z|]+)`", text)[1].split("|")
     )  # type: ignore[index]
     assert named <= set(_COMMANDS)

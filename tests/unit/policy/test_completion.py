@@ -151,6 +151,19 @@ def test_clean_pod_policy_decides_which_pods_remain(policy: str, left: int) -> N
     assert len(world.pods) == left
 
 
+def test_a_pod_whose_containers_have_ended_keeps_its_log_though_its_phase_is_behind() -> None:
+    """A real kubelet reports the end of the container first, and the phase Succeeded seconds later."""
+    world = running_world()
+    finish(world, build.termination_message())
+    world.pods["digits-ps-0-0"]["status"]["phase"] = "Running"
+    world.settle()
+    assert list(world.pods) == ["digits-ps-0-0"]
+    sidecar = {"name": "proxy", "ready": True, "restartCount": 0, "state": {}, "lastState": {}}
+    world.pods["digits-ps-0-0"]["status"]["containerStatuses"].append(sidecar)
+    world.settle()
+    assert not world.pods, "a sidecar that runs holds the node"
+
+
 def test_ttl_deletes_the_job_only_when_due() -> None:
     world = running_world(spec={"runPolicy": {"ttlSecondsAfterFinished": 60}})
     finish(world, build.termination_message())

@@ -92,7 +92,7 @@ def test_finished_job_gives_its_services_back_and_says_so() -> None:
     assert not world.services
     assert world.status["released"] is True
     # A new leader, which knows nothing of what was deleted, sends nothing.
-    again = replace(world.observation(), absent=frozenset(), existing=frozenset())
+    again = replace(world.observation(), existing=frozenset())
     assert plan(again).actions == ()
 
 
@@ -106,7 +106,7 @@ def test_suspended_job_gives_its_services_back_and_is_not_asked_again() -> None:
     assert world.condition("Suspended")["status"] == "True"
     assert world.status["phase"] == "Suspended"
     assert not world.services
-    again = replace(world.observation(), absent=frozenset(), existing=frozenset())
+    again = replace(world.observation(), existing=frozenset())
     assert not any(isinstance(a, DeleteDisruptionBudget) for a in plan(again).actions)
     world.manifest["spec"]["suspend"] = False
     world.settle()

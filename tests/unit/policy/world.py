@@ -14,6 +14,7 @@ from typing import Any
 from shoal.api.kube import Node, Pod
 from shoal.api.training_job import TrainingJob
 from shoal.api.training_job_status import Slot
+from shoal.manifests.names import secret_name
 from shoal.policy.model import (
     ConfirmAbsent,
     CreateDisruptionBudget,
@@ -66,7 +67,6 @@ class World:
         self.pods: dict[str, dict[str, Any]] = {}
         self.services: dict[str, dict[str, Any]] = {}
         self.existing: set[str] = set()
-        self.absent: set[str] = set()
         self.refusals: dict[str, Refusal] = {}
         self.nodes = {f"spot-{i}": build.node_manifest(f"spot-{i}") for i in range(self.spot_nodes)}
         self.nodes |= {f"safe-{i}": build.node_manifest(f"safe-{i}", spot=False) for i in range(2)}
@@ -122,7 +122,6 @@ class World:
             pods=tuple(self.pod(name) for name in self.pods),
             services={n: Service.model_validate(s) for n, s in self.services.items()},
             existing=frozenset(self.existing),
-            absent=frozenset(self.absent),
             nodes={n: Node.model_validate(o) for n, o in self.nodes.items()},
             report=report,
             report_age=self.report_age,
@@ -167,7 +166,8 @@ class World:
                     if not isinstance(action, ConfirmAbsent):
                         actions.append(action)
                 if crash_after is not None:
-                    self.existing, self.absent, self.refusals, self.asked = set(), set(), {}, set()
+                    self.refusals, self.asked = {}, set()
+                    self.existing -= {secret_name(self.job)}
                     return made
                 if not to_make:
                     break
@@ -196,10 +196,8 @@ class World:
         match action:
             case CreateSecret(name) | CreateDisruptionBudget(name, _):
                 self.existing.add(name)
-                self.absent.discard(name)
             case DeleteDisruptionBudget(name):
                 self.existing.discard(name)
-                self.absent.add(name)
             case CreateService(name, manifest):
                 manifest = copy.deepcopy(manifest)
                 manifest["metadata"]["uid"] = f"uid-{name}"

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from shoal.cluster.transport import Answer
+from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.process.install_key import NoKey, install_key, write
+from shoal.process.settings import Settings
 
 
 class Secrets:
@@ -42,7 +44,7 @@ class Secrets:
 async def test_key_is_made_once_and_stays() -> None:
     cluster: Any = Secrets()
     first = await install_key(cluster, "shoal-system", "shoal-install-key")
-    assert len(first) == 32
+    assert len(first["key"]) == 32
     assert await install_key(cluster, "shoal-system", "shoal-install-key") == first
     assert cluster.created == 1
     assert await install_key(Secrets(), "shoal-system", "shoal-install-key") != first  # type: ignore[arg-type]
@@ -50,7 +52,7 @@ async def test_key_is_made_once_and_stays() -> None:
 
 async def test_of_two_that_start_together_both_take_the_first_one() -> None:
     cluster: Any = Secrets(race=True)
-    assert await install_key(cluster, "ns", "name") == b"o" * 32
+    assert await install_key(cluster, "ns", "name") == {"key": b"o" * 32}
     assert cluster.created == 0
 
 
@@ -72,3 +74,32 @@ async def test_file_is_for_this_user_only(tmp_path: Path) -> None:
     await write(cluster, "ns", "name", tmp_path / "key")
     assert len((tmp_path / "key").read_bytes()) == 32
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+async def test_both_keys_of_a_rotation_are_written_and_the_previous_one_is_removed_after_it(
+    tmp_path: Path,
+) -> None:
+    fields = {"key": b"n" * 32, "key-id": b"2", "previous-key": b"o" * 32, "previous-key-id": b"1"}
+    cluster: Any = Secrets({name: base64.b64encode(value).decode() for name, value in fields.items()})
+    environment = {
+        "SHOAL_INSTALL_KEY_FILE": str(tmp_path / "key"),
+        "SHOAL_IMAGE_PS": "ps:1",
+        "SHOAL_IMAGE_WORKER": "worker:1",
+    }
+    await write(cluster, "ns", "name", tmp_path / "key")
+    key = Settings.from_environment(environment).install_key
+    assert key == InstallKey(b"n" * 32, "2", InstallKey(b"o" * 32, "1"))
+    assert "nnn" not in repr(key)
+    assert "ooo" not in repr(key)
+    del cluster.data["previous-key"], cluster.data["previous-key-id"]
+    await write(cluster, "ns", "name", tmp_path / "key")
+    assert Settings.from_environment(environment).install_key == InstallKey(b"n" * 32, "2")
+
+
+async def test_a_short_previous_key_is_refused() -> None:
+    data = {
+        name: base64.b64encode(value).decode()
+        for name, value in {"key": b"n" * 32, "previous-key": b"o"}.items()
+    }
+    with pytest.raises(NoKey, match="the previous-key in the Secret name has 1 bytes"):
+        await install_key(Secrets(data), "ns", "name")  # type: ignore[arg-type]

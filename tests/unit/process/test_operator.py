@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer, Query
 from shoal.controllers.state import sources
+from shoal.controllers.trainingjob.credentials import InstallKey
 from shoal.policy.model import Images
 from shoal.process.operator import Operator
 from shoal.process.settings import Settings
@@ -59,9 +60,9 @@ class EmptyCluster(Cluster):
 @pytest.mark.parametrize("status", [403, 404])
 async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> None:
     cluster = EmptyCluster(jobs=Answer(status, b'{"message": "no"}'))
-    settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
+    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
     operator = Operator(cluster, settings, UnreachableCoordinator())
-    assert operator.unread() == ["trainingjobs", "pods", "services"]
+    assert operator.unread() == ["trainingjobs", "pods", "services", "poddisruptionbudgets"]
     task = asyncio.create_task(operator.run())
     await asyncio.sleep(60)
     assert operator.unread() == ["trainingjobs"]
@@ -75,7 +76,7 @@ async def test_operator_without_permission_or_crd_is_not_ready(status: int) -> N
 
 
 async def test_standby_neither_queues_nor_counts_jobs_until_it_leads() -> None:
-    settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
+    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
     operator = Operator(Cluster(), settings, UnreachableCoordinator())
     for number in range(1, 51):
         add_job(operator, number)
@@ -97,7 +98,7 @@ def job_at(operator: Operator, version: str) -> None:
 
 @pytest.mark.looptime
 async def test_kopf_wakes_only_for_a_version_that_the_cache_has_not_seen() -> None:
-    settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
+    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
     operator = Operator(Cluster(), settings, UnreachableCoordinator())
     operator.jobs.lead()
     job_at(operator, "7")
@@ -110,7 +111,7 @@ async def test_kopf_wakes_only_for_a_version_that_the_cache_has_not_seen() -> No
 
 
 async def test_change_that_only_kopf_has_seen_is_read_again() -> None:
-    settings = Settings(install_key=b"k" * 32, images=Images(ps="ps:1", worker="worker:1"))
+    settings = Settings(install_key=InstallKey(b"k" * 32), images=Images(ps="ps:1", worker="worker:1"))
     operator = Operator(Cluster(), settings, UnreachableCoordinator())
     job_at(operator, "7")
     assert operator.missed("trainingjobs", "u", "8")

@@ -7,36 +7,39 @@ import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from shoal.controllers.trainingjob.credentials import JobCredentials, job_credentials
+from shoal.controllers.trainingjob.credentials import InstallKey, JobCredentials, job_credentials
 from shoal.errors import Unavailable
 from shoal.telemetry.coordinator import Endpoint, HttpsCoordinator
 from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import CONTROL_PORT, STATUS_PATH, Phase, StatusReport
 from shoal_trainer.security import Credentials
 
-KEY = b"k" * 32
+KEY = InstallKey(b"k" * 32)
 
 
-def mounted(folder: Path, job_uid: str) -> Credentials:
+def mounted(folder: Path, job_uid: str, key: InstallKey = KEY) -> Credentials:
     """The job's Secret as mounted in a pod."""
-    for name, content in job_credentials(KEY, job_uid).secret_data().items():
+    for name, content in job_credentials(key, job_uid).secret_data().items():
         (folder / name).write_bytes(content)
     return Credentials.load(folder)
 
 
 @asynccontextmanager
-async def serving(folder: Path, job_uid: str, answer: web.Response | None = None) -> AsyncIterator[str]:
+async def serving(
+    folder: Path, job_uid: str, answer: web.Response | None = None, key: InstallKey = KEY
+) -> AsyncIterator[str]:
     """A coordinator with the trainer's credentials; yields its address."""
-    credentials = mounted(folder, job_uid)
+    credentials = mounted(folder, job_uid, key)
 
     async def status(request: web.Request) -> web.Response:
         token = request.headers["Authorization"].removeprefix("Bearer ")
-        if token != job_credentials(KEY, job_uid).token:
+        if token != job_credentials(key, job_uid).token:
             return web.Response(status=401)
         return answer or web.Response(
             text=StatusReport(job_uid=job_uid, phase=Phase.TRAINING, step=3).to_json()
@@ -82,6 +85,29 @@ async def test_report_is_read(tmp_path: Path, coordinator: HttpsCoordinator) -> 
         for _ in range(3):
             report = await coordinator.read(endpoint("u1", address))
             assert (report.phase, report.step) == (Phase.TRAINING, 3)
+
+
+async def test_job_of_before_a_rotation_is_read_with_its_own_key_and_the_next_with_the_new_one(
+    tmp_path: Path, coordinator: HttpsCoordinator
+) -> None:
+    """Both keys of a rotation are valid. After the first poll the right one is tried first."""
+    rotated = InstallKey(b"n" * 32, "2", KEY)
+
+    def known(uid: str, address: str) -> Endpoint:
+        made = job_credentials(rotated, uid)
+        assert made.previous is not None
+        assert made.previous == job_credentials(KEY, uid)
+        return replace(endpoint(uid, address, made), previous=endpoint(uid, address, made.previous))
+
+    async with serving(tmp_path, "old") as address:
+        for _ in range(3):
+            assert (await coordinator.read(known("old", address))).job_uid == "old"
+        with pytest.raises(Unavailable):  # after `retire`
+            await coordinator.read(replace(known("old", address), previous=None))
+    async with serving(tmp_path, "new", key=rotated) as address:
+        assert (await coordinator.read(known("new", address))).job_uid == "new"
+    with pytest.raises(Unavailable):
+        await coordinator.read(known("old", "127.0.0.1"))
 
 
 async def test_tls_context_of_a_forgotten_job_is_dropped(

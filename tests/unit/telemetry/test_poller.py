@@ -40,6 +40,21 @@ def endpoint(address: str = "10.0.0.1") -> Endpoint:
     return Endpoint("u", address, "token", "certificate")
 
 
+async def test_report_that_stays_the_same_wakes_once() -> None:
+    """1,000 jobs in which nothing happens are not planned again and again."""
+    coordinator = Coordinator()
+    poller = Poller(coordinator, poll_seconds=2, show_every=30)
+    wakes: list[bool] = []
+    coordinator.report = report(1)
+    poller.follow(endpoint(), wakes.append)
+    await asyncio.sleep(600)
+    assert wakes == [True]
+    coordinator.report = report(2)
+    await asyncio.sleep(2.01)
+    assert wakes == [True, False]
+    await poller.close()
+
+
 async def test_state_change_wakes_at_once_and_progress_rarely() -> None:
     coordinator = Coordinator()
     poller = Poller(coordinator, poll_seconds=2, show_every=30)

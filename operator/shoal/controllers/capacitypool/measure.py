@@ -3,6 +3,9 @@
 Every count is made once: a job counts its own use in its one status write (`status.poolUsage`); the pool remembers the
 part of each job as it last saw it, and adds the part of a deleted job to `retired` in the write that drops it. What
 `shoal-pools` writes (`scaling`, and conditions of its own) is kept.
+
+Operators that are scoped to namespaces share a pool: each writes what its own jobs have and want, keeps what the others
+wrote, and sums up. A write is refused if another one came first, so none is lost.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from shoal.api.capacity_pool import (
     CountedUsage,
     MeasuredInterruptions,
     MeasuredStartup,
+    OperatorShare,
     Recommendation,
     UnfulfilledWaits,
     Usage,
@@ -32,6 +36,10 @@ LEAST_PATIENCE = timedelta(seconds=30)
 HELD = timedelta(seconds=60)
 """A pool stays exhausted for at least this long, and twice the wait that showed it: plans would go back and forth."""
 NAMED_JOBS = 3
+RENEWED = timedelta(minutes=30)
+"""Interval at which an operator repeats what it said."""
+STALE = timedelta(hours=1)
+"""What another operator said so long ago counts no more: it may be uninstalled."""
 
 _COUNTS = tuple(Usage.model_fields)
 
@@ -53,27 +61,31 @@ class Seen:
     """What is wrong with the pool's description, as a reason and a message."""
     overlaps: str = ""
     """Another pool that selects one of its nodes."""
+    operator: str = ""
+    """Who sees this."""
 
 
 def measure(seen: Seen) -> CapacityPoolStatus:
     """The pool's status."""
     pool, before = seen.pool, seen.pool.status
     name = pool.metadata.name
-    counted, retired = _counted(name, before, seen.jobs)
+    counted, retired = _counted(name, before, seen.jobs, seen.operator)
     total = _sum([retired, *counted])
-    waiting = _waiting_too_long(seen, total)
+    shares = _shares(seen, total)
+    pending = sum(share.pending for share in shares)
     return CapacityPoolStatus(
         observed_generation=pool.metadata.generation,
         nodes=len(seen.nodes),
-        used=seen.used,
-        waiting=len(seen.waiting),
+        used=min(len(seen.nodes), sum(share.used for share in shares)),
+        waiting=sum(share.waiting for share in shares),
         startup=_startup(total),
         interruptions=_interruptions(total, before),
-        unfulfilled=UnfulfilledWaits(waits=total.unfulfilled, pending=len(waiting)),
-        recommended=_recommended(pool, seen.jobs),
+        unfulfilled=UnfulfilledWaits(waits=total.unfulfilled, pending=pending),
+        recommended=_recommended(shares, pool.spec.limits.nodes),
+        shares=shares,
         counted=tuple(counted),
         retired=retired,
-        conditions=_conditions(seen, waiting, still=_still_exhausted(seen, total)),
+        conditions=_conditions(seen, pending, still=_still_exhausted(seen, total)),
         scaling=before.scaling,
     )
 
@@ -85,17 +97,42 @@ def matches(pool: CapacityPool, node: Node) -> bool:
 
 
 def _counted(
-    name: str, before: CapacityPoolStatus, jobs: Iterable[TrainingJob]
+    name: str, before: CapacityPoolStatus, jobs: Iterable[TrainingJob], operator: str
 ) -> tuple[list[CountedUsage], Usage]:
-    """The part of each existing job, and that of the deleted ones."""
+    """The part of each existing job, and that of the deleted ones. Jobs of other operators are not seen."""
     now = {job.metadata.uid: job.status.pool_usage[name] for job in jobs if name in job.status.pool_usage}
     exists = {job.metadata.uid for job in jobs}
+    # Until an operator of this version has written it, a part says not whose job it is.
+    ours = [each for each in before.counted if each.operator in {"", operator}]
+    others = [each for each in before.counted if each.operator not in {"", operator}]
     counted = [
-        CountedUsage(uid=uid, **{count: getattr(usage, count) for count in _COUNTS})
-        for uid, usage in sorted(now.items())
+        CountedUsage(uid=uid, operator=operator, **{count: getattr(usage, count) for count in _COUNTS})
+        for uid, usage in now.items()
     ]
-    gone = [each for each in before.counted if each.uid not in exists]
-    return counted, _sum([before.retired, *gone])
+    gone = [each for each in ours if each.uid not in exists]
+    return sorted([*counted, *others], key=lambda each: each.uid), _sum([before.retired, *gone])
+
+
+def _shares(seen: Seen, total: Usage) -> tuple[OperatorShare, ...]:
+    """What the operators say: this one now, the others before."""
+    before = {share.operator: share for share in seen.pool.status.shares}
+    nodes, reason = _planned(seen.pool, seen.jobs)
+    others = [
+        share for share in before.values() if share.operator != seen.operator and seen.now - share.at < STALE
+    ]
+    fresh = OperatorShare(
+        operator=seen.operator,
+        used=seen.used,
+        waiting=len(seen.waiting),
+        pending=len(_waiting_too_long(seen, total)),
+        nodes=nodes,
+        reason=reason,
+        at=seen.now.replace(microsecond=0),
+    )
+    said = before.get(seen.operator)
+    if said is not None and said == fresh.model_copy(update={"at": said.at}):
+        fresh = fresh if seen.now - said.at >= RENEWED else said
+    return tuple(sorted([*others, fresh], key=lambda share: share.operator))
 
 
 def _sum(parts: Iterable[Usage]) -> Usage:
@@ -127,8 +164,8 @@ def _interruptions(total: Usage, before: CapacityPoolStatus) -> MeasuredInterrup
     )
 
 
-def _recommended(pool: CapacityPool, jobs: Iterable[TrainingJob]) -> Recommendation:
-    """The sum of the plans of all jobs, at most the pool's limit."""
+def _planned(pool: CapacityPool, jobs: Iterable[TrainingJob]) -> tuple[int, str]:
+    """The sum of the plans of the jobs that are seen, and whose they are."""
     name = pool.metadata.name
     wanted = {
         f"{job.metadata.namespace}/{job.metadata.name}": count
@@ -138,14 +175,21 @@ def _recommended(pool: CapacityPool, jobs: Iterable[TrainingJob]) -> Recommendat
         and job.status.plan is not None
         and (count := job.status.plan.pools.get(name, 0)) > 0
     }
-    nodes, limit = sum(wanted.values()), pool.spec.limits.nodes
-    if not wanted:
-        return Recommendation(nodes=0, reason="no job plans to use it")
     most = sorted(wanted.items(), key=lambda item: (-item[1], item[0]))
     words = ", ".join(f"{count} for {job}" for job, count in most[:NAMED_JOBS])
     more = f" and {len(most) - NAMED_JOBS} more jobs" if len(most) > NAMED_JOBS else ""
+    return sum(wanted.values()), f"{words}{more}"
+
+
+def _recommended(shares: Iterable[OperatorShare], limit: int) -> Recommendation:
+    """The sum of the plans of all jobs, at most the pool's limit."""
+    asking = [share for share in shares if share.nodes > 0]
+    nodes = sum(share.nodes for share in asking)
+    if not asking:
+        return Recommendation(nodes=0, reason="no job plans to use it")
     clamped = f"; the limit is {limit}" if nodes > limit else ""
-    return Recommendation(nodes=min(nodes, limit), reason=f"{words}{more}{clamped}")
+    words = ", ".join(share.reason for share in asking)
+    return Recommendation(nodes=min(nodes, limit), reason=f"{words}{clamped}")
 
 
 def _waiting_too_long(seen: Seen, total: Usage) -> list[Pod]:
@@ -173,7 +217,7 @@ def _created(pod: Pod, now: datetime) -> datetime:
     return datetime.fromisoformat(stamp.replace("Z", "+00:00")) if stamp else now
 
 
-def _conditions(seen: Seen, waiting: Sequence[Pod], *, still: bool) -> tuple[Condition, ...]:
+def _conditions(seen: Seen, pending: int, *, still: bool) -> tuple[Condition, ...]:
     problem = seen.problem
     if problem is None and seen.overlaps:
         words = (
@@ -181,10 +225,12 @@ def _conditions(seen: Seen, waiting: Sequence[Pod], *, still: bool) -> tuple[Con
         )
         problem = ("Overlaps", words)
     ready = ("Ready", problem is None, problem or ("Valid", ""))
-    words = f"{len(waiting)} pods wait for a node of this pool, the longest of them for more than its start-up time"
-    if still and not waiting:
+    words = (
+        f"{pending} pods wait for a node of this pool, the longest of them for more than its start-up time"
+    )
+    if still and not pending:
         words = "pods waited for a node of this pool in vain; it is tried again soon"
-    none = bool(waiting) or still
+    none = bool(pending) or still
     exhausted = ("Exhausted", none, ("NoNodes", words) if none else ("NodesAvailable", ""))
     before = {condition.type: condition for condition in seen.pool.status.conditions}
     kept = [each for kind, each in before.items() if kind not in {"Ready", "Exhausted"}]

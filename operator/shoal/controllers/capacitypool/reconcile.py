@@ -18,7 +18,7 @@ EVERY_SECONDS = 15.0
 
 
 class PoolReconciler:
-    """Called with the key of a pool; returns the seconds until the next time."""
+    """Called with the key of a pool; returns the seconds until the next time. `operator`: who this is, to others."""
 
     def __init__(
         self,
@@ -27,12 +27,14 @@ class PoolReconciler:
         recorder: Recorder,
         *,
         wall: Callable[[], datetime],
+        operator: str = "",
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = state
         self._writer = writer
         self._recorder = recorder
         self._wall = wall
+        self._operator = operator
         self._on_change = on_change
 
     async def __call__(self, key: Key) -> float | None:
@@ -71,6 +73,7 @@ class PoolReconciler:
             ],
             problem=_problem(pool),
             overlaps=overlaps,
+            operator=self._operator,
         )
 
 

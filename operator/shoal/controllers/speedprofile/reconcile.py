@@ -163,8 +163,6 @@ class Learner:
         }
         path = collection_path(SpeedProfile, namespace)
         answer = await self._transport.request("POST", path, body=body)
-        if answer.status == 409:
-            answer = await self._transport.request("GET", f"{path}/{name}")
         if answer.ok:
             made = SpeedProfile.model_validate_json(answer.body, extra="ignore")
             self._state.profiles.put(made, ours=True)

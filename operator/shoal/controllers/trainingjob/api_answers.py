@@ -27,9 +27,7 @@ class ApiAnswers:
     """The answers about one run of a job, by name of the object."""
 
     existing: dict[str, datetime] = field(default_factory=dict)
-    """When the API server last confirmed that the object exists."""
-    absent: set[str] = field(default_factory=set)
-    """PodDisruptionBudgets that were deleted."""
+    """When the API server last confirmed that the Secret exists."""
     refused: dict[str, Refusal] = field(default_factory=dict)
     gone_pods: dict[str, datetime] = field(default_factory=dict)
     """Recorded pods of which the API server said that they do not exist: no pod of a run has the name again."""

@@ -18,7 +18,7 @@ from typing import Any
 from shoal import manifests
 from shoal.api import labels
 from shoal.api.base import API_VERSION
-from shoal.api.kube import Node, Pod, Service
+from shoal.api.kube import DisruptionBudget, Node, Pod, Service
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import APPLY_PATCH, JSON, MERGE_PATCH, Answer, Transport
 from shoal.controllers.state import ClusterState
@@ -49,8 +49,15 @@ from shoal.policy.model import (
 
 logger = logging.getLogger(__name__)
 
-_FIRST = (CreateSecret, CreateService)
-"""Pods need these: if one is refused, the actions after it are skipped."""
+_TOGETHER: dict[type[Action], str] = {
+    CreateSecret: "what pods need",
+    CreateService: "what pods need",
+    CreatePod: "pods and their budget",
+    CreateDisruptionBudget: "pods and their budget",
+}
+"""Actions that run concurrently where they follow each other, as those of one kind do."""
+_FIRST = _TOGETHER[CreateSecret]
+"""If one of these is refused, the actions after it are skipped."""
 _REFUSED = frozenset({400, 403, 413, 422})
 """Refusals of the object. Any other status (401, 404, 405, 409 of an admission plugin) may be temporary."""
 _ADMISSION = ("admission webhook", "ValidatingAdmissionPolicy")
@@ -91,7 +98,7 @@ class Applier:
         self._metrics = metrics
 
     async def apply(self, job: TrainingJob, actions: tuple[Action, ...]) -> Outcome:
-        """Carry out the actions in order; consecutive actions of one kind run concurrently."""
+        """Carry out the actions in order; consecutive ones that belong together run concurrently."""
         errors: list[ClusterError] = []
         changed, refused = 0, False
         limit = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -114,12 +121,12 @@ class Applier:
                 logger.info("%s/%s: %s %s", job.metadata.namespace, job.metadata.name, kind, action.name)
                 self._metrics.actions.labels(kind, "done").inc()
 
-        for kind, group in itertools.groupby(actions, key=type):
+        for stage, group in itertools.groupby(actions, key=_stage):
             refused = False
             async with asyncio.TaskGroup() as together:
                 for action in group:
                     together.create_task(one(action))
-            if refused and kind in _FIRST:
+            if refused and stage == _FIRST:
                 break
         return Outcome(changed=changed > 0, error=errors[0] if errors else None)
 
@@ -136,10 +143,19 @@ class Applier:
             case CreateSecret(name):
                 data = self._credentials(job.metadata.uid).secret_data()
                 manifest = manifests.secret(job, data)
-                return await self._create(job, answers, "/api/v1", "secrets", name, manifest, None)
+                return await self._create(
+                    job, answers, "/api/v1", "secrets", name, manifest, None, unique=True
+                )
             case CreateDisruptionBudget(name, manifest):
                 return await self._create(
-                    job, answers, "/apis/policy/v1", "poddisruptionbudgets", name, manifest, None
+                    job,
+                    answers,
+                    "/apis/policy/v1",
+                    "poddisruptionbudgets",
+                    name,
+                    manifest,
+                    self._saw_budget,
+                    unique=True,
                 )
             case ApplyPodGroup(name, manifest):
                 return await self._apply_pod_group(job, answers, name, manifest)
@@ -155,7 +171,8 @@ class Applier:
                 path = _path("/apis/policy/v1", job, "poddisruptionbudgets", name)
                 _accept(await self._transport.request("DELETE", path), 403, 404)  # it is only tidied up
                 answers.existing.pop(name, None)
-                answers.absent.add(name)
+                if (budget := self._state.budgets.get(name, job.metadata.namespace)) is not None:
+                    self._state.budgets.drop(budget.metadata.uid)
             case ConfirmAbsent(name, kind):
                 await self._confirm_absent(job, answers, name, kind)
             case DeleteJob(name, uid):
@@ -172,9 +189,14 @@ class Applier:
         plural: str,
         name: str,
         manifest: Manifest,
-        saw: Callable[[bytes], bool | None] | None,
+        saw: Callable[[bytes], None] | None,
+        *,
+        unique: bool = False,
     ) -> bool:
-        """Create an object; True if it exists now and belongs to the job. `saw`: None for kinds without a watch."""
+        """Create an object; True if it exists now and belongs to the job.
+
+        `saw`: None for kinds without a watch. `unique`: its name contains the job's uid, so what has it is the job's.
+        """
         known = self._state.jobs.get(job.metadata.name, job.metadata.namespace)
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
             return False  # the job was deleted meanwhile
@@ -183,15 +205,15 @@ class Applier:
         )
         exists = answer.status == 409 and answer.reason == "AlreadyExists"
         # A full quota refuses a create even if the object exists already.
-        exists_still = answer.status == 403 and saw is None and name in answers.existing
-        if exists and saw is not None:
-            return await self._already_exists(job, answers, _path(group, job, plural, name), name)
+        exists_still = answer.status == 403 and unique and name in answers.existing
+        if exists and not unique:
+            assert saw is not None
+            return await self._already_exists(job, answers, _path(group, job, plural, name), name, saw)
         if answer.ok or exists or exists_still:
             answers.refused.pop(name, None)
-            if saw is None:
+            if unique and not (answer.ok and saw):  # what the watch will report is not remembered here
                 answers.existing[name] = self._wall()
-                answers.absent.discard(name)
-            else:
+            if answer.ok and saw is not None:
                 saw(answer.body)
             return True
         if answer.status not in _REFUSED:
@@ -222,16 +244,18 @@ class Applier:
         answers.refused[key] = refusal
         return False
 
-    async def _already_exists(self, job: TrainingJob, answers: ApiAnswers, path: str, name: str) -> bool:
+    async def _already_exists(
+        self, job: TrainingJob, answers: ApiAnswers, path: str, name: str, saw: Callable[[bytes], None]
+    ) -> bool:
         """Handle a 409: the object is the job's own (True), or belongs to another owner."""
         answer = await self._transport.request("GET", path)
         if answer.status == 404:
             return False  # deleted meanwhile: the next plan retries
         _accept(answer)
-        found = Pod.model_validate_json(answer.body)  # or a Service: any object with an owner
+        found = Pod.model_validate_json(answer.body)  # or any other object with an owner
         if found.metadata.controller_uid == job.metadata.uid and found.metadata.labels.get(labels.JOB):
             answers.refused.pop(name, None)
-            self._saw_pod(answer.body) if "/pods/" in path else self._saw_service(answer.body)
+            saw(answer.body)
             return True
         answers.conflicting[name] = (name_conflict(found.metadata, job, found.spec.node_name), self._wall())
         return False
@@ -291,6 +315,14 @@ class Applier:
 
     def _saw_service(self, body: bytes) -> None:
         self._state.services.put(Service.model_validate_json(body), ours=True)
+
+    def _saw_budget(self, body: bytes) -> None:
+        self._state.budgets.put(DisruptionBudget.model_validate_json(body), ours=True)
+
+
+def _stage(action: Action) -> str:
+    kind = type(action)
+    return _TOGETHER.get(kind, kind.__name__)
 
 
 def _path(group: str, job: TrainingJob, plural: str, name: str = "") -> str:

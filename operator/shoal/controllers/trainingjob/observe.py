@@ -73,8 +73,7 @@ class Observer:
             images=self._images,
             pods=tuple(sorted(pods, key=lambda pod: pod.metadata.name)),
             services=services,
-            existing=answers.existing_names(now),
-            absent=frozenset(answers.absent),
+            existing=answers.existing_names(now) | self._budgets(key, uid),
             name_conflicts=conflicts,
             nodes=self._state.nodes_by_name if signals else {},
             node_signals=signals,
@@ -90,6 +89,10 @@ class Observer:
             pools=self._state.pools_by_name,
             proposal=self._proposal(uid),
         )
+
+    def _budgets(self, key: Key, uid: str) -> frozenset[str]:
+        found = self._state.budgets.indexed("job", key)
+        return frozenset(each.metadata.name for each in found if each.metadata.controller_uid == uid)
 
 
 class _Gone(Container[str]):

@@ -89,20 +89,16 @@ class Reconciler:
             outcome = await self._applier.apply(seen.job, to_make)
             failed, changed = outcome.error, outcome.changed
         self._listen(key, seen)
-        unwatched = False
         # Only the last plan is reported: an earlier one may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
         if reported.recorded:
             to_remove = tuple(a for a in decided.actions if isinstance(a, _REMOVALS))
             failed = (await self._applier.apply(seen.job, to_remove)).error or failed
-            unwatched = any(isinstance(a, DeleteDisruptionBudget) for a in to_remove)
         if failed is not None:
             raise failed
         delays = [decided.wake_after, reported.wait]
         if to_make:
             delays.append(0.0 if changed else UNCHANGED_SECONDS)
-        if unwatched:
-            delays.append(0.0)  # no watch reports that it is gone, and the job may wait for that
         answers = self._answers.get(seen.job.metadata.uid)
         if answers.conflicting:
             delays.append(NAME_CONFLICT_SECONDS)
@@ -160,12 +156,16 @@ class Reconciler:
             return
         address = max(running)[1]
         assert address is not None
-        credentials = self._credentials(uid)
-        endpoint = Endpoint(uid, address, credentials.token, credentials.certificate)
         self._poller.follow(
-            endpoint, lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE)
+            _endpoint(uid, address, self._credentials(uid)),
+            lambda urgent: self._wake(key, Priority.URGENT if urgent else Priority.ROUTINE),
         )
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _endpoint(uid: str, address: str, known: JobCredentials) -> Endpoint:
+    previous = _endpoint(uid, address, known.previous) if known.previous is not None else None
+    return Endpoint(uid, address, known.token, known.certificate, previous)

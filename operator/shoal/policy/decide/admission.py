@@ -86,6 +86,11 @@ def refused_recently(seen: Observation, name: str, timers: Timers) -> bool:
     return timers.pending(_retry_at(refusal))
 
 
+def was_refused(seen: Observation, name: str) -> bool:
+    """Whether this object was refused when it was last asked for."""
+    return _refusal_of(seen, name) is not None
+
+
 def missing_disruption_budget(seen: Observation) -> Reason | None:
     """Degraded: the job runs without a PodDisruptionBudget."""
     refusal = _refusal_of(seen, name := budget_name(seen.job))

@@ -87,21 +87,9 @@ def give_back(facts: Facts) -> list[Action]:
         return []
     actions: list[Action] = [DeleteService(n, s.metadata.uid) for n, s in seen.services.items()]
     name = names.budget_name(facts.job)
-    never_created = facts.job.status.start_time is None and name not in seen.existing
-    # A new leader that read an old state of the job may have made the budget again.
-    gone = name in seen.absent or (is_released(facts) and name not in seen.existing)
-    if not (never_created or gone):
+    if name in seen.existing:
         actions.append(DeleteDisruptionBudget(name))
     return actions
-
-
-def is_released(facts: Facts) -> bool:
-    """Whether the status says that they are gone: a new leader need not try again."""
-    status = facts.job.status
-    suspended = status.condition("Suspended")
-    return status.released or (
-        suspended is not None and (suspended.status, suspended.reason) == ("True", "Suspended")
-    )
 
 
 def _delete(pod: Pod) -> DeletePod:
@@ -116,5 +104,5 @@ def at_the_end(facts: Facts) -> list[Action]:
     return [
         _delete(pod)
         for pod in facts.seen.pods
-        if not pod.metadata.deletion_timestamp and (policy == "All" or not pod.ended)
+        if not pod.metadata.deletion_timestamp and (policy == "All" or not (pod.ended or pod.ending))
     ]

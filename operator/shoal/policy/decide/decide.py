@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shoal import manifests
 from shoal.manifests import names
 from shoal.policy.decide import cleanup, completion, records, suspension
-from shoal.policy.decide.admission import refused_recently
+from shoal.policy.decide.admission import refused_recently, was_refused
 from shoal.policy.decide.completion import End
 from shoal.policy.decide.counters import Counters
 from shoal.policy.decide.creation import Actions
@@ -27,6 +27,7 @@ from shoal.policy.model import (
     CreatePod,
     CreateSecret,
     CreateService,
+    Observation,
     UpdateService,
 )
 
@@ -102,15 +103,30 @@ def _questions(facts: Facts) -> list[Action]:
     ]
 
 
+def _may_lack(seen: Observation, secret: str) -> bool:
+    """Whether the Secret may be missing. A pod that runs has mounted it; one that does not start may wait for it."""
+    if secret in seen.existing:
+        return False
+    started = any(pod.running for pod in seen.pods)
+    return not started or any(pod.spec.node_name and pod.status.phase == "Pending" for pod in seen.pods)
+
+
+def _needs_group(seen: Observation, group: str) -> bool:
+    """Whether the PodGroup is to be applied. Pods that run need none; a refusal is asked and told again."""
+    if seen.job.spec.run_policy.scheduling_policy.gang != "PodGroup" or group in seen.existing:
+        return False
+    all_run = bool(seen.pods) and all(pod.running for pod in seen.pods)
+    return was_refused(seen, group) or not all_run
+
+
 def _foundations(facts: Facts, actions: Actions) -> None:
     """Create the Secret, the disruption budget and the PodGroup. Services are created with their shards."""
     seen, job = facts.seen, facts.job
     secret, budget = names.secret_name(job), names.budget_name(job)
-    if secret not in seen.existing and not refused_recently(seen, secret, actions.timers):
+    if _may_lack(seen, secret) and not refused_recently(seen, secret, actions.timers):
         actions.actions.append(CreateSecret(secret))
     if budget not in seen.existing and not refused_recently(seen, budget, actions.timers):
         actions.actions.append(CreateDisruptionBudget(budget, manifests.disruption_budget(job)))
-    if job.spec.run_policy.scheduling_policy.gang == "PodGroup":
-        group = names.group_key(job)
-        if group not in seen.existing and not refused_recently(seen, group, actions.timers):
-            actions.actions.append(ApplyPodGroup(names.group_name(job), manifests.pod_group(job)))
+    group = names.group_key(job)
+    if _needs_group(seen, group) and not refused_recently(seen, group, actions.timers):
+        actions.actions.append(ApplyPodGroup(names.group_name(job), manifests.pod_group(job)))

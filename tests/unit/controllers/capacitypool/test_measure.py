@@ -189,3 +189,60 @@ def test_pool_without_selector_has_no_nodes() -> None:
     assert matches(pool(), node)
     assert not matches(pool(nodeSelector={}), node)
     assert not matches(pool(nodeSelector={"pool": "spot", "zone": "b"}), node)
+
+
+def share(of: CapacityPool, *jobs: TrainingJob, operator: str, **more: Any) -> CapacityPool:
+    """The pool after one operator has written its status."""
+    return of.model_copy(update={"status": measure(seen(of, *jobs, operator=operator, **more))})
+
+
+def test_operators_of_namespaces_share_a_pool_and_none_takes_back_what_another_said() -> None:
+    """Each wrote the whole status from its own jobs: the last one won, and deleted jobs were counted twice."""
+    one = job("a", {**usage(nodeSeconds=3600, interruptions=1), **plan(1)})
+    two = job("b", {**usage(nodeSeconds=7200, interruptions=3), **plan(2)})
+    of = pool()
+    for _ in range(3):
+        of = share(of, one, operator="a/shoal")
+        of = share(of, two, operator="b/shoal")
+    status = of.status
+    assert (status.recommended.nodes, status.recommended.reason) == (3, "1 for team/a, 2 for team/b")
+    assert (status.interruptions.seen, status.interruptions.node_hours) == (4, "3")
+    assert [each.operator for each in status.counted] == ["a/shoal", "b/shoal"]
+    assert status.retired.interruptions == 0
+    of = share(of, operator="a/shoal")  # its job was deleted
+    assert (of.status.interruptions.seen, of.status.retired.interruptions) == (4, 1)
+    assert (of.status.recommended.nodes, of.status.recommended.reason) == (2, "2 for team/b")
+    assert share(of, two, operator="b/shoal").status == of.status  # nothing is left to be said
+
+
+def test_an_operator_that_says_nothing_more_is_forgotten_and_one_that_lives_is_not() -> None:
+    one, two = job("a", {**usage(interruptions=1), **plan(1)}), job("b", plan(2))
+    of = share(share(pool(), one, operator="a/shoal"), two, operator="b/shoal")
+    for minute in range(0, 180, 3):
+        of = share(of, two, operator="b/shoal", now=NOW + timedelta(minutes=minute))
+        assert of.status.recommended.nodes == (3 if minute < 60 else 2)
+    assert of.status.interruptions.seen == 1  # what was measured stays
+    of = share(of, one, operator="a/shoal", now=NOW + timedelta(minutes=180))
+    assert (of.status.recommended.nodes, of.status.interruptions.seen) == (3, 1)
+
+
+def test_operators_of_a_shared_pool_repeat_themselves_rarely() -> None:
+    one, two = job("a", plan(1)), job("b", plan(2))
+    both = share(share(pool(), one, operator="a/shoal"), two, operator="b/shoal")
+    changes = 0
+    for second in range(0, 3600, 15):
+        for operator, its in (("a/shoal", one), ("b/shoal", two)):
+            again = share(both, its, operator=operator, now=NOW + timedelta(seconds=second))
+            changes += again.status != both.status
+            both = again
+    assert changes <= 2 * 2
+
+
+def test_pods_of_any_operator_that_wait_in_vain_show_that_the_pool_is_exhausted() -> None:
+    late = Pod.model_validate(
+        {**build.pod_manifest(node=None, phase="Pending", created=NOW - timedelta(hours=1))}
+    )
+    of = share(pool(), operator="a/shoal", waiting=(late,))
+    of = share(of, operator="b/shoal")
+    assert (of.status.waiting, of.status.unfulfilled.pending) == (1, 1)
+    assert next(c.status for c in of.status.conditions if c.type == "Exhausted") == "True"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.controllers.trainingjob.credentials import job_credentials
+from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal_trainer.contract import job_key, status_token
 from shoal_trainer.security import Credentials
 
-KEY = bytes(range(32))
+KEY = InstallKey(bytes(range(32)))
 
 
 def test_credentials_are_deterministic() -> None:
@@ -23,7 +23,7 @@ def test_credentials_are_deterministic() -> None:
     assert {one.key, one.certificate, one.private_key}.isdisjoint(
         {other.key, other.certificate, other.private_key}
     )
-    assert one != job_credentials(b"x" * 32, "uid-1")
+    assert one != job_credentials(InstallKey(b"x" * 32), "uid-1")
 
 
 def test_repr_shows_no_secret() -> None:
@@ -37,7 +37,7 @@ async def test_trainer_accepts_the_credentials_and_rejects_another_jobs(tmp_path
     for name, content in made.secret_data().items():
         (tmp_path / name).write_bytes(content)
     theirs = Credentials.load(tmp_path)
-    assert theirs.key == job_key(KEY, "uid-1", theirs.key_id)
+    assert theirs.key == job_key(KEY.secret, "uid-1", theirs.key_id)
     assert made.token == status_token(theirs.key)
 
     async def hello(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

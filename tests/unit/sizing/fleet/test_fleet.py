@@ -221,14 +221,6 @@ print(next(line.split()[1] for line in Path("/proc/self/status").read_text().spl
     assert int(done.stdout) < 70 * 1024  # KiB
 
 
-def test_operator_loads_no_numpy_before_it_plans() -> None:
-    """12 MiB that an operator whose jobs name no pools does without."""
-    heavy = {"numpy", "pandas", "scipy", "sklearn", "tensorflow"}
-    script = f"import sys, shoal.process.main; print(sorted({heavy!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_what_runs_is_kept_unless_the_gain_is_sure() -> None:
     """A few workers more or less cost about the same: no change for that; a much dearer fleet is left."""
     best = plan_fleet([SPOT, STEADY], [PROFILE], [job()]).jobs["a"].counts["spot"]

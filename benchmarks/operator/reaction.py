@@ -1,0 +1,134 @@
+"""From a loss to the CREATE of its replacement: alone, beside a job that ramps up, and for a wave that is announced."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+from benchmarks.harness import Measurement, summary
+from benchmarks.operator.world import OPERATOR, World, is_create, is_loss, job, milliseconds, until
+from dev.fake_kubelet import FakeKubelet
+
+NODES = 4
+
+
+@asynccontextmanager
+async def nodes(world: World, prefix: str, count: int = NODES) -> AsyncIterator[FakeKubelet]:
+    """Fake nodes with room for all."""
+    async with FakeKubelet(world.plane.kubeconfig) as kubelet:
+        await kubelet.add_node(f"{prefix}-safe", capacity={"pods": "2000", "cpu": "2000"})
+        for number in range(count):
+            size = {"pods": "2000", "cpu": "2000"}
+            await kubelet.add_node(f"{prefix}-{number}", spot=True, capacity=size)
+        yield kubelet
+        for name in list(kubelet.nodes):
+            await kubelet.remove_node(name)
+
+
+async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
+    """The rows."""
+    workers, big, losses = (8, 60, 6) if quick else (32, 1000, 16)
+    async with nodes(world, "react") as kubelet:
+        async with world.operator():
+            await world.namespace("one")
+            await world.apply(job("one", "one", workers))
+            await world.run("one", "one", workers)
+            since = len(world.log.read())
+            alone = [await _lose(world, "one", f"one-worker-{index}-0") for index in range(losses)]
+            await world.run("one", "one", workers)
+            await asyncio.sleep(1.5)  # the last status write and events
+            writes = world.writes("one", user=OPERATOR, since=since)
+            await world.namespace("big")
+            await world.apply(job("big", "big", big))
+            await until(lambda: _made(world, "big", big // 20))
+            beside = [
+                await _lose(world, "one", f"one-worker-{index}-0") for index in range(losses, 2 * losses)
+            ]
+            ramping = len(world.creates("big")) < big
+            await world.run("big", "big", big)
+            ramp = world.writes("big", user=OPERATOR)
+            statuses = [each for each in ramp if each.subresource == "status"]
+            spread = (statuses[-1].answered - statuses[0].answered).total_seconds()
+            await world.run("one", "one", workers)
+            wave = await _wave(world, kubelet, "one", "react-0")
+            await world.kube.delete("/apis/shoal.dev/v1alpha1/namespaces/big/trainingjobs/big")
+        await world.namespace("bare-one")
+        await _bare_pods(world, "bare-one", workers)
+        async with world.bare("replace", "bare-one"):
+            bare = [await _lose(world, "bare-one", f"bare-0-worker-{index}-0") for index in range(losses)]
+            bare_wave = await _wave(world, kubelet, "bare-one", "react-1")
+    middle = statistics.median(bare)
+    for name, found, goals in (
+        (f"taken pod to CREATE, {workers} workers", alone, (15.0, 50.0)),
+        (
+            f"the same beside {big} workers that ramp up{'' if ramping else ' (ended first)'}",
+            beside,
+            (None, 100.0),
+        ),
+    ):
+        yield summary(f"{name}: median", [statistics.median(found)], "ms", "", goals[0], at_most=True)
+        yield summary(f"{name}: largest of {len(found)}", [max(found)], "ms", "", goals[1], at_most=True)
+        yield summary(
+            f"{name}: median, ratio",
+            [statistics.median(found) / middle],
+            "x",
+            "a bare client's watch and POST",
+        )
+    yield summary("announced wave: notice to each CREATE", wave, "ms", "")
+    yield summary("announced wave: notice to last CREATE", [max(wave)], "ms", "", 30.0, at_most=True)
+    yield summary("announced wave: last CREATE, ratio", [max(wave) / max(bare_wave)], "x", "a bare client")
+    yield summary(
+        f"status writes of {big} workers that ramp up", [len(statuses) / spread], "/s", "", 1.1, at_most=True
+    )
+    yield summary("writes for each pod lost alone", [len(writes) / losses], "", "", 3.0, at_most=True)
+
+
+async def _made(world: World, namespace: str, count: int) -> bool:
+    return len(world.creates(namespace)) >= count
+
+
+async def _lose(world: World, namespace: str, name: str) -> float:
+    """The platform takes a pod, gone at once; milliseconds from the answer to the CREATE of another."""
+    since = len(world.log.read())
+    await world.kube.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace_seconds=0)
+    await until(lambda: _any_made(world, namespace, since), every=0.02)
+    lost = next(
+        each.answered for each in world.writes(namespace, since=since) if is_loss(each) and each.name == name
+    )
+    return milliseconds(lost, world.creates(namespace, since=since)[0].received)
+
+
+async def _any_made(world: World, namespace: str, since: int) -> bool:
+    return bool(world.creates(namespace, since=since))
+
+
+async def _wave(world: World, kubelet: FakeKubelet, namespace: str, node: str) -> list[float]:
+    """A node announces its end: milliseconds from the answer to the CREATE of each replacement."""
+    leaving = [pod for pod in kubelet.pods_on(node) if pod["metadata"]["namespace"] == namespace]
+    since = len(world.log.read())
+    await kubelet.notice(node)
+    told: datetime | None = None
+
+    async def replaced() -> bool:
+        return len(world.creates(namespace, since=since)) >= len(leaving)
+
+    await until(replaced, every=0.02)
+    for each in world.log.read()[since:]:
+        if each.resource == "nodes" and each.name == node and each.verb == "patch" and told is None:
+            told = each.answered
+    assert told is not None
+    return [milliseconds(told, each.received) for each in world.creates(namespace, since=since)]
+
+
+async def _bare_pods(world: World, namespace: str, workers: int) -> None:
+    await world.make_bare(namespace, 1, workers)
+
+    async def run() -> bool:
+        listed = await world.kube.get(f"/api/v1/namespaces/{namespace}/pods")
+        return all(pod["status"].get("phase") == "Running" for pod in listed["items"])
+
+    await until(run)
+    assert any(is_create(each) for each in world.writes(namespace))

@@ -1,0 +1,123 @@
+"""How fast objects are made: many jobs at once, and many losses at once, with where the processor time goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from benchmarks.harness import Measurement, summary
+from benchmarks.operator.reaction import nodes
+from benchmarks.operator.world import (
+    OBJECTS,
+    OPERATOR,
+    Operator,
+    World,
+    is_create,
+    is_loss,
+    job,
+    rate,
+    until,
+)
+from dev.audit import Write
+
+PS_AND_WORKERS = 5
+
+
+async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
+    """Jobs of five pods, applied together, between two runs of the bare client, since the machine's load drifts."""
+    jobs = 20 if quick else 200
+    before = rate(await world.bare_made("bare-before", jobs, PS_AND_WORKERS - 1))
+    async with world.operator() as operator:
+        await asyncio.sleep(3.0)
+        yield summary("resident memory, idle", [operator.resident_mib], "MiB", "", 90.0, at_most=True)
+        await world.namespace("many")
+        cpu = _cpu(world, operator)
+        places = asyncio.Semaphore(32)
+
+        async def apply(number: int) -> None:
+            async with places:
+                await world.apply(job("many", f"job-{number}", PS_AND_WORKERS - 1))
+
+        await asyncio.gather(*(apply(number) for number in range(jobs)))
+
+        async def all_made() -> bool:
+            return len(world.creates("many")) >= PS_AND_WORKERS * jobs
+
+        await until(all_made, every=0.2)
+        spent = {name: after - cpu[name] for name, after in _cpu(world, operator).items()}
+        memory = operator.resident_mib
+    after = rate(await world.bare_made("bare-after", jobs, PS_AND_WORKERS - 1))
+    made = [
+        each for each in world.writes("many", user=OPERATOR) if is_create(each) and each.resource in OBJECTS
+    ]
+    limit = (before + after) / 2
+    name = f"{jobs} jobs of {PS_AND_WORKERS} pods"
+    yield summary(f"{name}: objects a second", [rate(made)], "", "")
+    yield summary(f"{name}: objects a second, a bare client", [before, after], "", "")
+    yield summary(f"{name}: objects a second, ratio", [rate(made) / limit], "x", "a bare client", 0.7)
+    yield summary(f"{name}: first to last CREATE", [len(made) / rate(made)], "s", "")
+    for process, seconds in spent.items():
+        yield summary(f"{name}: CPU of {process} for each object", [seconds / len(made) * 1000], "ms", "")
+    yield summary(f"resident memory, {jobs * PS_AND_WORKERS} pods", [memory], "MiB", "")
+
+
+async def lost(world: World, quick: bool) -> AsyncIterator[Measurement]:
+    """Half of all workers taken at once."""
+    for workers, jobs in [(20, 1), (40, 2)] if quick else [(600, 1), (1000, 2)]:
+        half, everything = workers // 2, workers // 2 * jobs
+        tag = f"{everything} of {workers * jobs} lost at once"
+        async with nodes(world, f"lose-{workers}-{jobs}"):
+            async with world.operator():
+                space = f"lost-{workers}-{jobs}"
+                await world.namespace(space)
+                for number in range(jobs):
+                    await world.apply(job(space, f"big-{number}", workers))
+                for number in range(jobs):
+                    await world.run(space, f"big-{number}", workers)
+                await asyncio.sleep(2.0)
+                names = [f"big-{j}-worker-{i}-0" for j in range(jobs) for i in range(half)]
+                since = len(world.log.read())
+                losses, made = await _take(world, space, names)
+                await asyncio.sleep(2.0)  # the events and the last status
+                writes = len(world.writes(space, user=OPERATOR, since=since))
+                await world.kube.delete(f"/api/v1/namespaces/{space}")
+            bare_space = f"bare-{space}"
+            await world.namespace(bare_space)
+            await world.make_bare(bare_space, jobs, workers)
+            async with world.bare("replace", bare_space):
+                bare_names = [f"bare-{j}-worker-{i}-0" for j in range(jobs) for i in range(half)]
+                bare_losses, bare_made = await _take(world, bare_space, bare_names)
+            await world.kube.delete(f"/api/v1/namespaces/{bare_space}")
+        late = (made[-1].received - losses[-1].answered).total_seconds()
+        bare_late = (bare_made[-1].received - bare_losses[-1].answered).total_seconds()
+        limit = 0.5 if jobs == 1 else None
+        yield summary(f"{tag}: last loss to last CREATE", [max(0.0, late)], "s", "", limit, at_most=True)
+        yield summary(f"{tag}: last loss to last CREATE, a bare client", [max(0.0, bare_late)], "s", "")
+        goal = None if jobs == 1 else 0.8
+        ratio = _window(bare_losses, bare_made) / _window(losses, made)
+        yield summary(f"{tag}: losses replaced a second, ratio", [ratio], "x", "a bare client", goal)
+        yield summary(f"{tag}: writes for each pod", [writes / everything], "", "", 1.5, at_most=True)
+
+
+async def _take(world: World, space: str, names: list[str]) -> tuple[list[Write], list[Write]]:
+    """Take these pods at once; the losses and the replacements, in order."""
+    since = len(world.log.read())
+    await asyncio.gather(
+        *(world.kube.delete(f"/api/v1/namespaces/{space}/pods/{name}", grace_seconds=0) for name in names)
+    )
+
+    async def replaced() -> bool:
+        return len(world.creates(space, since=since)) >= len(names)
+
+    await until(replaced, every=0.2)
+    taken = [each for each in world.writes(space, since=since) if is_loss(each)][: len(names)]
+    return taken, world.creates(space, since=since)[: len(names)]
+
+
+def _window(losses: list[Write], made: list[Write]) -> float:
+    """Seconds from the first loss to the last replacement, for each of them."""
+    return (made[-1].answered - losses[0].answered).total_seconds() / len(made)
+
+
+def _cpu(world: World, operator: Operator) -> dict[str, float]:
+    return {"the operator": operator.cpu_seconds, **world.processes()}

@@ -1,0 +1,139 @@
+"""The witness of the chaos on a real control plane sees each rule that is broken, and nothing else."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.kube import Kube
+from tests.control_plane.witness import Witness, utc_now
+
+Json = dict[str, Any]
+JOB_UID = "job-uid"
+
+
+class Scene:
+    """What the API server showed, fed to a witness."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "audit.log"
+        self.log.write_text("")
+        self.witness = Witness(Kube.__new__(Kube), self.log, {"team"}, "team", {"a", "b"}, {"digits": 2})
+        self.node("True")
+        self.job()
+        self.lease("a")
+
+    def node(self, ready: str) -> None:
+        status = {"conditions": [{"type": "Ready", "status": ready}]}
+        self.witness.see_node("MODIFIED", {"metadata": {"name": "safe-1"}, "spec": {}, "status": status})
+
+    def job(self, disruptions: int = 0, **spec: Any) -> None:
+        meta = {"uid": JOB_UID, "namespace": "team", "name": "digits"}
+        status = {"restarts": {"disruptions": disruptions}}
+        self.witness.see_job("MODIFIED", {"metadata": meta, "spec": spec, "status": status})
+
+    def lease(self, holder: str, ago: float = 60.0) -> None:
+        since = utc_now() - dt.timedelta(seconds=ago)
+        spec = {"holderIdentity": holder, "acquireTime": since.isoformat()}
+        self.witness.see_lease("MODIFIED", {"metadata": {"name": "shoal"}, "spec": spec})
+
+    def pod(self, incarnation: int = 0, uid: str = "", role: str = "ps") -> None:
+        name = f"digits-{role}-0-{incarnation}"
+        labels = {"shoal.dev/job": "digits", "shoal.dev/role": role, "shoal.dev/index": "0"}
+        meta = {
+            "uid": uid or name,
+            "namespace": "team",
+            "name": name,
+            "labels": labels,
+            "ownerReferences": [{"uid": JOB_UID}],
+        }
+        pod = {"metadata": meta, "spec": {"nodeName": "safe-1"}, "status": {"phase": "Running"}}
+        self.witness.see_pod("ADDED", pod)
+
+    def wrote(self, agent: str, verb: str = "delete", name: str = "digits-ps-0-0") -> None:
+        now = utc_now().isoformat()
+        line = {
+            "verb": verb,
+            "objectRef": {"resource": "pods", "namespace": "team", "name": name},
+            "user": {"username": "shoal"},
+            "userAgent": agent,
+            "responseStatus": {"code": 200},
+            "requestReceivedTimestamp": now,
+            "stageTimestamp": now,
+        }
+        with self.log.open("a") as log:
+            log.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_nothing_is_broken_in_peace(scene: Scene) -> None:
+    scene.pod()
+    scene.job(disruptions=1)
+    scene.wrote("a", verb="create", name="digits-worker-0-1")
+    scene.wrote("somebody-else")
+    assert scene.witness.judge() == []
+
+
+def test_a_write_of_a_replica_that_does_not_lead(scene: Scene) -> None:
+    scene.wrote("b", verb="create", name="digits-worker-0-1")
+    (broken,) = scene.witness.judge()
+    assert broken.startswith("b sent create pods digits-worker-0-1")
+    assert broken.endswith("when the Lease was held by a")
+
+
+def test_a_write_after_another_replica_took_the_lease(scene: Scene) -> None:
+    scene.lease("b", ago=1.0)
+    scene.wrote("a", verb="create", name="digits-worker-0-1")
+    assert "when the Lease was held by b" in scene.witness.judge()[0]
+
+
+def test_a_healthy_server_that_is_deleted(scene: Scene) -> None:
+    scene.pod()
+    scene.wrote("a")
+    assert "deleted digits-ps-0-0 of node safe-1" in scene.witness.judge()[0]
+
+
+def test_a_server_goes_with_its_node_or_when_nobody_wants_it(scene: Scene) -> None:
+    scene.pod()
+    scene.node("Unknown")
+    scene.wrote("a")
+    assert scene.witness.judge() == []
+    scene.node("True")
+    scene.job(suspend=True)
+    scene.wrote("a")
+    assert scene.witness.judge() == []
+
+
+def test_a_counter_that_falls(scene: Scene) -> None:
+    scene.job(disruptions=2)
+    scene.job(disruptions=1)
+    assert scene.witness.judge() == ["team/digits: disruptions fell from 2 to 1"]
+
+
+def test_two_servers_of_a_shard(scene: Scene) -> None:
+    scene.pod(0)
+    scene.pod(1)
+    assert "servers of one shard beside each other" in scene.witness.judge()[0]
+
+
+def test_more_workers_than_wanted_and_their_surge(scene: Scene) -> None:
+    for incarnation in range(2):
+        scene.pod(incarnation, role="worker")
+    assert scene.witness.judge() == []
+    scene.pod(2, role="worker")
+    assert scene.witness.judge()[0].startswith("more than 2 workers")
+
+
+def test_an_incarnation_that_is_used_twice(scene: Scene) -> None:
+    scene.pod(0, uid="first")
+    scene.witness.pods.clear()
+    scene.pod(0, uid="second")
+    assert scene.witness.judge() == ["pod digits-ps-0-0 of one job was created twice"]
