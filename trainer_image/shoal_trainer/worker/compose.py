@@ -14,6 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
+from shoal_trainer.data.preprocessed import preprocessed
 from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.client import PSClient
@@ -70,7 +71,7 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     except (Exception, SystemExit) as error:
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
     try:
-        example = job.data.example(config.batch_size)
+        example = preprocessed(job.data, model).example(config.batch_size)
     except (UserError, Unreachable):  # an unreachable store is not an error of the job
         raise
     except (Exception, SystemExit) as error:
@@ -118,7 +119,7 @@ def compose(
         run_task(work, lambda: tasks.do(work, flat, partial(coordinator.fetch, work)), coordinator, drain)
 
     feed = Feed(
-        job.data.placed(job.seed, (config.index, config.incarnation)),
+        preprocessed(job.data.placed(job.seed, (config.index, config.incarnation)), flat_model.model),
         config.batch_size,
         lambda: coordinator.next_work(leases.generation, leases.stopped),
         leases.grant,

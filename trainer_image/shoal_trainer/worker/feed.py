@@ -214,7 +214,10 @@ class Feed:
             part = Part(work.start, work.stop, work.epoch, work.file)
             for batch in self._data.read(part, self._batch_size, local):
                 self._set_message("")
-                self._check(batch)
+                try:
+                    self._check(batch)
+                except UserError as error:
+                    raise UserError(f"{work.source}: {error}") from error
                 yield batch
                 self._set_message(waiting_for(work.source, self._clock))
         self._set_message("")

@@ -51,6 +51,7 @@ class Worker:
             layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
             dtype=np.float32,
             alias=lambda array: array,
+            on_device=lambda array: array,
             initial=lambda: aligned(world.model.size),
             step=self.step,
             reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
