@@ -26,6 +26,7 @@ ORDER = (
     "strategy",
     "join",
     "scale",
+    "links",
     "convergence",
     "operator",
 )
@@ -58,7 +59,10 @@ def main() -> None:
         show(title, measured, console)
         if options.record and name != "convergence":  # its page holds more than the table
             command = f"python -m benchmarks {name}{' --quick' if options.quick else ''}"
-            (PAGES / f"{name}.md").write_text(page(title.rstrip("."), command, measured))
+            text = page(title.rstrip("."), command, measured)
+            if hasattr(module, "text"):  # what the page says beside the table
+                text += module.text(measured)
+            (PAGES / f"{name}.md").write_text(text)
         if options.record and (plot := Path(f"build/{name}.png")).exists() and not options.quick:
             shutil.copy(plot, PAGES)
         everything += measured

@@ -61,7 +61,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
                     used.append(server.anonymous_bytes())
             memory[optimizer][size] = statistics.median(used)
             ratios = [one / allowed(size, optimizer) for one in used]
-            against = "1.2 x (parameters + state) + 80 MB"
+            against = "1.1 x (parameters + state) + 80 MB"
             what = f"anonymous memory, {name}, {optimizer}, bf16"
             yield summary(what, ratios, "x", against, 1.0, at_most=True)
             if optimizer == "momentum":
@@ -83,7 +83,7 @@ def measure(quick: bool) -> Iterator[Measurement]:
 
 def allowed(size: int, optimizer: str) -> float:
     """The bound on a parameter server's anonymous memory, in bytes."""
-    return size * (4 + OPTIMIZERS[optimizer].state) * 1.2 + 80e6
+    return size * (4 + OPTIMIZERS[optimizer].state) * 1.1 + 80e6
 
 
 def plot(

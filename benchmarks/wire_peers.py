@@ -29,6 +29,9 @@ from shoal_trainer.security import Credentials, create_secret_dir
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, Push, WorkerIdentity
 
 HOT = 1 << 20
+SO_MAX_PACING_RATE = 47
+"""Linux'; TCP paces itself."""
+LINK_BUFFER = 1 << 18
 JOB = "benchmark"
 
 
@@ -97,10 +100,22 @@ def serve(size: int, secret: str, host: str = "127.0.0.1", tls: bool = False) ->
 
 
 def work(
-    size: int, secret: str, port: int, slot: int, dtype: str, host: str = "127.0.0.1", tls: bool = False
+    size: int,
+    secret: str,
+    port: int,
+    slot: int,
+    dtype: str,
+    host: str = "127.0.0.1",
+    tls: bool = False,
+    link: float = 0.0,
 ) -> None:
-    """A worker without a model: on {"seconds": s} it pushes and pulls that long and prints the count."""
+    """A worker without a model: on {"seconds": s} it pushes and pulls that long and prints the count.
+
+    `link`: bytes per second that its connection sends, and receives; 0: as many as it can.
+    """
     load_kernels()
+    if link:
+        port = _link(host, port, int(link))
     identity = WorkerIdentity(JOB, slot, 0)
     shards = [Shard(host=host, data_port=port)]
     client = PSClient(shards, identity, Credentials.load(secret), dtype=dtype, tls=tls)  # type: ignore[arg-type]
@@ -117,6 +132,31 @@ def work(
             pulled = client.push_pull(gradient, out, Push(seq, 1, pulled.versions))
         _print(count=count, seconds=time.monotonic() - begin, cpu=time.process_time() - cpu)
     client.close()
+
+
+def _link(host: str, port: int, rate: int) -> int:
+    """The port of a proxy that forwards one connection after another, at `rate` bytes per second and direction."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def forward() -> None:
+        while True:
+            near, _ = listener.accept()
+            far = socket.create_connection((host, port))
+            for sock in (near, far):
+                sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_BUFFER)
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=_copy, args=(source, target), daemon=True).start()
+
+    threading.Thread(target=forward, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    while data := source.recv(1 << 16):
+        target.sendall(data)
+    target.shutdown(socket.SHUT_WR)
 
 
 def _send_until(sock: socket.socket, data: memoryview, until: float) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from benchmarks.harness import Measurement
 from benchmarks.operator import fleet, leaders, planning, reaction, throughput
+from benchmarks.operator.page import draw, text
 from benchmarks.operator.world import World, until
 from dev.cluster import ControlPlane
 from dev.kube import Kube
+
+__all__ = ["SCENARIOS", "measure", "one", "text"]
 
 CRDS = Path(__file__).parents[2] / "crds"
 
@@ -27,9 +31,12 @@ SCENARIOS: dict[str, Rows] = {
 
 def measure(quick: bool) -> Iterator[Measurement]:
     """All figures, each scenario on a control plane of its own: what one leaves behind does not slow the next."""
-    yield from planning.measure(quick)
-    for name in SCENARIOS:
-        yield from one(name, quick)
+    rows = []
+    scenarios = (one(name, quick) for name in SCENARIOS)
+    for row in itertools.chain(planning.measure(quick), itertools.chain.from_iterable(scenarios)):
+        rows.append(row)
+        yield row
+    draw(rows)
 
 
 def one(name: str, quick: bool) -> Iterator[Measurement]:

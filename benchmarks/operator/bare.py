@@ -16,6 +16,7 @@ from typing import Any
 
 from dev.kube import Json, Kube
 from shoal import manifests
+from shoal.api.labels import INDEX
 from shoal.api.training_job import TrainingJob
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.policy.model import CreateDisruptionBudget, CreatePod, CreateSecret, CreateService
@@ -33,30 +34,35 @@ KINDS = {
 
 
 def objects(namespace: str, name: str, workers: int) -> Iterator[tuple[str, Json]]:
-    """What the operator makes of one job: the kind and the body of each object, without an owner."""
-    manifest = build.job_manifest(workers={"replicas": workers, "maxReplicas": workers, "capacity": "Any"})
-    manifest["metadata"] |= {
-        "name": name,
-        "namespace": namespace,
-        "uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, name)),
-    }
+    """What the operator makes of one job: the kind and the body of each object, without an owner.
+
+    The workers are copies of the first: a plan makes those of a large job a part at a time.
+    """
+    manifest = build.job_manifest(workers={"replicas": 1, "capacity": "Any"})
+    uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+    manifest["metadata"] |= {"name": name, "namespace": namespace, "uid": uid}
     job = TrainingJob.model_validate(manifest)
-    seen = build.observe(job)
-    for action in plan(seen).actions:
+    for action in plan(build.observe(job)).actions:
         match action:
+            case CreatePod(_, body, role="worker"):
+                for index in range(workers):
+                    changed = {"name": f"{name}-worker-{index}-0"}
+                    labels = {**body["metadata"]["labels"], INDEX: str(index)}
+                    yield "pods", _without_owner(body, **changed, labels=labels)
             case CreatePod(_, body):
-                kind = "pods"
+                yield "pods", _without_owner(body)
             case CreateService(_, body):
-                kind = "services"
+                yield "services", _without_owner(body)
             case CreateSecret(_):
-                kind = "secrets"
-                body = manifests.secret(job, job_credentials(InstallKey(bytes(32)), name).secret_data())
+                data = job_credentials(InstallKey(bytes(32)), uid).secret_data()
+                yield "secrets", _without_owner(manifests.secret(job, data))
             case CreateDisruptionBudget(_, body):
-                kind = "poddisruptionbudgets"
-            case _:
-                continue
-        meta = {key: value for key, value in body["metadata"].items() if key != "ownerReferences"}
-        yield kind, {**body, "metadata": meta}
+                yield "poddisruptionbudgets", _without_owner(body)
+
+
+def _without_owner(body: Json, **metadata: Any) -> Json:
+    kept = {key: value for key, value in body["metadata"].items() if key != "ownerReferences"}
+    return {**body, "metadata": {**kept, **metadata}}
 
 
 async def make(kube: Kube, namespace: str, jobs: int, workers: int) -> None:

@@ -30,7 +30,7 @@ async def nodes(world: World, prefix: str, count: int = NODES) -> AsyncIterator[
 
 async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
     """The rows."""
-    workers, big, losses = (8, 60, 6) if quick else (32, 1000, 16)
+    workers, big, losses = (8, 60, 4) if quick else (32, 1000, 16)
     async with nodes(world, "react") as kubelet:
         async with world.operator():
             await world.namespace("one")

@@ -28,11 +28,11 @@ class Tab:
         self.problems: list[str] = []
         """Errors of scripts and of the console, and requests that were refused."""
 
-    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    async def call(self, method: str, *, within: float = SLOW, **parameters: Any) -> dict[str, Any]:
         """One command of the protocol; events before its answer are looked through for problems."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
-        async with asyncio.timeout(SLOW):
+        async with asyncio.timeout(within):
             while True:
                 message = json.loads((await self._socket.receive()).data)
                 self._note(message)
@@ -40,10 +40,10 @@ class Tab:
                     assert "error" not in message, message
                     return dict(message["result"])
 
-    async def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, awaited."""
+    async def evaluate(self, expression: str, within: float = SLOW) -> Any:
+        """The value of a JavaScript expression, awaited, at most so many seconds."""
         answer = await self.call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+            "Runtime.evaluate", within=within, expression=expression, awaitPromise=True, returnByValue=True
         )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")

@@ -137,6 +137,15 @@ class OperatorProcess:
         """Send SIGKILL."""
         await self._end(signal.SIGKILL)
 
+    async def pause(self, seconds: float) -> None:
+        """SIGSTOP for a while, as a machine that hangs."""
+        process = self._process
+        assert process is not None
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(seconds)
+            process.send_signal(signal.SIGCONT)
+
     async def stop(self) -> int:
         """Send SIGTERM; returns the exit code."""
         return await self._end(signal.SIGTERM)

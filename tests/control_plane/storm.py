@@ -25,8 +25,12 @@ from tests.every_field import BASE, REFUSED, changes
 
 REPLICAS = ("replica-a", "replica-b")
 WORKERS, SURGE, SERVERS = 3, 1, 2
+START_SECONDS = 120.0
+"""On a busy machine two operators take a while to start."""
 SETTLED_SECONDS = 60.0
 """After the faults: until then the world is as specified."""
+PAUSE_SECONDS = (5.0, 25.0)
+"""Around the time after which the Lease may be taken."""
 QUIET_WRITES = 12
 """More in some seconds in which nothing happens are a hot loop."""
 ENDS_THE_JOB = ("runPolicy.activeDeadlineSeconds", "runPolicy.maxDisruptions", "runPolicy.backoffLimit")
@@ -109,7 +113,7 @@ class Storm:
             await self.edited.apply(**BASE)
             await Job(self.kube, self.doomed, "doomed").apply()
             try:
-                await self.steady.runs(WORKERS)
+                await self.steady.runs(WORKERS, START_SECONDS)
                 yield
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{self._story()}") from None
@@ -151,6 +155,12 @@ class Storm:
 
     async def _kill(self) -> None:
         await self.chance.choice(self.processes).kill()
+
+    async def _pause(self) -> None:
+        """The leader hangs until the other one leads, and goes on."""
+        leader = next((p for p in self.processes if p.log.parent.name == self.witness.leader), None)
+        if leader is not None:
+            await leader.pause(self.chance.uniform(*PAUSE_SECONDS))
 
     async def _watches(self) -> None:
         self.api.disturb(0.5, self.chance.choice(list(Trouble)))

@@ -16,7 +16,8 @@ SEEDS = int(os.environ.get("SHOAL_CHAOS_REAL", "3"))
 FIRST = int(os.environ.get("SHOAL_CHAOS_FIRST", "0"))
 SHORT = {"kill": 1, "watches": 2, "lose": 1, "crash": 1, "edit_once": 1, "doom": 1}
 LONG = {
-    "kill": 4,
+    "kill": 3,
+    "pause": 2,
     "watches": 6,
     "outage": 2,
     "long_outage": 1,

@@ -191,7 +191,7 @@ def test_valid_manifest_gets_its_defaults(control_plane: ControlPlane, namespace
         "backoffLimit": 6,
         "cleanPodPolicy": "Running",
         "forceDeleteAfterSeconds": 60,
-        "schedulingPolicy": {"queue": ""},
+        "schedulingPolicy": {"gang": "None", "queue": ""},
     }
     snapshot = {"everySeconds": 60, "retain": 3}
     assert spec["parameterServers"] == {"replicas": 1, "capacity": "OnDemand", "snapshot": snapshot}
@@ -315,7 +315,11 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(Path("examples").rglob("*.yaml")), ids=lambda p: p.name)
 def test_examples_are_accepted(control_plane: ControlPlane, path: Path) -> None:
-    jobs = [d for d in yaml.safe_load_all(path.read_text()) if d and d["kind"] == "TrainingJob"]
+    jobs = [
+        d
+        for d in yaml.safe_load_all(path.read_text())
+        if isinstance(d, dict) and d.get("kind") == "TrainingJob"
+    ]
     for manifest in jobs:
         done = kubectl(control_plane, "apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(manifest))
         assert done.returncode == 0, done.stderr

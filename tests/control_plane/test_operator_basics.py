@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from pathlib import Path
 
@@ -81,8 +82,12 @@ async def test_process_runs_a_job_and_stops_cleanly(
 ) -> None:
     job = Job(kube, namespace)
     health, metrics = free_ports(2)
-    ports = {"SHOAL_HEALTH_PORT": str(health), "SHOAL_METRICS_PORT": str(metrics)}
-    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, **ports) as process:
+    settings = {
+        "SHOAL_HEALTH_PORT": str(health),
+        "SHOAL_METRICS_PORT": str(metrics),
+        "SHOAL_LOG_FORMAT": "json",
+    }
+    async with OperatorProcess(control_plane.kubeconfig, namespace, tmp_path, **settings) as process:
         await job.apply()
         await job.runs()
         for host in ("127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])):
@@ -96,6 +101,9 @@ async def test_process_runs_a_job_and_stops_cleanly(
         lease = await kube.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/shoal")
         assert lease["spec"].get("holderIdentity", "") == ""
         assert "Traceback" not in log
+        lines = [json.loads(line) for line in log.splitlines()]
+        assert any(line["message"] == "operator-0 acquired Lease shoal" for line in lines)
+        assert {"time", "severity", "logger", "message"} == set().union(*lines)
     assert set(await job.pods()) == {"digits-ps-0-0", "digits-worker-0-0", "digits-worker-1-0"}
 
 

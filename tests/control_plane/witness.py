@@ -98,6 +98,9 @@ class Witness:
         """The same of pods."""
         self._all_pods: dict[tuple[str, str], dict[str, Json]] = defaultdict(dict)
         """Every pod that ever was, as last seen, by namespace and name, and by uid."""
+        self._ran: set[str] = set()
+        self._ending: dict[str, dt.datetime] = {}
+        """When pods were first seen to end, by uid."""
         self._nodes: dict[str, Spans] = defaultdict(Spans)
         self._unwanted: dict[str, Spans] = defaultdict(Spans)
         self._counted: dict[str, dict[str, int]] = defaultdict(dict)
@@ -119,6 +122,11 @@ class Witness:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def leader(self) -> str:
+        """Who holds the Lease; empty if nobody does."""
+        return self._tenures[-1][1] if self._tenures else ""
 
     def judge(self) -> list[str]:
         """Every rule that was broken, in words."""
@@ -182,6 +190,10 @@ class Witness:
         if meta["uid"] not in known and any(_owner(each) == _owner(pod) for each in known.values()):
             self.broken.append(f"pod {meta['name']} of one job was created twice")
         known[meta["uid"]] = pod
+        if pod["status"].get("phase") == "Running":
+            self._ran.add(meta["uid"])
+        if meta.get("deletionTimestamp") or pod["status"].get("phase") in {"Succeeded", "Failed"}:
+            self._ending.setdefault(meta["uid"], utc_now())
         if kind == "DELETED":
             self.pods.pop(meta["uid"], None)
             return
@@ -243,18 +255,18 @@ class Witness:
         return broken
 
     def _healthy_servers_deleted(self, mine: list[Write]) -> list[str]:
-        """Servers go with their node, or when nobody wants them: not otherwise."""
+        """A server that works is deleted when nobody wants it: not otherwise. A node that is not heard is no reason."""
         broken = []
         for write in mine:
             if (write.verb, write.resource, write.subresource) != ("delete", "pods", ""):
                 continue
-            for pod in self._all_pods[write.namespace, write.name].values():
-                if pod["metadata"]["labels"]["shoal.dev/role"] != "ps":
+            for uid, pod in self._all_pods[write.namespace, write.name].items():
+                if pod["metadata"]["labels"]["shoal.dev/role"] != "ps" or uid not in self._ran:
                     continue
-                node = pod["spec"].get("nodeName", "")
-                excused = self._nodes[node].near(write.received) if node else True
-                if not (excused or self._unwanted[_owner(pod)].near(write.received)):
-                    broken.append(f"{write.agent} deleted {write.name} of node {node} at {write.received:%X}")
+                ended = self._ending.get(uid)
+                unwanted = self._unwanted[_owner(pod)].near(write.received)
+                if not unwanted and (ended is None or ended > write.received):
+                    broken.append(f"{write.agent} deleted {write.name}, which worked, at {write.received:%X}")
         return broken
 
 

@@ -18,7 +18,8 @@ from dev.demo.run import MANIFEST
 from dev.images import IMAGES
 from shoal_trainer.contract import EPOCH_LINE
 
-EPOCHS = 12
+EPOCHS = 30
+"""Long enough to be seen while it runs."""
 CODE = """
 import keras
 from keras.layers import Dense

@@ -290,6 +290,7 @@ class Trainers:
             incarnation=process.incarnation,
             state=state,
             steps=int(worker.steps),
+            samples=int(worker.steps * run.truth.batch),
             last_seen_seconds=silent,
             first_push_at=BEGIN.timestamp() + worker.joined_at,
             step_seconds=run.truth.alone(worker.device) * run.wait,

@@ -9,6 +9,7 @@ from typing import Any
 
 from dev.demo.pools.record import Moment
 
+START_SECONDS = 6.0
 WINDOW_SECONDS = 8.0
 """The speed of a job is measured over at least this long, with the same workers."""
 
@@ -56,10 +57,11 @@ def throughput(moments: Sequence[Moment]) -> dict[str, float]:
 
 
 def job_speed(moments: Sequence[Moment]) -> float | None:
-    """Samples a second of the whole job while all its settled workers trained."""
+    """Samples a second of the whole job while all its workers trained, after their start (a boot is faster)."""
     settled = [m for m in moments if m.workers and all(w.step_seconds is not None for w in m.workers)]
     most = max((len(m.workers) for m in settled), default=0)
     full = [m for m in settled if len(m.workers) == most]
+    full = [m for m in full if m.at >= full[0].at + START_SECONDS]
     if len(full) < 2 or full[-1].at - full[0].at < WINDOW_SECONDS:
         return None
     gained = sum(w.samples for w in full[-1].workers) - sum(w.samples for w in full[0].workers)

@@ -1,6 +1,6 @@
 """Run the story of the pools: install, apply examples/pools.yaml, play the cloud, then a second job of the same model.
 
-The fast spot machines are taken when a quarter of the work is done, and none is to be had until on-demand machines have
+The fast spot machines are taken when a sixth of the work is done, and none is to be had until on-demand machines have
 trained for a while.
 """
 
@@ -41,10 +41,10 @@ BASE = "base"
 LOOK_SECONDS = 0.5
 LIMIT_SECONDS = 420.0
 TAKEN, ON_DEMAND = "spot-fast", "on-demand-fast"
-TAKEN_AT_PERCENT = 25.0
+TAKEN_AT_PERCENT = 16.0
 BACK_AFTER_SECONDS = 15.0
 """The pool is in stock again when on-demand machines have trained for so long."""
-SECOND_EPOCHS = 25
+SECOND_EPOCHS = 35
 _ENV = {"SHOAL_PLAN_SECONDS": "3", "SHOAL_TELEMETRY_SECONDS": "2"}
 
 

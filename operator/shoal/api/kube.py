@@ -19,6 +19,8 @@ from pydantic.dataclasses import dataclass
 from shoal.api.base import ObjectMeta, Status
 from shoal.api.labels import SPOT_LABELS, Place, place_in
 
+ANNOUNCED_ENDS = frozenset({"DisruptionTarget", "TerminationTarget"})
+"""Conditions by which Kubernetes and Kueue say that a pod is about to be ended."""
 PART = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 """Of the parts of an object: dataclasses with slots, since a pod has about twenty of them and a model takes 0.5 KiB."""
 
@@ -195,7 +197,7 @@ class Pod(Cached):
             self.status.phase == "Running"
             and not self.status.reason
             and not self.metadata.deletion_timestamp
-            and not any(c.type == "DisruptionTarget" for c in self.status.conditions)
+            and not any(c.type in ANNOUNCED_ENDS for c in self.status.conditions)
             and not any(c.state.terminated or c.state.waiting for c in self.status.container_statuses)
         )
 
@@ -206,7 +208,7 @@ class Pod(Cached):
             self.status.phase == "Pending"
             and not self.status.reason
             and not self.metadata.deletion_timestamp
-            and not any(c.type == "DisruptionTarget" for c in self.status.conditions)
+            and not any(c.type in ANNOUNCED_ENDS for c in self.status.conditions)
             and not any(c.state.terminated for c in self.status.container_statuses)
             and not any(c.state.terminated for c in self.status.init_container_statuses)
         )

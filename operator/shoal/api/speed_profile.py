@@ -116,7 +116,10 @@ class SpeedProfileSpec(Strict):
 
 
 class LogMoments(Status):
-    """Mean and variance of the natural logarithm of a duration in seconds, and how many durations these stand for."""
+    """A duration: its mean, mean and variance of its natural logarithm, and how many durations these stand for."""
+
+    mean_seconds: str = "0"
+    """Mean of the seconds, a decimal: what many steps take together. 0: not known."""
 
     mean_log: str = "0"
     """Mean of ln(seconds), a decimal."""

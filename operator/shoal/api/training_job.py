@@ -115,7 +115,7 @@ class SchedulingPolicy(Strict):
     """PodGroup: no pod starts before there is room for all parameter servers and workers.minReplicas. It needs the
     PodGroups of scheduler-plugins and a scheduler with its plugin Coscheduling, which the templates name in
     schedulerName unless it is the default one. Where PodGroups are not installed, the job runs without, and is Degraded
-    with reason NoPodGroup."""
+    with reason NoPodGroup. Can change only while the job is suspended."""
     queue: str = Field("", max_length=63)
     """The LocalQueue of Kueue, where it is installed with its integration for plain pods: each pod is admitted by
     itself, so training begins with those that are. Empty: pods are not queued."""
@@ -283,6 +283,12 @@ class TrainingJobSpec(Strict):
                 "self.parameterServers.replicas == oldSelf.parameterServers.replicas"
                 " || (self.suspend && oldSelf.suspend)",
                 "parameterServers.replicas can change only while the job is suspended: set suspend to true first",
+            ),
+            (
+                # The pods that run would not be in the group that their successors wait for.
+                "self.runPolicy.schedulingPolicy.gang == oldSelf.runPolicy.schedulingPolicy.gang"
+                " || (self.suspend && oldSelf.suspend)",
+                "runPolicy.schedulingPolicy.gang can change only while the job is suspended: set suspend to true first",
             ),
             (
                 "!(self.elasticity.mode in ['Advise', 'Auto'])"

@@ -15,6 +15,7 @@ import aiohttp
 from pydantic_core import to_json
 from yarl import URL
 
+from shoal import __version__
 from shoal.cluster.server import ApiServer, find
 from shoal.cluster.transport import JSON, TIMEOUT_SECONDS, Answer, Options, Query, StreamRefused
 from shoal.errors import Unavailable
@@ -101,6 +102,7 @@ class HttpTransport:
             self._opened = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections, ssl=self.server.tls()),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"User-Agent": f"shoal/{__version__}"},  # as the API server's audit log names it
                 read_bufsize=LINE_BUFFER,
             )
         return self._opened

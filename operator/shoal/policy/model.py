@@ -98,6 +98,8 @@ class Proposal:
     remaining_range: tuple[float, float] | None = None
     """Between these it is in 90 % of simulated runs."""
     relative_error: float | None = None
+    measured: bool = True
+    """Whether the model's speed was measured in a pool of the plan."""
     """By how much the measured speed differs from the predicted one, as a share of it."""
     basis: str = ""
     """What the prediction is based on."""

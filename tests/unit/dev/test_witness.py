@@ -41,7 +41,9 @@ class Scene:
         spec = {"holderIdentity": holder, "acquireTime": since.isoformat()}
         self.witness.see_lease("MODIFIED", {"metadata": {"name": "shoal"}, "spec": spec})
 
-    def pod(self, incarnation: int = 0, uid: str = "", role: str = "ps") -> None:
+    def pod(
+        self, incarnation: int = 0, uid: str = "", role: str = "ps", phase: str = "Running", **more: Any
+    ) -> None:
         name = f"digits-{role}-0-{incarnation}"
         labels = {"shoal.dev/job": "digits", "shoal.dev/role": role, "shoal.dev/index": "0"}
         meta = {
@@ -50,8 +52,9 @@ class Scene:
             "name": name,
             "labels": labels,
             "ownerReferences": [{"uid": JOB_UID}],
+            **more,
         }
-        pod = {"metadata": meta, "spec": {"nodeName": "safe-1"}, "status": {"phase": "Running"}}
+        pod = {"metadata": meta, "spec": {"nodeName": "safe-1"}, "status": {"phase": phase}}
         self.witness.see_pod("ADDED", pod)
 
     def wrote(self, agent: str, verb: str = "delete", name: str = "digits-ps-0-0") -> None:
@@ -95,20 +98,26 @@ def test_a_write_after_another_replica_took_the_lease(scene: Scene) -> None:
     assert "when the Lease was held by b" in scene.witness.judge()[0]
 
 
-def test_a_healthy_server_that_is_deleted(scene: Scene) -> None:
+@pytest.mark.parametrize("ready", ["True", "Unknown"])
+def test_a_server_that_works_is_deleted(scene: Scene, ready: str) -> None:
+    """Also where its node is not heard: it works on."""
     scene.pod()
+    scene.node(ready)
     scene.wrote("a")
-    assert "deleted digits-ps-0-0 of node safe-1" in scene.witness.judge()[0]
+    scene.pod(deletionTimestamp="now")
+    assert "deleted digits-ps-0-0, which worked" in scene.witness.judge()[0]
 
 
-def test_a_server_goes_with_its_node_or_when_nobody_wants_it(scene: Scene) -> None:
-    scene.pod()
-    scene.node("Unknown")
+def test_a_server_that_nobody_wants_has_ended_or_never_ran_may_be_deleted(scene: Scene) -> None:
+    scene.pod(0)
+    scene.pod(0, phase="Failed")
     scene.wrote("a")
-    assert scene.witness.judge() == []
-    scene.node("True")
+    scene.pod(1, phase="Pending")
+    scene.wrote("a", name="digits-ps-0-1")
+    scene.pod(1, phase="Failed")
+    scene.pod(2)
     scene.job(suspend=True)
-    scene.wrote("a")
+    scene.wrote("a", name="digits-ps-0-2")
     assert scene.witness.judge() == []
 
 

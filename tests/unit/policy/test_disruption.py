@@ -126,6 +126,7 @@ def test_spot_labels_of_all_clouds(label: dict[str, str]) -> None:
 NODES = {"spot-0": build.node()}
 SHUTDOWN = build.node(ready="False", message="node is shutting down")
 TARGET = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
+BY_KUEUE = [{"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}]
 LOW = "The node was low on resource: memory."
 LIMIT = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
 TAKEN = {"phase": "Failed", "state": build.ended(1), "conditions": TARGET}
@@ -145,6 +146,8 @@ USER_FAULT = build.termination_message(Outcome.FAILED, reason="UserError", messa
         ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, None, PodOutcome.REJECTED, "OutOfResource"),
         ({"phase": "Failed", "reason": "NodeShutdown"}, None, PodOutcome.REJECTED, "NodeShutdown"),
         (TAKEN, None, PodOutcome.DISRUPTED, "TerminationByKubelet"),
+        ({"conditions": BY_KUEUE}, None, PodOutcome.LEAVING, "EvictedByKueue"),
+        ({**TAKEN, "conditions": BY_KUEUE}, None, PodOutcome.DISRUPTED, "EvictedByKueue"),
         ({"phase": "Failed", "state": build.ended(143)}, SHUTDOWN, PodOutcome.DISRUPTED, "NodeShutdown"),
         ({"phase": "Succeeded", "state": build.ended(0)}, SHUTDOWN, PodOutcome.DISRUPTED, "NodeShutdown"),
         ({"phase": "Succeeded", "state": build.ended(0), "deleting": build.NOW}, None, PodOutcome.DISRUPTED, "Deleted"),

@@ -338,6 +338,22 @@ def test_plans_grow_soon_and_shrink_late(
         assert world.last_plan.wake_after <= 300
 
 
+def test_plan_that_fails_for_ignorance_waits_for_a_measurement() -> None:
+    world = auto()
+    world.propose({"a": 2, "od": 4}, feasible=False, measured=False)
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    world.propose(
+        {"a": 3}, feasible=True, measured=False
+    )  # but a guess that keeps the limits is as good as any
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    world.propose({"a": 3, "od": 4}, feasible=False, measured=False)
+    world.tick(seconds=601)
+    world.settle()
+    assert world.by_pool() == {"a": 3, "od": 4}  # none came
+
+
 def test_plan_leaves_an_exhausted_pool_in_which_workers_wait_without_delay() -> None:
     """Nobody is disturbed by it; while a stabilization time passed, a job without a node would stand still."""
     world = auto(nodes={"a": 1, "b": 3})
@@ -349,6 +365,30 @@ def test_plan_leaves_an_exhausted_pool_in_which_workers_wait_without_delay() -> 
     world.propose({"b": 2}, age=0)  # a worker that has its node is not left at once
     world.settle()
     assert world.by_pool() == {"a": 1, "b": 2}
+
+
+def test_workers_that_are_too_many_work_until_the_others_have_their_nodes() -> None:
+    """A plan of fewer workers, all of them in a pool that was just taken, would leave the job without any."""
+    world = auto(nodes={"a": 2, "od": 2})
+    world.propose({"a": 2, "od": 2})
+    world.settle()
+    assert world.by_pool() == {"a": 2, "od": 2}
+    for node in ("a-0", "a-1"):
+        world.notice(node)
+    world.propose({"a": 2})
+    world.settle()
+    world.tick(seconds=61)
+    world.settle()
+    assert world.by_pool() == {"od": 2}
+    assert world.status["plan"]["pools"] == {"a": 2}
+    assert world.status["workers"]["desired"] == 2
+    world.add("a-2", "a")
+    world.settle()
+    assert world.by_pool() == {"a": 1, "od": 1}
+    world.add("a-3", "a")
+    world.settle()
+    assert world.by_pool() == {"a": 2}
+    assert world.status["restarts"]["disruptions"] == 2
 
 
 def test_shrinking_drains_the_worker_of_least_speed_for_its_price() -> None:

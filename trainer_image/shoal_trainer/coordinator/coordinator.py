@@ -221,7 +221,7 @@ class Coordinator(Record):
         self._last_pushes.arrived((push.slot, push.incarnation), now + member.push_limit)
 
     def count_partial(self, shards: Sequence[Contents], *, at_end: bool = False) -> bool:
-        """Count the partial samples of these shards, shard 0 first; returns whether pushes may be in flight.
+        """Count the partial samples of these shards (`sides`); returns whether pushes may be in flight.
 
         `at_end`: pushes in flight count as partial.
         """
@@ -232,6 +232,7 @@ class Coordinator(Record):
             marks, in_flight = self.partial.count(shards, present, at_end=at_end)
             self.counters.partial = sum(mark.stop - mark.start for mark in marks)
             self.counters.partial_ranges = self.ledger.ranges_of(Segment(*mark) for mark in marks)
+            self._last_pushes.epoch_compared(lambda worker: min(s.last(worker) for s in shards), present)
             if shards[0].spans() == self.shard.contents.spans():
                 self._last_pushes.compared(in_flight=in_flight)
             return in_flight
@@ -335,7 +336,9 @@ class Coordinator(Record):
             return self._idle()
         self._task_counter += 1
         token = (self._term, self._task_counter)
-        if (task := self.tasks.grant(slot, incarnation, token, self._clock())) is not None:
+        if self.tasks.queue and self._last_pushes.evaluation_waits(self._clock()):
+            self.compare_soon()
+        elif (task := self.tasks.grant(slot, incarnation, token, self._clock())) is not None:
             history = tuple(self.tasks.history[: task.epoch + 1]) if task.kind == "callbacks" else ()
             return Assignment(
                 kind="task",
@@ -397,6 +400,7 @@ class Coordinator(Record):
         assert self.data is not None
         logs = self.means.end(epoch, self.pace.loss)
         self.tasks.epoch_ended(epoch, logs, validation=self.data.validation, callbacks=self.data.callbacks)
+        self._last_pushes.epoch_ended(self.shard.applied, self._clock() + RESEND_SECONDS)
 
     def _stop_after_steps(self) -> None:
         if self.stop_after.steps and self.counters.steps >= self.stop_after.steps:

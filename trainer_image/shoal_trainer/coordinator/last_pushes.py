@@ -1,4 +1,4 @@
-"""The pushes that may still arrive after the end of training; the final tasks wait for them. Pure.
+"""The pushes that may still arrive after the end of training, or of an epoch; evaluations wait for them. Pure.
 
 Otherwise the final evaluation would use other parameters than the export. After an early stop, each worker that held a
 lease may push once more. A push may reach the other shards later than shard 0, so the shards are compared.
@@ -7,7 +7,7 @@ lease may push once more. A push may reach the other shards later than shard 0, 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 from shoal_trainer.ps.contents import Worker
 
@@ -23,6 +23,9 @@ class LastPushes:
         """Of the workers that may push to shard 0."""
         self._compare_until = -math.inf
         self._compared = shards == 1
+        self._epoch: Mapping[Worker, int] = {}
+        """The last push of each worker to shard 0 when an epoch ended, if other shards may lack them."""
+        self._epoch_until = -math.inf
 
     def expect(self, worker: Worker, deadline: float) -> None:
         """This worker may push."""
@@ -46,6 +49,19 @@ class LastPushes:
     def compared(self, *, in_flight: bool) -> None:
         """The shards were compared, and shard 0 has received nothing since."""
         self._compared = not in_flight
+
+    def epoch_ended(self, applied: Mapping[Worker, int], deadline: float) -> None:
+        """An epoch ended with these last pushes to shard 0; wait for them in all shards, at most until the deadline."""
+        self._epoch, self._epoch_until = ({} if self._shards == 1 else dict(applied)), deadline
+
+    def epoch_compared(self, last: Callable[[Worker], int], present: Collection[Worker]) -> None:
+        """The shards were compared. `last`: the last push of a worker that is in all of them."""
+        if all(last(worker) >= seq for worker, seq in self._epoch.items() if worker in present):
+            self._epoch = {}
+
+    def evaluation_waits(self, now: float) -> bool:
+        """Whether a shard may lack pushes of the epoch that is to be evaluated."""
+        return bool(self._epoch) and now < self._epoch_until
 
     def drop(self, worker: Worker) -> None:
         """This worker pushes no more."""

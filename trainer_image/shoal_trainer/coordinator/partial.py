@@ -71,11 +71,11 @@ class Partial:
         self._covers = {push: marks for push, marks in self._covers.items() if push in differs}
         self._whole &= self._covers.keys()
 
-    def dump(self, shards: Sequence[Contents]) -> dict[str, Any]:
-        """The state for a snapshot with these contents, as JSON."""
+    def dump(self, shards: Sequence[Contents], count: int) -> dict[str, Any]:
+        """The state for a snapshot of `count` shards with these contents, as JSON."""
         differs = uneven(shards)
         return {
-            "shards": len(shards),
+            "shards": count,
             "pushes": [[*push, marks] for push, marks in self._covers.items() if push in differs],
             "forGood": self._for_good(shards),
         }

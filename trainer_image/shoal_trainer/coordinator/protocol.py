@@ -269,9 +269,10 @@ class AskPushes(Message):
 
 
 class Pushes(Message):
-    """The pushes that a shard holds, and the journal entries of the wanted ones."""
+    """The pushes that a shard holds, also those in part, and the journal entries of the wanted ones."""
 
     spans: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
+    begun: tuple[Span, ...] = Field(default=(), max_length=MAX_SPANS)
     entries: tuple[Entry, ...] = Field(default=(), max_length=MAX_JOURNAL)
 
 

@@ -1,6 +1,7 @@
 """Compares the pushes that the shards hold, to count the samples that only some shards have.
 
-It lists the pushes of each shard, and reads the positions of those that some shards lack from the journals. It runs
+It lists the pushes of each shard, and reads the positions of those that some shards, or some pieces of one, lack from
+the journals. It runs
 after a shard restarts, at each snapshot (the journals then drop entries), before the final tasks, and before the job
 ends.
 """
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from shoal_trainer.coordinator.protocol import Pushes
 from shoal_trainer.errors import TrainerError, Unreachable
 from shoal_trainer.ps.contents import Contents, Span, uneven
 from shoal_trainer.ps.shard import ShardStore, State
+from shoal_trainer.snapshot.manifest import ShardFile
+from shoal_trainer.wire.messages import BegunPush, Entry, Progress
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +44,36 @@ def pushes_of(shard: ShardStore, wanted: Sequence[Span]) -> Pushes:
     with shard.lock:
         if shard.state is not State.READY:
             raise Unreachable(f"shard {shard.index} is {shard.state.value.lower()}")
-        contents = Contents(wanted)
+        contents, begun = Contents(wanted), shard.begun()
+        entries = shard.journal.entries_of(contents) if contents else ()
         return Pushes(
-            spans=shard.contents.spans(), entries=shard.journal.entries_of(contents) if contents else ()
+            spans=shard.contents.spans(),
+            begun=_spans(begun),
+            entries=(*entries, *(entry for push in begun for entry in _entries(push, contents))),
         )
+
+
+def _spans(begun: Iterable[BegunPush]) -> tuple[Span, ...]:
+    return tuple((push.slot, push.incarnation, push.seq, push.seq + 1) for push in begun)
+
+
+def _entries(push: BegunPush, wanted: Contents) -> Iterator[Entry]:
+    identity = push.slot, push.incarnation, push.seq
+    if identity in wanted:
+        for mark in push.progress or (Progress(0, -1, 0, 0),):
+            yield Entry(0, *identity, 0, *mark)
+
+
+def sides(shards: Sequence[tuple[Iterable[Span], Iterable[Span]]]) -> list[Contents]:
+    """The contents of the last piece of each shard, then, where they differ, of the first pieces.
+
+    Each shard is given as the pushes that it holds, and those that it holds in part. Like shards, the ends of a shard
+    may hold different pushes.
+    """
+    last = [Contents(spans) for spans, _ in shards]
+    if not any(begun for _, begun in shards):
+        return last
+    return last + [Contents((*spans, *begun)) for spans, begun in shards]
 
 
 class Reconciler:
@@ -67,9 +96,8 @@ class Reconciler:
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, if there are other shards."""
-        if self._others:
-            self._thread.start()
+        """Start the thread."""
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread; `compare` still works."""
@@ -84,19 +112,20 @@ class Reconciler:
         """Count the partial samples; returns whether no push is in flight. `Unreachable` if a shard is."""
         with self._lock:
             generation = self._shard.generation
-            contents = [Contents(pushes_of(self._shard, ()).spans)]
-            contents += [Contents(other.pushes(()).spans) for other in self._others]
+            shards = [pushes_of(self._shard, ()), *(other.pushes(()) for other in self._others)]
+            contents = sides([(pushes.spans, pushes.begun) for pushes in shards])
             self._learn(contents, generation)
             with self._partial(generation):
                 return not self._coordinator.count_partial(contents, at_end=at_end)
 
-    def manifest_part(self, parts: Sequence[Sequence[Span]]) -> dict[str, Any]:
-        """The partial pushes for the manifest of a snapshot with these contents.
+    def manifest_part(self, files: Sequence[ShardFile]) -> dict[str, Any]:
+        """The partial pushes for the manifest of a snapshot of these files.
 
         `Unreachable`, once per push, if no journal has a push because a shard was lost after it wrote its part.
         """
         with self._lock:
-            contents, generation = [Contents(part) for part in parts], self._shard.generation
+            contents, generation = _contents(files), self._shard.generation
+            self._know(files, uneven(contents), generation)
             unexplained = set(self._learn(contents, generation).spans())
             if new := unexplained - self._unexplained:
                 self._unexplained |= new
@@ -104,18 +133,16 @@ class Reconciler:
             # Not counted: a push that was in flight at the cut may have arrived, and its worker may have left.
             with self._partial(generation) as known:
                 known.compared(contents)
-                return known.dump(contents)
+                return known.dump(contents, len(files))
 
-    def published(self, parts: Sequence[Sequence[Span]]) -> None:
-        """The snapshot with these contents was published."""
+    def published(self, files: Sequence[ShardFile]) -> None:
+        """The snapshot of these files was published."""
         with self._lock, self._partial(self._shard.generation) as known:
-            known.published([Contents(part) for part in parts])
+            known.published(_contents(files))
         self.schedule()
 
     def settle(self) -> None:
         """Compare before the job ends, and wait up to `END_SECONDS` for pushes in flight."""
-        if not self._others:
-            return
         until, reason = self._clock() + END_SECONDS, ""
         while True:
             try:
@@ -136,6 +163,12 @@ class Reconciler:
             if self._shard.generation != generation:
                 raise Unreachable("the job was rolled back while its shards were compared")
             yield self._coordinator.partial
+
+    def _know(self, files: Sequence[ShardFile], differs: Contents, generation: int) -> None:
+        """The files state the positions of the pushes that they hold in part."""
+        with self._partial(generation) as known:
+            for file in files:
+                known.learn(entry for push in file.begun for entry in _entries(push, differs))
 
     def _learn(self, contents: Sequence[Contents], generation: int) -> Contents:
         """Read the positions of unknown pushes from the journals; returns the pushes that no journal has."""
@@ -166,3 +199,7 @@ class Reconciler:
                 log.exception("cannot compare the shards yet")
             self._stop.wait(RETRY_SECONDS)
             self._scheduled.set()
+
+
+def _contents(files: Sequence[ShardFile]) -> list[Contents]:
+    return sides([(file.pushes, _spans(file.begun)) for file in files])

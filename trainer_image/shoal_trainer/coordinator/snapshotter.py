@@ -1,6 +1,6 @@
 """Takes the snapshots: a thread on PS 0 that has all shards write their part and publishes the manifest.
 
-Only the copy is made under the shard's lock, so writing never delays a push. An unreachable storage does not stop
+Neither the copy nor its writing holds the shard's lock for long. An unreachable storage does not stop
 training: the next attempt comes with the next interval, and each reason is logged once.
 """
 
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 from shoal_trainer.contract import SnapshotPolicy
 from shoal_trainer.coordinator.client import ShardControl
@@ -18,7 +19,7 @@ from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable
-from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.shard import ShardCopy, ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile
 from shoal_trainer.snapshot.store import SnapshotStore
 
@@ -28,16 +29,27 @@ RETRY_SECONDS = 5.0
 """After the first failure of a scheduled snapshot; doubled after each further one."""
 
 
-def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) -> ShardFile:
-    """Another shard's part of a snapshot. `Unreachable` before it has parameters of the requested generation."""
+def write_part(
+    shard: ShardStore,
+    store: SnapshotStore,
+    request: SnapshotShard,
+    between: Callable[[], None] = lambda: None,
+) -> ShardFile:
+    """Another shard's part of a snapshot. `Unreachable` before it has parameters of the requested generation.
+
+    `between`: called between the pieces of the copy.
+    """
+    if shard.state is State.READY and shard.generation != request.generation:
+        raise Unreachable(
+            f"shard {shard.index} is at generation {shard.generation}, not {request.generation}"
+        )
+    copy = shard.copy(between)
+    if copy is None:
+        raise Unreachable(f"shard {shard.index} has no parameters yet")
+    if copy.generation != request.generation:
+        raise Unreachable(f"shard {shard.index} has been rolled back")
     with shard.lock:
-        copy, journal = shard.copy(), shard.journal
-        if copy is None:
-            raise Unreachable(f"shard {shard.index} has no parameters yet")
-        if copy.generation != request.generation:
-            raise Unreachable(
-                f"shard {shard.index} is at generation {copy.generation}, not {request.generation}"
-            )
+        journal = shard.journal
         journal.published_part((request.epoch, request.published))
     file = store.write_shard(request.number, request.epoch, copy)
     with shard.lock:
@@ -48,7 +60,7 @@ def write_part(shard: ShardStore, store: SnapshotStore, request: SnapshotShard) 
 class Snapshotter:
     """Takes snapshots of all shards, when scheduled and every `policy.every_seconds`.
 
-    Calls `fenced` when a newer epoch has published.
+    Calls `fenced` when a newer epoch has published, and `between` between the pieces of a copy.
     """
 
     def __init__(
@@ -63,11 +75,13 @@ class Snapshotter:
         fenced: Callable[[Fenced], None],
         wall: Callable[[], float] = time.time,
         executor: Callable[[int], Executor] = ThreadPoolExecutor,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         self._shard, self._others = shard, others
         self._coordinator, self._store, self._policy = coordinator, store, policy
         self._reconciler = reconciler
         self._fenced, self._wall, self._executor = fenced, wall, executor
+        self._between = between
         self._stop, self._wake, self._settled = threading.Event(), threading.Event(), threading.Event()
         self._settled.set()
         self.taking = threading.Lock()
@@ -101,17 +115,23 @@ class Snapshotter:
         """Take a snapshot; None if nothing has changed since the last one, or there are no parameters yet."""
         with self.taking:
             with self._shard.lock:
-                copy = self._shard.copy()
-                if copy is None or self._coordinator.data_unknown:
+                unchanged = (self._shard.version, self._coordinator.tasks.ending) == self._state
+                if unchanged or self._coordinator.data_unknown:
                     return None
-                if (state := (copy.version, self._coordinator.tasks.ending)) == self._state:
-                    return None
-                ledger = self._coordinator.dump()
+            ledger: dict[str, Any] = {}
+            ending = False
+
+            def cut() -> None:
+                nonlocal ending
+                ledger.update(self._coordinator.dump())
+                ending = self._coordinator.tasks.ending
+
+            if (copy := self._shard.copy(self._between, cut)) is None:
+                return None
             number = max(self._store.next_number(), 1 + (self.last.number if self.last else 0))
             files = self._write(number, copy)
-            pushes = [file.pushes for file in files]
             if ledger:  # even with one shard: their number may change between snapshots
-                ledger["partial"] = self._reconciler.manifest_part(pushes)
+                ledger["partial"] = self._reconciler.manifest_part(files)
             manifest = Manifest(
                 number=number,
                 epoch=self._shard.epoch,
@@ -127,8 +147,8 @@ class Snapshotter:
             self.last = self._store.publish(manifest)
             with self._shard.lock:
                 self._shard.journal.published(copy.version)
-            self._reconciler.published(pushes)
-            self._state, self._published = state, number
+            self._reconciler.published(files)
+            self._state, self._published = (copy.version, ending), number
             self._store.prune(self._policy.retain)
             return self.last
 

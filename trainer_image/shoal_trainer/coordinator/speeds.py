@@ -32,22 +32,24 @@ Key = tuple[str, int, float, int, int, int]
 
 @dataclass
 class _Sum:
-    """Count, sum and sum of squares of ln(seconds)."""
+    """Count, sum and sum of squares of ln(seconds), and the sum of the seconds."""
 
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
+    seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
         value = math.log(max(SHORTEST, seconds))
         self.count, self.total, self.squares = self.count + 1, self.total + value, self.squares + value**2
+        self.seconds += max(SHORTEST, seconds)
 
     def merge(self, other: _Sum) -> None:
         self.count, self.total = self.count + other.count, self.total + other.total
-        self.squares += other.squares
+        self.squares, self.seconds = self.squares + other.squares, self.seconds + other.seconds
 
     def report(self) -> LogSums:
-        return LogSums(count=self.count, total=self.total, squares=self.squares)
+        return LogSums(count=self.count, total=self.total, squares=self.squares, seconds=self.seconds)
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The worker's client of the data plane: blocking calls to all shards of the job.
 
 Use it from one thread. Answers are received into slices of the caller's buffer. Small requests are sent to all shards
-before any answer is read. The answer to a large one is read while the next one is sent: a server may have memory for
-one large message only, and would wait for this worker.
+before any answer is read. The answer to a large one is read while it is sent, as the server answers each piece at once;
+with TLS, whose connections one thread may use at a time, after each piece.
 
 Nothing is retried: `Unreachable` closes every connection; the caller then calls `hello` again and compares
 `Welcome.boots`. To resend a push, keep its sequence number: no shard applies it twice.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps import kernels
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.layout import Bounds, bounds
-from shoal_trainer.ps.shard_client import ShardClient
+from shoal_trainer.ps.shard_client import ShardClient, asks
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire.header import FOLLOWS, IDLE, Codec, Header, Op
 from shoal_trainer.wire.messages import (
@@ -45,9 +45,6 @@ from shoal_trainer.wire.messages import (
 )
 
 T = TypeVar("T")
-
-LARGE = 4 << 20
-"""Mean bytes per shard. Larger messages may be more than a server has memory for twice."""
 
 CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16}
 
@@ -73,6 +70,7 @@ class PSClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.codec = CODECS[dtype]
+        self._tls = tls
         self._clock = clock
         self._shards = [
             ShardClient(
@@ -195,7 +193,7 @@ class PSClient:
     def _send_hello(self, shard: ShardClient, model: ModelSpec, copy: Copy | None) -> None:
         hello = Hello(model=model)
         if copy is not None:
-            version = copy.pulled.versions[shard.index]
+            version = copy.version(shard.index)
             hello = Hello(model=model, copy_version=version, generation=copy.generation)
         shard.send(Header(Op.HELLO), hello.to_json().encode())
 
@@ -204,14 +202,8 @@ class PSClient:
             return welcome
         shard, (low, high) = self._shards[welcome.index], self._bounds[welcome.index]
         part, pulled = self._encode(copy.flat)[low:high], copy.pulled
-        meta = AnswerMeta(
-            pulled.shard_samples[shard.index],
-            pulled.live_workers,
-            pulled.applied[shard.index],
-            pulled.journals[shard.index],
-        )
         request = Header(Op.OFFER, self.codec, seq=copy.generation, version=pulled.versions[shard.index])
-        shard.send(request, encode_answer(meta), part)
+        self._send(shard, request, encode_answer(copy.meta(shard.index)), part)
         return decode_json(ShardWelcome, shard.receive(Op.WELCOME)[1])
 
     def _call(
@@ -239,27 +231,48 @@ class PSClient:
         versions = known if push is None else push.base_versions
         sending = 0.0
 
-        def send(index: int) -> None:
+        def send(index: int) -> int:
             nonlocal sending
             start, (low, high) = self._clock(), self._bounds[index]
             base = versions[index] if versions else samples
             request = Header(op, payload_codec, seq=seq, version=base, flags=flags, ahead=ahead)
-            self._shards[index].send(request, meta, None if payload is None else payload[low:high])
+            part = None if payload is None else payload[low:high]
+            piece = self._shards[index].send(request, meta, part)
+            sending += self._clock() - start
+            return piece
+
+        def send_payload(index: int) -> None:
+            nonlocal sending
+            start, (low, high) = self._clock(), self._bounds[index]
+            assert payload is not None
+            self._shards[index].send_payload(payload[low:high])
             sending += self._clock() - start
 
-        def receive(index: int) -> tuple[Header, bytearray]:
+        def received_into(index: int) -> NDArray[Any] | None:
             low, high = self._bounds[index]
-            return self._shards[index].receive(expected, None if out is None else out[low:high], coding)
+            return None if out is None else out[low:high]
 
-        order, answers = range(len(self._shards)), []
-        large = self._bounds[-1][1] * coding.itemsize > LARGE * len(order)
+        def receive(index: int) -> tuple[Header, bytearray]:
+            return self._shards[index].receive(expected, received_into(index), coding)
+
+        def exchange(index: int) -> tuple[Header, bytearray]:
+            """One large request: nothing of another one is sent meanwhile, as they would share the worker's link."""
+            piece = send(index)
+            low, high = self._bounds[index]
+            if payload is None or not asks((high - low) * coding.itemsize):
+                return receive(index)
+            target = received_into(index)
+            if piece and target is not None and self._tls:
+                return self._shards[index].exchange(piece, payload[low:high], expected, target, coding)
+            if not piece:
+                send_payload(index)
+                return receive(index)
+            return self._overlapped(lambda: send_payload(index), lambda: receive(index))
+
+        order = range(len(self._shards))
         try:
-            if large and payload is None:  # the second answer would wait for the first one
-                for index in order:
-                    send(index)
-                    answers.append(receive(index))
-            elif large and len(order) > 1:
-                answers = self._overlapped(send, receive)
+            if any(asks((high - low) * coding.itemsize) for low, high in self._bounds):
+                answers = [exchange(index) for index in order]
             else:
                 for index in order:
                     send(index)
@@ -278,26 +291,29 @@ class PSClient:
             pull_seconds=self._clock() - begin - sending,
             journals=tuple(meta.journal for meta in metas),
             stopped=metas[0].stopped,
+            begun=tuple(meta.begun for meta in metas),
+            torn=tuple(meta.torn for meta in metas),
         )
 
     def _overlapped(
-        self, send: Callable[[int], None], receive: Callable[[int], tuple[Header, bytearray]]
-    ) -> list[tuple[Header, bytearray]]:
-        """Read each shard's answer while the next request is sent; the server's memory is held until then."""
-        reading: list[Future[tuple[Header, bytearray]]] = []
+        self, send: Callable[[], None], receive: Callable[[], tuple[Header, bytearray]]
+    ) -> tuple[Header, bytearray]:
+        """Read the answer while the payload is sent."""
+        reading = self._reader.submit(receive)
         try:
-            for index in range(len(self._shards)):
-                send(index)
-                if reading:
-                    reading[-1].result()  # no more than one answer is unread
-                reading.append(self._reader.submit(receive, index))
-            return [answer.result() for answer in reading]
+            send()
+            return reading.result()
         except BaseException:
             self.close()
-            for answer in reading:  # wait for them, because they write to the caller's buffer
-                if isinstance(reason := answer.exception(), (Fenced, UserError)):
-                    raise reason from None  # why the server closed the connection during `send`
+            # Wait for it, because it writes to the caller's buffer.
+            if isinstance(reason := reading.exception(), (Fenced, UserError)):
+                raise reason from None  # why the server closed the connection during `send`
             raise
+
+    def _send(self, shard: ShardClient, request: Header, meta: bytes, payload: NDArray[Any]) -> None:
+        shard.send(request, meta, payload)
+        if asks(payload.nbytes):
+            shard.send_payload(payload)
 
     def _encode(self, flat: NDArray[Any]) -> NDArray[Any]:
         if self.codec is Codec.FP32 or flat.dtype == np.uint16:

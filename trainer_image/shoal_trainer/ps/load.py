@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_trainer.ps.pieces import Payload, nbytes
-
 
 @dataclass
 class Load:
@@ -16,8 +14,8 @@ class Load:
     bytes_received: int = 0
     busy_answers: int = 0
 
-    def add(self, seconds: float, io: Payload) -> None:
-        """Count an applied push, whose payload took so long to apply and to answer."""
+    def add(self, seconds: float, nbytes: int) -> None:
+        """Count an applied push of so many bytes, which took so long to apply and to answer."""
         self.busy_seconds += seconds
         self.updates += 1
-        self.bytes_received += nbytes(io)
+        self.bytes_received += nbytes

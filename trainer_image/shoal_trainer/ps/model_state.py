@@ -28,7 +28,9 @@ class ModelState:
         self.low, self.high = bounds(spec.size, shards)[index]
         self.parameters: Vector = aligned(self.high - self.low)
         self.updates = 0
-        """The number of gradients in the optimizer's state: the step of Adam."""
+        """The number of gradients in the optimizer's state, or begun: the step of Adam."""
+        self._pace = 1.0
+        """The pace at which the velocity was made."""
         self._configure(spec, {})
 
     @property
@@ -46,9 +48,8 @@ class ModelState:
         self._configure(spec, self.optimizer.state)
 
     def arrays(self) -> dict[str, Vector]:
-        """Copies of the parameters and of the optimizer's state, by name."""
-        arrays = {"parameters": self.parameters} | self.optimizer.state
-        return {name: values.copy() for name, values in arrays.items()}
+        """The parameters and the optimizer's state, by name."""
+        return {"parameters": self.parameters} | self.optimizer.state
 
     def load(self, arrays: Mapping[str, Vector]) -> None:
         """Set the parameters to those in `arrays`."""
@@ -68,7 +69,8 @@ class ModelState:
     def anticipate(self, io: Payload, ahead: float, weight: float, pace: float, samples: int) -> None:
         """Write the parameters expected `ahead` updates of this weight later to `io`; see `Damping` for `pace`."""
         optimizer, rate = self.optimizer, self._rate(samples) * weight
-        optimizer.anticipate(self.parameters, io, Update(rate, self.updates + 1, pace, ahead))
+        update = Update(rate, self.updates + 1, pace, ahead, before=self._pace)
+        optimizer.anticipate(self.parameters, io, update)
         for part, values in parts(io, optimizer.size):
             kernels.encode(self.parameters[part], values)
 
@@ -82,32 +84,24 @@ class ModelState:
         for part, values in parts(io):
             kernels.adopt(self.parameters[part], values)
 
-    def apply_gradient(
-        self,
-        io: Payload,
-        meta: PushMeta,
-        weight: float,
-        tau: int,
-        samples: int,
-        pace: float = 1.0,
-        ahead: float = 0.0,
-    ) -> bool:
-        """Apply a mean gradient of staleness `tau`; its learning rate is multiplied by `weight`.
+    def next_update(self, meta: PushMeta, weight: float, samples: int, pace: float, ahead: float) -> Update:
+        """Begin to apply a gradient; its learning rate is multiplied by `weight`.
 
         `samples`: how many the shard has seen, for the schedule of a push without its own learning rate. `pace`: see
-        `Damping`. `io` gets the parameters expected after `ahead` more updates.
+        `Damping`. Its answer has the parameters expected after `ahead` more updates.
         """
-        optimizer, w = self.optimizer, self.parameters
-        rate, trainable = meta.learning_rate, optimizer.size
-        later = rate
+        rate = later = meta.learning_rate
         if not math.isfinite(rate):
             rate, later = self._rate(samples), self._rate(samples + meta.samples) if ahead else math.nan
-        update = Update(rate * weight, self.updates + 1, pace, ahead, later * weight)
-        non_finite = optimizer.apply(w, io, update)
-        # Each worker pushes the change of its moving statistics; a stale change is added in part.
-        non_finite |= self._add(io, trainable, 1 / max(1, tau))
         self.updates += 1
-        return non_finite
+        before, self._pace = self._pace, pace
+        return Update(rate * weight, self.updates, pace, ahead, later * weight, before)
+
+    def apply_gradient(self, io: Payload, update: Update, tau: int) -> bool:
+        """Apply a mean gradient, or what `io` has of it, of staleness `tau`."""
+        non_finite = self.optimizer.apply(self.parameters, io, update)
+        # Each worker pushes the change of its moving statistics; a stale change is added in part.
+        return self._add(io, self.optimizer.size, 1 / max(1, tau)) or non_finite
 
     def _rate(self, samples: int) -> float:
         config = self.optimizer.config

@@ -35,7 +35,8 @@ STATE = {
 class Update(NamedTuple):
     """The learning rate of one push, the optimizer's step (from 1), and the `pace` of `Damping`.
 
-    `ahead`: by how many updates the answer anticipates; `next_rate`: their learning rate (nan: `rate`).
+    `ahead`: by how many updates the answer anticipates; `next_rate`: their learning rate (nan: `rate`). `before`: the
+    pace at which the velocity was made.
     """
 
     rate: float
@@ -43,6 +44,7 @@ class Update(NamedTuple):
     pace: float = 1.0
     ahead: float = 0.0
     next_rate: float = math.nan
+    before: float = 1.0
 
 
 class Optimizer:
@@ -64,8 +66,6 @@ class Optimizer:
             if name in self.state:
                 self.state[name][:] = values
         self._segments = tuple(_segments(config, offset, size))
-        self._pace = 1.0
-        """The pace at which the velocity was made."""
 
     def apply(self, w: Vector, io: Payload, update: Update) -> bool:
         """Apply the gradient in the first `size` values of `io` to `w`, and write the new parameters to `io`.
@@ -76,7 +76,6 @@ class Optimizer:
         for low, high, decays in self._segments:
             for part, values in parts(io, low, high):
                 non_finite |= self._apply(part, w[part], values, update, decays)
-        self._pace = update.pace
         return non_finite
 
     def anticipate(self, w: Vector, io: Payload, update: Update) -> None:
@@ -85,7 +84,7 @@ class Optimizer:
         for part, values in parts(io, 0, self.size):
             state = {name: values[part] for name, values in self.state.items()}
             if update.ahead and "momentum" in state:
-                ahead = update.ahead * _glide(c, update.pace) * stretch(self._pace) / stretch(update.pace)
+                ahead = update.ahead * _glide(c, update.pace) * stretch(update.before) / stretch(update.pace)
                 kernels.glide(w[part], state["momentum"], values, f(ahead))
             elif update.ahead and "m" in state and update.step > 1:
                 beta = adam_momentum(c, update.pace)
@@ -118,7 +117,10 @@ class Optimizer:
         rule = kernels.nesterov if c.nesterov else kernels.momentum
         # Velocity that was made at another pace still has to go as far as it would have gone there.
         slower = stretch(update.pace)
-        kept, rate = f(momentum_at(c, self._pace) * stretch(self._pace) / slower), f(update.rate / slower)
+        kept, rate = (
+            f(momentum_at(c, update.before) * stretch(update.before) / slower),
+            f(update.rate / slower),
+        )
         return rule(w, state["momentum"], io, rate, decay, kept, f(update.ahead * _glide(c, update.pace)))
 
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from shoal_trainer.ps.kernels import Buffer
 
+PIECE_VALUES = 1 << 19
+"""The values of a large shard that are received, applied and answered at a time."""
+
 
 class Pieces:
     """One vector of arrays of equal length; the last one may be shorter."""
@@ -29,14 +32,29 @@ class Pieces:
             low += stop - start
 
 
-Payload = Buffer | Pieces
-"""The values of a request or answer, of shape (size,), in fp32 or bf16."""
+class Window:
+    """The values [low, high) of a vector of `size` values; `values` begins at its value `first`."""
+
+    def __init__(self, values: Payload, first: int, low: int, high: int, size: int) -> None:
+        self.size = size
+        self.shape = (size,)
+        self._values, self._first, self._low, self._high = values, first, low, high
+
+    def parts(self, low: int, high: int) -> Iterator[tuple[slice, Buffer]]:
+        """Those of the values [low, high) that it has, as in `parts`."""
+        first, low, high = self._first, max(low, self._low), min(high, self._high)
+        for part, values in parts(self._values, low - first, high - first):
+            yield slice(part.start + first, part.stop + first), values
+
+
+Payload = Buffer | Pieces | Window
+"""The values of a request or answer, of shape (size,), in fp32 or bf16; or a part of them."""
 
 
 def parts(io: Payload, low: int = 0, high: int | None = None) -> Iterator[tuple[slice, Buffer]]:
     """The values [low, high) of `io`, piece by piece: (their positions in `io`, a view of them)."""
     high = io.size if high is None else high
-    if isinstance(io, Pieces):
+    if isinstance(io, Pieces | Window):
         yield from io.parts(low, high)
     elif low < high:
         yield slice(low, high), io[low:high]
@@ -44,4 +62,4 @@ def parts(io: Payload, low: int = 0, high: int | None = None) -> Iterator[tuple[
 
 def nbytes(io: Payload) -> int:
     """The bytes of a payload."""
-    return sum(array.nbytes for array in io.arrays) if isinstance(io, Pieces) else int(io.nbytes)
+    return sum(int(values.nbytes) for _, values in parts(io))

@@ -2,7 +2,8 @@
 
 A request holds its pieces from its header until they are sent in the answer, and each sent piece is given to the
 request that has waited longest. So one worker's answer and the next one's gradient share the memory of one message. A
-request without a piece waits, and TCP back-pressure stops its worker.
+request without a piece waits, and TCP back-pressure stops its worker. A stream holds one small piece for as long as it
+takes.
 
 A worker that stalls, or whose link is slow, holds its pieces for seconds. After a while they no longer count, so that
 others get memory of their own: otherwise one slow worker would slow down all.
@@ -35,9 +36,9 @@ PIECE_BYTES = 4 << 20
 """The largest piece."""
 POOL_BYTES = 10 << 20
 """The usual size of the pool, without a share of the model."""
-MODEL_SHARE = 0.2
+MODEL_SHARE = 0.1
 """The share of the bytes of the parameters and the optimizer's state that is added to it."""
-MAX_MESSAGES = 16
+MAX_MESSAGES = 64
 RESERVED = 160 << 20
 """The part of the pod's memory that is neither model nor messages: the interpreter, threads, buffers of sockets."""
 SLOW_RATE = 30_000_000

@@ -1,8 +1,9 @@
 """The server of the data port: one thread per connection.
 
 Clients authenticate first; the handshake has one deadline, and the number of unauthenticated connections is bounded.
-The length in a header is checked against the size of the shard before memory is taken from the pool. Blocking calls and
-kernels release the GIL, so threads suffice for tens of workers.
+The length in a header is checked against the size of the shard before memory is taken from the pool. Messages of a
+large shard are streams: a piece is received, applied, and its answer sent. Blocking calls and kernels release the GIL,
+so threads suffice for tens of workers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pieces import Pieces
 from shoal_trainer.ps.pool import Loan, PiecePool
 from shoal_trainer.ps.shard import Answer, ShardStore
+from shoal_trainer.ps.streams import Stream
 from shoal_trainer.security import Credentials
 from shoal_trainer.wire import handshake, header
 from shoal_trainer.wire.channel import MIN_RATE, Channel
@@ -43,9 +45,19 @@ WAIT_SECONDS = 20.0
 way, for memory. The client's timeout is longer, so that it receives the reason."""
 BUSY_SECONDS = 5.0
 """How often a request that waits for memory is told so. The client's timeout is longer."""
+PATIENCE_SECONDS = 0.25
+"""How long a stream waits in all for the answers of slower ones, which it would tear (see `walks`)."""
 PAUSE_SECONDS = 0.05
 """Before the next accept if the process has reached its limit of file descriptors or threads."""
 PUSHES = {Op.PUSH_PULL, Op.DELTA_PULL}
+
+
+class _Interrupted(Exception):
+    """A stream cannot go on. Nothing can be sent but the rest of it."""
+
+    def __init__(self, reason: TrainerError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class RefusalLog:
@@ -285,6 +297,8 @@ class DataServer:
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             else:
                 self._exchange(channel, peer, request, meta)
+        except _Interrupted as interrupted:
+            raise interrupted.reason from None  # the client waits for the rest of a payload
         except TrainerError as error:
             code = _code(error)
             self._send(channel, Op.ERROR, str(error).encode()[:4096], seq=code)
@@ -304,6 +318,9 @@ class DataServer:
             )
         deadline = self._clock() + WAIT_SECONDS
         self._wait(peer, request, deadline)
+        if shard.piece and (request.op is Op.PULL or request.op in PUSHES):
+            self._exchange_stream(channel, peer, request, meta)
+            return
         try:
             patience = deadline - self._clock()
             with self._pool.lend(nbytes, shard.model.nbytes, patience=patience) as loan:
@@ -318,7 +335,52 @@ class DataServer:
             if request.op in PUSHES:
                 shard.push_ended(peer.slot)
 
-    def _await_memory(self, channel: Channel, request: Header, loan: Loan) -> None:
+    def _exchange_stream(self, channel: Channel, peer: Peer, request: Header, meta: bytearray) -> None:
+        """Handle a pull or push of a large shard: one piece after another is received, applied and answered."""
+        shard, codec = self._shard, request.codec
+        assert shard.model is not None
+        size = shard.piece * codec.itemsize
+        try:
+            with self._pool.lend(size, shard.model.nbytes) as loan:
+                self._await_memory(channel, request, loan, piece=size)
+                # Only now: what a waiting request has not begun holds up nobody.
+                with contextlib.closing(self._begin(peer, request, meta)) as stream:
+                    try:
+                        self._send_stream(channel, request, stream, loan)
+                    except TrainerError as error:
+                        raise _Interrupted(error) from error
+        finally:
+            if request.op in PUSHES:
+                shard.push_ended(peer.slot)
+
+    def _begin(self, peer: Peer, request: Header, meta: bytearray) -> Stream[Answer]:
+        shard, boot = self._shard, request.boot
+        if request.op is Op.PULL:
+            return shard.pulling(peer.slot, boot=boot, **_pull_options(request))
+        push = peer.slot, peer.incarnation, request.seq, request.version, decode_push(meta)
+        delta = request.op is Op.DELTA_PULL
+        return shard.pushing(*push, delta=delta, boot=boot, ahead=0.0 if delta else request.ahead)
+
+    def _send_stream(self, channel: Channel, request: Header, stream: Stream[Answer], loan: Loan) -> None:
+        codec, nbytes = request.codec, self._shard.size * request.codec.itemsize
+        channel.send(header.encode(self._header(Op.STREAM, 0, codec=codec, length=nbytes)))
+        receive_by, patience = self._clock() + 10 + request.length / MIN_RATE, PATIENCE_SECONDS
+        memory = next(loan.take())
+        for low, high in stream.spans():
+            piece = memory[: (high - low) * codec.itemsize]
+            if request.length:
+                channel.receive(octets(piece), deadline=receive_by)
+            received = self._clock()
+            stream.wait(patience)
+            patience = max(0.0, patience - (self._clock() - received))
+            stream.step(piece.view(codec.dtype))
+            channel.send(octets(piece))
+            receive_by += self._clock() - received  # the client had to wait for this
+        answer = encode_answer(stream.result.meta)
+        head = self._header(Op.PARAMETERS, len(answer), codec=codec, version=stream.result.version)
+        channel.send(header.encode(head) + answer)
+
+    def _await_memory(self, channel: Channel, request: Header, loan: Loan, *, piece: int = 0) -> None:
         """Make a client wait that sends nothing meanwhile, for as long as it takes: the queue moves.
 
         Every request in it has a deadline. If it were refused, its worker would take the server for lost.
@@ -327,7 +389,7 @@ class DataServer:
             self._shard.load.busy_answers += 1
             self._send(channel, Op.BUSY)
         if request.flags & ASK:
-            self._send(channel, Op.GO)
+            self._send(channel, Op.GO, seq=piece)
 
     def _wait(self, peer: Peer, request: Header, deadline: float) -> None:
         """Wait until the shard can serve this request; `Unreachable` if it has no parameters by `deadline`."""
@@ -352,11 +414,8 @@ class DataServer:
                 welcome = shard.offer(peer.slot, peer.incarnation, *copy, generation=request.seq)
                 self._send(channel, Op.WELCOME, welcome.to_json().encode())
             case Op.PULL:
-                idle = bool(request.flags & IDLE)
                 pulled = loan.payload(codec)
-                known = request.version if request.flags & FOLLOWS else -1
-                options = {"boot": request.boot, "known": known}
-                reply = shard.pull(peer.slot, pulled, idle=idle, ahead=request.ahead, **options)
+                reply = shard.pull(peer.slot, pulled, boot=request.boot, **_pull_options(request))
                 self._reply(channel, codec, reply, loan)
             case op if op in PUSHES:
                 self._reply(channel, codec, self._push(peer, request, meta, loan.payload(codec)), loan)
@@ -385,6 +444,11 @@ class DataServer:
     def _header(self, op: Op, meta: int, **fields: Any) -> Header:
         shard = self._shard
         return Header(op, shard=shard.index, epoch=shard.epoch, boot=shard.boot, meta=meta, **fields)
+
+
+def _pull_options(request: Header) -> dict[str, Any]:
+    known = request.version if request.flags & FOLLOWS else -1
+    return {"idle": bool(request.flags & IDLE), "ahead": request.ahead, "known": known}
 
 
 def _code(error: TrainerError) -> ErrorCode:

@@ -1,28 +1,48 @@
 """One shard: its parameters and optimizer, the pushes that they contain, and the shard's life cycle.
 
 It has no sockets. Calls are short and thread-safe: one lock serializes them, and `on_applied` runs under it, so the
-coordinator's counts always match the parameters. A shard is EMPTY until a worker initializes it, RECOVERING for a
+coordinator's counts always match the parameters. The pieces of a large shard are worked on outside of the lock
+(`streams`); a push counts with its last piece. A shard is EMPTY until a worker initializes it, RECOVERING for a
 bounded time after a restart (the newest of its snapshot and the workers' copies wins), and READY from then on.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from shoal_trainer.contract import ShardReport, Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
-from shoal_trainer.ps.contents import Contents
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, Worker
 from shoal_trainer.ps.damping import Damping
 from shoal_trainer.ps.journal import PushJournal
+from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
-from shoal_trainer.ps.pieces import Payload
+from shoal_trainer.ps.optimizers import Update
+from shoal_trainer.ps.pieces import PIECE_VALUES, Payload, nbytes, parts
 from shoal_trainer.ps.recovery import Recovery
+from shoal_trainer.ps.streams import Stream
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, record_push, same_shapes
+from shoal_trainer.ps.walks import Begun, Walk, Walks
 from shoal_trainer.ps.workers import WorkerRegistry
-from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta, ShardWelcome
+from shoal_trainer.wire.messages import (
+    AnswerMeta,
+    Applied,
+    BegunPush,
+    ModelSpec,
+    PushMeta,
+    ShardWelcome,
+)
+
+T = TypeVar("T")
+
+LARGE_VALUES = 2 << 20
+"""Larger shards are walked over piece by piece. The kernels need a few ms for this many values."""
 
 EXPONENTS = {"Constant": 0.0, "InverseSquareRoot": 0.5, "Inverse": 1.0}
 """The learning rate is divided by the normal staleness to this power; see `Damping`."""
@@ -33,7 +53,7 @@ class ShardStore(WorkerRegistry):
 
     `follows`: whether an earlier pod or container served this shard; None: if `epoch` > 0. `recovery_seconds`: the wait
     for workers' copies, from the hello of the first worker with one. `on_applied` and `on_ready` run under the lock:
-    they must be cheap and must not call the shard.
+    they must be cheap and must not call the shard. `large`, `piece`: a shard of more values is walked over in pieces.
     """
 
     def __init__(
@@ -49,6 +69,8 @@ class ShardStore(WorkerRegistry):
         clock: Callable[[], float] = time.monotonic,
         on_applied: Callable[[AppliedPush], None] | None = None,
         on_ready: Callable[[int, Applied], None] | None = None,
+        large: int = LARGE_VALUES,
+        piece: int = PIECE_VALUES,
     ) -> None:
         super().__init__(staleness, clock)
         self.index = index
@@ -78,6 +100,13 @@ class ShardStore(WorkerRegistry):
         self._other_run = False
         self._restored = Contents()
         """The pushes in the snapshot from which the shard was restored."""
+        self._restored_begun: tuple[BegunPush, ...] = ()
+        self._large, self._piece = large, piece
+        self._walks = Walks()
+        self._closed: dict[Begun, int] = {}
+        """Pushes of which a part is in the parameters and which nobody continues, and the version then."""
+        self._moved = threading.Condition(self.lock)
+        """Notified when a walk has moved."""
 
     # --- the model ------------------------------------------------------------------------------------------------
 
@@ -92,6 +121,16 @@ class ShardStore(WorkerRegistry):
     def size(self) -> int:
         """The number of values in this shard; 0 before a model is known."""
         return 0 if self.model is None else int(self.model.parameters.size)
+
+    @property
+    def piece(self) -> int:
+        """The values that a request sends and receives at a time; 0: all at once."""
+        return self._piece if self.size > self._large else 0
+
+    def begun(self) -> tuple[BegunPush, ...]:
+        """The pushes of which only a part is in the parameters."""
+        with self.lock:
+            return self._begun(lambda push: push.pieces)
 
     def hello(
         self,
@@ -109,7 +148,7 @@ class ShardStore(WorkerRegistry):
         with self.lock:
             self._members.check(slot, incarnation)
             if self.model is None:
-                self.model = ModelState(model, self.index, self.shards)
+                self._use_model(ModelState(model, self.index, self.shards))
             elif self.model.spec != model:
                 if not (self._other_run and same_shapes(self.model.spec, model)):
                     raise UserError(mismatch(self.model.spec, model))
@@ -154,6 +193,9 @@ class ShardStore(WorkerRegistry):
                 self.contents = Contents(self._restored.spans())
                 for entry in self.journal.since(-1).entries:
                     self.contents.add((entry.slot, entry.incarnation, entry.seq))
+                # The copy names what its part of the history has begun; what was given up before that is in both.
+                older = (push for push in self._restored_begun if 0 <= push.closed < meta.journal.floor)
+                self._set_begun((*older, *meta.begun))
                 self._recovery.adopted(worker for worker, _ in self.applied)
                 if self._state is State.EMPTY:
                     self._become_ready()
@@ -178,17 +220,33 @@ class ShardStore(WorkerRegistry):
         `boot` is checked if given: `Unreachable` if the shard has restarted, or has no parameters yet. `ahead`: write
         those expected after so many more updates. `known`: as in `_answer`.
         """
-        with self.lock:
-            model = self._check_ready(io, boot)
-            if ahead:
-                pace = self.damping.pace(self._members.live)
-                model.anticipate(io, ahead, pace**-self.damping.exponent, pace, self.samples)
-            else:
-                model.encode(io)
-            answer = self._answer(slot, known)
+        return self._run(self.pulling(slot, boot=boot, idle=idle, ahead=ahead, known=known), io)
+
+    def pulling(
+        self,
+        slot: int,
+        *,
+        boot: int | None = None,
+        idle: bool = False,
+        ahead: float = 0.0,
+        known: int = -1,
+    ) -> Stream[Answer]:
+        """A `pull` piece by piece."""
+
+        def finish(walk: Walk) -> Answer:
+            answer = self._answer(slot, known, walk)
             if idle:
                 self._expect_no_push(slot)
             return answer
+
+        with self.lock:
+            self._check_ready(boot)
+            return self._stream(
+                self._walks.begin(),
+                check=lambda: self._check_ready(boot),
+                work=lambda io, _: self._read(io, ahead),
+                finish=finish,
+            )
 
     def push(
         self,
@@ -208,20 +266,76 @@ class ShardStore(WorkerRegistry):
         A repeated `seq` is answered, but not applied again.
         `Fenced` for a replaced worker, `Unreachable` as in `pull`.
         """
-        with self.lock:
-            if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
-                return self._answer(slot, base)
-            started = self._clock()
-            # Above the version: computed on updates that were lost with an earlier process of this shard.
-            tau = abs(self.version - base)
-            own = self._last_of.get(slot, -1) > base  # in flight then; see `Damping`
-            self.damping.normalizes = model.optimizer.config.name not in {"sgd", "delta"}
-            damped = self.damping.apply(max(0, tau - own), self._members.live, meta.length)
-            weight = model.optimizer.config.weight(meta.samples) * damped.factor
-            non_finite = model.apply_gradient(io, meta, weight, tau, self.samples, damped.pace, ahead)
+        arguments = slot, incarnation, seq, base, meta
+        return self._run(self.pushing(*arguments, boot=boot, ahead=ahead), io)
+
+    def pushing(
+        self,
+        slot: int,
+        incarnation: int,
+        seq: int,
+        base: int,
+        meta: PushMeta,
+        *,
+        delta: bool = False,
+        boot: int | None = None,
+        ahead: float = 0.0,
+    ) -> Stream[Answer]:
+        """A `push`, or a `delta`, piece by piece. It counts with its last piece.
+
+        If it is interrupted, its first pieces are in the parameters. A resend of it is answered and applied from there.
+        """
+        worker = slot, incarnation
+        update: Update | None = None
+        tau, weight, seconds, received, non_finite = 0, meta.scale, 0.0, 0, False
+
+        def prepare() -> None:
+            nonlocal tau, weight, update
+            # Above the version: computed on updates that were lost with an earlier process of this shard. Pushes that
+            # are under way come before this one.
+            tau = abs(self.version - base) + self._walks.under_way(walk)
+            if not delta:
+                own = self._last_of.get(slot, -1) > base  # in flight then; see `Damping`
+                self.damping.normalizes = model.optimizer.config.name not in {"sgd", "delta"}
+                damped = self.damping.apply(max(0, tau - own), self._members.live, meta.length)
+                weight = model.optimizer.config.weight(meta.samples) * damped.factor
+                update = model.next_update(meta, weight, self.samples, damped.pace, ahead)
+
+        def work(io: Payload, writes: bool) -> None:
+            nonlocal seconds, received, non_finite
+            if not writes:
+                self._read(io, 0.0 if delta else ahead)
+                return
+            started, received = self._clock(), received + nbytes(io)
+            if update is None:
+                non_finite |= model.add(io, meta.scale)
+            else:
+                now = abs(self.version - base)
+                non_finite |= model.apply_gradient(io, update, now)
+            seconds += self._clock() - started
+
+        def complete() -> None:
+            self.load.add(seconds, received)
             self._members.pushed(slot, incarnation, non_finite=non_finite)
-            self.load.add(self._clock() - started, io)
-            return self._applied(slot, incarnation, seq, base, tau, weight, meta, False)
+            self._applied(slot, incarnation, seq, base, tau, weight, meta, delta)
+
+        def check() -> None:
+            self._members.check(slot, incarnation)
+            self._check_ready(boot)
+
+        with self.lock:
+            check()
+            assert self.model is not None
+            model = self.model
+            walk = self._walks.begin(self._begin_push(worker, seq, meta))
+            return self._stream(
+                walk,
+                check=check,
+                work=work,
+                finish=lambda _: self._answer(slot, base, walk),
+                prepare=prepare,
+                complete=complete,
+            )
 
     def delta(
         self,
@@ -235,15 +349,8 @@ class ShardStore(WorkerRegistry):
         boot: int | None = None,
     ) -> Answer:
         """Parameters += `meta.scale` * `io`. Otherwise as `push`."""
-        with self.lock:
-            if (model := self._begin_push(slot, incarnation, seq, io, boot)) is None:
-                return self._answer(slot, base)
-            started = self._clock()
-            non_finite = model.add(io, meta.scale)
-            self.load.add(self._clock() - started, io)
-            self._members.pushed(slot, incarnation, non_finite=non_finite)
-            tau = abs(self.version - base)
-            return self._applied(slot, incarnation, seq, base, tau, meta.scale, meta, True)
+        arguments = slot, incarnation, seq, base, meta
+        return self._run(self.pushing(*arguments, delta=True, boot=boot), io)
 
     def report(self) -> ShardReport:
         """Its entry in the status report, without its snapshot."""
@@ -276,27 +383,64 @@ class ShardStore(WorkerRegistry):
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
-    def copy(self) -> ShardCopy | None:
-        """A copy of the shard, made under the lock; None unless it is READY."""
+    def copy(
+        self, between: Callable[[], None] = lambda: None, also: Callable[[], None] = lambda: None
+    ) -> ShardCopy | None:
+        """A copy of one state of the shard; None unless it is READY. `Unreachable` if it is rolled back meanwhile.
+
+        A large shard is copied piece by piece, and no push may overtake the copy: so none waits longer than for
+        a piece, and nothing else holds the lock. `also` is called under the lock at the end, in the state that the copy
+        has; `between` without it, between the pieces.
+        """
         with self.lock:
             self._settle()
             if self._state is not State.READY or self.model is None:
                 return None
-            return ShardCopy(
-                index=self.index,
-                shards=self.shards,
-                epoch=self.epoch,
-                version=self.version,
-                samples=self.samples,
-                updates=self.model.updates,
-                low=self.model.low,
-                high=self.model.high,
-                model=self.model.spec,
-                applied=dict(self.applied),
-                arrays=self.model.arrays(),
-                contents=self.contents.spans(),
-                generation=self.generation,
+            source, boot = self.model.arrays(), self.boot
+            arrays = {name: aligned(values.size) for name, values in source.items()}
+
+            def copy_piece(io: Payload, _writes: bool) -> None:
+                for part, _ in parts(io):
+                    for name, values in source.items():
+                        arrays[name][part] = values[part]
+
+            def finish(walk: Walk) -> ShardCopy:
+                also()
+                return self._copied(arrays, walk)
+
+            stream = self._stream(
+                self._walks.begin(steady=True),
+                check=lambda: self._check_ready(boot),
+                work=copy_piece,
+                finish=finish,
             )
+        try:
+            for index, _ in enumerate(stream.spans()):
+                if index:
+                    between()
+                stream.step(self.model.parameters, 0)
+        finally:
+            stream.close()
+        return stream.result
+
+    def _copied(self, arrays: dict[str, Vector], walk: Walk) -> ShardCopy:
+        assert self.model is not None
+        return ShardCopy(
+            index=self.index,
+            shards=self.shards,
+            epoch=self.epoch,
+            version=self.version,
+            samples=self.samples,
+            updates=self.model.updates,
+            low=self.model.low,
+            high=self.model.high,
+            model=self.model.spec,
+            applied=dict(self.applied),
+            arrays=arrays,
+            contents=self.contents.spans(),
+            begun=self._begun(lambda push: walk.missing.get(push, push.pieces)),
+            generation=self.generation,
+        )
 
     def restore(self, copy: ShardCopy, *, other_run: bool = False, weights_only: bool = False) -> None:
         """Load a snapshot before any worker connects; then RECOVERING, as workers may hold newer copies.
@@ -306,12 +450,12 @@ class ShardStore(WorkerRegistry):
         """
         with self.lock:
             if self.model is None or self.model.spec != copy.model:
-                self.model = ModelState(copy.model, self.index, self.shards)
-            self._check_size(copy.arrays["parameters"])
-            self.model.load(copy.arrays)
+                self._use_model(ModelState(copy.model, self.index, self.shards))
+            model = self._check_size(copy.arrays["parameters"])
+            model.load(copy.arrays)
             self._other_run = other_run or weights_only
             if not weights_only:
-                self.model.load_optimizer(copy.arrays, copy.updates)
+                model.load_optimizer(copy.arrays, copy.updates)
             self._state = State.RECOVERING
             if self._other_run:
                 self.samples = 0 if weights_only else copy.samples
@@ -320,8 +464,9 @@ class ShardStore(WorkerRegistry):
             self.version, self.samples, self.generation = copy.version, copy.samples, copy.generation
             self._set_applied(copy.applied)
             self.journal = PushJournal(copy.version)
-            self._restored = Contents(copy.contents)
+            self._restored, self._restored_begun = Contents(copy.contents), copy.begun
             self.contents = Contents(copy.contents)
+            self._set_begun(copy.begun)
             self._recovery.restored({slot for slot, _ in copy.applied})
 
     def roll_back(self, copy: ShardCopy) -> None:
@@ -331,6 +476,7 @@ class ShardStore(WorkerRegistry):
         """
         with self.lock:
             self.boot = secrets.randbits(63)
+            self._moved.wait_for(lambda: not any(walk.working for walk in self._walks.open))
             self._permits.clear()
             self._last_of.clear()
             self.restore(copy)
@@ -343,6 +489,34 @@ class ShardStore(WorkerRegistry):
         self.applied = dict(applied)
         for slot, incarnation in applied:
             self.fence(slot, incarnation)
+
+    def _use_model(self, model: ModelState) -> None:
+        self.model = model
+        self._walks = self._new_walks()
+
+    def _new_walks(self, begun: Iterable[Begun] = ()) -> Walks:
+        return Walks(-(-self.size // self.piece) if self.piece else 1, begun)
+
+    def _set_begun(self, pushes: Iterable[BegunPush]) -> None:
+        """Set what the parameters contain in part, of workers that are fenced as in `_set_applied`."""
+        known = {
+            Begun((push.slot, push.incarnation), push.seq, push.progress, push.pieces): push.closed
+            for push in pushes
+            if (push.slot, push.incarnation, push.seq) not in self.contents
+        }
+        for push in known:
+            self.fence(*push.worker)
+        self._walks = self._new_walks(push for push, closed in known.items() if closed < 0)
+        self._closed = {push: closed for push, closed in known.items() if closed >= 0}
+
+    def _begun(self, contained: Callable[[Begun], int], floor: int = 0) -> tuple[BegunPush, ...]:
+        """The pushes of which a state of the shard has `contained` pieces, without those given up before `floor`."""
+        open_ones = dict.fromkeys(self._walks.begun.values(), -1)
+        return tuple(
+            BegunPush(*push.push, pieces, closed, push.progress)
+            for push, closed in (self._closed | open_ones).items()
+            if (pieces := contained(push)) and (closed < 0 or closed >= floor)
+        )
 
     def _settle(self) -> None:
         """Leave RECOVERING once the wait for workers' copies is over."""
@@ -384,18 +558,79 @@ class ShardStore(WorkerRegistry):
             stopped=self.stopped,
         )
 
-    def _begin_push(
-        self, slot: int, incarnation: int, seq: int, io: Payload, boot: int | None
-    ) -> ModelState | None:
-        """The model to update; None if this push was applied before: then the parameters are written to `io`."""
-        self._members.check(slot, incarnation)
-        model = self._check_ready(io, boot)
+    def _begin_push(self, worker: Worker, seq: int, meta: PushMeta) -> Begun | None:
+        """The push to apply; None if it was applied before."""
         if seq < 1:
             raise ProtocolError(f"sequence number {seq}: sequence numbers begin at 1")
-        if seq > self.applied.get((slot, incarnation), 0):
-            return model
-        model.encode(io)
-        return None
+        if seq <= self.applied.get(worker, 0):
+            return None
+        begun = self._walks.begun.get(worker)
+        given_up = any(push.worker == worker and push.seq >= seq for push in self._closed)
+        if given_up or (begun is not None and begun.seq > seq):
+            raise Unreachable(f"worker {worker[0]}-{worker[1]} has sent a later push than {seq}")
+        for push in list(self._walks.begun.values()):
+            older = push.worker[0] == worker[0] and push.worker < worker
+            if older or (push.worker == worker and push.seq < seq):
+                self._close(push)
+        return begun if begun is not None and begun.seq == seq else Begun(worker, seq, meta.progress)
+
+    def _close(self, push: Begun) -> None:
+        """Nobody will continue this push. As in `Contents`, pushes of older incarnations are forgotten."""
+        self._walks.abandon(push)
+        if push.pieces:
+            self._closed[push] = self.version
+        slot, incarnation = push.worker
+        for other in [other for other in self._closed if other.worker[0] == slot]:
+            if other.worker[1] <= incarnation - KEPT_INCARNATIONS:
+                del self._closed[other]
+
+    def _stream(
+        self,
+        walk: Walk,
+        *,
+        check: Callable[[], object],
+        work: Callable[[Payload, bool], None],
+        finish: Callable[[Walk], T],
+        prepare: Callable[[], None] = lambda: None,
+        complete: Callable[[], None] = lambda: None,
+    ) -> Stream[T]:
+        walks = self._walks
+
+        def checked() -> None:
+            check()
+            if self._walks is not walks:
+                raise Unreachable("the shard was rolled back to a snapshot")
+
+        return Stream(
+            walk,
+            walks,
+            self._moved,
+            self.size,
+            self.piece or max(1, self.size),
+            check=checked,
+            work=work,
+            finish=finish,
+            prepare=prepare,
+            complete=complete,
+        )
+
+    def _run(self, stream: Stream[T], io: Payload) -> T:
+        """All of a request at once."""
+        try:
+            self._check_size(io)
+        except ProtocolError:
+            stream.close()
+            raise
+        return stream.run(io)
+
+    def _read(self, io: Payload, ahead: float) -> None:
+        """Write the parameters to `io`, those expected after `ahead` more updates."""
+        assert self.model is not None
+        if ahead:
+            pace = self.damping.pace(self._members.live)
+            self.model.anticipate(io, ahead, pace**-self.damping.exponent, pace, self.samples)
+        else:
+            self.model.encode(io)
 
     def _applied(
         self,
@@ -407,7 +642,7 @@ class ShardStore(WorkerRegistry):
         weight: float,
         meta: PushMeta,
         delta: bool,
-    ) -> Answer:
+    ) -> None:
         self.version += 1
         self._last_of[slot] = self.version
         self.samples += meta.samples
@@ -418,28 +653,27 @@ class ShardStore(WorkerRegistry):
         if self.on_applied is not None:
             self.on_applied(AppliedPush(slot, incarnation, seq, self.version, tau, weight, meta, delta))
         self.changed.notify_all()
-        return self._answer(slot, base)
 
-    def _answer(self, slot: int, known: int) -> Answer:
+    def _answer(self, slot: int, known: int, walk: Walk) -> Answer:
         """`known`: the version up to which the worker has the journal; -1: it has none."""
         if self.staleness.max is not None and self._members.has(slot):
             self._permits.pulled(slot, self.version)
         journal = self.journal.since(known)
-        meta = AnswerMeta(self.samples, self._members.live, dict(self.applied), journal, self.stopped)
-        return Answer(self.version, meta)
+        begun = self._begun(lambda push: walk.missing.get(push, push.pieces), journal.floor)
+        counts = self.samples, self._members.live, dict(self.applied)
+        return Answer(self.version, AnswerMeta(*counts, journal, self.stopped, begun, walk.torn))
 
     def _check_size(self, values: Payload) -> ModelState:
         if self.model is None or values.shape != self.model.parameters.shape:
             raise ProtocolError(f"shard {self.index} holds {self.size} values, the message {values.size}")
         return self.model
 
-    def _check_ready(self, io: Payload, boot: int | None) -> ModelState:
+    def _check_ready(self, boot: int | None) -> None:
         self._settle()
         if boot is not None and boot != self.boot:
             raise Unreachable("the request is for the shard before its restart")
         if self._state is not State.READY:
             raise Unreachable(f"shard {self.index} is {self._state.value.lower()}")
-        return self._check_size(io)
 
 
 __all__ = ["Answer", "AppliedPush", "ShardCopy", "ShardStore", "State"]

@@ -103,8 +103,12 @@ class ShardClient:
         self.minimum_epoch = server.epoch
         self._link = _Link(channel, server)
 
-    def send(self, request: Header, meta: bytes = b"", payload: NDArray[Any] | None = None) -> None:
-        """Send one request; read its answer with `receive`."""
+    def send(self, request: Header, meta: bytes = b"", payload: NDArray[Any] | None = None) -> int:
+        """Send one request; read its answer with `receive`.
+
+        If the client `asks`, the payload is left for `send_payload`, and the server is ready for it.
+        Returns the bytes of a piece if the server answers it piece by piece, else 0.
+        """
         link = self._connected()
         body = memoryview(b"") if payload is None else octets(payload)
         complete = request._replace(
@@ -115,34 +119,61 @@ class ShardClient:
             boot=link.server.boot,
             meta=len(meta),
             length=len(body),
-            flags=request.flags | (ASK if len(body) > ASK_BYTES else 0),
+            flags=request.flags | (ASK if asks(len(body)) else 0),
         )
         head = header.encode(complete) + meta
         if not complete.flags & ASK:
             link.channel.send(head, *((body,) if len(body) else ()))
-            return
+            return 0
         link.channel.send(head)
         answer, _ = self._answer(link.channel)
         if answer.op is not Op.GO:
             raise ProtocolError(f"shard {self.index} answered {answer.op.name}, expected GO")
-        link.channel.send(body)
+        return answer.seq
+
+    def send_payload(self, payload: NDArray[Any]) -> None:
+        """Send the payload of a request, or a part of it."""
+        self._connected().channel.send(octets(payload))
 
     def receive(
         self, expected: Op, out: NDArray[Any] | None = None, codec: Codec = Codec.FP32
     ) -> tuple[Header, bytearray]:
         """The answer's header and meta block; its payload, sent in `codec`, is written to `out` (fp32 or uint16)."""
-        channel = self._connected().channel
-        answer, meta = self._answer(channel)
         size = 0 if out is None else out.size * codec.itemsize
-        if answer.op is not expected or answer.length != size:
+        answer, meta = self._next(size, expected, Op.STREAM)
+        if out is not None:
+            self.receive_payload(out, codec)
+        if answer.op is Op.STREAM:
+            answer, meta = self._next(0, expected)
+        return answer, meta
+
+    def exchange(
+        self, piece: int, payload: NDArray[Any], expected: Op, out: NDArray[Any], codec: Codec
+    ) -> tuple[Header, bytearray]:
+        """Send the payload of a request, and receive its answer as `receive` does, piece by piece from one thread."""
+        step = piece // codec.itemsize
+        self._next(out.size * codec.itemsize, Op.STREAM)
+        for low in range(0, out.size, step):
+            self.send_payload(payload[low : low + step])
+            self.receive_payload(out[low : low + step], codec)
+        return self._next(0, expected)
+
+    def receive_payload(self, out: NDArray[Any], codec: Codec) -> None:
+        """Receive a payload, or a part of it, that is sent in `codec`."""
+        channel = self._connected().channel
+        if out.dtype == codec.dtype:
+            channel.receive(octets(out))
+        else:
+            self._receive_decoded(channel, out)
+
+    def _next(self, size: int, *expected: Op) -> tuple[Header, bytearray]:
+        """The next answer's header and meta block: one of the `expected`, with a payload of `size` bytes."""
+        answer, meta = self._answer(self._connected().channel)
+        if answer.op not in expected or answer.length != size:
             raise ProtocolError(
                 f"shard {self.index} answered {answer.op.name} with {answer.length} bytes, "
-                f"expected {expected.name} with {size}"
+                f"expected {expected[0].name} with {size}"
             )
-        if out is not None and out.dtype == codec.dtype:
-            channel.receive(octets(out))
-        elif out is not None:
-            self._receive_decoded(channel, out)
         return answer, meta
 
     def close(self) -> None:
@@ -179,6 +210,11 @@ class ShardClient:
         if (link := self._link) is None:
             raise Unreachable(f"shard {self.index} is not connected")
         return link
+
+
+def asks(nbytes: int) -> bool:
+    """Whether the client asks before it sends a payload of so many bytes."""
+    return nbytes > ASK_BYTES
 
 
 def _error(code: int, text: str) -> Exception:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.ps.kernels import Vector
-from shoal_trainer.wire.messages import AnswerMeta, Applied, ModelSpec, PushMeta
+from shoal_trainer.wire.messages import AnswerMeta, Applied, BegunPush, ModelSpec, PushMeta
 
 KEPT_INCARNATIONS = 4
 """Per slot: the number of incarnations that `Applied` holds."""
@@ -65,6 +65,8 @@ class ShardCopy:
     arrays: dict[str, Vector]
     contents: tuple[Span, ...] = ()
     """The pushes in the parameters."""
+    begun: tuple[BegunPush, ...] = ()
+    """The pushes of which a part is in the parameters."""
     generation: int = 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from shoal_trainer.contract import Message
-from shoal_trainer.wire.messages import Applied, ModelSpec, applied_from_list
+from shoal_trainer.wire.messages import Applied, BegunPush, ModelSpec, applied_from_list
 
 
 class ShardFile(Message):
@@ -29,6 +29,9 @@ class ShardFile(Message):
 
     pushes: list[tuple[int, int, int, int]] = Field(default_factory=list)
     """[slot, incarnation, first, last + 1]: the sequence numbers of all pushes in the parameters."""
+
+    begun: list[BegunPush] = Field(default_factory=list)
+    """The pushes of which a part is in the parameters."""
 
     @property
     def vector(self) -> Applied:

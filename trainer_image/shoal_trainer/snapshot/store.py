@@ -84,6 +84,7 @@ class SnapshotStore:
             sha256=pieces.hex,
             applied=applied_to_list(copy.applied),
             pushes=list(copy.contents),
+            begun=list(copy.begun),
         )
 
     def check(self, parts: Sequence[ShardFile]) -> None:
@@ -238,6 +239,7 @@ class SnapshotStore:
             applied=applied,
             arrays=arrays,
             contents=tuple(parts[0].pushes) if len(parts) == 1 else (),
+            begun=tuple(parts[0].begun) if len(parts) == 1 else (),
             generation=manifest.generation,
         )
 

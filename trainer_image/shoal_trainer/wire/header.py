@@ -15,7 +15,7 @@ import numpy as np
 from shoal_trainer.errors import ProtocolError
 
 MAGIC = b"SHOL"
-VERSION = 2
+VERSION = 3
 _LAYOUT = struct.Struct("<4sBBBBHHIIIIQQQQf")
 SIZE = _LAYOUT.size
 
@@ -49,8 +49,12 @@ class Op(IntEnum):
     PARAMETERS = 66
     ERROR = 67
     GO = 68
+    """Send the payload. `seq`: the server answers each piece of so many bytes before it reads the one after the next;
+    0: it reads all of it first."""
     BUSY = 69
     """The request waits for memory, and keeps its place; another answer follows."""
+    STREAM = 70
+    """A payload that is sent while it is made; PARAMETERS without a payload follow it."""
 
 
 class Codec(IntEnum):

@@ -155,6 +155,20 @@ class Journal(NamedTuple):
     entries: tuple[Entry, ...] = ()
 
 
+class BegunPush(NamedTuple):
+    """A push of which a shard's parameters contain the first `pieces` pieces only, and the positions it covers.
+
+    `closed`: the version at which it was found that nobody will continue it; -1: its worker may.
+    """
+
+    slot: int
+    incarnation: int
+    seq: int
+    pieces: int
+    closed: int
+    progress: tuple[Progress, ...]
+
+
 class MetricSum(NamedTuple):
     """A metric of the training data over the samples of a push: its mean is `total` / `weight`."""
 
@@ -216,6 +230,10 @@ class Pulled:
     """Shard 0's; see `AnswerMeta`."""
     made: int | None = None
     """The version that the push made in shard 0, if the parameters are newer."""
+    begun: tuple[tuple[BegunPush, ...], ...] = ()
+    """`AnswerMeta.begun` of each shard."""
+    torn: tuple[bool, ...] = ()
+    """`AnswerMeta.torn` of each shard."""
 
     def staleness(self, base: int) -> int:
         """How many updates were applied between version `base` of shard 0 and the push that this answers."""
@@ -229,6 +247,21 @@ class Copy:
     flat: NDArray[Any]
     pulled: Pulled
     generation: int = 0
+
+    def version(self, shard: int) -> int | None:
+        """Its version of a shard; None if that shard could not recover from it."""
+        return None if self.pulled.torn and self.pulled.torn[shard] else self.pulled.versions[shard]
+
+    def meta(self, shard: int) -> AnswerMeta:
+        """What a shard needs to know of it."""
+        pulled = self.pulled
+        return AnswerMeta(
+            pulled.shard_samples[shard],
+            pulled.live_workers,
+            pulled.applied[shard],
+            pulled.journals[shard],
+            begun=pulled.begun[shard] if pulled.begun else (),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +296,8 @@ class Welcome:
 _PUSH = struct.Struct("<II4f5fHH")
 _MARK = struct.Struct("<IiQQ")
 _METRIC = struct.Struct("<Bdd")
-_ANSWER = struct.Struct("<QIHQIQ")
+_ANSWER = struct.Struct("<QIHQIQH?")
+_BEGUN = struct.Struct("<IIQIqH")
 _ENTRY = struct.Struct("<QIIQIIiQQ")
 _APPLIED = struct.Struct("<IIQ")
 
@@ -293,6 +327,10 @@ class AnswerMeta(NamedTuple):
     journal: Journal = Journal()
     stopped: int = 0
     """The coordinator process that has ended training, whose leases are void; 0: training continues."""
+    begun: tuple[BegunPush, ...] = ()
+    """The pushes that the parameters contain in part; without those in a published snapshot that nobody continues."""
+    torn: bool = False
+    """Whether the parameters are of several states of the shard, so that it could not recover from them."""
 
 
 def encode_push(meta: PushMeta) -> bytes:
@@ -352,9 +390,11 @@ def encode_answer(meta: AnswerMeta) -> bytes:
     entries = list(meta.applied.items())[-MAX_APPLIED:]
     journal = meta.journal
     counts = meta.samples, meta.live_workers, len(entries)
-    head = _ANSWER.pack(*counts, journal.floor, len(journal.entries), meta.stopped)
+    lengths = len(journal.entries), meta.stopped, len(meta.begun), meta.torn
+    head = _ANSWER.pack(*counts, journal.floor, *lengths)
     applied = b"".join(_APPLIED.pack(slot, incarnation, seq) for (slot, incarnation), seq in entries)
-    return head + applied + b"".join(_ENTRY.pack(*entry) for entry in journal.entries)
+    recorded = b"".join(_ENTRY.pack(*entry) for entry in journal.entries)
+    return head + applied + recorded + b"".join(map(_encode_begun, meta.begun))
 
 
 def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
@@ -363,13 +403,40 @@ def decode_answer(data: bytes | bytearray | memoryview) -> AnswerMeta:
         raise ProtocolError(
             f"the meta block of an answer has {len(data)} bytes, expected at least {_ANSWER.size}"
         )
-    samples, live, count, floor, entries, stopped = _ANSWER.unpack_from(data)
+    samples, live, count, floor, entries, stopped, parts, torn = _ANSWER.unpack_from(data)
     middle = _ANSWER.size + count * _APPLIED.size
-    if count > MAX_APPLIED or entries > MAX_JOURNAL or len(data) != middle + entries * _ENTRY.size:
+    end = middle + entries * _ENTRY.size
+    if count > MAX_APPLIED or entries > MAX_JOURNAL or parts > MAX_APPLIED or len(data) < end:
         raise ProtocolError("the meta block of an answer does not match the length that it states")
     applied = {(slot, inc): seq for slot, inc, seq in _APPLIED.iter_unpack(data[_ANSWER.size : middle])}
-    journal = Journal(floor, tuple(map(Entry._make, _ENTRY.iter_unpack(data[middle:]))))
-    return AnswerMeta(samples, live, applied, journal, stopped)
+    journal = Journal(floor, tuple(map(Entry._make, _ENTRY.iter_unpack(data[middle:end]))))
+    begun = _decode_begun(bytes(data[end:]), parts)
+    return AnswerMeta(samples, live, applied, journal, stopped, begun, torn)
+
+
+def _encode_begun(push: BegunPush) -> bytes:
+    *numbers, progress = push
+    return _BEGUN.pack(*numbers, len(progress)) + b"".join(_MARK.pack(*mark) for mark in progress)
+
+
+def _decode_begun(data: bytes, count: int) -> tuple[BegunPush, ...]:
+    """Decode all of `data`, `count` begun pushes."""
+    begun, at = [], 0
+    try:
+        for _ in range(count):
+            slot, incarnation, seq, pieces, closed, marks = _BEGUN.unpack_from(data, at)
+            at += _BEGUN.size
+            stop = at + marks * _MARK.size
+            if stop > len(data):
+                break
+            progress = tuple(map(Progress._make, _MARK.iter_unpack(data[at:stop])))
+            begun.append(BegunPush(slot, incarnation, seq, pieces, closed, progress))
+            at = stop
+    except struct.error:
+        at = -1
+    if at != len(data) or len(begun) != count:
+        raise ProtocolError("the meta block of an answer does not match the length that it states")
+    return tuple(begun)
 
 
 def decode_json(kind: type[M], data: bytes | bytearray | memoryview) -> M:

@@ -15,6 +15,7 @@ from datetime import datetime
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.capacitypool.measure import matches
 from shoal.controllers.planning.metrics import PlanMetrics
+from shoal.controllers.planning.paces import Paces
 from shoal.controllers.planning.progress import Progress
 from shoal.controllers.planning.translate import (
     fleet_job,
@@ -23,7 +24,6 @@ from shoal.controllers.planning.translate import (
     pool_values,
     profile_values,
     proposal,
-    speeds_now,
 )
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Wake, key_of
@@ -74,8 +74,7 @@ class Planner:
         self._known: dict[str, _Known] = {}
         self._wanted = asyncio.Event()
         self._progress = Progress()
-        self._paces: dict[str, dict[str, list[float]]] = {}
-        """The newest speeds of each job's workers, by uid: they hold while its workers change."""
+        self._paces = Paces()
 
     def trigger(self) -> None:
         """Plan soon: a job began or ended, a worker was taken, a pool ran out of nodes."""
@@ -109,7 +108,7 @@ class Planner:
             del self._known[uid]
         uids = {job.metadata.uid for job in jobs.values()}
         self._progress.forget(uids)
-        self._paces = {uid: pace for uid, pace in self._paces.items() if uid in uids}
+        self._paces.forget(uids)
         if not jobs:
             return
         now = self._wall()
@@ -138,7 +137,7 @@ class Planner:
             self._wake(key_of(job), Priority.NORMAL)
 
     def _job(self, job: TrainingJob, now: datetime) -> FleetJob:
-        report, _ = self._poller.latest(job.metadata.uid)
+        report, age = self._poller.latest(job.metadata.uid)
         fingerprint = report.model.fingerprint if report is not None and report.model is not None else ""
         key = job.metadata.namespace, self._learner.name_of(job, fingerprint)
         profile = self._state.profiles.get(key[1], key[0])
@@ -150,9 +149,8 @@ class Planner:
         )
         pods = self._state.pods.indexed("job", key_of(job))
         self._progress.observe(job, report, per_epoch)
-        if speeds := speeds_now(job, report):
-            self._paces[job.metadata.uid] = speeds
-        return fleet_job(job, model, report, per_epoch, pods, now, self._paces.get(job.metadata.uid, {}))
+        speeds = self._paces.observe(job, report, self._now() - age)
+        return fleet_job(job, model, report, per_epoch, pods, now, speeds)
 
     def _profiles(self, now: datetime) -> list[Profile]:
         found = []

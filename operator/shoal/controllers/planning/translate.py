@@ -20,14 +20,12 @@ from shoal.errors import UsageError
 from shoal.policy.model import Proposal
 from shoal.sizing.fleet import FleetJob, FleetPool, JobPlan, Model, Profile, resources
 from shoal.sizing.fleet.resources import decimal, fleet_pool, profile_of
-from shoal_trainer.contract import StatusReport, WorkerState
+from shoal_trainer.contract import StatusReport
 
 URGENT_CONFIDENCE = 0.95
 """A deadline that is kept with less confidence is at risk."""
 MEASURED = "measured"
 """In the basis of a plan whose speeds were measured. Before, a risk is ignorance: it can wait for a measurement."""
-STEADY_STEPS = 50
-"""Steps after which the moving average of a worker's step (the coordinator's, over about ten) is its own."""
 END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 
@@ -115,6 +113,7 @@ def proposal(job: TrainingJob, plan: JobPlan, now: datetime, since: datetime) ->
         if plan.finish_low is None or plan.finish_high is None
         else (plan.finish_low, plan.finish_high),
         relative_error=plan.relative_error,
+        measured=MEASURED in plan.basis,
         basis=plan.basis,
         speeds=dict(plan.speeds),
     )
@@ -137,22 +136,6 @@ def running(job: TrainingJob) -> dict[str, int]:
             and slot.state in {"Starting", "Running", "Silent"}
         )
     )
-
-
-def speeds_now(job: TrainingJob, report: StatusReport | None) -> dict[str, list[float]]:
-    """Samples/s of each worker by its last steps, by pool: of those whose average has forgotten its start."""
-    pools = {
-        (slot.index, slot.incarnation): slot.pool
-        for slot in job.status.slots
-        if slot.role == "worker" and slot.pool
-    }
-    found: dict[str, list[float]] = {}
-    for worker in report.workers if report is not None else ():
-        pool = pools.get((worker.slot, worker.incarnation))
-        steady = worker.state is WorkerState.ACTIVE and worker.steps >= STEADY_STEPS
-        if pool and steady and worker.step_seconds and worker.batch_size:
-            found.setdefault(pool, []).append(worker.batch_size / worker.step_seconds)
-    return found
 
 
 def model_of(

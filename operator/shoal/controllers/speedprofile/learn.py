@@ -7,6 +7,7 @@ halves every `HALF_LIFE`, since drivers, images and node types change under the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
@@ -139,9 +140,19 @@ def _pooled(old: LogMoments, fresh: LogSums, keep: float) -> LogMoments:
     total = n + m
     gap = other - mean
     variance = (n * float(old.variance_log) + m * fresh.variance + gap * gap * n * m / total) / total
+    was = _number(old.mean_seconds) or _lognormal(mean, float(old.variance_log))
+    seconds = (n * was + (fresh.seconds or m * _lognormal(other, fresh.variance))) / total
     return LogMoments(
-        mean_log=f"{mean + gap * m / total:.6g}", variance_log=f"{variance:.6g}", count=f"{total:.6g}"
+        mean_seconds=f"{seconds:.6g}",
+        mean_log=f"{mean + gap * m / total:.6g}",
+        variance_log=f"{variance:.6g}",
+        count=f"{total:.6g}",
     )
+
+
+def _lognormal(mean_log: float, variance: float) -> float:
+    """The mean of the seconds where only their logarithms were summed."""
+    return math.exp(mean_log + min(variance, 4.0) / 2)
 
 
 def _loaded(
@@ -177,20 +188,22 @@ def _work(shard: ShardReport) -> tuple[float, float, float]:
 
 
 def _format(parts: Iterable[LogSums]) -> str:
-    return " ".join(f"{part.count} {part.total:.10g} {part.squares:.10g}" for part in parts)
+    return " ".join(
+        f"{part.count} {part.total:.10g} {part.squares:.10g} {part.seconds:.10g}" for part in parts
+    )
 
 
 def _parse(text: str) -> tuple[LogSums, LogSums, LogSums]:
     """What `_format` wrote; nothing for an entry that it did not write."""
     try:
-        n1, t1, s1, n2, t2, s2, n3, t3, s3 = (float(part) for part in text.split())
+        found = [float(part) for part in text.split()]
+        one, two, three = (
+            LogSums(count=int(n), total=total, squares=squares, seconds=seconds)
+            for n, total, squares, seconds in zip(*[iter(found)] * 4, strict=True)
+        )
     except ValueError:
         return _NOTHING
-    return (
-        LogSums(count=int(n1), total=t1, squares=s1),
-        LogSums(count=int(n2), total=t2, squares=s2),
-        LogSums(count=int(n3), total=t3, squares=s3),
-    )
+    return one, two, three
 
 
 def _weight(last_seen: str, now: datetime) -> float:

@@ -2,7 +2,7 @@
 import { clock, curve, describe, duration, element, legend, number, timeline } from "/draw.js";
 
 const TONES = { Running: "good", Succeeded: "good", Failed: "bad", Starting: "warn", Pending: "warn", New: "warn", Suspended: "idle" };
-const state = { overview: null, job: null, chosen: chosen(), filter: "" };
+const state = { overview: null, job: null, chosen: chosen(), filter: "", phase: "", by: "", down: false };
 const $ = (id) => document.getElementById(id);
 let stream = null;
 
@@ -28,9 +28,29 @@ function say(words) {
 const phase = (job) => element("span", { class: `phase ${TONES[job.phase] ?? ""}` }, job.phase);
 const cell = (content, name = "") => element("td", name ? { class: name } : {}, content);
 
+// Ascending, or descending; jobs without a value last. Without a column: as the operator sends them, those that run first.
+function sorted(jobs) {
+  if (!state.by) return jobs;
+  const value = (job) => (state.by === "name" ? `${job.namespace}/${job.name}` : job[state.by]);
+  const known = jobs.filter((job) => value(job) !== null && value(job) !== "");
+  known.sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (state.down ? -1 : 1));
+  return [...known, ...jobs.filter((job) => value(job) === null || value(job) === "")];
+}
+
+// A button for each phase that there is, with how many jobs are in it.
+function drawPhases() {
+  const counts = new Map();
+  for (const job of state.overview.jobs) counts.set(job.phase, (counts.get(job.phase) ?? 0) + 1);
+  if (!counts.has(state.phase)) state.phase = "";
+  const focused = document.activeElement?.dataset?.phase;
+  $("phases").replaceChildren(...[...counts].sort().map(([name, count]) => element("button", { type: "button", "data-phase": name, "aria-pressed": String(name === state.phase) }, `${name} ${count}`)));
+  if (focused) $("phases").querySelector(`[data-phase="${focused}"]`)?.focus();
+}
+
 function drawJobs() {
   const words = state.filter.toLowerCase();
-  const jobs = state.overview.jobs.filter((job) => `${job.namespace}/${job.name} ${job.phase} ${job.reason}`.toLowerCase().includes(words));
+  drawPhases();
+  const jobs = sorted(state.overview.jobs.filter((job) => (!state.phase || job.phase === state.phase) && `${job.namespace}/${job.name} ${job.phase} ${job.reason}`.toLowerCase().includes(words)));
   const rows = jobs.map((job) => {
     const link = element("a", { href: `#/${job.namespace}/${job.name}` }, `${job.namespace}/${job.name}`);
     if (`${job.namespace}/${job.name}` === state.chosen) link.setAttribute("aria-current", "page");
@@ -109,6 +129,23 @@ function table(job, open) {
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of pods" }, element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows))));
 }
 
+$("phases").addEventListener("click", (event) => {
+  const name = event.target.dataset.phase;
+  if (!name) return;
+  state.phase = state.phase === name ? "" : name;
+  drawJobs();
+});
+for (const head of document.querySelectorAll("#job-table th[data-by]")) {
+  const button = element("button", { type: "button", class: "head" }, head.textContent);
+  head.replaceChildren(button);
+  button.addEventListener("click", () => {
+    const numeric = head.classList.contains("n") || head.dataset.by === "progress";
+    [state.by, state.down] = [head.dataset.by, state.by === head.dataset.by ? !state.down : numeric];
+    for (const each of document.querySelectorAll("#job-table th[data-by]")) each.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+    if (state.overview) drawJobs();
+  });
+}
 $("filter").addEventListener("input", (event) => { state.filter = event.target.value; if (state.overview) drawJobs(); });
 addEventListener("hashchange", () => {
   state.chosen = chosen();

@@ -3,7 +3,8 @@
 Without a plan, a worker stays where it is; a new one goes to the first home with room. `onDemandBase` workers live on
 demand; with `fallback`, one that waited for a spot node in vain does so, too, and one after the other tries to return.
 With a plan (mode Auto) the workers of each pool are as many as it says: those stay that fit, those without a pod fill
-what is missing, and only then do workers move, each when its successor runs.
+what is missing, and only then do workers move, each when its successor runs. Those that are too many end when the
+others run.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from shoal.policy.model import Reason
 
 VACANT = 4
 """From this loss on, a worker has no pod that is worth keeping: its next one may live elsewhere."""
+AT_WORK = 1
+"""Up to this loss, a worker runs."""
 
 
 @dataclass
 class Assignment:
-    """The homes of the wanted workers."""
+    """The homes of the wanted workers, and of `lingering` more that end when the wanted ones run."""
 
     homes: dict[int, Home] = field(default_factory=dict)
     problem: Reason | None = None
+    lingering: int = 0
 
 
 def assign(
@@ -93,7 +97,11 @@ def _by_plan(
     fillers = [*(index for index in vacant if index in held), *movers, *(i for i in vacant if i not in held)]
     for index, home in zip(fillers[:room], missing, strict=False):
         result.homes[index] = home
-    return result
+    # Fewer is no reason to stand still: whoever is to end works on in place of those that do not run yet.
+    coming = sum(losses.get(index, VACANT) > AT_WORK for index in result.homes)
+    ending = [index for index in reversed(movers) if index not in result.homes and losses[index] <= AT_WORK]
+    lingering = {index: at[index] for index in ending[:coming]}
+    return Assignment(result.homes | lingering, lingering=len(lingering))
 
 
 def _worth(facts: Facts, home: Home) -> float:

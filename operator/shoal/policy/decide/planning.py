@@ -20,6 +20,9 @@ from shoal.policy.model import Event, Proposal, Reason
 STALE_SECONDS = 600.0
 """A proposal older than this is not adopted: its planner has stopped."""
 
+IGNORANT_SECONDS, IGNORANT_SHARE = 600.0, 0.25
+"""How long a job may wait for its first measurement: seconds, and the share of its deadline."""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -119,7 +122,7 @@ def _is_due(
     facts: Facts, homes: Homes, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal
 ) -> bool:
     """Whether the counts change now. To leave what is not to be had disturbs no worker, so it waits for nothing."""
-    if dict(now) == dict(proposed):
+    if dict(now) == dict(proposed) or _waits_for_measurement(facts, proposal):
         return False
     in_vain = {
         each.slot.pool for each in facts.sightings["worker"] if waits_for_node(each)
@@ -132,6 +135,15 @@ def _is_due(
     if proposal.urgent or since is None:
         return proposal.urgent
     return not facts.timers.pending(since + timedelta(seconds=wait.up if grows else wait.down))
+
+
+def _waits_for_measurement(facts: Facts, proposal: Proposal) -> bool:
+    """Whether a plan misses its limits for ignorance, which a minute of work ends: what begins so buys too much."""
+    began, deadline = facts.job.status.start_time, facts.job.spec.elasticity.objective.deadline_seconds
+    if proposal.feasible or proposal.measured or began is None:
+        return False
+    most = min(IGNORANT_SECONDS, IGNORANT_SHARE * deadline) if deadline else IGNORANT_SECONDS
+    return facts.timers.pending(began + timedelta(seconds=most))
 
 
 def _readiness(proposal: Proposal) -> tuple[Reason | None, Reason | None]:

@@ -32,6 +32,8 @@ class Wanted:
 
     job: TrainingJob
     workers: frozenset[int]
+    lingering: int = 0
+    """How many of them are one too many, and end when the others run."""
     homes: Mapping[int, Home] = field(default_factory=dict)
     """Where the workers live; empty if all live where the spec says."""
     servers: Callable[[Place], bool] = lambda _: False
@@ -120,6 +122,7 @@ def wanted(facts: Facts) -> Wanted:
     losses = {index: loss(each) for index, each in held.items()}
     assigned: Assignment = assign(facts, homes, held, losses, number, plan.counts)
     result.workers, result.homes = frozenset(assigned.homes), assigned.homes
+    result.lingering = assigned.lingering
     result.problem = result.problem or assigned.problem
     return result
 

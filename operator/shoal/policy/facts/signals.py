@@ -144,6 +144,8 @@ def _taint_signals(node: Node, role: RoleName, tolerations: Sequence[Toleration]
 # --- signals of pods ------------------------------------------------------------------------------------------------
 
 POD_CONDITION = "DisruptionTarget"
+KUEUES_CONDITION, EVICTED_BY_KUEUE = "TerminationTarget", "EvictedByKueue"
+"""Kueue sets this before it deletes a pod whose Workload gives way."""
 DISRUPTION_REASONS = frozenset(
     {
         "PreemptionByScheduler",
@@ -172,6 +174,9 @@ def pod_disruption(pod: Pod) -> str | None:
     target = pod.condition(POD_CONDITION)
     if target is not None and target.status == "True":
         return target.reason if target.reason in DISRUPTION_REASONS else POD_CONDITION
+    stopped = pod.condition(KUEUES_CONDITION)
+    if stopped is not None and stopped.status == "True":
+        return EVICTED_BY_KUEUE
     if pod.status.reason in {"Evicted", "Preempting", "NodeLost"}:
         return pod.status.reason
     return None

@@ -184,7 +184,7 @@ class _Teller:
             servers_ready=sum(
                 bool(each.active and each.pod and each.pod.ready) for each in every(self._decided.servers)
             ),
-            workers_wanted=len(self._decided.wanted.workers),
+            workers_wanted=len(self._decided.wanted.workers) - self._decided.wanted.lingering,
             workers_ready=sum(each.slot.state == "Running" for each in workers),
             workers_pending=sum(each.slot.state == "Starting" for each in workers),
             min_workers=spec.workers.min_replicas,

@@ -138,7 +138,11 @@ def _measured(row: MeasuredRow, now: datetime) -> Row:
 
 def _moments(found: LogMoments) -> LogMean | None:
     count = float(found.count)
-    return LogMean(float(found.mean_log), max(float(found.variance_log), 0.0), count) if count > 0 else None
+    if count <= 0:
+        return None
+    return LogMean(
+        float(found.mean_log), max(float(found.variance_log), 0.0), count, decimal(found.mean_seconds) or None
+    )
 
 
 def _age(seen: str | None, now: datetime) -> float:

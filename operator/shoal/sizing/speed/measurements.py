@@ -17,17 +17,20 @@ __all__ = ["Evaluation", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
 
 @dataclass(frozen=True)
 class LogMean:
-    """Mean and variance of ln(seconds), and how many times were measured."""
+    """Mean and variance of ln(seconds), how many times were measured, and their plain mean; None: not known."""
 
     mean_log: float
     variance_log: float = 0.0
     count: float = 1.0
+    mean: float | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean_log) and abs(self.mean_log) <= 50):
             raise UsageError(
                 f"the mean of ln(seconds) is {self.mean_log}: give a time between 1e-20 and 1e20 s"
             )
+        if self.mean is not None and not (math.isfinite(self.mean) and self.mean > 0):
+            raise UsageError(f"a mean of {self.mean} seconds was measured: give a number above 0")
         if not (math.isfinite(self.variance_log) and self.variance_log >= 0 and self.count > 0):
             raise UsageError(
                 f"a measured time needs a variance >= 0 and a count > 0, not {self.variance_log} and {self.count}"
@@ -43,16 +46,14 @@ class LogMean:
                 f"the spread of a time of {seconds:g} s must be between 0 and that time, not {spread:g}: both are "
                 "in seconds"
             )
-        return cls(math.log(seconds), math.log1p((spread / seconds) ** 2), count)
+        variance = math.log1p((spread / seconds) ** 2)
+        return cls(math.log(seconds) - variance / 2, variance, count, seconds)
 
     @property
     def seconds(self) -> float:
-        """The median time in s."""
-        return math.exp(self.mean_log)
-
-    @property
-    def mean_seconds(self) -> float:
-        """The mean time in s: what many of them take together."""
+        """The mean time in s: what many of them take together. Without it, that of a lognormal distribution."""
+        if self.mean is not None:
+            return self.mean
         return math.exp(self.mean_log + min(self.variance_log, 4.0) / 2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shoal.sizing.accelerators import CPU, Catalogue, catalogue
@@ -109,8 +109,8 @@ def _alone(row: Row) -> LogMean | None:
     On a CPU the exchange is not beside the compute: it takes its time from the same cores.
     """
     if row.compute is not None and row.device == CPU and row.pull and row.push:
-        whole = sum(part.mean_seconds for part in (row.compute, row.pull, row.push))
-        return LogMean(math.log(whole), row.compute.variance_log, row.compute.count)
+        whole = sum(part.seconds for part in (row.compute, row.pull, row.push))
+        return replace(row.compute, mean=whole)
     if row.compute is not None:
         return row.compute
     return row.step if row.workers == 1 else None
@@ -122,7 +122,7 @@ def _observation(model: Model, row: Row, alone: LogMean) -> Observation:
     variance = alone.variance_log / max(alone.count * fresh, 1e-3)
     drift = priors.DRIFT**2 * max(row.age_seconds, 0.0) / priors.HALF_LIFE
     one = Configuration(model, row.device, row.batch_size, row.devices, row.cores)
-    return Observation(one, alone.mean_log, variance + drift)
+    return Observation(one, math.log(alone.seconds), variance + drift)
 
 
 def merged(known: Sequence[Observation]) -> list[Observation]:

@@ -17,7 +17,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
-from shoal.controllers.planning.translate import END_SECONDS, fleet_job, profile_values, running, speeds_now
+from shoal.controllers.planning.translate import END_SECONDS, fleet_job, profile_values, running
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
     LATE_SECONDS,
@@ -39,8 +39,6 @@ from shoal_trainer.contract import (
     Phase,
     SpeedSums,
     StatusReport,
-    WorkerReport,
-    WorkerState,
 )
 from tests.unit.controllers.clusters import Cluster, UnreachableCoordinator
 from tests.unit.policy import build
@@ -465,20 +463,3 @@ async def test_job_that_ends_by_a_metric_is_planned_once_its_course_is_known(
     assert "is an assumption until the job has run with different numbers" in known.reason
     assert len(threads) == 2
     assert threading.main_thread() not in threads  # tens of milliseconds: not for the event loop
-
-
-def test_present_speeds_are_those_of_steady_workers_by_pool() -> None:
-    slots = [*({"index": i, "incarnation": 0, "pool": "spot"} for i in range(4)), {"role": "ps", "index": 0}]
-    job = TrainingJob.model_validate({**job_manifest(), "status": {"slots": slots}})
-    steady = WorkerReport(
-        slot=0, incarnation=0, state=WorkerState.ACTIVE, steps=500, step_seconds=0.25, batch_size=128
-    )
-    workers = (
-        steady,
-        steady.model_copy(update={"slot": 1, "steps": 3}),  # its first steps are slow
-        steady.model_copy(update={"slot": 2, "state": WorkerState.SILENT}),
-        steady.model_copy(update={"slot": 3, "incarnation": 7}),  # another one than the job has
-        steady.model_copy(update={"slot": 9}),
-    )
-    assert speeds_now(job, report(1e6).model_copy(update={"workers": workers})) == {"spot": [512.0]}
-    assert speeds_now(job, None) == {}

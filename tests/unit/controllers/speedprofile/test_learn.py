@@ -21,7 +21,9 @@ MODEL = ModelReport(fingerprint="f" * 64, parameters=1000, tensors=4, flops_per_
 
 def sums(*seconds: float) -> LogSums:
     logs = [math.log(each) for each in seconds]
-    return LogSums(count=len(logs), total=sum(logs), squares=sum(each * each for each in logs))
+    return LogSums(
+        count=len(logs), total=sum(logs), squares=sum(each * each for each in logs), seconds=sum(seconds)
+    )
 
 
 def report(
@@ -63,8 +65,25 @@ def test_it_does_not_matter_which_reports_were_read(seconds: list[float], data: 
     assert float(row.compute.mean_log) == pytest.approx(logs.mean(), abs=1e-3)
     assert float(row.compute.variance_log) == pytest.approx(logs.var(), rel=1e-2, abs=1e-3)
     assert float(row.push.mean_log) == pytest.approx(logs.mean() + math.log(0.2), abs=1e-3)
+    assert float(row.compute.mean_seconds) == pytest.approx(np.mean(seconds), rel=1e-4)
     [load] = status.server_load
     assert float(load.updates) == len(seconds)
+
+
+@given(times, st.booleans())
+def test_sums_without_seconds_have_the_mean_of_their_logarithms(seconds: list[float], known: bool) -> None:
+    """Of an earlier trainer, or a row that an earlier operator wrote."""
+    old = report(*seconds)
+    bare = sums(*seconds).model_copy(update={"seconds": 0.0})
+    old = old.model_copy(update={"speed": tuple(s.model_copy(update={"compute": bare}) for s in old.speed)})
+    status = learn(SpeedProfileStatus(), "old", old, NOW)
+    if known:
+        status = learn(status, "new", report(1.0), NOW)
+    found = float(status.rows[0].compute.mean_seconds)
+    logs = np.log(seconds)
+    lognormal = float(np.exp(logs.mean() + min(logs.var(), 4.0) / 2))
+    expected = (lognormal * len(seconds) + 1.0) / (len(seconds) + 1) if known else lognormal
+    assert found == pytest.approx(expected, rel=1e-3)
 
 
 @given(times, times)

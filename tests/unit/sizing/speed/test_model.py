@@ -168,3 +168,14 @@ def test_on_a_cpu_the_exchange_takes_time_from_the_step() -> None:
     gpu = Row("T4", batch_size=32, workers=2, **parts)
     beside = SpeedModel([Profile(small, (gpu,))]).worker(small, "T4", 1, 0.0, 32)
     assert beside.seconds == pytest.approx(0.05, rel=0.1)
+
+
+def test_steps_that_wait_for_their_share_of_a_core_count_with_their_whole_time() -> None:
+    """Five steps of 8 ms and one of 100 ms, as a quota makes them, take 23 ms on average, their geometric mean: 12."""
+    steps = [0.008] * 500 + [0.1] * 100
+    logs = [math.log(each) for each in steps]
+    mean = sum(logs) / len(logs)
+    found = LogMean(mean, sum((x - mean) ** 2 for x in logs) / len(logs), len(logs), sum(steps) / len(steps))
+    exchange = LogMean.of(1e-6, count=600)
+    row = Row("CPU", cores=0.2, batch_size=32, workers=2, compute=found, pull=exchange, push=exchange)
+    assert model(row).worker(MODEL, "CPU", 1, 0.2, 32).seconds == pytest.approx(0.0233, rel=0.05)

@@ -8,6 +8,7 @@ from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS, LastPushes
 from shoal_trainer.coordinator.protocol import Leave, TaskDone
 from shoal_trainer.coordinator.tasks import Tasks
 from shoal_trainer.errors import Fenced, Overtaken
+from shoal_trainer.ps.contents import Contents
 from shoal_trainer.snapshot.storage import LocalStorage
 from shoal_trainer.wire.messages import Timings
 from tests.unit.trainer.coordinator.bench import Bench
@@ -52,6 +53,27 @@ def test_final_evaluation_waits_for_the_last_push_of_each_worker():
     assert bench.ask(0).kind == "idle"
     bench.push(2, leases[2], leases[2].start + 2)
     assert bench.ask(0).task == "evaluate"
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_evaluation_of_an_epoch_waits_until_its_pushes_are_in_every_shard(arrives):
+    """If it ends training, the export must not have a push more in another shard."""
+    bench = Bench(stop=StopAfter(epochs=3), validation=True, callbacks=True)
+    bench.coordinator._last_pushes, asked = LastPushes(2), []
+    bench.coordinator.compare_soon = lambda: asked.append(bench.now)
+    for slot in range(2):
+        bench.join(slot)
+    assert bench.train(0).kind == "idle"
+    assert asked
+    whole = bench.shard.contents.spans()
+    ((slot, incarnation, first, stop),) = whole
+    bench.coordinator.count_partial([Contents(whole), Contents([(slot, incarnation, first, stop - 1)])])
+    assert bench.ask(1).kind == "idle"
+    if arrives:
+        bench.coordinator.count_partial([Contents(whole), Contents(whole)])
+    else:
+        bench.now += RESEND_SECONDS
+    assert bench.ask(1).task == "evaluate"
 
 
 def test_final_tasks_do_not_wait_for_a_worker_that_left():

@@ -220,6 +220,18 @@ def test_push_opens_an_epoch_unknown_to_the_snapshot() -> None:
     assert sorted(left) == [(0, 0), (0, 4), (1, 4), (2, 0), (2, 4)]
 
 
+def test_positions_of_a_complete_epoch_are_repeated() -> None:
+    one = ledger(size=4, batch=4, epochs=2)
+    lease = one.grant(0, 0, 1)
+    assert lease is not None
+    one.apply(lease.segment)
+    one.release(lambda _: True)
+    while one.grant(0, 0, 1) is not None:
+        pass
+    assert (one.completed, one.open_epochs.get(0)) == (1, None)
+    assert one.apply(Segment(0, -1, 1, 3)) == [Segment(0, -1, 1, 3)]
+
+
 def test_push_without_lease_does_not_scan_all_free_ranges(monkeypatch) -> None:
     # Recovery replays thousands of pushes under the lock, on a ledger with thousands of ranges.
     one = ledger(size=4 * MAX_RANGES, batch=4, epochs=1)

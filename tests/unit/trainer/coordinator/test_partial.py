@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -57,7 +58,7 @@ def test_partial_pushes_of_forgotten_incarnations_stay_counted():
             partial.published([one, other])
         assert partial.count([one, other], set()) == counted
         loaded = Partial()
-        loaded.load(json.loads(json.dumps(partial.dump([one, other]))), 2)
+        loaded.load(json.loads(json.dumps(partial.dump([one, other], 2))), 2)
         assert loaded.count([one, other], set()) == counted
 
 
@@ -71,7 +72,7 @@ def test_push_that_arrived_everywhere_is_not_partial_when_its_incarnation_is_for
     for shard in (one, other):
         shard.add((0, KEPT_INCARNATIONS, 1))
     assert partial.count([one, other], set()) == ([], False)
-    assert partial.dump([one, other])["forGood"] == []
+    assert partial.dump([one, other], 2)["forGood"] == []
     partial.published([one, other])
     assert partial.count([one, other], set()) == ([], False)
 
@@ -81,7 +82,7 @@ def test_partial_samples_of_another_run_stay_partial(held):
     found = [contents(one) for one in held]
     partial, begun = Partial(), Partial()
     partial.learn(Entry(1, *push, 1, 0, -1, push[2], push[2] + 1) for push in uneven(found))
-    begun.load(json.loads(json.dumps(partial.dump(found))), 2, other_run=True)
+    begun.load(json.loads(json.dumps(partial.dump(found, len(found)))), 2, other_run=True)
     mine, _ = partial.count(found, set())
     assert sorted(begun.count([Contents(), Contents()], set())[0]) == sorted(mine)
 
@@ -94,7 +95,7 @@ def test_partial_samples_survive_resharding(held, cuts):
     mine, _ = partial.count(found, set())
     for count in cuts:
         begun = Partial()
-        begun.load(json.loads(json.dumps(partial.dump(found))), count)
+        begun.load(json.loads(json.dumps(partial.dump(found, len(found)))), count)
         if count != len(found):
             found = [Contents() for _ in range(count)]
         assert sorted(begun.count(found, set())[0]) == sorted(mine)
@@ -116,8 +117,8 @@ class RemoteShard:
 class Bench:
     """A coordinator with two shards (or `count`) that starts from `saved`."""
 
-    def __init__(self, count=2, saved=None):
-        self.shards = [ShardStore(index, count, 0) for index in range(count)]
+    def __init__(self, count=2, saved=None, **pieces):
+        self.shards = [ShardStore(index, count, 0, **pieces) for index in range(count)]
         self.coordinator = Coordinator(
             JobIdentity(namespace="n", name="j", uid="u"), StopAfter(epochs=1), 2, self.shards[0]
         )
@@ -138,9 +139,13 @@ class Bench:
             shard = self.shards[index]
             shard.delta(0, 0, seq, 0, meta, aligned(shard.size))
 
+    def parts(self):
+        """What a snapshot of these shards would contain."""
+        return [SimpleNamespace(pushes=shard.contents.spans(), begun=shard.begun()) for shard in self.shards]
+
     def save(self):
         """The ledger as the snapshotter writes it into a manifest."""
-        parts = [shard.contents.spans() for shard in self.shards]
+        parts = self.parts()
         saved = self.coordinator.dump() | {"partial": self.reconciler.manifest_part(parts)}
         self.reconciler.published(parts)
         return json.loads(json.dumps(saved))
@@ -167,6 +172,22 @@ def test_pushes_in_flight_count_as_partial_at_the_end_only():
     assert bench.counted == (2, {(0, 3)})
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_part_of_a_push_that_a_vanished_worker_leaves_counts_as_partial(count):
+    bench = Bench(count, large=0, piece=4)
+    meta = PushMeta(samples=2, progress=(Progress(0, -1, 8, 10),))
+    stream = bench.shards[-1].pushing(0, 0, 1, 0, meta, delta=True)
+    stream.step(aligned(4))
+    stream.close()
+    assert not bench.reconciler.compare()  # its worker may continue it
+    assert bench.counted == (0, set())
+    saved = bench.save()
+    bench.coordinator.leave(Leave(slot=0, incarnation=0))
+    assert bench.reconciler.compare()
+    assert bench.counted == (2, {(0, 4)})
+    assert saved["partial"]["pushes"] == [[0, 0, 1, [[0, -1, 8, 10]]]]
+
+
 def test_pushes_of_a_worker_that_left_count_as_partial():
     bench = Bench()
     bench.push(1, 1)
@@ -179,7 +200,7 @@ def test_manifest_keeps_partial_pushes_after_journal_truncation():
     bench = Bench()
     bench.push(1, 1)
     bench.push(2, 0, 1)
-    parts = [shard.contents.spans() for shard in bench.shards]
+    parts = bench.parts()
     saved = bench.reconciler.manifest_part(parts)
     for shard in bench.shards:
         shard.journal.published(shard.version)
@@ -195,7 +216,7 @@ def test_manifest_keeps_partial_pushes_after_journal_truncation():
 def test_push_in_flight_at_the_cut_of_a_snapshot_is_not_counted_when_its_worker_leaves():
     bench = Bench()
     bench.push(1, 1)
-    parts = [shard.contents.spans() for shard in bench.shards]
+    parts = bench.parts()
     bench.push(1, 0)
     bench.coordinator.leave(Leave(slot=0, incarnation=0))
     assert bench.reconciler.manifest_part(parts)["pushes"] == [[0, 0, 1, [Progress(0, -1, 2, 4)]]]
@@ -205,7 +226,7 @@ def test_push_in_flight_at_the_cut_of_a_snapshot_is_not_counted_when_its_worker_
 def test_snapshot_is_delayed_once_for_unknown_pushes_of_a_lost_shard():
     bench = Bench()
     bench.push(1, 1)
-    parts = [shard.contents.spans() for shard in bench.shards]
+    parts = bench.parts()
     bench.shards[1].journal.published(1)
     with pytest.raises(Unreachable, match="was lost"):
         bench.reconciler.manifest_part(parts)

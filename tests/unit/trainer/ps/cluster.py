@@ -24,15 +24,16 @@ MODEL = ModelSpec(
     statistics=100,
     optimizer=OptimizerConfig(learning_rate=1.0, batch_size=1),
 )
+PIECE = 5000
 RECOVERY = 10
 """Seconds that a restarted shard waits for the copy of an expected worker."""
 
 
 class Cluster:
-    """The parameter servers of one job, in this process."""
+    """The parameter servers of one job, in this process. `streams`: as if the shards were large."""
 
-    def __init__(self, credentials: Credentials, *, tls: bool = False) -> None:
-        self.credentials, self.tls = credentials, tls
+    def __init__(self, credentials: Credentials, *, tls: bool = False, streams: bool = False) -> None:
+        self.credentials, self.tls, self.streams = credentials, tls, streams
         self.stores: list[ShardStore] = []
         self.servers: list[DataServer] = []
         self._stack = ExitStack()
@@ -41,7 +42,10 @@ class Cluster:
         self, shards: int = 1, *, epoch: int = 0, ports: list[int] | None = None, **arguments: Any
     ) -> Cluster:
         self.stop()
-        self.stores = [ShardStore(i, shards, epoch, recovery_seconds=RECOVERY) for i in range(shards)]
+        pieces = {"large": 0, "piece": PIECE} if self.streams else {}
+        self.stores = [
+            ShardStore(i, shards, epoch, recovery_seconds=RECOVERY, **pieces) for i in range(shards)
+        ]
         for index, store in enumerate(self.stores):
             port = 0 if ports is None else ports[index]
             server = DataServer(

@@ -12,9 +12,9 @@ import pytest
 
 from shoal_trainer.contract import Staleness
 from shoal_trainer.errors import Fenced, Unreachable, UserError
-from shoal_trainer.ps import client as client_module
 from shoal_trainer.ps import pool as pool_module
 from shoal_trainer.ps import server as server_module
+from shoal_trainer.ps import shard_client
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.damping import Damped
@@ -25,17 +25,24 @@ from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import open_storage
 from shoal_trainer.snapshot.store import SnapshotStore
 from shoal_trainer.wire.messages import Copy, Progress, Push
-from tests.unit.trainer.ps.cluster import MODEL, Cluster, N, flat, until
+from tests.unit.trainer.ps.cluster import MODEL, PIECE, Cluster, N, flat, until
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("shards", "large"), [(1, 4 << 20), (3, 4 << 20), (3, 0)])
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streams"])
+@pytest.mark.parametrize("shards", [1, 3])
 def test_worker_trains_with_every_encoding(
-    credentials: Credentials, shards: int, large: int, dtype: Any, tls: bool, monkeypatch: pytest.MonkeyPatch
+    credentials: Credentials,
+    shards: int,
+    streams: bool,
+    dtype: Any,
+    tls: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "LARGE", large)
-    cluster = Cluster(credentials, tls=tls).serve(shards)
+    cluster = Cluster(credentials, tls=tls, streams=streams).serve(shards)
+    if streams:
+        ask_always(monkeypatch)
     client, out = cluster.client(dtype=dtype), aligned(N)
     welcome = client.hello(MODEL)
     assert not welcome.initialized
@@ -55,13 +62,18 @@ def test_worker_trains_with_every_encoding(
     cluster.close()
 
 
+def ask_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients ask before they send a payload, as if it were large."""
+    monkeypatch.setattr(shard_client, "ASK_BYTES", 0)
+
+
 @pytest.fixture
 def one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers have memory for one message, and requests are large."""
     monkeypatch.setattr(pool_module, "PIECE_BYTES", 1 << 14)
     monkeypatch.setattr(server_module, "PiecePool", lambda memory, clock: PiecePool(0, clock=clock))  # noqa: ARG005
     monkeypatch.setattr(pool_module, "MODEL_SHARE", 0.0)
-    monkeypatch.setattr(client_module, "LARGE", 0)
+    ask_always(monkeypatch)
 
 
 @pytest.mark.usefixtures("one_message")
@@ -94,70 +106,94 @@ def test_workers_share_the_memory_of_one_message(credentials: Credentials, shard
     cluster.close()
 
 
-@pytest.mark.usefixtures("one_message")
-def test_answers_of_large_pushes_are_read_while_the_next_request_is_sent(
+def test_answer_of_a_large_push_is_read_while_it_is_sent(
     credentials: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(credentials).serve(3)
-    client, out, events = cluster.client(), aligned(N), []
-    send, receive = ShardClient.send, ShardClient.receive
-    first_is_read, third = threading.Event(), threading.Event()
-
-    def sends(shard: ShardClient, *arguments: Any) -> None:
-        if shard.index == 1:
-            assert first_is_read.wait(20)
-        if shard.index == 2:
-            third.set()
-        send(shard, *arguments)
-        events.append(("sent", shard.index))
-
-    def receives(shard: ShardClient, *arguments: Any) -> Any:
-        if shard.index == 0:
-            first_is_read.set()
-            assert not third.wait(0.2), "more than one answer was unread"
-        answer = receive(shard, *arguments)
-        events.append(("read", shard.index))
-        return answer
-
-    client.hello(MODEL)
-    client.initialize(flat(0.0))
-    pulled = client.pull(out)
-    monkeypatch.setattr(ShardClient, "send", sends)
-    monkeypatch.setattr(ShardClient, "receive", receives)
-    client.push_pull(flat(1.0), out, Push(1, 1, pulled.versions))
-    for what in ("sent", "read"):
-        assert [index for event, index in events if event == what] == [0, 1, 2]
-    cluster.close()
-
-
-@pytest.mark.usefixtures("one_message")
-@pytest.mark.parametrize("reason", [Unreachable, Fenced, UserError])
-def test_failed_push_leaves_the_buffer_alone_and_gives_the_reason(
-    credentials: Credentials, reason: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Cluster(credentials).serve(3)
+    """Else both would wait: the server for the client to read, the client for the server."""
+    ask_always(monkeypatch)
+    cluster = Cluster(credentials, streams=True).serve()
     client, out, read = cluster.client(), aligned(N), threading.Event()
     client.hello(MODEL)
     client.initialize(flat(0.0))
     pulled = client.pull(out)
-    send = ShardClient.send
+    receive, send = ShardClient.receive_payload, ShardClient.send_payload
 
-    def fails(shard: ShardClient, *arguments: Any) -> None:
-        if shard.index:
-            raise Unreachable("the server closed the connection")
-        send(shard, *arguments)
+    def sends(shard: ShardClient, payload: Any) -> None:
+        send(shard, payload[:PIECE])
+        assert read.wait(20)  # the answer to the first piece, with the rest of the push unsent
+        send(shard, payload[PIECE:])
 
-    def receives(shard: ShardClient, *arguments: Any) -> Any:
+    def receives(shard: ShardClient, target: Any, codec: Any) -> None:
+        receive(shard, target[:PIECE], codec)
+        read.set()
+        receive(shard, target[PIECE:], codec)
+
+    monkeypatch.setattr(ShardClient, "send_payload", sends)
+    monkeypatch.setattr(ShardClient, "receive_payload", receives)
+    client.push_pull(flat(1.0), out, Push(1, 1, pulled.versions))
+    np.testing.assert_array_equal(out[: MODEL.parameters], -1)
+    cluster.close()
+
+
+@pytest.mark.parametrize("reason", [Unreachable, Fenced, UserError])
+def test_failed_push_leaves_the_buffer_alone_and_gives_the_reason(
+    credentials: Credentials, reason: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_always(monkeypatch)
+    cluster = Cluster(credentials, streams=True).serve()
+    client, out, read = cluster.client(), aligned(N), threading.Event()
+    client.hello(MODEL)
+    client.initialize(flat(0.0))
+    pulled = client.pull(out)
+
+    def fails(_shard: ShardClient, _payload: Any) -> None:
+        raise Unreachable("the server closed the connection")
+
+    def receives(shard: ShardClient, *_arguments: Any) -> Any:
         until(lambda: shard._link is None)  # the failed push has closed all connections
         out[:] = 7
         read.set()
-        raise reason("the first server's reason")
+        raise reason("the server's reason")
 
-    monkeypatch.setattr(ShardClient, "send", fails)
+    monkeypatch.setattr(ShardClient, "send_payload", fails)
     monkeypatch.setattr(ShardClient, "receive", receives)
     with pytest.raises(reason, match="server"):
         client.push_pull(flat(1.0), out, Push(1, 1, pulled.versions))
     assert read.is_set()
+    cluster.close()
+
+
+def test_interrupted_push_goes_on_where_it_was(
+    credentials: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_always(monkeypatch)
+    cluster = Cluster(credentials, streams=True).serve()
+    client, other, out = cluster.client(0), cluster.client(1), aligned(N)
+    client.hello(MODEL)
+    client.initialize(flat(0.0))
+    pulled = client.pull(out)
+    send = ShardClient.send_payload
+
+    def breaks(shard: ShardClient, payload: Any) -> None:
+        send(shard, payload[: 3 * PIECE])
+        until(lambda: [one.pieces for one in cluster.stores[0].begun()] == [3])
+        raise Unreachable("the link broke")
+
+    monkeypatch.setattr(ShardClient, "send_payload", breaks)
+    push = Push(1, 1, pulled.versions, progress=(Progress(0, -1, 0, 1),))
+    with pytest.raises(Unreachable):
+        client.push_pull(flat(1.0), out, push)
+    monkeypatch.setattr(ShardClient, "send_payload", send)
+    other.hello(MODEL)
+    between = other.pull(out)
+    assert set(out[: 3 * PIECE]) == {-1}
+    assert set(out[3 * PIECE :]) == {0}
+    assert between.begun[0][0][:4] == (0, 0, 1, 3)
+    assert between.versions == (0,)
+    client.hello(MODEL)
+    again = client.push_pull(flat(1.0), out, push)
+    assert (again.versions, again.begun) == ((1,), ((),))
+    np.testing.assert_array_equal(out[: MODEL.parameters], -1)
     cluster.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import keras
@@ -136,8 +137,8 @@ def test_velocity_goes_as_far_when_the_pace_changes() -> None:
     def distance(paces: list[float]) -> float:
         optimizer, w = Optimizer(config, 0, 1), np.zeros(1, np.float32)
         optimizer.apply(w, np.ones(1, np.float32), Update(0.1, 1, paces[0]))
-        for pace in paces[1:]:
-            optimizer.apply(w, np.zeros(1, np.float32), Update(0.1, 2, pace))
+        for before, pace in pairwise(paces):
+            optimizer.apply(w, np.zeros(1, np.float32), Update(0.1, 2, pace, before=before))
         return float(w[0])
 
     constant = distance([1.0] * 4000)

@@ -178,8 +178,8 @@ class Faults:
         return True
 
     def lose_during_call(self):
-        """Maybe lose a shard other than 0 while shard 0 calls it."""
-        if self.may_lose() and self.random.random() < 0.01 * self.ps_rate:
+        """Maybe lose a shard other than 0 while shard 0 calls it, or copies its own parameters."""
+        if self.world.shards > 1 and self.may_lose() and self.random.random() < 0.01 * self.ps_rate:
             self.lose(self.random.randrange(1, self.world.shards))
 
     def may_lose(self):

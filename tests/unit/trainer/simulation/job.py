@@ -1,8 +1,8 @@
 """The simulated job: its size, and a model whose parameters are counters.
 
 The update of a batch is 1 at each of its samples, so the parameters count how often each sample of each epoch was
-applied. Each shard has these counters, and one per computed step, which shows the steps that only some shards contain,
-and those that a rollback has undone.
+applied. Each piece of each shard has these counters, and one per computed step, which shows the steps that only some
+shards or pieces contain, and those that a rollback has undone.
 """
 
 from shoal_trainer.ps.layout import GRAIN
@@ -11,12 +11,15 @@ from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig
 SAMPLES, BATCH, EPOCHS = 96, 2, 2
 MODEL_FILE = "model/manifest.json"
 STEPS_AT = 1024
-"""The index of the first step counter in each shard."""
+"""The index of the first step counter in each piece."""
+PIECES = 4
+"""Per shard."""
+PIECE = 2 * GRAIN // PIECES
 
 
 def model(shards):
-    """The model: one grain per shard."""
-    parameters = shards * GRAIN
+    """The model: two grains per shard."""
+    parameters = shards * PIECES * PIECE
     return ModelSpec(
         fingerprint="0" * 64,
         parameters=parameters,

@@ -11,7 +11,8 @@ import threading
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.wire.messages import AnswerMeta, Pulled, PushMeta, Welcome, decode_answer, encode_answer
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.wire.messages import Pulled, PushMeta, Welcome, decode_answer, encode_answer
 
 
 class Answer:
@@ -135,20 +136,18 @@ class Exchange:
         shard.connect(*self.identity)
         self.servers[index], self.connected[index], self.boots[index] = server, True, shard.boot
         offered = copy()
-        version = None if offered is None else offered.pulled.versions[index]
+        version = None if offered is None else offered.version(index)
         generation = 0 if offered is None else offered.generation
         welcome = shard.hello(*self.identity, self.world.model, version, generation)
         if welcome.wants_copy:
-            pulled, (low, high) = offered.pulled, self.world.bounds[index]
-            counts = pulled.shard_samples[index], pulled.live_workers
-            meta = AnswerMeta(*counts, pulled.applied[index], pulled.journals[index])
-            meta, part = decode_answer(encode_answer(meta)), offered.flat[low:high].copy()
+            low, high = self.world.bounds[index]
+            meta, part = decode_answer(encode_answer(offered.meta(index))), offered.flat[low:high].copy()
             welcome = shard.offer(*self.identity, version, meta, part, generation=generation)
         return welcome
 
     def _late_hello(self, index, offered):
         """The HELLO of a connection that the worker has closed when the server reads it."""
-        version = None if offered is None else offered.pulled.versions[index]
+        version = None if offered is None else offered.version(index)
         generation = 0 if offered is None else offered.generation
 
         def hello(server):
@@ -179,9 +178,10 @@ class Exchange:
 
         def pull_part(server, part):
             boot = self.boots[server.shard.index]
-            return server.shard.pull(self.worker.slot, out[part], boot=boot, idle=idle, ahead=ahead)
+            stream = server.shard.pulling(self.worker.slot, boot=boot, idle=idle, ahead=ahead)
+            return self._walk(server, stream, aligned(part.stop - part.start))
 
-        return Answer(lambda: self._pulled(self._on_all(pull_part)))
+        return Answer(lambda: self._pulled(self._on_all(pull_part), out))
 
     def push_pull(self, update, out, push, again=None):
         del again  # the answer of the push is one that a worker may always go on with
@@ -209,15 +209,49 @@ class Exchange:
         meta = PushMeta(samples=push.samples, steps=push.steps, progress=push.progress)
 
         def apply(server, part):
-            out[part] = update[part]
             base, boot = push.base_versions[server.shard.index], self.boots[server.shard.index]
-            return server.shard.delta(*self.identity, push.seq, base, meta, out[part], boot=boot)
+            stream = server.shard.pushing(*self.identity, push.seq, base, meta, delta=True, boot=boot)
+            return self._walk(server, stream, update[part].copy())
 
         def late(index, part):
             sent, base, boot = update[part].copy(), push.base_versions[index], self.boots[index]
             return lambda server: server.shard.delta(*self.identity, push.seq, base, meta, sent, boot=boot)
 
-        return self._pulled(self._on_all(apply, late))
+        return self._pulled(self._on_all(apply, late), out)
+
+    def _walk(self, server, stream, io):
+        """Move a request over the pieces of a shard; other workers run in between, and the connection may break.
+
+        Returns the answer and its parameters.
+        """
+        world, index = self.world, server.shard.index
+        close = stream.close
+        try:
+            for low, high in stream.spans():
+                if low:
+                    self.worker.pause()
+                    self._check_link(server, index)
+                for _ in range(world.random.randrange(3)):
+                    if stream.held_up:
+                        world.sleep(self.worker, 0.02)
+                while stream.blocked:
+                    world.sleep(self.worker, 0.02)
+                stream.step(io[low:high])
+        except Unreachable:
+            if world.random.random() < 0.5:  # the server notices it later
+                world.later(server, lambda _: stream.close())
+                close = lambda: None  # noqa: E731
+            raise
+        finally:
+            close()
+        return stream.result, io
+
+    def _check_link(self, server, index):
+        world = self.world
+        if server not in world.servers and server not in world.cut_off:
+            raise Unreachable("the server is lost")
+        if world.clock() < self.cut_until[index] or world.random.random() < world.loss:
+            raise Unreachable("the connection broke in the middle of a message")
 
     def _on_all(self, request, late=lambda _index, _part: None):
         """Send a request to every shard. After a failure it may or may not reach the following shards."""
@@ -242,8 +276,10 @@ class Exchange:
         self.disconnect()
         raise failed
 
-    @staticmethod
-    def _pulled(answers):
+    def _pulled(self, found, out):
+        for (_, values), (low, high) in zip(found, self.world.bounds, strict=True):
+            out[low:high] = values
+        answers = [answer for answer, _ in found]
         metas = [answer.meta for answer in answers]
         return Pulled(
             tuple(answer.version for answer in answers),
@@ -253,4 +289,6 @@ class Exchange:
             tuple(meta.samples for meta in metas),
             journals=tuple(meta.journal for meta in metas),
             stopped=metas[0].stopped,
+            begun=tuple(meta.begun for meta in metas),
+            torn=tuple(meta.torn for meta in metas),
         )

@@ -14,10 +14,10 @@ from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore
-from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, SAMPLES, STEPS_AT, model
+from tests.unit.trainer.simulation.job import BATCH, EPOCHS, MODEL_FILE, PIECE, SAMPLES, STEPS_AT, model
 from tests.unit.trainer.simulation.storage import AtOnce, MemoryStorage
 
 
@@ -38,7 +38,7 @@ class RemoteShard:
         self.world.interleave()
         server = self._server()
         request = SnapshotShard(number=number, epoch=epoch, published=published, generation=generation)
-        return write_part(server.shard, server.store, request)
+        return write_part(server.shard, server.store, request, self.world.interleave)
 
     def _server(self):
         """A connection stays open while its server runs, even after the server was replaced."""
@@ -72,8 +72,9 @@ class Server:
     def __init__(self, world, index, epoch, *, follows=None):
         world.boots += 1
         self.shard = ShardStore(
-            index, world.shards, epoch, boot=world.boots, follows=follows, clock=world.clock
-        )
+            index, world.shards, epoch, boot=world.boots, follows=follows, clock=world.clock,
+            large=0 if world.streams else LARGE_VALUES, piece=PIECE,
+        )  # fmt: skip
         self.world, self.index, self.looks_at = world, index, 0.0
         self.storage_pause = lambda: None
         """Set by the worker whose report causes a rollback."""
@@ -105,6 +106,7 @@ class Server:
         self.snapshotter = Snapshotter(
             self.shard, others, self.coordinator, self.reconciler, self.store,
             SnapshotPolicy(every_seconds=60, retain=2), fenced=self.fenced, wall=world.clock, executor=AtOnce,
+            between=world.interleave,
         )  # fmt: skip
         self.shard.on_ready = self.ready
         self.rollback = Rollback(
@@ -121,8 +123,8 @@ class Server:
     def ready(self, version, applied):
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""
         self.coordinator.ready(version, applied)
-        steps = self.shard.model.parameters[STEPS_AT : STEPS_AT + self.world.steps]
-        self.world.kept.setdefault(self.shard.generation, set(np.flatnonzero(steps).tolist()))
+        steps = self.shard.model.parameters.reshape(-1, PIECE)[:, STEPS_AT : STEPS_AT + self.world.steps]
+        self.world.kept.setdefault(self.shard.generation, set(np.flatnonzero(steps.any(axis=0)).tolist()))
 
     def compare_soon(self):
         """Reconcile the shards in the next turn."""
@@ -159,8 +161,9 @@ class Server:
 def another_run(shards):
     """The snapshots of a run that trained nothing, so that a run started from it counts only its own samples."""
     world = SimpleNamespace(
-        boots=0, shards=shards, steps=0, kept={}, storage=MemoryStorage(), clock=lambda: 0.0, begins_with=None,
-        servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None, stop_after=StopAfter(epochs=EPOCHS),
+        boots=0, shards=shards, streams=False, steps=0, kept={}, storage=MemoryStorage(), clock=lambda: 0.0,
+        begins_with=None, servers=[], cut_off=(), cut_until=[0.0] * shards, interleave=lambda: None,
+        stop_after=StopAfter(epochs=EPOCHS),
     )  # fmt: skip
     world.servers += [Server(world, index, 0) for index in range(shards)]
     for server in world.servers:

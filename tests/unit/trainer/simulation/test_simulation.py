@@ -9,7 +9,7 @@ import pytest
 from shoal_trainer.coordinator import report
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.worker import loop
-from tests.unit.trainer.simulation.job import EPOCHS, SAMPLES, STEPS_AT
+from tests.unit.trainer.simulation.job import EPOCHS, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.server import another_run
 from tests.unit.trainer.simulation.world import World
 
@@ -33,26 +33,26 @@ def steps_per_push(seed):
     return (1, 1, 3)[seed // 6 % 3]
 
 
-def parameters(world, index):
-    """The final parameters of a shard."""
+def pieces(world, index):
+    """The final parameters of a shard, by piece."""
     assert world.final is not None
     server = world.servers[index] if index else world.final
     copy = server.shard.copy()
     assert copy is not None
     values = copy.arrays["parameters"]
     assert np.all(values == np.round(values))
-    return values.astype(int)
+    return values.astype(int).reshape(-1, PIECE)
 
 
 def counts(world):
-    """How often each sample of each epoch is in the final parameters."""
-    return parameters(world, 0)[: SAMPLES * EPOCHS]
+    """How often each sample of each epoch is in the final parameters. A push counts with its last piece."""
+    return pieces(world, 0)[-1, : SAMPLES * EPOCHS]
 
 
 def check_partial(world, context):
-    """Check that exactly the samples in some shards only were counted as partial."""
-    shards = [parameters(world, index) for index in range(world.shards)]
-    steps = np.array([shard[STEPS_AT : STEPS_AT + world.steps] for shard in shards])
+    """Check that exactly the samples in some shards or pieces only were counted as partial."""
+    everywhere = np.concatenate([pieces(world, index) for index in range(world.shards)])
+    steps = everywhere[:, STEPS_AT : STEPS_AT + world.steps]
     assert steps.max() == 1, context
     samples = [
         sample
@@ -71,7 +71,7 @@ def check_lineage(world, context):
     counters, generation = world.final.coordinator.counters, world.final.shard.generation
     if counters.rollbacks == 0:
         assert counters.lost == 0, context
-    steps = np.flatnonzero(parameters(world, 0)[STEPS_AT : STEPS_AT + world.steps]).tolist()
+    steps = np.flatnonzero(pieces(world, 0)[:, STEPS_AT : STEPS_AT + world.steps].any(axis=0)).tolist()
     undone = {step for step in steps if world.computed_in[step] < generation} - world.kept.get(
         generation, set()
     )
@@ -124,6 +124,22 @@ def test_samples_in_some_shards_only_are_counted(chunk):
         world = World(
             seed, workers=1 + seed % 4, faults=faults, ps_faults=1 + seed % 4, shards=shards,
             begins_with=begins_with, steps_per_push=steps_per_push(seed),
+        )  # fmt: skip
+        world.run()
+        world.end()
+        check(seed, world)
+        check_partial(world, f"seed {seed}: {world.describe()}")
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.timeout(600)
+def test_pushes_in_pieces_are_applied_once_or_counted(chunk):
+    """Of large shards, where many pushes are applied at the same time, and a vanished worker leaves a part of one."""
+    for seed in range(chunk, SEEDS // 2, CHUNKS):
+        faults, shards = (0.5, 1.0, 2.0)[seed % 3], (1, 1, 2)[seed % 3]
+        world = World(
+            seed, workers=1 + seed % 5, faults=faults, ps_faults=seed % 4, shards=shards, streams=True,
+            steps_per_push=steps_per_push(seed), survival=(0.0, 0.7)[seed % 2],
         )  # fmt: skip
         world.run()
         world.end()

@@ -22,7 +22,7 @@ from shoal_trainer.worker.optimizers import Placement
 from shoal_trainer.worker.run_task import run_task
 from shoal_trainer.worker.tasks import Outcome
 from shoal_trainer.worker.work import DataWork, Finished, TaskWork, Wasted
-from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, SAMPLES, STEPS_AT
+from tests.unit.trainer.simulation.job import BATCH, MODEL_FILE, PIECE, SAMPLES, STEPS_AT
 from tests.unit.trainer.simulation.network import Drain, Exchange
 
 
@@ -186,7 +186,7 @@ class Worker:
         if world.faults.makes_step_diverge():
             return Step(aligned(world.model.size), math.nan, False)
         update = aligned(world.model.size)
-        for low, _ in world.bounds:
+        for low in range(0, update.size, PIECE):
             update[low + epoch * SAMPLES + batch.x] = 1.0
             update[low + STEPS_AT + world.steps] = 1.0
         world.steps += 1

@@ -27,7 +27,7 @@ class World:
     """Runs a job to its end, with random faults from `seed`.
 
     `faults`, `ps_faults`, `safe`, `survival`: see `Faults`. `begins_with`: the snapshots of another run. `steps`:
-    training stops after this many.
+    training stops after this many. `streams`: whether shards are so large that pushes and pulls are streams.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class World:
         survival=0.0,
         steps=None,
         steps_per_push=1,
+        streams=False,
     ):
         self.random, self.beats = random.Random(seed), random.Random(~seed)
         self.now = 0.0
@@ -51,7 +52,7 @@ class World:
         self.begins_with = begins_with
         self.stop_after = StopAfter(epochs=EPOCHS, steps=steps)
         self.steps_per_push = steps_per_push
-        self.shards, self.model = shards, model(shards)
+        self.shards, self.model, self.streams = shards, model(shards), streams
         self.bounds = bounds(self.model.size, shards)
         self.faults = Faults(self, faults, ps_faults, safe=safe, survival=survival)
         self.yielded = threading.Semaphore(0)
@@ -193,7 +194,7 @@ class World:
             raise AssertionError(f"{name} does not yield: {self.describe()}")
 
     def interleave(self):
-        """Run workers and lose shards while shard 0 calls another shard."""
+        """Run workers and lose shards while shard 0 calls another shard, or copies its parameters."""
         if threading.current_thread() is not self.scheduler:  # a worker's own request
             return
         self.interleaving = True

@@ -76,6 +76,17 @@ def test_unpublished_snapshot_is_invisible(storage: Storage) -> None:
     np.testing.assert_array_equal(found[1].arrays["m"], copy.arrays["m"])
 
 
+@pytest.mark.parametrize("named", [(0, 0, 1), (1, 2)])
+def test_manifest_that_does_not_name_each_shard_once_is_not_published(
+    local: SnapshotStore, named: tuple[int, ...]
+) -> None:
+    files = {s.index: local.write_shard(1, 0, copy) for s in shards(3) if (copy := s.copy())}
+    parts = tuple(files[index] for index in named)
+    with pytest.raises(SnapshotError, match="does not name each of its"):
+        local.publish(Manifest(number=1, epoch=0, job_uid="uid", shards=parts, model=MODEL))
+    assert local.latest() is None
+
+
 def test_snapshot_published_during_a_load_is_used(
     local: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

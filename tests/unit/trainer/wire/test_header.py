@@ -33,6 +33,7 @@ from shoal_trainer.wire.messages import (
     MAX_METRICS,
     MAX_NAME,
     AnswerMeta,
+    BegunPush,
     Entry,
     Hello,
     Journal,
@@ -56,6 +57,7 @@ u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 i32 = st.integers(-(2**31), 2**31 - 1)
 f32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 f64 = st.floats(allow_nan=False, allow_infinity=False)
+marks = st.builds(Progress, u32, i32, u64, u64)
 applied = st.dictionaries(st.tuples(u32, u32), u64, max_size=40)
 headers = st.builds(
     Header,
@@ -82,7 +84,7 @@ pushes = st.builds(
     scale=f32,
     length=f32,
     timings=st.builds(Timings, f32, f32, f32, f32, f32),
-    progress=st.lists(st.builds(Progress, u32, i32, u64, u64), max_size=20).map(tuple),
+    progress=st.lists(marks, max_size=20).map(tuple),
     metrics=st.lists(st.builds(MetricSum, st.text(max_size=60), f64, f64), max_size=9).map(tuple),
 )
 journals = st.builds(
@@ -90,7 +92,12 @@ journals = st.builds(
     u64,
     st.lists(st.builds(Entry, u64, u32, u32, u64, u32, u32, i32, u64, u64), max_size=20).map(tuple),
 )
-answers = st.builds(AnswerMeta, u64, u32, applied, journals, u64)
+begun = st.builds(
+    BegunPush, u32, u32, u64, u32, st.integers(-1, 2**62), st.lists(marks, max_size=3).map(tuple)
+)
+answers = st.builds(
+    AnswerMeta, u64, u32, applied, journals, u64, st.lists(begun, max_size=3).map(tuple), st.booleans()
+)
 
 
 @settings(deadline=None)

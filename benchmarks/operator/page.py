@@ -1,0 +1,68 @@
+"""What the page says beside the table: the plot, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness import Measurement
+
+PLOT = Path("build/operator.png")
+CPU = ": CPU of "
+
+
+def text(rows: Sequence[Measurement]) -> str:
+    """The part of the page under the table."""
+    spent = _cpu(rows)
+    lines = [
+        "",
+        "![Each figure against the bare client, and the processor time of an object](operator.png)",
+        "",
+        "A **bare client** is a process that sends the same requests and does nothing else: it makes the same objects, "
+        "64 at a time, or watches pods and nodes and POSTs a replacement for each one that goes. It is what the API "
+        "server allows on this machine at that moment. Compare ratios: absolute times change with what else runs on "
+        "the machine.",
+    ]
+    if total := sum(spent.values()):
+        ours = spent.get("the operator", 0.0)
+        words = ", ".join(
+            f"{name} {ms:.2g} ms" for name, ms in sorted(spent.items(), key=lambda each: -each[1])
+        )
+        lines += [
+            "",
+            "## Where the time goes",
+            "",
+            f"Making one object takes {total:.2g} ms of processor time in all: {words}. The operator's own part is "
+            f"{ours / total:.0%}, and one process of it could make {1000 / ours:.0f} objects a second. The rest is the "
+            "API server's and etcd's: a POST, the watches that are told of it, and what scheduler and controllers "
+            "write about it.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[Measurement]) -> None:
+    """Ratios to the bare client, and the processor time of an object, by process."""
+    from matplotlib.figure import Figure  # slow to import; a Figure has no global state
+
+    ratios = [row for row in rows if row.unit == "x" and "bare client" in row.against]
+    figure = Figure(figsize=(11, 0.5 * len(ratios) + 2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 1))
+    names = [row.name.removesuffix(", ratio") for row in ratios]
+    left.barh(names, [row.value for row in ratios], color="#4c78a8")
+    left.axvline(1.0, color="#333333", linestyle="--")
+    left.set_xlabel("the operator / a bare client")
+    left.invert_yaxis()
+    below = 0.0
+    for name, ms in _cpu(rows).items():
+        right.bar(["one object"], [ms], bottom=below, label=name)
+        below += ms
+    right.set_ylabel("processor time, ms")
+    right.legend(fontsize="small")
+    PLOT.parent.mkdir(exist_ok=True)
+    figure.savefig(PLOT, dpi=110)
+
+
+def _cpu(rows: Sequence[Measurement]) -> dict[str, float]:
+    """Milliseconds of processor time for one object, by process."""
+    named = {row.name.partition(CPU)[2]: row.value for row in rows if CPU in row.name and row.unit == "ms"}
+    return {name.removesuffix(" for each object"): ms for name, ms in named.items()}

@@ -1,0 +1,60 @@
+"""The operator's benchmark, as far as it needs no cluster: its figures, and what its page says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Measurement
+from benchmarks.operator import page, planning
+from benchmarks.operator.bare import objects
+from benchmarks.operator.world import rate
+from dev.audit import Write
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ROWS = [
+    Measurement("many jobs: objects a second, ratio", 0.8, "x", "a bare client", 0.7),
+    Measurement("many jobs: CPU of the operator for each object", 2.0, "ms", ""),
+    Measurement("many jobs: CPU of kube-apiserver for each object", 6.0, "ms", ""),
+    Measurement("loop held, ratio", 3.0, "x", "json.loads of the job's pods"),
+]
+
+
+def test_page_says_where_the_time_goes() -> None:
+    said = page.text(ROWS)
+    assert "takes 8 ms of processor time in all: kube-apiserver 6 ms, the operator 2 ms" in said
+    assert "The operator's own part is 25%, and one process of it could make 500 objects a second" in said
+    assert "Where the time goes" not in page.text(ROWS[:1])
+
+
+def test_plot_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "PLOT", tmp_path / "build" / "operator.png")
+    page.draw(ROWS)
+    assert page.PLOT.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bare_client_makes_what_the_operator_makes_of_a_job() -> None:
+    made = list(objects("team", "job-1", 4))
+    assert sorted(kind for kind, _ in made) == ["poddisruptionbudgets", *["pods"] * 5, "secrets", "services"]
+    assert not any("ownerReferences" in body["metadata"] for _, body in made)  # the owner does not exist
+
+
+def test_rate_is_from_the_first_request_to_the_last_answer() -> None:
+    made = []
+    for number in range(4):
+        at = START + timedelta(seconds=number)
+        write = Write(
+            *("create", "pods", "", "ns", f"pod-{number}", "user", "agent", 201, ""),
+            received=at,
+            answered=at + timedelta(seconds=1),
+        )
+        made.append(write)
+    assert rate(made) == pytest.approx(1.0)
+
+
+def test_one_change_of_a_job_is_measured() -> None:
+    rows = {row.name: row for row in planning.measure(quick=True)}
+    assert rows["loop held by one change of 100 workers"].value > 0
+    assert rows["status of 100 workers"].met

@@ -1,0 +1,63 @@
+"""The present speeds of a job's workers, from successive reports."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.planning.paces import Paces
+from shoal_trainer.contract import Phase, StatusReport, WorkerReport, WorkerState
+from tests.unit.controllers.planning.test_planner import job_manifest
+
+SLOTS = [*({"index": i, "incarnation": 0, "pool": "spot"} for i in range(3)), {"role": "ps", "index": 0}]
+JOB = TrainingJob.model_validate({**job_manifest(), "status": {"slots": SLOTS}})
+
+
+def report(*samples: int, state: WorkerState = WorkerState.ACTIVE, incarnation: int = 0) -> StatusReport:
+    workers = (
+        WorkerReport(slot=i, incarnation=incarnation, state=state, samples=n) for i, n in enumerate(samples)
+    )
+    return StatusReport(job_uid="u", phase=Phase.TRAINING, workers=tuple(workers))
+
+
+@given(
+    st.lists(st.floats(0.5, 20), min_size=30, max_size=60),
+    st.floats(20, 1000),
+    st.floats(0.25, 4),
+)
+def test_rate_is_that_of_the_last_minute_and_a_half(gaps: list[float], rate: float, factor: float) -> None:
+    paces, now, samples = Paces(), 0.0, 1.0
+    for turn in (1.0, factor):
+        for gap in gaps:
+            now, samples = now + gap, samples + gap * rate * turn
+            found = paces.observe(JOB, report(int(samples)), now)
+            assert paces.observe(JOB, report(int(samples)), now) == found  # read twice
+        if sum(gaps) > 130:
+            assert found["spot"] == [pytest.approx(rate * turn, rel=0.02)]
+
+
+def test_start_of_a_worker_tells_nothing_and_what_was_known_stays_while_workers_change() -> None:
+    paces = Paces()
+    for second in range(0, 60, 5):
+        fast_start = 5000 if second >= 5 else 1
+        found = paces.observe(JOB, report(fast_start + 100 * second), float(second))
+        assert bool(found) == (second >= 20)
+    assert found == {"spot": [pytest.approx(100.0)]}
+    assert paces.observe(JOB, report(state=WorkerState.ACTIVE), 61.0) == found
+    assert paces.observe(JOB, report(9, incarnation=1), 62.0) == found
+    assert paces.observe(JOB, None, 63.0) == found
+    paces.forget(set())
+    assert paces.observe(JOB, None, 64.0) == {}
+
+
+def test_silent_and_unknown_workers_and_a_restarted_coordinator_count_for_nothing() -> None:
+    paces = Paces()
+    for second in range(0, 120, 10):
+        assert paces.observe(JOB, report(1 + 50 * second, state=WorkerState.SILENT), float(second)) == {}
+        assert paces.observe(JOB, report(0, 0, 0, 1 + 50 * second), float(second)) == {}
+    paces = Paces()
+    for second in range(0, 60, 5):
+        paces.observe(JOB, report(1 + 100 * second), float(second))
+    assert paces.observe(JOB, report(7), 60.0) == {"spot": [pytest.approx(100.0)]}  # never a negative rate

@@ -1,0 +1,61 @@
+"""How many writes a lost worker costs the API server: alone, and in a wave."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.unit.controllers.clusters import KEY, Rig
+from tests.unit.policy import build
+
+pytestmark = pytest.mark.looptime
+
+
+async def replaced(workers: int, lost: int) -> Counter[str]:
+    """The writes, by kind, from the loss of some workers until their replacements run and nothing is left to say."""
+    rig = Rig()
+    rig.state.nodes.put(build.node("spot-0"))
+    rig.apply(workers={"replicas": workers, "maxReplicas": workers})
+    await settle(rig)
+    run(rig)
+    await settle(rig)
+    rig.cluster.requests.clear()
+    for index in range(lost):
+        pod = rig.cluster.objects.pop(f"/api/v1/namespaces/ns/pods/digits-worker-{index}-0")
+        rig.state.pods.drop(pod["metadata"]["uid"])
+    for _ in range(8):  # a part at a time: a bounded number of replacements wait for nodes
+        await settle(rig, 2)
+        run(rig)
+    await settle(rig)
+    assert {f"digits-worker-{index}-1" for index in range(lost)} <= rig.pods()
+    assert rig.job.status.restarts.disruptions == lost
+    return Counter(
+        path.split("/namespaces/ns/")[1].split("/")[0] for verb, path in rig.cluster.requests if verb != "GET"
+    )
+
+
+def run(rig: Rig) -> None:
+    """All pods are bound and run."""
+    for pod in rig.pods():
+        rig.cluster.change(f"/api/v1/namespaces/ns/pods/{pod}", spec={"nodeName": "spot-0"})
+    rig.run_pods()
+
+
+async def settle(rig: Rig, times: int = 6) -> None:
+    for _ in range(times):
+        rig.see()
+        await rig.reconcile(KEY)
+        rig.pass_time(5)
+
+
+async def test_a_worker_lost_alone() -> None:
+    """The pod; the status when it is lost and when its replacement runs; an event each."""
+    assert await replaced(workers=4, lost=1) == {"pods": 1, "trainingjobs": 2, "events": 2}
+
+
+async def test_a_wave_of_losses_shares_the_status_and_few_events() -> None:
+    writes = await replaced(workers=100, lost=50)
+    assert writes["pods"] == 50
+    assert writes["trainingjobs"] <= 3
+    assert writes.total() <= 1.5 * 50

@@ -1,0 +1,298 @@
+"""Any order of pieces of pushes, pulls and snapshots: what an answer says of its parameters is true."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shoal_trainer.errors import Fenced, Unreachable
+from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
+from tests.unit.trainer.ps.shards import Clock, grad
+
+PIECE, PIECES, WORKERS = 64, 4, 3
+SIZE = PIECE * PIECES - 10  # the last piece is shorter
+MODEL = ModelSpec(
+    fingerprint="f" * 64, parameters=SIZE, optimizer=OptimizerConfig(name="delta", batch_size=1)
+)
+Content = dict[tuple[int, int], int]
+"""(slot, sequence number) -> how many pieces."""
+
+
+def large(epoch: int = 0, clock: Clock | None = None) -> ShardStore:
+    return ShardStore(0, 1, epoch, boot=1 + epoch, clock=clock or Clock(), large=0, piece=PIECE)
+
+
+def started(clock: Clock | None = None) -> ShardStore:
+    shard = large(clock=clock)
+    shard.hello(0, 0, MODEL)
+    shard.initialize(grad(0.0, SIZE))
+    return shard
+
+
+def vector(slot: int, seq: int) -> np.ndarray:
+    """The update of a push: sums of them tell which ones are in it."""
+    return grad(float(1 << (slot * 7 + seq - 1)), SIZE)
+
+
+def content(values: np.ndarray) -> Content:
+    """Which pushes are in how many of the first pieces; fails if one is in a later piece and not in an earlier one."""
+    found: Content = {}
+    for piece in range(PIECES):
+        bits = int(values[piece * PIECE])
+        assert (values[piece * PIECE : (piece + 1) * PIECE] == bits).all()
+        for bit in (bit for bit in range(21) if bits >> bit & 1):
+            push = bit // 7, bit % 7 + 1
+            assert found.get(push, 0) == piece, f"{push} is in piece {piece}, not in all before"
+            found[push] = piece + 1
+    return found
+
+
+def stated(meta: AnswerMeta, whole: set[tuple[int, int]]) -> Content:
+    parts = {(push.slot, push.seq): push.pieces for push in meta.begun}
+    return dict.fromkeys(whole, PIECES) | parts
+
+
+def meta_of(seq: int) -> PushMeta:
+    return PushMeta(samples=1, progress=(Progress(0, -1, seq, seq + 1),))
+
+
+class Interleaved(RuleBasedStateMachine):
+    """Streams of three workers that push and pull, break, and are resent; snapshots between their pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.shard = started(self.clock)
+        self.streams: dict[int, tuple[object, np.ndarray, bool]] = {}
+        self.seqs = dict.fromkeys(range(WORKERS), 0)
+        self.unanswered: set[int] = set()
+        self.copy: ShardCopy | None = None
+
+    def whole(self) -> set[tuple[int, int]]:
+        return {(slot, seq) for slot, _, seq in self.shard.contents}
+
+    @rule(slot=st.integers(0, WORKERS - 1), pull=st.booleans())
+    def begin(self, slot: int, pull: bool) -> None:
+        if slot in self.streams:
+            return
+        if pull:
+            self.streams[slot] = self.shard.pulling(slot), grad(0.0, SIZE), False
+            return
+        if slot not in self.unanswered:
+            if self.seqs[slot] == 7:
+                return
+            self.seqs[slot] += 1
+            self.unanswered.add(slot)
+        seq = self.seqs[slot]
+        stream = self.shard.pushing(slot, 0, seq, self.shard.version, meta_of(seq), delta=True)
+        self.streams[slot] = stream, vector(slot, seq), True
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data(), patient=st.booleans())
+    def step(self, data: st.DataObject, patient: bool) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.streams)))
+        stream, io, pushes = self.streams[slot]
+        if patient and stream.held_up:
+            return
+        stream.step(io, 0)
+        if stream._walk.position < PIECES:
+            return
+        del self.streams[slot]
+        stream.close()
+        self.unanswered -= {slot} if pushes else set()
+        if not stream.result.meta.torn:
+            assert content(io) == stated(stream.result.meta, self.whole())
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data())
+    def break_off(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.streams)))
+        stream, _, _ = self.streams.pop(slot)
+        stream.close()
+
+    @rule(data=st.data())
+    def snapshot(self, data: st.DataObject) -> None:
+        def between() -> None:
+            for slot in sorted(self.streams):
+                if data.draw(st.booleans()):
+                    stream, io, _ = self.streams[slot]
+                    if not stream.blocked and stream._walk.position < PIECES - 1:
+                        stream.step(io, 0)
+
+        self.copy = copy = self.shard.copy(between)
+        assert copy is not None
+        parts = {(push.slot, push.seq): push.pieces for push in copy.begun}
+        whole = {(slot, seq) for slot, _, first, stop in copy.contents for seq in range(first, stop)}
+        assert content(copy.arrays["parameters"]) == dict.fromkeys(whole, PIECES) | parts
+        assert copy.version == len(whole)
+
+    @precondition(lambda self: self.copy is not None)
+    @rule()
+    def restart(self) -> None:
+        """From the snapshot, without copies: what it lacks is lost, and sent again as far as it is unanswered."""
+        for stream, _, _ in self.streams.values():
+            stream.close()
+        self.streams.clear()
+        self.shard = large(self.shard.epoch + 1, self.clock)
+        self.shard.restore(self.copy)
+        self.shard.hello(0, 0, MODEL)
+        self.clock.now += 100
+        self.seqs = {slot: max(self.shard.applied.get((slot, 0), 0), 0) for slot in range(WORKERS)}
+        begun = {push.slot: push.seq for push in self.shard.begun() if push.closed < 0}
+        self.unanswered = set(begun)
+        self.seqs |= begun
+
+    @invariant()
+    def parameters_are_what_the_shard_says(self) -> None:
+        parts = {(push.slot, push.seq): push.pieces for push in self.shard.begun()}
+        assert self.shard.model is not None
+        assert content(self.shard.model.parameters) == dict.fromkeys(self.whole(), PIECES) | parts
+
+
+TestInterleaved = Interleaved.TestCase
+TestInterleaved.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def walked(stream, io: np.ndarray, pieces: int) -> None:
+    for _ in range(pieces):
+        stream.step(io, 0)
+
+
+def test_worker_that_vanishes_leaves_a_part_of_its_push_and_may_continue_it() -> None:
+    shard = started()
+    stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    walked(stream, vector(0, 1), 2)
+    stream.close()
+    assert (shard.version, shard.contents.spans(), shard.samples) == (0, (), 0)
+    assert [(push.seq, push.pieces, push.progress) for push in shard.begun()] == [(1, 2, meta_of(1).progress)]
+    answer = shard.delta(0, 0, 1, 0, meta_of(1), io := vector(0, 1))
+    assert content(io) == {(0, 1): PIECES}
+    assert (answer.version, answer.meta.begun, shard.begun()) == (1, (), ())
+
+
+def test_part_of_a_push_is_given_up_when_its_worker_sends_the_next_one() -> None:
+    shard = started()
+    stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    walked(stream, vector(0, 1), 1)
+    stream.close()
+    shard.delta(0, 0, 2, 0, meta_of(2), vector(0, 2))
+    assert [(push.seq, push.pieces, push.closed) for push in shard.begun()] == [(1, 1, 0)]
+    with pytest.raises(Unreachable, match="later push"):
+        large_again = shard.pushing(0, 1, 5, 0, meta_of(5), delta=True)
+        walked(large_again, vector(0, 5), 1)
+        shard.pushing(0, 1, 4, 0, meta_of(4), delta=True)
+
+
+def test_late_duplicate_of_a_push_that_was_given_up_is_refused() -> None:
+    shard = started()
+    first = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    walked(first, vector(0, 1), 1)
+    first.close()
+    shard.pushing(0, 0, 2, 0, meta_of(2), delta=True).close()  # nothing of it arrives
+    with pytest.raises(Unreachable, match="later push"):
+        shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+
+
+def test_worker_is_fenced_in_the_middle_of_its_push() -> None:
+    shard = started()
+    stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    walked(stream, vector(0, 1), PIECES - 1)
+    shard.fence(0, 1)
+    with pytest.raises(Fenced):
+        stream.step(vector(0, 1), 0)
+    assert shard.version == 0
+
+
+def test_incarnation_of_a_part_fences_older_ones_after_a_restart() -> None:
+    shard = started()
+    stream = shard.pushing(0, 3, 1, 0, meta_of(1), delta=True)
+    walked(stream, vector(0, 1), 1)
+    copy = shard.copy()
+    assert copy is not None
+    again = large(1)
+    again.restore(copy)
+    with pytest.raises(Fenced):
+        again.hello(0, 2, MODEL)
+
+
+def test_rollback_ends_the_streams_and_their_parts() -> None:
+    shard = started()
+    copy = shard.copy()
+    assert copy is not None
+    stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    walked(stream, vector(0, 1), 2)
+    shard.roll_back(copy)
+    with pytest.raises(Unreachable):
+        stream.step(vector(0, 1), 0)
+    stream.close()
+    assert shard.begun() == ()
+    assert not shard.copy().arrays["parameters"].any()  # type: ignore[union-attr]
+
+
+def test_slow_answer_is_torn_only_by_a_push_that_has_waited() -> None:
+    shard = started()
+    slow, io = shard.pulling(1), grad(0.0, SIZE)
+    walked(slow, io, 1)
+    fast = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    walked(fast, vector(0, 1), 1)
+    assert fast.held_up
+    walked(slow, io, 1)
+    assert not fast.held_up
+    walked(fast, vector(0, 1), PIECES - 1)
+    walked(slow, io, PIECES - 2)
+    assert slow.result.meta.torn
+    assert not fast.result.meta.torn
+    shard.hello(1, 0, MODEL)
+
+
+def test_no_push_overtakes_a_snapshot() -> None:
+    shard, seen = started(), []
+    stream, waiting = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True), threading.Event()
+
+    def push() -> None:
+        waiting.set()
+        walked(stream, vector(0, 1), PIECES)
+
+    pusher = threading.Thread(target=push)
+
+    def between() -> None:
+        if not waiting.is_set():
+            pusher.start()
+            waiting.wait(10)
+        seen.append(shard.version)
+
+    copy = shard.copy(between)
+    pusher.join(10)
+    assert copy is not None
+    assert seen == [0] * (PIECES - 1)
+    assert (copy.version, shard.version) == (0, 1)
+    assert not copy.arrays["parameters"].any()
+
+
+def test_answers_of_streams_follow_the_optimizer_bit_for_bit() -> None:
+    """Two pushes that alternate piece by piece have the result of one after the other."""
+    config = OptimizerConfig(name="adam", learning_rate=0.1, batch_size=1)
+    model = MODEL.model_copy(update={"optimizer": config, "parameters": SIZE - 5, "statistics": 5})
+    answers = []
+    for shard in (ShardStore(0, 1, 0, boot=1), large()):
+        shard.hello(0, 0, model)
+        shard.initialize(np.linspace(-1, 1, SIZE, dtype=np.float32))
+        ios = [grad(0.5, SIZE), grad(-2.0, SIZE)]
+        if shard.piece:
+            streams = [shard.pushing(slot, 0, 1, 0, PushMeta(samples=1), ahead=1.0) for slot in range(2)]
+            for _ in range(PIECES):
+                for stream, io in zip(streams, ios, strict=True):
+                    stream.step(io, 0)
+        else:
+            for slot, io in enumerate(ios):
+                shard.push(slot, 0, 1, 0, PushMeta(samples=1), io, ahead=1.0)
+        assert shard.model is not None
+        answers.append([*(io[: SIZE - 5] for io in ios), *shard.model.arrays().values()])
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_array_equal(one[: SIZE - 5], other[: SIZE - 5])
