@@ -83,7 +83,7 @@ class Training:
         if self.validation is not None and not inspect.isroutine(self.validation):
             object.__setattr__(self, "validation", as_source(self.validation, "Training(validation=…)"))
 
-    def fit(self, *, epochs: int = 1, batch_size: int = 128, verbose: int | str = "auto") -> keras.Model:
+    def fit(self, *, epochs: int = 1, batch_size: int = 32, verbose: int | str = "auto") -> keras.Model:
         """Train in this process with Keras' own `fit`, without parameter servers.
 
         `wire` and `on_nan` have no effect here.
