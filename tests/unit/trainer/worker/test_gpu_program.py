@@ -41,7 +41,9 @@ def parameters(flat_model):
 def compiles(graph):
     """Whether a part of this graph is compiled by XLA."""
     library = graph.as_graph_def().library.function
-    return any("_XlaMustCompile" in function.attr for function in library)
+    return any(
+        function.attr["_XlaMustCompile"].b for function in library if "_XlaMustCompile" in function.attr
+    )
 
 
 @as_on_gpu
