@@ -41,7 +41,7 @@ async def started(world: World, quick: bool) -> AsyncIterator[Measurement]:
         await asyncio.gather(*(apply(number) for number in range(jobs)))
 
         async def all_made() -> bool:
-            return len(world.creates("many")) >= PS_AND_WORKERS * jobs
+            return await world.pods("many") >= PS_AND_WORKERS * jobs
 
         await until(all_made, every=0.2)
         spent = {name: after - cpu[name] for name, after in _cpu(world, operator).items()}
@@ -101,13 +101,13 @@ async def lost(world: World, quick: bool) -> AsyncIterator[Measurement]:
 
 async def _take(world: World, space: str, names: list[str]) -> tuple[list[Write], list[Write]]:
     """Take these pods at once; the losses and the replacements, in order."""
-    since = len(world.log.read())
+    since, before = len(world.log.read()), await world.pods(space)
     await asyncio.gather(
         *(world.kube.delete(f"/api/v1/namespaces/{space}/pods/{name}", grace_seconds=0) for name in names)
     )
 
     async def replaced() -> bool:
-        return len(world.creates(space, since=since)) >= len(names)
+        return await world.pods(space) >= before
 
     await until(replaced, every=0.2)
     taken = [each for each in world.writes(space, since=since) if is_loss(each)][: len(names)]

@@ -65,6 +65,11 @@ class World:
             if is_create(each) and each.resource == "pods"
         ]
 
+    async def pods(self, namespace: str) -> int:
+        """How many pods there are: a create that the API server gave up (504) may have been carried out."""
+        listed = await self.kube.get(f"/api/v1/namespaces/{namespace}/pods", limit="1")
+        return len(listed["items"]) + int(listed["metadata"].get("remainingItemCount") or 0)
+
     async def namespace(self, name: str) -> None:
         """A namespace in which pods can be made at once."""
         await self.kube.create("/api/v1/namespaces", {"metadata": {"name": name}})
@@ -166,12 +171,17 @@ class World:
 
 
 class Operator:
-    """The operator's process."""
+    """The operator's process, started again in place when it ends by itself, as a kubelet does.
+
+    On a machine that is too busy it loses its Lease, and ends. `restarts` counts that.
+    """
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
         self._command = command
         self._environment = dict(environment)
         self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.restarts = 0
 
     @property
     def pid(self) -> int:
@@ -192,6 +202,7 @@ class Operator:
     async def start(self) -> None:
         """Start it."""
         self._process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+        self._watch = asyncio.create_task(self._keep_running())
 
     async def kill(self) -> None:
         """SIGKILL."""
@@ -201,7 +212,16 @@ class Operator:
         """SIGTERM."""
         await self._end("terminate")
 
+    async def _keep_running(self) -> None:
+        while True:
+            assert self._process is not None
+            await self._process.wait()
+            self.restarts += 1
+            self._process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+
     async def _end(self, how: str) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         if self._process is not None and self._process.returncode is None:
             getattr(self._process, how)()
         if self._process is not None:

@@ -187,7 +187,8 @@ class Witness:
         if meta["namespace"] not in self._namespaces or "shoal.dev/job" not in meta.get("labels", {}):
             return
         known = self._all_pods[meta["namespace"], meta["name"]]
-        if meta["uid"] not in known and any(_owner(each) == _owner(pod) for each in known.values()):
+        again = meta["uid"] not in known and any(_owner(each) == _owner(pod) for each in known.values())
+        if again and meta["labels"]["shoal.dev/role"] == "ps":  # its incarnation is an epoch, which fences
             self.broken.append(f"pod {meta['name']} of one job was created twice")
         known[meta["uid"]] = pod
         if pod["status"].get("phase") == "Running":
@@ -260,14 +261,24 @@ class Witness:
         for write in mine:
             if (write.verb, write.resource, write.subresource) != ("delete", "pods", ""):
                 continue
-            for uid, pod in self._all_pods[write.namespace, write.name].items():
-                if pod["metadata"]["labels"]["shoal.dev/role"] != "ps" or uid not in self._ran:
-                    continue
-                ended = self._ending.get(uid)
-                unwanted = self._unwanted[_owner(pod)].near(write.received)
-                if not unwanted and (ended is None or ended > write.received):
-                    broken.append(f"{write.agent} deleted {write.name}, which worked, at {write.received:%X}")
+            pod = self._pod_at(write)
+            if pod is None or pod["metadata"]["labels"]["shoal.dev/role"] != "ps":
+                continue
+            uid = pod["metadata"]["uid"]
+            ended = self._ending.get(uid)
+            unwanted = self._unwanted[_owner(pod)].near(write.received)
+            if uid in self._ran and not unwanted and (ended is None or ended > write.received):
+                broken.append(f"{write.agent} deleted {write.name}, which worked, at {write.received:%X}")
         return broken
+
+    def _pod_at(self, write: Write) -> Json | None:
+        """The pod that had the name then: a job that is applied again uses the names of the first one."""
+        created = {
+            dt.datetime.fromisoformat(pod["metadata"]["creationTimestamp"]): pod
+            for pod in self._all_pods[write.namespace, write.name].values()
+        }
+        before = [at for at in created if at <= write.received]
+        return created[max(before)] if before else None
 
 
 def _owner(pod: Json) -> str:

@@ -23,6 +23,7 @@ from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wakes, key_of, sources
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.claims import Claims
 from shoal.controllers.trainingjob.credentials import job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
@@ -213,7 +214,8 @@ class Operator:
         def count(result: str) -> None:
             written.labels(kind.__name__, result).inc()
 
-        return StatusWriter(self._fenced, cache, kind, on_result=count)
+        reflector = self._reflectors[kind.PLURAL]
+        return StatusWriter(self._fenced, cache, kind, on_result=count, on_stale=reflector.request_refresh)
 
     def _make_pools(self) -> Controller:
         state = self.state
@@ -246,12 +248,14 @@ class Operator:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
         answers = AnswerStore()
+        claims = Claims(state.jobs.all)
         writer = self._writer(TrainingJob, state.jobs)
         reconcile = Reconciler(
             Observer(
                 state,
                 answers,
                 self._poller,
+                claims,
                 images=settings.images,
                 node_signals=self._nodes_readable,
                 api_returned_at=lambda: self._outage.returned_at,
@@ -268,6 +272,7 @@ class Operator:
             ),
             state=state,
             answers=answers,
+            claims=claims,
             poller=self._poller,
             credentials=credentials,
             complaints=self._complaints,

@@ -32,7 +32,10 @@ def object_path(about: Resource) -> str:
 
 
 class StatusWriter(Generic[R]):
-    """Writes statuses of one kind. `on_result` is told the result of each write: written, or the HTTP status."""
+    """Writes statuses of one kind. `on_result` is told the result of each write: written, or the HTTP status.
+
+    `on_stale`: the cache is behind, and its watch does not say so: the same version conflicted again.
+    """
 
     def __init__(
         self,
@@ -41,11 +44,15 @@ class StatusWriter(Generic[R]):
         model: type[R],
         *,
         on_result: Callable[[str], None] = lambda _result: None,
+        on_stale: Callable[[], None] = lambda: None,
     ) -> None:
         self._transport = transport
         self._cache = cache
         self._model = model
         self._on_result = on_result
+        self._on_stale = on_stale
+        self._conflicting: dict[str, str] = {}
+        """Versions that conflicted, by uid."""
 
     async def write(self, about: R, status: BaseModel) -> R | None:
         """Write the status; the object as stored, or None if it changed meanwhile or is gone.
@@ -101,6 +108,12 @@ class StatusWriter(Generic[R]):
     def _stored(self, about: R, answer: Answer) -> R | None:
         meta = about.metadata
         self._on_result("written" if answer.ok else str(answer.status))
+        if answer.status == 409 and meta.resource_version:
+            if self._conflicting.get(meta.uid) == meta.resource_version:
+                self._on_stale()
+            self._conflicting[meta.uid] = meta.resource_version
+        else:
+            self._conflicting.pop(meta.uid, None)
         if answer.ok:
             stored = self._model.model_validate_json(answer.body, extra="ignore")
             self._cache.put(stored, ours=True)

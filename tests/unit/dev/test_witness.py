@@ -52,6 +52,7 @@ class Scene:
             "name": name,
             "labels": labels,
             "ownerReferences": [{"uid": JOB_UID}],
+            "creationTimestamp": "2026-01-01T00:00:00Z",
             **more,
         }
         pod = {"metadata": meta, "spec": {"nodeName": "safe-1"}, "status": {"phase": phase}}
@@ -118,6 +119,15 @@ def test_a_server_that_nobody_wants_has_ended_or_never_ran_may_be_deleted(scene:
     scene.pod(2)
     scene.job(suspend=True)
     scene.wrote("a", name="digits-ps-0-2")
+    assert scene.witness.judge() == []
+
+
+def test_the_pod_of_a_later_job_of_the_same_name_is_another_one(scene: Scene) -> None:
+    scene.pod()
+    scene.job(suspend=True)
+    scene.wrote("a")
+    later = (utc_now() + dt.timedelta(seconds=5)).isoformat()
+    scene.pod(uid="later", ownerReferences=[{"uid": "later-job"}], creationTimestamp=later)
     assert scene.witness.judge() == []
 
 
