@@ -70,7 +70,9 @@ class Optimizer:
     def apply(self, w: Vector, io: Payload, update: Update) -> bool:
         """Apply the gradient in the first `size` values of `io` to `w`, and write the new parameters to `io`.
 
-        Returns whether the gradient had non-finite values (replaced by 0).
+        `io` may have only some of the values, and threads may apply other parts at the same time: rules go value by
+        value, and what they need of a whole gradient is in `update`. Returns whether the gradient had non-finite values
+        (replaced by 0).
         """
         non_finite = False
         for low, high, decays in self._segments:

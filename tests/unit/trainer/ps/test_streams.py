@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.streams import Stream
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.ps.shards import Clock, grad
 
@@ -249,6 +251,26 @@ def test_slow_answer_is_torn_only_by_a_push_that_has_waited() -> None:
     assert slow.result.meta.torn
     assert not fast.result.meta.torn
     shard.hello(1, 0, MODEL)
+
+
+def test_lock_is_held_for_one_piece_at_most_while_a_snapshot_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard, held, free = started(), [], []
+    work = Stream._do
+
+    def records(stream: Stream[object], io: object, writes: bool) -> None:
+        held.append(shard.lock._is_owned())  # type: ignore[attr-defined]
+        work(stream, io, writes)  # type: ignore[arg-type]
+
+    def other_thread() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            free.append(pool.submit(shard.report).result(10).ready)
+
+    monkeypatch.setattr(Stream, "_do", records)
+    assert shard.copy(other_thread) is not None
+    assert held == [False] * (PIECES - 1) + [True]
+    assert free == [True] * (PIECES - 1)
 
 
 def test_no_push_overtakes_a_snapshot() -> None:
