@@ -82,9 +82,10 @@ class Shop:
     startup: float
     price: float
     cores: int = 4
+    taints: tuple[Json, ...] = ()
     stock: Callable[[float], int] = lambda _at: 1_000_000
     most: int = 0
-    """The most nodes that it ever had."""
+    """The most nodes that it ever had, without those that a notice was given for."""
     node_seconds: float = 0.0
     pending: list[float] = field(default_factory=list)
     """When nodes that were bought will be there."""
@@ -438,7 +439,7 @@ class Cluster:
         for pod in self.server.all("pods"):
             if pod["status"]["phase"] == "Pending" and not pod["spec"].get("nodeName"):
                 for shop in self.shops.values():
-                    if _admits(pod, {ZONE: "a", **shop.labels}, []):
+                    if _admits(pod, {ZONE: "a", **shop.labels}, list(shop.taints)):
                         waiting[shop.name] += 1
                         break
         for shop in self.shops.values():
@@ -447,17 +448,15 @@ class Cluster:
             while shop.pending and shop.pending[0] <= now():
                 shop.pending.pop(0)
                 self._numbers += 1
-                self.add(
-                    Machine(
-                        f"{shop.name}-{self._numbers}", dict(shop.labels), pool=shop.name, cores=shop.cores
-                    )
-                )
+                name = f"{shop.name}-{self._numbers}"
+                self.add(Machine(name, dict(shop.labels), shop.taints, pool=shop.name, cores=shop.cores))
                 mine = [m for m in self.machines.values() if m.pool == shop.name]
-            room = min(shop.limit, shop.stock(now())) - len(mine) - len(shop.pending)
-            free = sum(1 for m in mine if m.powered and m.leaves_at is None and not self._on(m))
+            staying = [m for m in mine if m.powered and m.leaves_at is None]
+            room = min(shop.limit, shop.stock(now())) - len(staying) - len(shop.pending)
+            free = sum(1 for m in staying if not self._on(m))
             for _ in range(min(room, waiting[shop.name] - len(shop.pending) - free)):
                 shop.pending.append(now() + shop.startup)
-            shop.most = max(shop.most, len(mine) + len(shop.pending))
+            shop.most = max(shop.most, len(staying) + len(shop.pending))
             for machine in mine:
                 if self._on(machine) or machine.leaves_at is not None or not machine.powered:
                     machine.idle_since = None

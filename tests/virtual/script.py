@@ -58,14 +58,18 @@ class Killer(Faults):
         if verb in {"GET", "WATCH"} or "/events" in key:
             return
         self.writes += 1
-        if self.writes - 1 == self.trouble.write and not self.trouble.after:
+        if self.strikes(after=False):
             await self._kill(client)
 
     async def after(self, client: Client, verb: str, key: str) -> None:
         if verb in {"GET", "WATCH"} or "/events" in key:
             return
-        if self.writes - 1 == self.trouble.write and self.trouble.after:
+        if self.strikes(after=True):
             await self._kill(client)
+
+    def strikes(self, *, after: bool) -> bool:
+        """Whether the operator is killed before, or after, this write."""
+        return (self.writes - 1, after) == (self.trouble.write, self.trouble.after)
 
     async def _kill(self, client: Client) -> None:
         world = self.world

@@ -102,7 +102,12 @@ class World:
     """Everything."""
 
     def __init__(
-        self, truth: Callable[[str], Truth], *, faults: Faults | None = None, plan_seconds: float = 60.0
+        self,
+        truth: Callable[[str], Truth],
+        *,
+        faults: Faults | None = None,
+        plan_seconds: float = 60.0,
+        step_seconds: float = STEP_SECONDS,
     ) -> None:
         self.server = ApiServer()
         self.cluster = Cluster(self.server)
@@ -110,6 +115,7 @@ class World:
         self.faults = faults or Faults()
         self.lease_faults = Faults()
         self.plan_seconds = plan_seconds
+        self.step_seconds = step_seconds
         self.replicas: list[Replica] = []
         self.faults_of_the_operator: list[BaseException] = []
         self.watchers: list[Callable[[], None]] = []
@@ -135,9 +141,9 @@ class World:
 
     async def _live(self) -> None:
         while True:
-            await asyncio.sleep(STEP_SECONDS)
+            await asyncio.sleep(self.step_seconds)
             self.cluster.step()
-            self.trainers.step(STEP_SECONDS)
+            self.trainers.step(self.step_seconds)
             for watcher in self.watchers:
                 watcher()
 
@@ -203,7 +209,7 @@ class World:
         end = now() + seconds
         while not holds():
             assert now() < end, f"not in {seconds} s: {what}\n{self.tell()}"
-            await asyncio.sleep(STEP_SECONDS)
+            await asyncio.sleep(self.step_seconds)
 
     async def quiet(self, seconds: float = 6.0, most: float = 300.0) -> None:
         """Wait until nothing has changed for some seconds, but telemetry."""

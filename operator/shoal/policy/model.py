@@ -92,7 +92,7 @@ class Proposal:
     feasible: bool = True
     """Whether deadline and budget can be kept with the wanted confidence."""
     urgent: bool = False
-    """Deadline or budget are at risk: more workers are not waited for."""
+    """Deadline or budget are at risk, or another job is to have nodes of this one: the change is not waited for."""
     samples_per_second: float | None = None
     remaining_seconds: float | None = None
     remaining_range: tuple[float, float] | None = None
@@ -149,6 +149,8 @@ class Observation:
     """All CapacityPools by name."""
     proposal: Proposal | None = None
     """The newest proposal of the planner for this job."""
+    taken: Mapping[str, int] = field(default_factory=dict)
+    """Nodes of each pool that other jobs have, or plan to have."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Key, Wakes, key_of, sources
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.claims import Claims
 from shoal.controllers.trainingjob.credentials import job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
@@ -247,12 +248,14 @@ class Operator:
         state, settings, fenced, wall = self.state, self._settings, self._fenced, self._wall
         credentials = lru_cache(1024)(partial(job_credentials, settings.install_key))
         answers = AnswerStore()
+        claims = Claims(state.jobs.all)
         writer = self._writer(TrainingJob, state.jobs)
         reconcile = Reconciler(
             Observer(
                 state,
                 answers,
                 self._poller,
+                claims,
                 images=settings.images,
                 node_signals=self._nodes_readable,
                 api_returned_at=lambda: self._outage.returned_at,
@@ -269,6 +272,7 @@ class Operator:
             ),
             state=state,
             answers=answers,
+            claims=claims,
             poller=self._poller,
             credentials=credentials,
             complaints=self._complaints,

@@ -20,6 +20,8 @@ __all__ = ["Availability", "Calm", "Markov", "Recorded", "Supply", "Windows", "r
 
 Floats = NDArray[np.float64]
 
+OUT_SECONDS = 1800.0
+"""How long a pool that is out of stock stays so in the mean."""
 BLOCK_SECONDS = 7200.0
 """Availability of times further apart than this is taken to be independent."""
 
@@ -80,7 +82,7 @@ class Markov:
     shock_size: float = 0.5
     out_share: float = 0.0
     requests_seen: float = math.inf
-    out_seconds: float = 1800.0
+    out_seconds: float = OUT_SECONDS
     out_now: bool | None = None
 
     @property

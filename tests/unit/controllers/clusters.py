@@ -15,6 +15,7 @@ from shoal.cluster.transport import APPLY_PATCH, Answer, Query
 from shoal.controllers.state import ClusterState, Key, Wakes
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.claims import Claims
 from shoal.controllers.trainingjob.credentials import InstallKey, job_credentials
 from shoal.controllers.trainingjob.metrics import JobMetrics
 from shoal.controllers.trainingjob.observe import Observer
@@ -158,6 +159,7 @@ class Rig:
         self.metrics = JobMetrics(Metrics())
         self.state = ClusterState(Wakes(jobs=lambda key, priority: self.woken.append((key, priority))))
         self.answers = AnswerStore()
+        self.claims = Claims(self.state.jobs.all)
         self.poller = Poller(UnreachableCoordinator())
         self.recorder = Recorder(self.cluster, reporter="test", wall=lambda: self.wall)
         self.reporter = Reporter(
@@ -180,6 +182,7 @@ class Rig:
             self.state,
             self.answers,
             self.poller,
+            self.claims,
             images=Images(ps="ps:1", worker="worker:1"),
             node_signals=lambda: True,
             wall=lambda: self.wall,
@@ -191,6 +194,7 @@ class Rig:
             self.reporter,
             state=self.state,
             answers=self.answers,
+            claims=self.claims,
             poller=self.poller,
             credentials=lambda uid: job_credentials(InstallKey(b"k" * 32), uid),
             complaints=self.complaints,

@@ -56,6 +56,7 @@ class Pools(World):
     def __init__(self, *pools: CapacityPool, nodes: dict[str, int], **workers: Any) -> None:
         self.pools = {each.metadata.name: each for each in pools}
         self.proposal: Proposal | None = None
+        self.elsewhere: dict[str, int] = {}
         elasticity = workers.pop("elasticity", {})
         super().__init__(
             spot_nodes=0,
@@ -80,7 +81,7 @@ class Pools(World):
         self.nodes[node]["metadata"]["labels"]["pool"] = label
 
     def observation(self) -> Observation:
-        return replace(super().observation(), pools=self.pools, proposal=self.proposal)
+        return replace(super().observation(), pools=self.pools, proposal=self.proposal, taken=self.elsewhere)
 
     def _create(self, action: CreatePod) -> None:
         super()._create(action)
@@ -435,6 +436,34 @@ def test_plan_never_exceeds_limits_and_max_replicas() -> None:
     world.propose({"a": 50, "b": 50})
     world.reconcile()
     assert world.status["plan"]["pools"] == {"a": 10, "b": 2}
+
+
+def test_plan_takes_no_nodes_that_other_jobs_have_and_gives_none_up_for_them() -> None:
+    world = auto()
+    world.elsewhere = {"a": 7}
+    world.propose({"a": 5})
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    world.elsewhere = {
+        "a": 8
+    }  # by a race, or by a limit that was lowered: what leaves is the planner's choice
+    world.now += timedelta(seconds=600)
+    world.settle()
+    assert world.by_pool() == {"a": 3}
+    world.elsewhere = {}
+    world.settle()
+    assert world.by_pool() == {"a": 5}
+
+
+def test_job_begins_where_other_jobs_leave_room() -> None:
+    world = Pools(pool("a", limit=2), pool("b"), nodes={"a": 2, "b": 5}, replicas=2)
+    world.elsewhere = {"a": 1}
+    world.settle()
+    assert world.by_pool() == {"a": 1, "b": 1}
+    full = Pools(pool("a", limit=2), nodes={"a": 2}, replicas=2)
+    full.elsewhere = {"a": 1}
+    full.settle()
+    assert "other jobs have 1 of their nodes" in full.condition("Degraded")["message"]
 
 
 def test_advice_changes_nothing_but_is_told() -> None:

@@ -27,6 +27,7 @@ from shoal.controllers.planning.translate import (
 )
 from shoal.controllers.speedprofile.reconcile import Learner
 from shoal.controllers.state import ClusterState, Wake, key_of
+from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, Profile, plan_fleet
@@ -113,7 +114,7 @@ class Planner:
             return
         now = self._wall()
         pools = [
-            pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)])
+            pool_values(pool, [node for node in self._state.nodes.all() if matches(pool, node)], now)
             for pool in self._state.pools.all()
         ]
         profiles = self._profiles(now)
@@ -133,8 +134,20 @@ class Planner:
             same = old is not None and dict(old.proposal.pools) == counts
             since = old.proposal.since if old is not None and same and old.proposal.since else now
             fresh = proposal(job, plan, now, since)
+            if self._is_awaited(job, found):
+                fresh = replace(fresh, urgent=True)
             self._known[job.metadata.uid] = _Known(fresh, self._now())
             self._wake(key_of(job), Priority.NORMAL)
+
+    def _is_awaited(self, job: TrainingJob, found: FleetPlan) -> bool:
+        """Whether the job has nodes of a pool that the plan gives to others."""
+        for name, held in holdings(job).items():
+            pool, own = self._state.pools.get(name), found.jobs[job_name(job)].counts.get(name, 0)
+            if pool is not None and held > own:
+                wanted = sum(plan.counts.get(name, 0) for plan in found.jobs.values())
+                if held - own + wanted > pool.spec.limits.nodes:
+                    return True
+        return False
 
     def _job(self, job: TrainingJob, now: datetime) -> FleetJob:
         report, age = self._poller.latest(job.metadata.uid)

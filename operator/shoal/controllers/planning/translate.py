@@ -30,12 +30,12 @@ END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 
 
-def pool_values(pool: CapacityPool, nodes: Sequence[Node]) -> FleetPool:
+def pool_values(pool: CapacityPool, nodes: Sequence[Node], now: datetime | None = None) -> FleetPool:
     """A pool; `nodes` are those that it selects, of which the cores are read where the spec does not say them.
 
     Of one whose description is wrong, nothing is used.
     """
-    values = fleet_pool(pool)
+    values = fleet_pool(pool, now)
     conditions = pool.status.conditions
     invalid = any(c.type == "Ready" and c.status == "False" and c.reason != "NoPrice" for c in conditions)
     cores = values.cores or max((node.status.allocatable.cores for node in nodes), default=0.0)

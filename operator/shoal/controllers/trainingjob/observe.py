@@ -9,6 +9,7 @@ from shoal.api.kube import OwnedMeta, Pod
 from shoal.api.training_job import MANAGED_BY, TrainingJob
 from shoal.controllers.state import ClusterState, Key
 from shoal.controllers.trainingjob.api_answers import AnswerStore, ApiAnswers
+from shoal.controllers.trainingjob.claims import Claims
 from shoal.policy.common.times import parse_time
 from shoal.policy.model import Images, NameConflict, Observation, Proposal
 from shoal.telemetry.poller import Poller
@@ -26,6 +27,7 @@ class Observer:
         state: ClusterState,
         answers: AnswerStore,
         poller: Poller,
+        claims: Claims,
         *,
         images: Images,
         node_signals: Callable[[], bool],
@@ -36,6 +38,7 @@ class Observer:
         self._state = state
         self._answers = answers
         self._poller = poller
+        self._claims = claims
         self._images = images
         self._node_signals = node_signals
         self._api_returned_at = api_returned_at
@@ -88,6 +91,7 @@ class Observer:
             platform=self._state.platform,
             pools=self._state.pools_by_name,
             proposal=self._proposal(uid),
+            taken=self._claims.of_others(job) if job.spec.workers.pools else {},
         )
 
     def _budgets(self, key: Key, uid: str) -> frozenset[str]:

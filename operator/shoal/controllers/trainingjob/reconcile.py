@@ -13,6 +13,7 @@ from collections.abc import Callable
 from shoal.controllers.state import ClusterState, Key, Wake
 from shoal.controllers.trainingjob.api_answers import AnswerStore
 from shoal.controllers.trainingjob.apply import Applier
+from shoal.controllers.trainingjob.claims import Claims
 from shoal.controllers.trainingjob.credentials import JobCredentials
 from shoal.controllers.trainingjob.observe import Observer
 from shoal.controllers.trainingjob.reactions import Reactions
@@ -50,6 +51,7 @@ class Reconciler:
         *,
         state: ClusterState,
         answers: AnswerStore,
+        claims: Claims,
         poller: Poller,
         credentials: Callable[[str], JobCredentials],
         complaints: Complaints,
@@ -62,6 +64,7 @@ class Reconciler:
         self._reporter = reporter
         self._state = state
         self._answers = answers
+        self._claims = claims
         self._poller = poller
         self._credentials = credentials
         self._complaints = complaints
@@ -109,7 +112,7 @@ class Reconciler:
     async def _plan(self, seen: Observation) -> Plan:
         """The plan. An unexpected error is also reported on the job, where its owner can see it."""
         try:
-            return plan(seen)
+            decided = plan(seen)
         except Exception as error:
             if not isinstance(error, ShoalError) and (failed := internal_error(seen, error)) is not None:
                 try:
@@ -120,6 +123,8 @@ class Reconciler:
                 ) as refused:  # what is raised is the fault itself, with its traceback
                     error.add_note(f"The error could not be recorded in the status of the job: {refused}")
             raise
+        self._claims.decide(seen.job, decided.status)  # at once: nothing is awaited since the observation
+        return decided
 
     def _forget_earlier_runs(self, key: Key) -> None:
         """Drop the state of a run whose job was deleted or applied again under the same name."""

@@ -138,7 +138,9 @@ def _by_preference(
         result.homes[index] = home
         used[home] += 1
     if left_over:
+        others = sum(homes.taken.get(name, 0) for name in homes.pools)
         words = f"{left_over} workers have no room: raise limits.nodes of the pools in workers.pools, or add a pool"
+        words += f" (other jobs have {others} of their nodes)" if others else ""
         result.problem = Reason("PoolsFull", words)
     _raise_base(homes, result, base, used)
     if not fell_back:

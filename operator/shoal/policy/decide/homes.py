@@ -6,7 +6,7 @@ A home is decided for each worker, and recorded in its slot. The spec gives the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal.api.capacity_pool import CapacityPool
@@ -38,6 +38,8 @@ class Homes:
     """Those of the job that exist, and are in the right zone."""
     problem: Reason | None = None
     """Why some are missing."""
+    taken: Mapping[str, int] = field(default_factory=dict)
+    """Nodes by pool that other jobs have."""
 
     @property
     def named(self) -> bool:
@@ -64,8 +66,10 @@ class Homes:
         return home.on_demand or self.job.spec.workers.capacity == "OnDemand"
 
     def limit(self, home: Home) -> int:
-        """Most workers."""
-        return self.pools[home.pool].spec.limits.nodes if home.pool else 1_000
+        """Most workers: of a pool, what other jobs leave of its limit."""
+        if not home.pool:
+            return 1_000
+        return max(0, self.pools[home.pool].spec.limits.nodes - self.taken.get(home.pool, 0))
 
     def is_exhausted(self, home: Home) -> bool:
         """Whether it is known to have no more nodes now."""
@@ -99,12 +103,19 @@ def homes_of(facts: Facts) -> Homes:
     if missing:
         words = f"CapacityPool {', '.join(missing)} does not exist: create it, or change workers.pools"
         problem = Reason("PoolNotFound", words)
+    everywhere = [name for name, pool in known.items() if not pool.spec.node_selector]
+    if everywhere:
+        words = (
+            f"CapacityPool {', '.join(everywhere)} selects no nodes: set spec.nodeSelector to their labels"
+        )
+        problem = Reason("PoolNotReady", words if problem is None else f"{problem.message}; {words}")
+        known = {name: pool for name, pool in known.items() if name not in everywhere}
     zone = _zone_of_servers(facts) if spec.zone_policy == "Same" else ""
     near = {name: pool for name, pool in known.items() if not zone or pool.spec.zone in {"", zone}}
     if known and not near:
         words = f"no pool of workers.pools is in zone {zone}, where parameter server 0 is (workers.zonePolicy Same)"
         problem = Reason("NoPoolInZone", words)
-    return Homes(facts.job, near, problem)
+    return Homes(facts.job, near, problem, facts.seen.taken)
 
 
 def _zone_of_servers(facts: Facts) -> str:

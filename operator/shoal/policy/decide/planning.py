@@ -82,13 +82,13 @@ def _auto(
     readiness: tuple[Reason | None, Reason | None] = (None, _WAITING)
     if proposal is not None:
         readiness = _readiness(proposal)
-        proposed = _clamped(homes, proposal.pools)
+        proposed = _clamped(homes, proposal.pools, counts)
         if sum(proposed.values()) < homes.job.spec.workers.min_replicas:
             words = f"{proposal.reason} (fewer than workers.minReplicas: the workers stay as they are)"
             readiness = None, Reason("NotFeasible", words)
         elif before is None or known != counts or _is_due(facts, homes, counts, proposed, proposal):
             known, reason = proposed, proposal.reason
-    fits = proposal is not None and _clamped(homes, proposal.pools) == known
+    fits = proposal is not None and _clamped(homes, proposal.pools, known) == known
     status = _status(facts, before, known, proposal if fits else None, reason)
     changes = _changes(before, status, "")
     return Planned(sum(known.values()), known, status, *readiness, events=changes)
@@ -106,12 +106,13 @@ def _first_counts(homes: Homes, replicas: int) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _clamped(homes: Homes, proposed: Mapping[str, int]) -> dict[str, int]:
-    """The proposal within what the spec and the pools allow."""
+def _clamped(homes: Homes, proposed: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """The proposal within what the spec and the pools allow; what the job has already is not given up for others."""
     left = homes.job.spec.workers.max_replicas or 1_000
     counts = {}
     for home in homes.all():
-        take = max(0, min(proposed.get(home.pool, 0), homes.limit(home), left))
+        room = max(homes.limit(home), min(now.get(home.pool, 0), homes.pools[home.pool].spec.limits.nodes))
+        take = max(0, min(proposed.get(home.pool, 0), room, left))
         left -= take
         if take:
             counts[home.pool] = take
@@ -122,15 +123,17 @@ def _is_due(
     facts: Facts, homes: Homes, now: Mapping[str, int], proposed: Mapping[str, int], proposal: Proposal
 ) -> bool:
     """Whether the counts change now. To leave what is not to be had disturbs no worker, so it waits for nothing."""
-    if dict(now) == dict(proposed) or _waits_for_measurement(facts, proposal):
+    if dict(now) == dict(proposed):
         return False
     in_vain = {
         each.slot.pool for each in facts.sightings["worker"] if waits_for_node(each)
     } & homes.pools.keys()
     if any(homes.is_exhausted(Home(name)) and proposed.get(name, 0) < now.get(name, 0) for name in in_vain):
         return True
+    if _waits_for_measurement(facts, proposal):
+        return False
     wait = facts.job.spec.elasticity.stabilization_seconds
-    grows = sum(proposed.values()) > sum(now.values()) or proposal.urgent
+    grows = sum(proposed.values()) > sum(now.values())
     since = proposal.since
     if proposal.urgent or since is None:
         return proposal.urgent

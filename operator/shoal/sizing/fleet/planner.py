@@ -6,23 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from shoal.errors import UsageError
 from shoal.sizing.fleet.pace import samples_per_second
 from shoal.sizing.fleet.problems import JobProblem, job_problem, unusable
 from shoal.sizing.fleet.values import FleetJob, FleetPlan, FleetPool, JobPlan
-from shoal.sizing.plan.explain import explain, fleet
+from shoal.sizing.plan.explain import explain, fleet, money
 from shoal.sizing.plan.planner import Plan, plan
 from shoal.sizing.plan.problem import Problem, StepWork
-from shoal.sizing.plan.replan import SURE, switch_gain
-from shoal.sizing.plan.risk import finish_times
+from shoal.sizing.plan.switch import SURE, switch_gain
 from shoal.sizing.plan.together import Request, plan_together
+from shoal.sizing.plan.trial import worth_measuring
 from shoal.sizing.speed.measurements import Profile
-from shoal.sizing.speed.model import SpeedModel
+from shoal.sizing.speed.model import MEASURED, SpeedModel
 
 __all__ = ["plan_fleet"]
 
+SPARE = 0.1
+"""What a running job with spot workers gains by ending early, as a part of its cost: see `Objective.spare`."""
+AS_FAST = 1.05
+"""A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
 WORTH_A_SERVER = 0.1
 """One more parameter server is worth a word if it makes the job faster by this part."""
 
@@ -54,7 +56,7 @@ def plan_fleet(
         plans[job.name] = planned
         for name, count in planned.counts.items():
             left[name] = max(left[name] - count, 0)
-    plans |= _traded(order, plans, pools, speeds, confidence, seed)
+    plans |= _traded(order, plans, pools, speeds, confidence)
     return FleetPlan({job.name: plans[job.name] for job in jobs})
 
 
@@ -64,7 +66,6 @@ def _traded(
     pools: Sequence[FleetPool],
     speeds: SpeedModel,
     confidence: float,
-    seed: int,
 ) -> dict[str, JobPlan]:
     """Better plans where a job misses its limits because of what others took, and they could do with other pools."""
     able = [job for job in order if plans[job.name].finish_seconds is not None]
@@ -77,7 +78,7 @@ def _traded(
                 limits[name] -= count
     try:
         problems = [
-            job_problem(job, job.model, _work(job), pools, limits, speeds, confidence)
+            job_problem(job, job.model, _work(job), pools, limits, speeds, confidence, spare=SPARE)
             for job in able
             if job.model is not None and job.samples_left is not None
         ]
@@ -97,8 +98,7 @@ def _traded(
     if missed([plan.feasible for plan in found]) >= missed([plans[job.name].feasible for job in able]):
         return {}
     return {
-        job.name: _answer(job, one, answer, seed)
-        for job, one, answer in zip(able, problems, found, strict=True)
+        job.name: _answer(job, one, answer) for job, one, answer in zip(able, problems, found, strict=True)
     }
 
 
@@ -144,8 +144,9 @@ def _one(
         if job.budget_left is not None and job.budget_left <= 0:
             spent = replace(job, budget_left=None)
             return _late(_one(spent, pools, left, speeds, confidence, seed), "budget", "The budget is spent.")
-        one = job_problem(job, job.model, _work(job), pools, left, speeds, confidence)
-        return _answer(job, one, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
+        one = job_problem(job, job.model, _work(job), pools, left, speeds, confidence, spare=SPARE)
+        found = _affordable(one.problem, _settled(job, one.problem, plan(one.problem, seed=seed)), seed)
+        return _with_trial(job, one, found, _answer(job, one, found))
     except UsageError as error:
         return _unplanned(job, pools, left, f"{str(error)[:1].upper()}{str(error)[1:]}.")
 
@@ -172,6 +173,41 @@ def _settled(job: FleetJob, problem: Problem, best: Plan) -> Plan:
     return replace(same, notes=(*same.notes, note))
 
 
+def _affordable(problem: Problem, found: Plan, seed: int) -> Plan:
+    """Where nothing keeps the limits for sure, not the very fastest plan but the cheapest that is as fast."""
+    if found.feasible or problem.objective.prefer != "MinCost":
+        return found
+    near = [point for point in found.pareto if point.seconds <= AS_FAST * found.fastest.seconds]
+    cheapest = min(near, key=lambda point: point.cost, default=None)
+    if cheapest is None or cheapest.counts == found.counts:
+        return found
+    pools = tuple(replace(pool, limit=n) for pool, n in zip(problem.pools, cheapest.counts, strict=True))
+    instead = plan(replace(problem, pools=pools, min_workers=sum(cheapest.counts)), seed=seed)
+    note = f"The very fastest, {fleet(found.pools, found.counts)}, would cost {money(found.cost, '')}."
+    return replace(instead, notes=(*instead.notes, note))
+
+
+def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) -> JobPlan:
+    """The plan, with one worker more in a pool that was never measured where that is worth its price."""
+    unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED}
+    if not found.feasible or job.min_workers == job.max_workers:
+        return answer
+    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured)
+    if trial is None:
+        return answer
+    price = next(pool.price for pool in one.problem.pools if pool.name == trial.pool)
+    words = (
+        f"One worker more measures {trial.pool}, where the model never ran: knowing its speed is expected to save "
+        f"{money(trial.saving, '')}, and costs {money(max(trial.price, 0.0), '')}."
+    )
+    return replace(
+        answer,
+        counts={**answer.counts, trial.pool: 1},
+        cost_per_hour=answer.cost_per_hour + price,
+        reason=f"{answer.reason} {words}",
+    )
+
+
 def _work(job: FleetJob) -> StepWork:
     left = max(job.samples_left or 0.0, 1.0)
     return StepWork(samples=left, sigma=job.samples_sigma, efficiency=job.efficiency)
@@ -181,10 +217,9 @@ def _late(found: JobPlan, binding: str, words: str) -> JobPlan:
     return replace(found, feasible=False, binding=binding, confidence=0.0, reason=f"{words} {found.reason}")
 
 
-def _answer(job: FleetJob, one: JobProblem, found: Plan, seed: int) -> JobPlan:
+def _answer(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
     problem = one.problem
-    times = finish_times(problem, found.counts, found.servers, seed=seed)
-    low, high = (float(q) for q in np.quantile(times, (0.05, 0.95)))
+    low, high = found.finish or (found.seconds, found.seconds)
     used = [(pool.name, n) for pool, n in zip(problem.pools, found.counts, strict=True)]
     hourly = sum(pool.price * n for pool, n in zip(problem.pools, found.counts, strict=True))
     expected = samples_per_second(problem, found.counts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.errors import UsageError
 from shoal.sizing.accelerators import catalogue
-from shoal.sizing.availability import Markov
+from shoal.sizing.availability import OUT_SECONDS, Markov
 from shoal.sizing.fleet.pace import at_present_pace, prediction_error
 from shoal.sizing.fleet.values import FleetJob, FleetPool
 from shoal.sizing.plan.cost import capped, wire_bytes
@@ -25,6 +25,8 @@ PRIOR_OUT_SHARE, PRIOR_REQUESTS = 0.02, 10.0
 """The part of the time in which a spot pool is out of stock before anything was seen, and its weight in requests."""
 RESERVE_SECONDS, RESERVE_SHARE = 300.0, 0.05
 """What must be left of the time to the deadline, beyond what on-demand nodes need, to wait with buying them."""
+SHORT_OUT_SECONDS = 600.0
+"""A stock-out is expected to last as long again as it has lasted, at least this and at most `OUT_SECONDS`."""
 SNAPSHOT_BANDWIDTH = 5e9
 """Bytes/s at which a parameter server copies its memory for a snapshot. Training stops meanwhile."""
 PRIOR_STARTUPS = 2.0
@@ -51,10 +53,11 @@ def job_problem(
     speeds: SpeedModel,
     confidence: float,
     servers: Servers | None = None,
+    spare: float = 0.0,
 ) -> JobProblem:
     """The problem of one job within `limits` (nodes by pool). Raises UsageError if there is none to solve.
 
-    `servers` None: as many as the job has, at no price.
+    `servers` None: as many as the job has, at no price. `spare`: see `Objective`; for jobs with spot pools.
     """
     by_name = {pool.name: pool for pool in pools}
     notes = [
@@ -83,7 +86,11 @@ def job_problem(
         work=work,
         servers=servers,
         objective=Objective(
-            deadline=job.deadline_seconds, budget=job.budget_left, prefer=job.prefer, confidence=confidence
+            deadline=job.deadline_seconds,
+            budget=job.budget_left,
+            prefer=job.prefer,
+            confidence=confidence,
+            spare=spare if any(option.spot for option in options) else 0.0,
         ),
         min_workers=job.min_workers,
         max_workers=job.max_workers,
@@ -92,9 +99,10 @@ def job_problem(
     )
     error = prediction_error(problem, job.speeds_now)
     problem, note = at_present_pace(problem, job.speeds_now)
-    if not _reserved(job, work, problem.pools):
-        uncertain = tuple(_with_stock_outs(option, by_name[option.name]) for option in problem.pools)
-        problem = replace(problem, pools=uncertain)
+    reserved = _reserved(job, work, problem.pools)
+    problem = replace(
+        problem, pools=tuple(_supplied(p, by_name[p.name], job, reserved) for p in problem.pools)
+    )
     return JobProblem(problem, basis, (*notes, *([note] if note else [])), error)
 
 
@@ -114,10 +122,19 @@ def _reserved(job: FleetJob, work: Work, options: Sequence[Pool]) -> bool:
     return can_still_be_kept(samples, rate=rate, left=left, startup=startup, most=len(steady))
 
 
-def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
-    """A spot pool that may be out of stock, as often as its requests were not fulfilled."""
+def _supplied(option: Pool, pool: FleetPool, job: FleetJob, reserved: bool) -> Pool:
+    """A spot pool with its stock-outs: what is out now, and, where there is no reserve, what may be."""
     if not option.spot:
         return option
+    if pool.exhausted and reserved and job.deadline_seconds is not None:  # there is time to wait for it
+        return replace(option, out_seconds=min(max(pool.exhausted_seconds, SHORT_OUT_SECONDS), OUT_SECONDS))
+    if pool.exhausted:  # nothing more comes from it
+        option = replace(option, limit=min(option.limit, option.running))
+    return option if reserved else _with_stock_outs(option, pool)
+
+
+def _with_stock_outs(option: Pool, pool: FleetPool) -> Pool:
+    """A spot pool that may be out of stock, as often as its requests were not fulfilled."""
     requests = PRIOR_REQUESTS + pool.startup_seen + pool.unfulfilled_waits
     share = (PRIOR_OUT_SHARE * PRIOR_REQUESTS + pool.unfulfilled_waits) / requests
     process = Markov(
@@ -196,7 +213,8 @@ def _pool(
         PRIOR_NODE_HOURS + pool.node_hours
     )
     running = job.running.get(pool.name, 0)
-    limit = min(limit, running) if pool.exhausted else limit
+    if pool.exhausted and not pool.spot:
+        limit = min(limit, running)
     if pool.available is not None:
         limit = min(limit, running + pool.available)
     return Pool(

@@ -14,11 +14,12 @@ from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row, Server
 __all__ = ["decimal", "fleet_pool", "model_of", "profile_of"]
 
 
-def fleet_pool(pool: CapacityPool) -> FleetPool:
+def fleet_pool(pool: CapacityPool, now: datetime | None = None) -> FleetPool:
     """A pool as the planner sees it: priors of its spec and measurements of its status."""
     spec, status = pool.spec, pool.status
     starts = status.startup
-    exhausted = any(c.type == "Exhausted" and c.status == "True" for c in status.conditions)
+    out = next((c for c in status.conditions if c.type == "Exhausted" and c.status == "True"), None)
+    since = out.last_transition_time if out is not None else None
     return FleetPool(
         name=pool.metadata.name,
         accelerator=spec.accelerator.name if spec.accelerator else None,
@@ -35,7 +36,8 @@ def fleet_pool(pool: CapacityPool) -> FleetPool:
         interruptions_seen=status.interruptions.seen,
         node_hours=decimal(status.interruptions.node_hours),
         unfulfilled_waits=status.unfulfilled.waits,
-        exhausted=exhausted,
+        exhausted=out is not None,
+        exhausted_seconds=max((now - since).total_seconds(), 0.0) if now and since else 0.0,
         together=decimal(status.interruptions.together) if status.interruptions.together else None,
         transfer_per_gib=float(spec.transfer_per_gib),
         batch_size=spec.batch_size,

@@ -119,10 +119,10 @@ class _Evaluator:
 
     @cached_property
     def _waits(self) -> tuple[Floats, Floats]:
-        """(k,) seconds until a new and until a running worker of each pool can work."""
+        """(k,) seconds until a new and a running worker of each pool can work. With other servers all begin again."""
         ready = self.problem.servers.wait(self.servers)
-        new = np.array([max(pool.startup_seconds, ready) for pool in self.problem.pools])
-        return new, np.full_like(new, ready)
+        new = np.array([pool.out_seconds + max(pool.startup_seconds, ready) for pool in self.problem.pools])
+        return new, new if ready > 0 else np.zeros_like(new)
 
     def __call__(self, counts: Floats) -> Evaluated:
         """Evaluate counts (k, m)."""
@@ -145,6 +145,7 @@ class _Evaluator:
         seconds = self._startup(counts) / alone + training * overhead
         hours = seconds / 3600
         cost = hours * (hourly + self.servers * servers.price) + iterations * (crossing / alone)
+        cost -= self._not_paid(counts, hours)
         variance = hours * (single + self._shocks @ (counts * counts)) / alone**2
         if servers.interruptions_per_hour > 0:
             variance += (
@@ -174,6 +175,15 @@ class _Evaluator:
                 kept = np.minimum(counts[i], pool.running)
                 total -= kept * self._rates[i] * (new[i] - there[i])
         return np.asarray(total)
+
+    def _not_paid(self, counts: Floats, hours: Floats) -> Floats | float:
+        """(m,) what nodes do not cost while they are not to be had."""
+        saved: Floats | float = 0.0
+        for i, pool in enumerate(self.problem.pools):
+            if pool.out_seconds > 0:
+                waiting = np.maximum(counts[i] - pool.running, 0.0)
+                saved = saved + waiting * pool.price * np.minimum(pool.out_seconds / 3600, hours)
+        return saved
 
     def _zones_apart(self, counts: Floats) -> Floats | bool:
         """(m,) whether workers violate zone policy Same."""

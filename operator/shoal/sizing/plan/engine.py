@@ -165,6 +165,8 @@ class Engine:
     def _followed(self, pool: Pool, n: int, ready: float) -> tuple[Floats, Floats]:
         supply = self._supplies[pool.name]
         held = np.minimum(np.floor(supply.there * pool.limit + 1e-9), n)
+        out = min(round(pool.out_seconds / self.step), STEPS)
+        held[:, :out] = np.minimum(held[:, :out], pool.running)
         before = np.concatenate([np.full((self.runs, 1), float(min(pool.running, n))), held[:, :-1]], axis=1)
         # The job's part of what the pool loses, rounded so that its mean is right.
         lost = np.minimum(np.floor(supply.lost * before + self._rounding), before)
@@ -173,7 +175,7 @@ class Engine:
         starting = _mean_in_queue(fresh, wait / self.step)
         if ready > 0 and pool.running:
             kept = np.minimum(before[:, :1], held[:, :1])
-            starting = starting + kept * np.clip(ready / self.step - np.arange(STEPS), 0.0, 1.0)
+            starting = starting + kept * np.clip(wait / self.step - np.arange(STEPS), 0.0, 1.0)
         return held, np.maximum(held - starting, 0.0)
 
     # -- many plans ---------------------------------------------------------------------------------------------

@@ -61,7 +61,9 @@ def _found(plan: Plan, currency: str) -> list[str]:
     if objective.budget is not None:
         limits.append(f"stays within the budget of {money(objective.budget, currency)}")
     superlative = {
-        "MinCost": "the cheapest plan",
+        "MinCost": "the plan of least cost, where time to spare counts as well,"
+        if objective.spare and objective.deadline is not None
+        else "the cheapest plan",
         "MinTime": "the fastest plan",
         "BestValue": "the plan with the most speed for its cost",
     }[objective.prefer]
@@ -83,7 +85,7 @@ def _found(plan: Plan, currency: str) -> list[str]:
             f"The budget is what makes it take so long: for {money(other.cost, currency)}, {_brief(plan, other)} "
             f"would be ready in {duration(other.seconds)}."
         )
-    elif objective.prefer == "MinCost" and objective.deadline is not None:
+    elif objective.prefer == "MinCost" and objective.deadline is not None and not objective.spare:
         sentences.append("No plan is cheaper, even with more time.")
     return sentences
 

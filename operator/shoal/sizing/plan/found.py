@@ -38,6 +38,8 @@ def ranks(objective: Objective, out: Evaluated) -> tuple[Floats, Floats]:
     if objective.prefer == "BestValue":
         # Speed over cost is work / (time x cost): the smallest product is the most speed for the cost.
         return out.seconds * out.cost, out.cost
+    if objective.deadline is not None and objective.spare:
+        return out.cost * (1 + objective.spare * out.seconds / objective.deadline), out.seconds
     return out.cost, out.seconds
 
 

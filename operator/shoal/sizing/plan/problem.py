@@ -48,7 +48,8 @@ class Pool:
     Units: prices in the cluster's currency per worker-hour, times in s, interruptions per worker-hour.
     `step_sigma` is the relative standard deviation of `step_seconds`. `shock_share` is the part of interruptions that
     are shocks, in which a part `shock_size` of the pool's nodes is lost together. `running` workers need no start-up.
-    `idle_seconds`: how long a node is paid after its worker has left.
+    `idle_seconds`: how long a node is paid after its worker has left. `out_seconds`: for so long there are no nodes but
+    those of the running workers.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Pool:
     step_sigma: float = 0.0
     running: int = 0
     idle_seconds: float = 600.0
+    out_seconds: float = 0.0
     availability: Availability | None = field(default=None, compare=False, repr=False)
     """Where its nodes come from and go; None: losses at the rates above, each replaced after a start-up."""
 
@@ -91,6 +93,7 @@ class Pool:
             "step_sigma",
             "running",
             "idle_seconds",
+            "out_seconds",
         ):
             _number(getattr(self, name), f"{name} of pool {self.name}", least=0)
         for name in ("shock_share", "shock_size"):
@@ -253,20 +256,31 @@ class Servers:
         return math.hypot(self.sigma, SCALING_SIGMA * math.log(beyond))
 
     def wait(self, number: int) -> float:
-        """Seconds until `number` servers run."""
-        return 0.0 if self.running >= number else self.startup_seconds
+        """Seconds until `number` servers run: none if they do. Others restore what those that run save at their end.
+
+        A job changes the number of its servers only while it is suspended, so that all of its workers start again.
+        """
+        if self.running == number:
+            return 0.0
+        return self.startup_seconds + (self.recovery_seconds if self.running else 0.0)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The limits, and what to minimize. `deadline` in s from now, `budget` in the currency; None: no limit."""
+    """The limits, and what to minimize. `deadline` in s from now, `budget` in the currency; None: no limit.
+
+    `spare`: what it is worth to end now rather than at the deadline, as a part of the cost, where that is to be least.
+    What is done early leaves time to wait for nodes when they run out, and no plan knows when that is.
+    """
 
     deadline: float | None = None
     budget: float | None = None
     prefer: Prefer = "MinCost"
     confidence: float = CONFIDENCE
+    spare: float = 0.0
 
     def __post_init__(self) -> None:
+        _number(self.spare, "the worth of spare time", least=0)
         if self.deadline is not None:
             _number(self.deadline, "the deadline in seconds", above=0)
         if self.budget is not None:

@@ -13,7 +13,10 @@ from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
-__all__ = ["SpeedModel", "WorkerSpeed", "merged"]
+__all__ = ["MEASURED", "SpeedModel", "WorkerSpeed", "merged"]
+
+MEASURED = "measured"
+"""The basis of a speed that was measured; others are predictions."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class SpeedModel:
             and (name != "CPU" or abs(math.log(max(c.cores, 1e-3) / max(one.cores, 1e-3))) < 0.05)
         ]
         if any(abs(math.log(c.batch / one.batch)) < 0.01 for c in here):
-            return "measured"
+            return MEASURED
         if here:
             return "other batch sizes of the model on this accelerator"
         if same:

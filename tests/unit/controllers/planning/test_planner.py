@@ -377,7 +377,8 @@ async def test_a_second_job_of_a_known_model_is_predicted_before_its_first_step(
 async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None:
     world = World()
     slots = [{"index": n, "pool": "spot", "state": "Starting"} for n in range(2)]
-    manifest = job_manifest()
+    objective = {"deadlineSeconds": 1500}  # no time to wait for spot nodes
+    manifest = job_manifest(elasticity={"mode": "Auto", "objective": objective})
     job = TrainingJob.model_validate({**manifest, "status": {"slots": slots}})
     exhausted = {"type": "Exhausted", "status": "True", "reason": "NoNodes"}
     spot = pool("spot", "0.3", True)

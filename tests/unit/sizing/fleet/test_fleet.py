@@ -55,7 +55,7 @@ def test_job_gets_cheapest_workers_that_meet_its_deadline() -> None:
 
 def test_on_demand_nodes_that_end_at_once_are_left_sooner_than_those_that_are_paid_on() -> None:
     """Karpenter takes an idle node after 30 s, cluster-autoscaler after 10 minutes: with minutes left, it decides."""
-    running = job(samples_left=2.5e6, running={"steady": 4}, deadline_seconds=1800.0)
+    running = job(samples_left=2.5e6, running={"steady": 4}, deadline_seconds=2400.0)
     pools = [replace(SPOT, startup_seconds=20), STEADY]
     stays = plan_fleet(pools, [PROFILE], [running]).jobs["a"]
     leaves = plan_fleet([pools[0], replace(STEADY, idle_seconds=10)], [PROFILE], [running]).jobs["a"]
@@ -115,12 +115,69 @@ def test_unknown_accelerator_is_left_out_and_named() -> None:
     assert "Abacus" in found.reason
 
 
-def test_exhausted_pool_gets_no_new_workers() -> None:
-    found = plan_fleet([replace(SPOT, exhausted=True), STEADY], [PROFILE], [job(running={"spot": 1})]).jobs[
-        "a"
-    ]
+def test_exhausted_pool_gets_no_new_workers_where_there_is_no_time_to_wait() -> None:
+    out = replace(SPOT, exhausted=True, exhausted_seconds=3600.0)
+    tight = job(
+        running={"spot": 1}, deadline_seconds=2400.0
+    )  # half an hour is how long a stock-out is taken to last
+    found = plan_fleet([out, STEADY], [PROFILE], [tight]).jobs["a"]
     assert found.counts["spot"] <= 1
+    assert found.counts["steady"] > 0
     assert found.feasible
+    steady = replace(STEADY, exhausted=True)
+    found = plan_fleet([SPOT, steady], [PROFILE], [job(running={"steady": 1})]).jobs["a"]
+    assert found.counts["steady"] <= 1
+
+
+def test_exhausted_spot_pool_is_waited_for_while_on_demand_could_still_keep_the_deadline() -> None:
+    out = replace(SPOT, exhausted=True)
+    patient = plan_fleet([out, STEADY], [PROFILE], [job(deadline_seconds=3 * 3600.0)]).jobs["a"]
+    assert patient.counts["spot"] > 0
+    assert patient.counts["steady"] == 0
+    assert patient.feasible
+    assert patient.finish_seconds is not None
+    assert patient.finish_seconds > 600
+    long = replace(out, exhausted_seconds=1200.0)  # it may well take as long again
+    later = plan_fleet([long, STEADY], [PROFILE], [job(deadline_seconds=3 * 3600.0)]).jobs["a"]
+    assert later.finish_seconds is not None
+    assert later.finish_seconds > patient.finish_seconds
+    at_once = plan_fleet([SPOT, STEADY], [PROFILE], [job(deadline_seconds=3 * 3600.0)]).jobs["a"]
+    assert patient.cost == pytest.approx(at_once.cost, rel=0.1)  # what is waited for is not paid
+    whenever = plan_fleet([out, STEADY], [PROFILE], [job(deadline_seconds=None)]).jobs["a"]
+    assert whenever.counts["spot"] == 0  # without a deadline it would wait for ever
+
+
+def test_one_worker_measures_a_pool_that_may_be_cheaper_and_no_more_than_may_be() -> None:
+    other = FleetPool("other", "A10G", limit=16, price_per_hour=0.9, startup_seconds=60)
+    long = {"pools": ("steady", "other"), "samples_left": 2e8, "deadline_seconds": 8 * 3600.0}
+    known = replace(STEADY, price_per_hour=0.7)
+    found = plan_fleet([known, other], [PROFILE], [job(**long)]).jobs["a"]
+    assert found.counts["other"] == 1
+    assert "One worker more measures other, where the model never ran" in found.reason
+    row = Row("A10G", batch_size=128, workers=4, compute=LogMean.of(0.2, 0.004, 500))
+    slow = replace(PROFILE, rows=(*PROFILE.rows, row))
+    told = plan_fleet([known, other], [slow], [job(**long)]).jobs["a"]
+    assert told.counts["other"] == 0
+    assert "measures other" not in told.reason
+    fixed = plan_fleet([known, other], [PROFILE], [job(**long, min_workers=16)]).jobs["a"]
+    assert sum(fixed.counts.values()) == 16
+
+
+def test_late_job_does_not_pay_any_price_for_the_last_seconds() -> None:
+    quick = replace(STEADY, startup_seconds=170.0)
+    late = job(deadline_seconds=900.0)  # sixteen workers take longer
+    found = plan_fleet([SPOT, quick], [PROFILE], [late]).jobs["a"]
+    assert not found.feasible
+    assert found.binding == "deadline"
+    assert found.counts["steady"] == 0
+    assert "The very fastest, " in found.reason
+
+
+def test_job_on_spot_nodes_ends_early_where_that_costs_little() -> None:
+    """The work costs the same with few workers and with many; what is done cannot be hit by a stock-out."""
+    lazy = plan_fleet([SPOT, STEADY], [PROFILE], [job(deadline_seconds=4 * 3600.0)]).jobs["a"]
+    assert lazy.finish_seconds is not None
+    assert lazy.finish_seconds < 2 * 3600
 
 
 def test_cpu_pool_is_a_pool_like_any_other() -> None:

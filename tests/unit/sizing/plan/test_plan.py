@@ -14,8 +14,8 @@ from shoal.errors import UsageError
 from shoal.sizing.plan import LossWork, Objective, Pool, Problem, Servers, StepWork, explain, plan
 from shoal.sizing.plan.cost import capped, wire_bytes
 from shoal.sizing.plan.elastic import ElasticModel
-from shoal.sizing.plan.replan import replan
 from shoal.sizing.plan.risk import chance, finish_times
+from shoal.sizing.plan.switch import SURE, switch_gain
 from shoal.sizing.types import PsModel
 
 HOUR = 3600.0
@@ -258,50 +258,45 @@ def test_invalid_input_raises_error_with_advice(make: object, says: str) -> None
         make()
 
 
-class TestReplan:
+class TestSwitch:
+    """What runs is left where the gain is sure: `fleet` keeps it below `SURE`."""
+
     def setup_method(self) -> None:
         self.problem = problem(
-            pool("a", startup_seconds=200), pool("b", startup_seconds=200), servers=quiet()
+            pool("a", startup_seconds=200), pool("b", startup_seconds=200, running=3), servers=quiet()
         )
 
-    def test_equal_plan_keeps_running_workers(self) -> None:
-        decision = replan(self.problem, (0, 3))
-        assert not decision.change
-        assert decision.counts == (0, 3)
-
-    def test_small_gain_keeps_running_workers(self) -> None:
+    def gain(self, price: float, new: tuple[int, int] = (3, 0)) -> tuple[float, bool]:
         a, b = self.problem.pools
-        decision = replan(replace(self.problem, pools=(replace(a, price=0.97), b)), (0, 3))
-        assert not decision.change
+        return switch_gain(replace(self.problem, pools=(replace(a, price=price), b)), (0, 3), new, 1)
 
-    def test_large_gain_changes_plan_after_stabilization_time(self) -> None:
-        a, b = self.problem.pools
-        cheaper = replace(self.problem, pools=(replace(a, price=0.3), b))
-        assert replan(cheaper, (0, 3)).change
-        early = replan(cheaper, (0, 3), since_change_seconds=10)
-        assert not early.change
-        assert "too recent" in early.reason
+    def test_equal_pool_is_no_gain_since_its_nodes_must_start(self) -> None:
+        assert self.gain(1.0)[0] < SURE
 
-    def test_deadline_below_confidence_changes_plan_at_once(self) -> None:
+    def test_gain_must_outweigh_the_nodes_that_are_left_and_still_paid(self) -> None:
+        assert self.gain(0.93)[0] < SURE
+        assert self.gain(0.3)[0] >= SURE
+
+    def test_what_runs_is_judged_by_the_limits(self) -> None:
+        assert self.gain(1.0)[1]
         unsure = tuple(replace(p, step_sigma=0.1) for p in self.problem.pools)
-        decision = replan(replace(self.problem, pools=unsure), (0, 3), since_change_seconds=1)
         # Three workers are in time by 7 % on average, but late in a quarter of the runs.
-        assert decision.change
-        assert "no longer meets the deadline" in decision.reason
-        assert sum(decision.counts) > 3
+        assert not switch_gain(replace(self.problem, pools=unsure), (0, 3), (3, 0), 1)[1]
 
-    def test_negative_gain_keeps_running_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        dearer = replace(plan(self.problem), counts=(3, 0), cost=1e3)
-        monkeypatch.setattr("shoal.sizing.plan.replan.plan", lambda _: dearer)
-        decision = replan(self.problem, (0, 3))
-        assert not decision.change
-        assert decision.reason == "No plan is cheaper than what runs."
 
-    def test_missed_deadline_changes_plan_at_once(self) -> None:
-        decision = replan(self.problem, (1, 0), since_change_seconds=1)
-        assert decision.change
-        assert sum(decision.counts) >= 3
-        assert "deadline" in decision.reason
+def test_other_number_of_servers_restarts_all_workers_from_a_snapshot() -> None:
+    """The job is suspended for it: nothing runs before the servers are restored and the workers start again."""
+    runs = problem(
+        pool(startup_seconds=200, running=4),
+        servers=quiet(counts=(1, 2, 3), running=2, startup_seconds=30, recovery_seconds=60),
+    )
+    alone = [each(np.array([[4.0]])).seconds[0] for each in ElasticModel(runs).evaluators()]
+    assert alone[0] == alone[2] == pytest.approx(alone[1] + 200, abs=0.1)
+    times = [finish_times(runs, (4,), number).mean() for number in (1, 2, 3)]
+    assert times[0] == times[2] == pytest.approx(times[1] + 200, rel=0.01)
+    slow = replace(runs, servers=replace(runs.servers, startup_seconds=400))
+    assert finish_times(slow, (4,), 1).mean() == pytest.approx(times[1] + 460, rel=0.01)
+    assert plan(runs).servers == 2
 
 
 def test_documentation_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

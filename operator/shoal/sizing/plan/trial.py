@@ -1,0 +1,98 @@
+"""Whether one worker in a pool that was never measured teaches more than it costs: the value of information.
+
+The plan without knowledge leaves a pool alone whose speed is too uncertain for a deadline, or seems a little too slow
+for its price. One worker shows its speed within minutes. For each speed that is plausible, the work left is planned as
+if it were known: the mean saving over these plans is what the measurement is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from shoal.sizing.plan.elastic import ElasticModel
+from shoal.sizing.plan.grid import Grid
+from shoal.sizing.plan.problem import Pool, Problem
+from shoal.sizing.plan.search import search
+
+__all__ = ["Trial", "worth_measuring"]
+
+MEASURE_SECONDS = 120.0
+"""How long a worker runs until its speed is known."""
+KNOWN_SIGMA = 0.03
+"""The uncertainty that is left then."""
+DRAWS = tuple(NormalDist().inv_cdf((n + 0.5) / 7) for n in range(7))
+LEAST_SHARE = 0.02
+"""A saving of less than this part of the cost is within what the plan does not model."""
+MOST_COMBINATIONS = 20_000
+"""Beyond, the search takes too long to be repeated for every speed."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pool to try with one worker: what knowing its speed saves in the mean, and what the worker costs until then."""
+
+    pool: str
+    saving: float
+    price: float
+
+
+def worth_measuring(
+    problem: Problem, counts: Sequence[int], cost: float, seconds: float, unmeasured: Collection[str]
+) -> Trial | None:
+    """The pool whose measurement is worth most beyond its price; None: of none it is.
+
+    Args:
+        problem: the work left, with the speeds as far as they are known.
+        counts: the plan.
+        cost: its expected cost.
+        seconds: its expected time.
+        unmeasured: pools whose speed rests on other accelerators or models.
+
+    """
+    full = problem.max_workers is not None and sum(counts) >= problem.max_workers
+    if problem.objective.prefer != "MinCost" or full or Grid(problem.limits).size > MOST_COMBINATIONS:
+        return None
+    found = []
+    for at, (pool, used) in enumerate(zip(problem.pools, counts, strict=True)):
+        if pool.name in unmeasured and not used and pool.limit > 0 and not pool.out_seconds:
+            before = (_startup(pool) + MEASURE_SECONDS) / seconds
+            saving = max(1 - before, 0.0) * _saving(problem, at, cost)
+            price = _price(pool, problem, cost)
+            if saving > max(price, LEAST_SHARE * cost):
+                found.append(Trial(pool.name, saving, price))
+    return max(found, key=lambda trial: trial.saving - trial.price, default=None)
+
+
+def _saving(problem: Problem, at: int, cost: float) -> float:
+    """By how much the work left is cheaper in the mean if the speed of a pool is known."""
+    return sum(max(cost - _best(problem, at, z), 0.0) for z in DRAWS) / len(DRAWS)
+
+
+def _best(problem: Problem, at: int, z: float) -> float:
+    """The least cost that keeps the limits if the pool is so many standard deviations slower than expected."""
+    pool = problem.pools[at]
+    known = replace(
+        pool, step_seconds=pool.step_seconds * math.exp(z * pool.step_sigma), step_sigma=KNOWN_SIGMA
+    )
+    pools = tuple(known if i == at else each for i, each in enumerate(problem.pools))
+    objective = problem.objective
+    limited = objective.deadline is not None or objective.budget is not None
+    margin = NormalDist().inv_cdf(objective.confidence) if limited else 0.0
+    best = search(ElasticModel(replace(problem, pools=pools), margin))[0].best
+    return math.inf if best is None else best.cost
+
+
+def _price(pool: Pool, problem: Problem, cost: float) -> float:
+    """What the worker costs until its speed is known, less what its work meanwhile would cost elsewhere."""
+    paid = pool.price * (_startup(pool) + MEASURE_SECONDS) / 3600
+    steps = float(problem.work.iterations(np.array([float(pool.batch)]), np.ones(1))[0])
+    return paid - min(MEASURE_SECONDS / pool.step_seconds / steps, 1.0) * cost
+
+
+def _startup(pool: Pool) -> float:
+    return 0.0 if pool.running else pool.startup_seconds

@@ -1,0 +1,69 @@
+"""What other jobs have of the pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.api.training_job import TrainingJob
+from shoal.controllers.trainingjob.claims import Claims, holdings
+from tests.unit.policy import build
+
+
+def job(name: str, version: int = 1, *, mode: str = "Auto", **status: Any) -> TrainingJob:
+    manifest = build.job_manifest(workers={"replicas": 1, "pools": ["a", "b"]}, elasticity={"mode": mode})
+    manifest["metadata"] |= {"name": name, "uid": name, "resourceVersion": str(version)}
+    return TrainingJob.model_validate({**manifest, "status": status}, extra="ignore")
+
+
+def slot(index: int, pool: str, state: str = "Running", incarnation: int = 0) -> dict[str, Any]:
+    return {"role": "worker", "index": index, "incarnation": incarnation, "pool": pool, "state": state}
+
+
+def test_plan_and_workers_count_and_those_that_leave_too() -> None:
+    planned = {"plan": {"pools": {"a": 2}}, "slots": [slot(0, "a"), slot(1, "b", "Draining")]}
+    assert holdings(job("x", **planned)) == {"a": 2, "b": 1}
+    assert holdings(job("x", mode="Advise", **planned)) == {"a": 1, "b": 1}  # advice is not carried out
+    moved = {"slots": [slot(0, "a", "Draining"), slot(0, "a", incarnation=1), slot(1, "a", "Ended")]}
+    assert holdings(job("x", **moved)) == {"a": 1}
+
+
+def test_what_was_decided_counts_before_it_is_seen() -> None:
+    jobs = {"x": job("x"), "y": job("y")}
+    claims = Claims(jobs.values)
+    assert claims.of_others(jobs["y"]) == {}
+    claims.decide(jobs["x"], job("x", plan={"pools": {"a": 3}}).status)
+    assert claims.of_others(jobs["y"]) == {"a": 3}
+    assert claims.of_others(jobs["x"]) == {}
+    jobs["x"] = job("x", 2, plan={"pools": {"a": 3}})
+    claims.decide(jobs["x"], job("x", plan={"pools": {"a": 1}}).status)
+    assert claims.of_others(jobs["y"]) == {"a": 3}  # it has not left them
+    jobs["x"] = job("x", 3, plan={"pools": {"a": 1}})
+    assert claims.of_others(jobs["y"]) == {"a": 1}
+    del jobs["x"]
+    assert claims.of_others(jobs["y"]) == {}
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 6)), max_size=30))
+def test_jobs_that_keep_to_what_others_leave_never_have_more_than_a_pool(
+    wishes: list[tuple[str, int]],
+) -> None:
+    """However late a status is written."""
+    jobs = {name: job(name) for name in "xyz"}
+    claims, version = Claims(jobs.values), 1
+    for name, wish in wishes:
+        room = 10 - claims.of_others(jobs[name]).get("a", 0)
+        mine = job(name, plan={"pools": {"a": min(wish, room)}}).status
+        claims.decide(jobs[name], mine)
+        version += 1
+        if version % 3:  # else the write is still on its way
+            jobs[name] = jobs[name].model_copy(
+                update={
+                    "status": mine,
+                    "metadata": jobs[name].metadata.model_copy(update={"resource_version": str(version)}),
+                }
+            )
+        had = [claims.of_others(job("nobody")).get("a", 0)]
+        assert had[0] <= 10

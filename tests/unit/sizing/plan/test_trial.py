@@ -1,0 +1,78 @@
+"""One worker in a pool that was never measured, where what it teaches is worth its price."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.sizing.plan import Objective, Pool, Problem, StepWork, plan
+from shoal.sizing.plan.trial import DRAWS, Trial, worth_measuring
+
+KNOWN = Pool(
+    "known", limit=6, price=1.0, step_seconds=0.1, batch=128, spot=False, step_sigma=0.02, startup_seconds=60
+)
+NEW = Pool(
+    "new", limit=6, price=1.3, step_seconds=0.1, batch=128, spot=False, step_sigma=0.8, startup_seconds=60
+)
+
+
+def tried(new: Pool = NEW, hours: float = 12.0, **changes: object) -> Trial | None:
+    """`hours`: what the work takes one worker of the known pool."""
+    work = StepWork(samples=hours * 36_000 * 128)
+    problem = Problem([KNOWN, new], work, objective=Objective(deadline=hours * 1200), max_workers=6)
+    found = plan(problem)
+    assert found.counts[1] == 0, "the plan uses the pool anyway"
+    return worth_measuring(replace(problem, **changes), found.counts, found.cost, found.seconds, {"new"})  # type: ignore[arg-type]
+
+
+def test_pool_that_may_be_much_cheaper_is_measured() -> None:
+    found = tried()
+    assert found is not None
+    assert found.pool == "new"
+    assert found.saving > 10 * found.price > 0
+
+
+def test_measurement_that_cannot_pay_is_not_made() -> None:
+    assert tried(hours=0.3) is None  # the work is done before the knowledge is of use
+    assert tried(replace(NEW, price=9.0)) is None  # it would have to be nine times as fast
+    assert tried(replace(NEW, step_seconds=0.15, step_sigma=0.03)) is None  # it is known to be slower
+    assert tried(replace(NEW, limit=0)) is None
+    assert tried(replace(NEW, out_seconds=1800.0)) is None  # there are no nodes now
+    assert tried(max_workers=3) is None  # there is no room for one more
+
+
+def test_measured_pool_and_the_fastest_plan_need_no_trial() -> None:
+    problem = Problem([KNOWN, NEW], StepWork(samples=1e7), objective=Objective(prefer="MinTime"))
+    assert worth_measuring(problem, (6, 0), 10.0, 1e4, {"new"}) is None
+    cheapest = replace(problem, objective=Objective())
+    assert worth_measuring(cheapest, (6, 0), 10.0, 1e4, set()) is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(sigma=st.floats(0.1, 1.0), hours=st.floats(1.0, 20.0), price=st.floats(0.5, 2.0))
+def test_more_work_is_worth_more_knowledge(sigma: float, hours: float, price: float) -> None:
+    new = replace(NEW, step_sigma=sigma, price=price)
+    savings = []
+    for factor in (1, 3):
+        work = StepWork(samples=factor * hours * 36_000 * 128)
+        problem = Problem([KNOWN, new], work, objective=Objective(), max_workers=6)
+        alone = plan(replace(problem, pools=[KNOWN, replace(new, limit=0)]))
+        found = worth_measuring(problem, (1, 0), alone.cost, alone.seconds, {"new"})
+        savings.append(found.saving if found is not None else 0.0)
+        assert found is None or 0 < found.saving <= alone.cost
+    assert savings[1] >= savings[0] * 0.99
+
+
+def test_saving_is_the_mean_over_plausible_speeds() -> None:
+    """Without limits the cost is price times work over speed: by hand."""
+    work = StepWork(samples=100 * 36_000 * 128)
+    new, known = (replace(pool, startup_seconds=0.0) for pool in (NEW, KNOWN))
+    problem = Problem([known, new], work, objective=Objective(), max_workers=6)
+    found = worth_measuring(problem, (1, 0), 100.0, 1e9, {"new"})
+    assert found is not None
+    by_hand = sum(max(100.0 - 130.0 * math.exp(0.8 * z), 0.0) for z in DRAWS) / len(DRAWS)
+    assert found.saving == pytest.approx(by_hand, rel=0.01)

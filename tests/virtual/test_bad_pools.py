@@ -1,0 +1,115 @@
+"""What people get wrong about pools: each a condition that says what to change, and no job stops for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.virtual.cluster import Machine
+from tests.virtual.loop import play
+from tests.virtual.server import Json
+from tests.virtual.trainer import Truth
+from tests.virtual.world import GROUP, World
+
+GOOD: Json = {
+    "accelerator": {"name": "T4"},
+    "capacityType": "Spot",
+    "nodeSelector": {"pool": "good"},
+    "limits": {"nodes": 4},
+    "price": {"perHour": "0.3"},
+    "startupSeconds": 10,
+}
+WRONG: dict[str, tuple[Json, str, str]] = {
+    "unlabelled": ({"nodeSelector": {}}, "NoNodeSelector", "set spec.nodeSelector"),
+    "priceless": ({"nodeSelector": {"pool": "free"}, "price": None}, "NoPrice", "set spec.price.perHour"),
+    "unheard": (
+        {"nodeSelector": {"pool": "odd"}, "accelerator": {"name": "Abacus"}},
+        "UnknownAccelerator",
+        "Abacus is none of the known accelerators, A100-40GB",
+    ),
+    "twice": ({"nodeSelector": {"half": "yes"}}, "Overlaps", "give each node one pool"),
+}
+
+
+def pool_world() -> World:
+    world = World(lambda _uid: Truth(samples=400_000), plan_seconds=10.0)
+    world.nodes(0, 1)
+    for name in ("good", "other"):
+        for number in range(4):
+            world.cluster.add(Machine(f"{name}-{number}", {"pool": name, "accelerator": "T4"}))
+    world.cluster.add(Machine("both", {"pool": "shared", "half": "yes", "accelerator": "T4"}))
+    specs = {"good": GOOD, "shared": {**GOOD, "nodeSelector": {"pool": "shared"}}}
+    for name, (change, _, _) in WRONG.items():
+        specs[name] = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
+    for name, spec in specs.items():
+        body = {"apiVersion": GROUP, "kind": "CapacityPool", "metadata": {"name": name}, "spec": spec}
+        world.server.store(("capacitypools", "", name), body)
+    return world
+
+
+def apply(world: World, name: str, pools: list[str], **objective: Any) -> None:
+    world.apply(
+        name,
+        workers={"replicas": 2, "minReplicas": 1, "maxReplicas": 2, "pools": pools},
+        elasticity={"mode": "Auto", "objective": objective},
+    )
+
+
+def condition(found: Json, kind: str) -> Json:
+    return next(c for c in found["status"]["conditions"] if c["type"] == kind)
+
+
+def test_each_wrong_pool_says_what_to_change_and_jobs_run_in_the_others() -> None:
+    async def story() -> None:
+        world = pool_world()
+        async with world.living():
+            world.replica("a")
+            apply(world, "digits", [*WRONG, "gone", "good"], deadlineSeconds=3600)
+            await world.until(lambda: world.job().status.workers.ready >= 1, 200, "it runs")
+            await asyncio.sleep(60)
+            for name, (_, reason, words) in WRONG.items():
+                found = world.server.objects["capacitypools", "", name]
+                ready = condition(found, "Ready")
+                assert (ready["status"], ready["reason"]) == ("False", reason)
+                assert words in ready["message"]
+                told = [e for e in world.server.all("events") if e["involvedObject"]["name"] == name]
+                assert any(e["type"] == "Warning" and e["reason"] == reason for e in told)
+            job = world.server.objects["trainingjobs", "team", "digits"]
+            degraded = condition(job, "Degraded")["message"]
+            assert "gone does not exist: create it, or change workers.pools" in degraded
+            assert "unlabelled selects no nodes: set spec.nodeSelector" in degraded
+            plan = condition(job, "PlanReady")["message"]
+            for words in ("priceless has no price", "unheard is left out", "no CapacityPool gone"):
+                assert words in plan
+            assert set(job["status"]["plan"]["pools"]) <= {"good", "twice"}
+            await world.until(lambda: world.job().status.finished, 1200, "it ends")
+            assert world.job().status.phase == "Succeeded"
+
+    play(story)
+
+
+def test_running_job_goes_on_after_its_deadline_and_its_budget() -> None:
+    async def story() -> None:
+        world = pool_world()
+        async with world.living():
+            world.replica("a")
+            apply(world, "late", ["good"], deadlineSeconds=60)
+            apply(world, "broke", ["good"], maxCost="0.0001")
+            said = {"late": "The deadline has passed.", "broke": "The budget is spent."}
+            for name, words in said.items():
+
+                def told(name: str = name, words: str = words) -> bool:
+                    job = world.server.objects["trainingjobs", "team", name]
+                    found = [
+                        c for c in job.get("status", {}).get("conditions", ()) if c["type"] == "PlanReady"
+                    ]
+                    return (
+                        bool(found) and found[0]["reason"] == "NotFeasible" and words in found[0]["message"]
+                    )
+
+                await world.until(told, 400, f"{name} says it")
+            for name in said:
+                await world.until(lambda name=name: world.job(name).status.finished, 2000, f"{name} ends")
+                assert world.job(name).status.phase == "Succeeded"
+
+    play(story)
