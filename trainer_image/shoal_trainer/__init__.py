@@ -9,17 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal_trainer.data.arrays import Arrays
     from shoal_trainer.data.files import Files
-    from shoal_trainer.data.indexed import Arrays, Indexed
+    from shoal_trainer.data.indexed import Indexed
+    from shoal_trainer.data.stream import Stream
     from shoal_trainer.errors import TrainerError, UserError
     from shoal_trainer.training import Training
 
-__all__ = ["Arrays", "Files", "Indexed", "TrainerError", "Training", "UserError"]
+__all__ = ["Arrays", "Files", "Indexed", "Stream", "TrainerError", "Training", "UserError"]
 
 _HOMES = {
-    "Arrays": "data.indexed",
+    "Arrays": "data.arrays",
     "Files": "data.files",
     "Indexed": "data.indexed",
+    "Stream": "data.stream",
     "TrainerError": "errors",
     "Training": "training",
     "UserError": "errors",

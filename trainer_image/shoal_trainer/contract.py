@@ -20,6 +20,8 @@ from pydantic.alias_generators import to_camel
 
 VERSION = 1
 CONFIG_ENV = "SHOAL_CONFIG"
+ACCELERATORS_ENV = "SHOAL_ACCELERATORS"
+"""How many GPUs the limits of a worker's container have."""
 """The environment variable with a pod's `RuntimeConfig` as JSON."""
 
 SECRET_DIR = "/var/run/shoal/secret"

@@ -7,6 +7,7 @@ TrainerError
 │   └── Unauthorized  a peer could not prove that it belongs to this job
 ├── Fenced          a newer incarnation has replaced this process: stop, write nothing
 ├── Overtaken       another worker has the task now: drop it
+├── NoAccelerator   the pod was promised a GPU and sees none: end, so that another node is tried
 ├── Interrupted     SIGTERM arrived during a task: leave without its result
 ├── Unreachable     a peer or the storage does not answer; callers retry
 │   └── TooSlow       a peer keeps the connection open but misses the deadline
@@ -37,6 +38,10 @@ class Fenced(TrainerError):
 
 class Overtaken(TrainerError):
     """Another worker has the task now."""
+
+
+class NoAccelerator(TrainerError):
+    """The pod was promised an accelerator, and TensorFlow sees none."""
 
 
 class Interrupted(TrainerError):

@@ -42,6 +42,7 @@ from shoal_trainer.contract import (
 from shoal_trainer.coordinator.client import ShardControl
 from shoal_trainer.coordinator.epoch_log import EpochLog
 from shoal_trainer.coordinator.follower import Follower
+from shoal_trainer.coordinator.history_file import HistoryFile
 from shoal_trainer.coordinator.http import MAX_CONNECTIONS as CONTROL_CONNECTIONS
 from shoal_trainer.coordinator.http import ControlServer
 from shoal_trainer.coordinator.metrics import serve_metrics
@@ -71,6 +72,8 @@ needs a part of every shard, and it may have to finish another snapshot before. 
 60 s is for the manifest, which shard 0 publishes after the last part."""
 LINGER_SECONDS = 10.0
 """How long workers can still learn that the job has ended."""
+HISTORY_SECONDS = 5.0
+"""How long the end of the process waits for the file of the history."""
 RETRY_SECONDS = 1.0
 OPEN_FILES = MAX_CONNECTIONS + CONTROL_CONNECTIONS + 1024
 """Enough for the connections of a large job; a common default is 1,024."""
@@ -104,6 +107,7 @@ class ParameterServer:
         )
         self.service: CoordinatorService | None = None
         self._epoch_log = EpochLog()
+        self._history = HistoryFile(storage, self._claim.check)
         self._follower = Follower(self.shard, self._store)
         if config.index == 0:
             self.service = CoordinatorService(
@@ -149,6 +153,7 @@ class ParameterServer:
         if service:
             serve_metrics(service.status, self.config.bind_host, METRICS_PORT)
             service.start(follows=self.shard.follows or self._restored)
+            self._history.start()
         log.info(
             "serving shard %d, epoch %d, on port %d", self.config.index, self.config.incarnation, data.port
         )
@@ -158,6 +163,7 @@ class ParameterServer:
             self._watch.stop()
             if service:
                 service.stop()
+                self._history.close(HISTORY_SECONDS)
             data.close()
             control.close()
 
@@ -183,6 +189,7 @@ class ParameterServer:
             coordinator = self.service.coordinator
             coordinator.tick()
             self._epoch_log.update(coordinator)
+            self._history.update(coordinator)
             if coordinator.finished is not None:
                 now = time.monotonic()
                 ended_at = now if ended_at is None else ended_at
@@ -203,6 +210,7 @@ class ParameterServer:
     def _ended(self, message: TerminationMessage) -> int:
         if self.service is not None:
             self._epoch_log.update(self.service.coordinator)
+            self._history.update(self.service.coordinator)
         if self.service is not None and not self.service.snapshotter.settled(SETTLE_SECONDS):
             log.warning("the last snapshot of this run is from before the end of training")
         write_termination(message)

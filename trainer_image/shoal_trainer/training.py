@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal_trainer.data.source import Source
+from shoal_trainer.data.adapt import ClassWeighted, as_source
 from shoal_trainer.errors import UserError
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
 
 _DECIMAL = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$")
 
@@ -28,9 +27,13 @@ class Training:
     Args:
         model: A function without arguments that returns a compiled `keras.Model`. The loss, optimizer and metrics
             are those of its `compile()`.
-        data: The training data: `Indexed(size, fn)`, `Indexed.from_arrays(x, y)` or `Files(pattern, fn)`.
+        data: The training data: arrays `(x, y)` or `(x, y, sample_weight)`, `Indexed`, `Files`, a `tf.data.Dataset` of
+            batches, a `keras.utils.PyDataset`, a data set with `len(…)` and `[index]` (Hugging Face, Grain, PyTorch),
+            or `Stream(function, samples=N)`. A `tf.data.Dataset` is a `Stream`.
         validation: The validation data, in one of the same forms or as a function without arguments that returns a
             `tf.data.Dataset` of single samples. It is evaluated after each epoch and at the end. Default: none.
+        class_weight: The weights of classes, by their number, in the loss of training; of the others 1. For one output,
+            as in Keras' `fit`. Default: all 1.
         callbacks: A function without arguments that returns a list of `keras.callbacks.Callback`. They run once per
             epoch, on the worker that evaluates. Default: none.
         wire: The encoding of parameters and gradients on the network: `"bf16"` (default) halves the bytes, `"fp32"`
@@ -47,8 +50,9 @@ class Training:
     """
 
     model: Callable[[], keras.Model]
-    data: Source
-    validation: Source | Callable[[], tf.data.Dataset] | None = None
+    data: Any
+    validation: Any = None
+    class_weight: Mapping[int, float] | None = None
     callbacks: Callable[[], Sequence[keras.callbacks.Callback]] | None = None
     wire: Literal["bf16", "fp32"] = "bf16"
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
@@ -60,18 +64,7 @@ class Training:
             raise UserError(
                 "Training(model=…) must be a function that returns a compiled Keras model, not the model."
             )
-        if not isinstance(self.data, Source):
-            raise UserError(
-                f"Training(data=…) must be Indexed(size, fn), Indexed.from_arrays(x, y) or Files(pattern, fn), "
-                f"not {type(self.data).__name__}."
-            )
-        if self.validation is not None and not (
-            isinstance(self.validation, Source) or callable(self.validation)
-        ):
-            raise UserError(
-                "Training(validation=…) must be Indexed, Files or a function that returns a tf.data.Dataset, "
-                f"not {type(self.validation).__name__}."
-            )
+        self._convert()
         if self.callbacks is not None and not callable(self.callbacks):
             raise UserError(
                 "Training(callbacks=…) must be a function that returns a list of Keras callbacks."
@@ -81,7 +74,16 @@ class Training:
         if self.on_nan not in {"stop", "skip", "rollback"}:
             raise UserError(f'Training(on_nan=…) must be "stop", "skip" or "rollback", not {self.on_nan!r}.')
 
-    def fit(self, *, epochs: int = 1, batch_size: int = 128, verbose: int | str = "auto") -> keras.Model:
+    def _convert(self) -> None:
+        """Make sources of the data. `callable`: a function that returns a `tf.data.Dataset` stays one."""
+        data = as_source(self.data, "Training(data=…)")
+        if self.class_weight is not None and not isinstance(data, ClassWeighted):
+            data = ClassWeighted(data, self.class_weight)
+        object.__setattr__(self, "data", data)
+        if self.validation is not None and not inspect.isroutine(self.validation):
+            object.__setattr__(self, "validation", as_source(self.validation, "Training(validation=…)"))
+
+    def fit(self, *, epochs: int = 1, batch_size: int = 32, verbose: int | str = "auto") -> keras.Model:
         """Train in this process with Keras' own `fit`, without parameter servers.
 
         `wire` and `on_nan` have no effect here.

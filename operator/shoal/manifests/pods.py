@@ -18,13 +18,14 @@ from shoal.manifests.objects import PORTS, Manifest, owner
 from shoal.manifests.placement import Where, affinity, default_where, node_selector, tolerations
 from shoal.manifests.platforms import GENERIC, Platform
 from shoal.manifests.runtime_config import NODE_NAME_ENV, POD_IP_ENV, ConfigTemplate
-from shoal_trainer.contract import CODE_DIR, CONFIG_ENV, DATA_PORT, SECRET_DIR, STORAGE_DIR
+from shoal_trainer.contract import ACCELERATORS_ENV, CODE_DIR, CONFIG_ENV, DATA_PORT, SECRET_DIR, STORAGE_DIR
 
 USER = 65532
 GRACE_SECONDS = {"worker": 20, "ps": 60}
 """A worker finishes its step and pushes within the notice of a spot node. A server takes a final snapshot."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
+GPU = "nvidia.com/gpu"
 
 _COMMAND = {"worker": ["shoal-trainer", "work"], "ps": ["shoal-trainer", "serve"]}
 _REQUESTS = {"worker": {"cpu": "500m", "memory": "1Gi"}, "ps": {"cpu": "250m", "memory": "256Mi"}}
@@ -63,9 +64,7 @@ class PodFactory:
             self._configs[key] = ConfigTemplate(job, place.role, cores)
         config = self._configs[key].of(place)
         containers = [
-            {**each, "env": _environment(each.get("env") or [], config)}
-            if each["name"] == place.role
-            else each
+            {**each, "env": _environment(each, config)} if each["name"] == place.role else each
             for each in spec["containers"]
         ]
         policy = job.spec.run_policy.scheduling_policy
@@ -152,7 +151,7 @@ def _defaults(
         "containers": [container],
         "volumes": volumes,
         "affinity": affinity(job, place, where, platform),
-        "tolerations": tolerations(where, platform, gpu="nvidia.com/gpu" in requested),
+        "tolerations": tolerations(where, platform, gpu=GPU in requested),
         "terminationGracePeriodSeconds": GRACE_SECONDS[role],
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -206,12 +205,15 @@ def _volumes(job: TrainingJob, role: str) -> tuple[list[dict[str, Any]], list[di
     return volumes, mounts
 
 
-def _environment(env: list[dict[str, Any]], config: str) -> list[dict[str, Any]]:
+def _environment(container: dict[str, Any], config: str) -> list[dict[str, Any]]:
     """The user's variables, then Shoal's; the configuration refers to the two before it."""
+    env: list[dict[str, Any]] = container.get("env") or []
+    gpus = str(((container.get("resources") or {}).get("limits") or {}).get(GPU, 0))
     ours: list[dict[str, Any]] = [
         {"name": POD_IP_ENV, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": NODE_NAME_ENV, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         {"name": CONFIG_ENV, "value": config},
+        *([{"name": ACCELERATORS_ENV, "value": gpus}] if gpus.isdigit() and int(gpus) else []),
     ]
     reserved = {variable["name"] for variable in ours}
     return [*(variable for variable in env if variable["name"] not in reserved), *ours]

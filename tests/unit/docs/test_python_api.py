@@ -25,6 +25,8 @@ def test_every_exported_name_is_documented() -> None:
         ("Training", shoal_trainer.Training),
         ("Indexed", shoal_trainer.Indexed),
         ("Indexed.from_arrays", shoal_trainer.Indexed.from_arrays),
+        ("Indexed.from_items", shoal_trainer.Indexed.from_items),
+        ("Stream", shoal_trainer.Stream),
         ("Files", shoal_trainer.Files),
         ("Files.tfrecord", shoal_trainer.Files.tfrecord),
         ("Files.parquet", shoal_trainer.Files.parquet),

@@ -177,6 +177,7 @@ def test_template_is_merged_over_the_defaults() -> None:
     assert trains["command"] == ["shoal-trainer", "work"]
     assert trains["resources"]["requests"] == {"cpu": "500m", "memory": "8Gi"}
     assert {"name": "HOME", "value": "/data"} in trains["env"]
+    assert {"name": "SHOAL_ACCELERATORS", "value": "1"} in trains["env"]
     assert config(pod, "worker").entrypoint == "digits:job"
     assert {m["mountPath"] for m in trains["volumeMounts"]} == {"/tmp", "/var/run/shoal/secret", "/data"}
     assert container(pod, "logs")["image"] == "me/logs"

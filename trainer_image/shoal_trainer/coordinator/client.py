@@ -265,6 +265,7 @@ class CoordinatorClient:
         *,
         stop: bool = False,
         message: str = "",
+        learning_rate: float | None = None,
     ) -> None:
         """Send the result of a task whose files are uploaded."""
         request = TaskDone(
@@ -274,6 +275,7 @@ class CoordinatorClient:
             files=files,
             stop=stop,
             message=message[:MAX_TEXT],
+            learning_rate=learning_rate,
         )
         self._client.call("task-done", request, Done)
 

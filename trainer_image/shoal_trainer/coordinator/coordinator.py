@@ -143,7 +143,8 @@ class Coordinator(Record):
             if flops_per_sample is not None:
                 self.facts.counted(flops_per_sample)
             count = member.steps > 0 and member.pushes(now) and self.facts.wants_flops(now)
-            return Alive(finished=self.finished is not None, count_flops=count)
+            rate = self.tasks.learning_rate
+            return Alive(finished=self.finished is not None, learning_rate=rate, count_flops=count)
 
     def file_ended(self, request: FileEnded) -> None:
         """Record the length of a leased file."""
@@ -158,7 +159,9 @@ class Coordinator(Record):
         with self._lock:
             self._contact(request.slot, request.incarnation)
             metrics = {n: v for n, v in request.metrics.items() if v is not None and math.isfinite(v)}
-            if (task := self.tasks.done(request.token, metrics, self._clock())) is None:
+            if (
+                task := self.tasks.done(request.token, metrics, self._clock(), request.learning_rate)
+            ) is None:
                 return None
             if task.kind == "callbacks" and request.stop:
                 self._stop("a callback stopped training")
@@ -337,7 +340,14 @@ class Coordinator(Record):
             self.compare_soon()
         elif (task := self.tasks.grant(slot, incarnation, token, self._clock())) is not None:
             history = tuple(self.tasks.history[: task.epoch + 1]) if task.kind == "callbacks" else ()
-            return Assignment(kind="task", task=task.kind, token=token, epoch=task.epoch, history=history)
+            return Assignment(
+                kind="task",
+                task=task.kind,
+                token=token,
+                epoch=task.epoch,
+                history=history,
+                learning_rate=self.tasks.learning_rate,
+            )
         if (lease := self._lease(slot, incarnation)) is not None:
             return Assignment(kind="data", lease=lease)
         return self._idle()

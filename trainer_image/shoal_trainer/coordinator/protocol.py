@@ -173,6 +173,8 @@ class Assignment(Message):
     token: tuple[int, int] = (0, 0)
     epoch: int = 0
     history: tuple[dict[str, float], ...] = ()
+    learning_rate: float | None = None
+    """For callbacks: the job's learning rate, if a callback has set it."""
     seconds: float = 0.0
     message: str = ""
 
@@ -186,9 +188,10 @@ class Heartbeat(Caller):
 
 
 class Alive(Message):
-    """The answer to a heartbeat: whether the job has finished."""
+    """The answer to a heartbeat: whether the job has finished, and the learning rate that a callback has set."""
 
     finished: bool = False
+    learning_rate: float | None = None
     count_flops: bool = False
     """Asks this worker to count the model's FLOPs."""
 
@@ -211,6 +214,8 @@ class TaskDone(Caller):
     files: tuple[str, ...] = Field(default=(), max_length=65536)
     stop: bool = False
     message: str = Field(default="", max_length=MAX_TEXT)
+    learning_rate: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Of all workers from now on, set by a callback."""
 
 
 class Leave(WithWaste):

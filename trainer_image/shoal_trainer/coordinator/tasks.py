@@ -34,6 +34,8 @@ class Tasks:
     evaluated: int = 0
     """Epochs whose tasks were queued."""
     exported: bool = False
+    learning_rate: float | None = None
+    """Of all workers, if a callback has set it."""
     evaluator: tuple[int, int] | None = None
     """The (slot, incarnation) that did the last evaluation, until it is lost."""
     reserved_until: float = 0.0
@@ -98,11 +100,19 @@ class Tasks:
         matches = task is not None and task.holder == (slot, incarnation) and task.token == token
         return task if matches else None
 
-    def done(self, token: tuple[int, int], metrics: dict[str, float], now: float) -> Task | None:
+    def done(
+        self,
+        token: tuple[int, int],
+        metrics: dict[str, float],
+        now: float,
+        learning_rate: float | None = None,
+    ) -> Task | None:
         """Record a result; None if the task was reassigned."""
         if not self.queue or self.queue[0].holder is None or self.queue[0].token != token:
             return None
         task = self.queue.pop(0)
+        if learning_rate is not None:
+            self.learning_rate = learning_rate
         self.evaluator = task.holder if task.kind == "evaluate" else None
         self.reserved_until = now + RESERVED_SECONDS
         while len(self.history) <= task.epoch:
@@ -137,6 +147,7 @@ class Tasks:
             "queue": [asdict(task) | {"holder": None} for task in self.queue],
             "history": [dict(logs) for logs in self.history],
             "evaluated": self.evaluated,
+            "learningRate": self.learning_rate,
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -145,3 +156,5 @@ class Tasks:
         self.queue = [Task(task["kind"], int(task["epoch"])) for task in saved["queue"]]
         self.history = [{str(k): float(v) for k, v in logs.items()} for logs in saved["history"]]
         self.evaluated = int(saved["evaluated"])
+        rate = saved.get("learningRate")  # a snapshot of an earlier version has none
+        self.learning_rate = None if rate is None else float(rate)

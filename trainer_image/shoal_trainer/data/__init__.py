@@ -4,5 +4,6 @@ from shoal_trainer.data.batch import Batch
 from shoal_trainer.data.files import Files
 from shoal_trainer.data.indexed import Indexed
 from shoal_trainer.data.source import Source
+from shoal_trainer.data.stream import Stream
 
-__all__ = ["Batch", "Files", "Indexed", "Source"]
+__all__ = ["Batch", "Files", "Indexed", "Source", "Stream"]

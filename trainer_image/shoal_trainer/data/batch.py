@@ -3,8 +3,9 @@
 A batch of another size would retrace the step function (11 s for a ResNet-110). So the short batch at the end of a
 range is padded with its own samples, which have weight 0. The weights of the real samples are scaled by
 `size / samples`, so that a loss which divides by the batch size is the mean over the real samples, and the parameter
-server can weight each push by its number of samples. The losses of `compile()` also get a mask of the real rows
-(`worker/weighing.py`); a custom `compute_loss` has only the weights.
+server can weight each push by its number of samples. Weights may be per sample, per token or per output, as in Keras.
+The losses of `compile()` also get a mask of the real rows (`worker/weighing.py`); a custom `compute_loss` has only the
+weights.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from shoal_trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of `len(weights)` rows, of which the first `samples` are real.
+    """One batch of `size` rows, of which the first `samples` are real.
 
     `x`, `y`: (nested structures of) arrays or tensors with the batch on axis 0; `y` may be None.
-    `weights`: float32, shape (size,), the user's sample weights times the weights of the padding described above.
+    `weights`: float32, shape (size, …), the user's weights times those of the padding described above: one array, or a
+    structure with one per output.
     `end`: the position in the range (or file) after the last sample.
     `parts`: the length of the tuple that the data function yields: 1 `(x,)`, 2 `(x, y)`, 3 `(x, y, sample_weight)`; 0
     if it yields x alone.
@@ -32,16 +34,21 @@ class Batch:
 
     x: Any
     y: Any
-    weights: npt.NDArray[np.float32]
+    weights: Any
     samples: int
     end: int
     parts: int = 2
 
+    @property
+    def size(self) -> int:
+        """The number of rows, with the padding."""
+        return rows_of(next(leaves(self.weights)))
+
     def as_given(self) -> Any:
         """The real samples, in the form in which the data function yields them and Keras passes them on."""
-        n = self.samples
+        n, share = self.samples, np.float32(self.samples / self.size)
         x, y = (map_leaves(lambda leaf: leaf[:n], part) for part in (self.x, self.y))
-        weights = self.weights[:n] * np.float32(n / len(self.weights))
+        weights = map_leaves(lambda leaf: leaf[:n] * share, self.weights)
         return (x, y, weights)[: self.parts] if self.parts else x
 
 
@@ -63,21 +70,23 @@ def fill(element: Any, size: int, end: int) -> Batch:
     Raises `UserError` if the parts of the element have different numbers of rows.
     """
     x, y, user_weight = split(element)
-    counts = {_rows(leaf) for leaf in leaves((x, y, user_weight))}
+    counts = {rows_of(leaf) for leaf in leaves((x, y, user_weight))}
     if len(counts) != 1:
         raise UserError(
             f"The parts of a sample (x, y, sample_weight) have different numbers of rows: {sorted(counts)}."
         )
     samples = counts.pop()
-    weights = np.zeros(size, np.float32)
-    weights[:samples] = size / samples
-    if user_weight is not None:
-        sample_weight = np.asarray(user_weight, np.float32)
-        if sample_weight.ndim != 1:
-            raise UserError(
-                f"sample_weight must be one number per sample; it has shape {sample_weight.shape[1:]} per sample."
-            )
-        weights[:samples] *= sample_weight
+    if not 0 < samples <= size:
+        raise UserError(f"The data yield a batch of {samples} samples; at most {size} are expected.")
+    scale = np.float32(size / samples)
+
+    def weighed(given: Any) -> npt.NDArray[np.float32]:
+        found = np.asarray(given, np.float32)
+        weights = np.zeros((size, *found.shape[1:]), np.float32)
+        np.multiply(found, scale, out=weights[:samples])
+        return weights
+
+    weights = map_leaves(weighed, np.ones(samples, np.float32) if user_weight is None else user_weight)
     if samples < size:
         rows = np.arange(size) % samples
         x, y = (map_leaves(lambda leaf: np.asarray(leaf)[rows], part) for part in (x, y))
@@ -91,7 +100,7 @@ def batches(rows: Iterator[Any], size: int, start: int, stop: int | None, where:
     """
     position = start
     for element in rows:
-        count = _rows(next(leaves(split(element)[0])))
+        count = rows_of(next(leaves(split(element)[0])))
         position += count
         if stop is not None and position > stop:
             raise UserError(
@@ -129,7 +138,8 @@ def map_leaves(function: Any, structure: Any) -> Any:
     return None if structure is None else function(structure)
 
 
-def _rows(leaf: Any) -> int:
+def rows_of(leaf: Any) -> int:
+    """The length of the batch axis."""
     if not len(leaf.shape):
         raise UserError(
             "The parts of a sample must be arrays or tensors; after batching, one of them has no batch axis."

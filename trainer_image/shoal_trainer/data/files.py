@@ -7,16 +7,21 @@ worker's feed downloads it while it reads the previous file.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from shoal_trainer.data.batch import Batch, batches
-from shoal_trainer.data.indexed import require_dataset, require_end
+from shoal_trainer.data.indexed import batched, block_of, check_shuffle, require_dataset, require_end
+from shoal_trainer.data.lengths import Lengths, checked, varying_by
 from shoal_trainer.data.parquet import record_batches
 from shoal_trainer.data.read_errors import is_outage, summary
+from shoal_trainer.data.rows import rebatched
+from shoal_trainer.data.shuffle import Blocks, shuffled
 from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.data.store import Local, matching
 from shoal_trainer.data.user_code import located, where
@@ -32,27 +37,53 @@ WRONG_COMPRESSION = re.compile(r"corrupted record at 0 |incorrect header check")
 """How TensorFlow says that the first bytes of a file are not those of its compression."""
 
 
+class Options(TypedDict, total=False):
+    """Options of `Files` that its constructors pass on."""
+
+    shuffle: int | None
+    lengths: Sequence[int]
+    seed: int | None
+
+
 @dataclass(frozen=True)
 class Files(Source):
     """Data in files, read by a function of the path of one file.
 
-    Shoal batches and prefetches. It visits the files in a different seeded order in each epoch; the samples within a
-    file keep their order. Distribute the samples over the files at random, and provide several files per worker.
+    Shoal batches, prefetches and shuffles: it visits the files in a different seeded order in each epoch, and shuffles
+    `shuffle` neighbouring samples of a file. Distribute the samples over the files at random, and provide several files
+    per worker.
 
     Args:
         pattern: The files, as a glob pattern: `data/*.tfrecord`, `s3://bucket/train/*.parquet`; `**` matches any
             depth.
         fn: A function `fn(path)` that returns the `tf.data.Dataset` of one local file: single (unbatched) samples,
             always in the same order. A sample is `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where `x` and `y`
-            are dense tensors or nested structures of them, and `sample_weight` is a scalar. Files of an object store
-            are downloaded before `fn` is called.
+            are dense tensors or nested structures of them. Files of an object store are downloaded before `fn` is
+            called.
+        shuffle: How many samples are read and shuffled together; 0 keeps their order within a file. Default: as many as
+            fit in 64 MB, at most 1024.
+        lengths: As in `Indexed`.
+        seed: The seed of the order. Default: that of `Training`.
+
+    Raises:
+        UserError: An option has the wrong value.
     """
 
     pattern: str
     fn: Callable[[str], tf.data.Dataset]
+    _: dataclasses.KW_ONLY
+    shuffle: int | None = None
+    lengths: Sequence[int] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_shuffle(self.shuffle, "Files")
+        object.__setattr__(self, "lengths", checked(self.lengths, "Files"))
 
     @staticmethod
-    def tfrecord(pattern: str, parse: Callable[[Any], Any], *, compression: str = "") -> Files:
+    def tfrecord(
+        pattern: str, parse: Callable[[Any], Any], *, compression: str = "", **options: Unpack[Options]
+    ) -> Files:
         """TFRecord files.
 
         Args:
@@ -60,6 +91,7 @@ class Files(Source):
             parse: A function that maps one serialized example (a scalar string tensor) to a sample. It runs in
                 `tf.data.Dataset.map`.
             compression: `""` (default: none), `"GZIP"` or `"ZLIB"`.
+            **options: `shuffle`, `lengths` and `seed` of `Files`.
 
         Returns:
             The `Files`. Raises `UserError` for another compression, which TensorFlow would read as none.
@@ -73,11 +105,15 @@ class Files(Source):
 
             return _parsed(tf.data.TFRecordDataset(path, compression_type=compression), parse)
 
-        return Files(pattern, read)
+        return Files(pattern, read, **options)
 
     @staticmethod
     def parquet(
-        pattern: str, parse: Callable[[dict[str, Any]], Any], *, columns: list[str] | None = None
+        pattern: str,
+        parse: Callable[[dict[str, Any]], Any],
+        *,
+        columns: list[str] | None = None,
+        **options: Unpack[Options],
     ) -> Files:
         """Parquet files.
 
@@ -89,6 +125,7 @@ class Files(Source):
             parse: A function that maps one row (a dict of column name to scalar or vector tensor) to a sample. It
                 runs in `tf.data.Dataset.map`.
             columns: The columns to read. Default: all.
+            **options: `shuffle`, `lengths` and `seed` of `Files`.
 
         Returns:
             The `Files`.
@@ -101,10 +138,17 @@ class Files(Source):
             rows = tf.data.Dataset.from_generator(groups, output_signature=signature).unbatch()
             return _parsed(rows, parse)
 
-        return Files(pattern, read)
+        return Files(pattern, read, **options)
 
     @staticmethod
-    def csv(pattern: str, parse: Callable[..., Any], defaults: list[Any], *, header: bool = True) -> Files:
+    def csv(
+        pattern: str,
+        parse: Callable[..., Any],
+        defaults: list[Any],
+        *,
+        header: bool = True,
+        **options: Unpack[Options],
+    ) -> Files:
         """CSV files.
 
         Args:
@@ -114,6 +158,7 @@ class Files(Source):
             defaults: The default value of each column, or its dtype if the column must not be empty, as in
                 `tf.data.experimental.CsvDataset`.
             header: Whether the first line of each file is a header. A file of 0 bytes has no samples in either case.
+            **options: `shuffle`, `lengths` and `seed` of `Files`.
 
         Returns:
             The `Files`.
@@ -127,7 +172,7 @@ class Files(Source):
             )
             return _parsed(rows, parse)
 
-        return Files(pattern, read)
+        return Files(pattern, read, **options)
 
     def list(self) -> tuple[str, ...]:
         """The matching files, sorted, each with its protocol. Raises `UserError` where none matches."""
@@ -167,11 +212,33 @@ class Files(Source):
                 ) from error
             require_dataset(dataset, "Files(fn=…)")
             require_end(dataset, "Files(fn=…)")
-            dataset = dataset.skip(start)
-            if stop is not None:
-                dataset = dataset.take(stop - start)
-            rows = _guard(iter(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2)), name, path)
+            rows = self._rows(dataset, part, batch_size, path)
             yield from batches(rows, batch_size, start, stop, f"The data function, called with {name},")
+
+    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Files:  # noqa: ARG002
+        """These data in the order of `seed`, unless they have a seed of their own."""
+        return dataclasses.replace(self, seed=seed) if self.seed is None else self
+
+    def _rows(self, dataset: Any, part: Part, batch_size: int, path: str) -> Iterator[Any]:
+        """The rows of a part, in elements of at most `batch_size`."""
+        name, start, stop, epoch = part.file or "", part.start, part.stop, part.epoch
+        spec = dataset.element_spec
+        lengths = Lengths(tuple(self.lengths), varying_by(spec)) if self.lengths else None
+
+        def read(low: int, high: int | None) -> Iterator[Any]:
+            rest = dataset.skip(low)
+            if high is not None:
+                rest = rest.take(high - low)
+            return _guard(iter(batched(rest, batch_size, lengths)), name, path)
+
+        block = block_of(spec, self.lengths) if self.shuffle is None else self.shuffle
+        if epoch is None or block <= 1:
+            rows = read(start, stop)
+        else:
+            blocks = Blocks(block, (self.seed or 0, epoch, zlib.crc32(name.encode())))
+            group = lengths.group if lengths else None
+            rows = rebatched(shuffled(read, start, stop, blocks, f"{name}", group=group), batch_size)
+        return rows if lengths is None else lengths.cut(rows)
 
 
 def _parsed(rows: Any, parse: Callable[..., Any]) -> tf.data.Dataset:

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
-import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves
+from shoal_trainer.data.batch import Batch, batches, leaves
+from shoal_trainer.data.lengths import Lengths, checked, varying_by
 from shoal_trainer.data.read_errors import is_network_outage, summary
+from shoal_trainer.data.rows import rebatched
+from shoal_trainer.data.shuffle import Blocks, shuffled
 from shoal_trainer.data.source import Extent, Part, Source
 from shoal_trainer.errors import TrainerError, Unreachable, UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from shoal_trainer.data.arrays import Arrays
+    from shoal_trainer.data.items import Items
     from shoal_trainer.data.store import Local
 
 T = TypeVar("T")
+
+MAX_BLOCK = 1024
+MAX_BLOCK_BYTES = 64 << 20
+"""Limits of the number of samples that are shuffled together, if the user does not set it."""
 
 
 class Ranges(Source):
     """Data with a known number of samples: any range of positions can be read."""
 
     size: int
+    seed: int | None
 
     def describe(self) -> Extent:
         """The number of samples."""
@@ -42,43 +50,62 @@ class Ranges(Source):
                 "The coordinator leases files, but the training data of this worker are indexed. Run the same code on "
                 "every worker."
             )
-        return self._batches(part.epoch, part.start, part.stop, batch_size)
+        where = f"The data function, called for the samples {part.start}-{part.stop},"
+        elements = self._elements(part.epoch, part.start, part.stop, batch_size)
+        return batches(elements, batch_size, part.start, part.stop, where)
 
     def example(self, batch_size: int) -> Batch:
         """Read the first batch."""
-        return next(self._batches(0, 0, min(batch_size, self.size), batch_size))
+        return next(self.read(Part(0, min(batch_size, self.size), None), batch_size))
+
+    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Self:  # noqa: ARG002
+        """These data in the order of `seed`, unless they have a seed of their own."""
+        return dataclasses.replace(self, seed=seed) if self.seed is None else self  # type: ignore[type-var]
 
     @abstractmethod
-    def _batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]: ...
+    def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
+        """The rows at these positions of an epoch, in elements of at most `batch_size`."""
 
 
 @dataclass(frozen=True)
 class Indexed(Ranges):
     """Data of known size, read by a function of a range of sample positions.
 
-    Shoal batches and prefetches. It visits the ranges in a different seeded order in each epoch; the samples within
-    a range keep the order of `fn`.
+    Shoal batches, prefetches and shuffles: it visits the ranges in a different seeded order in each epoch, and shuffles
+    the samples of `shuffle` neighbouring positions.
 
     Args:
         size: The number of samples, at least 1.
         fn: A function `fn(start, stop)` that returns the `tf.data.Dataset` of the samples [start, stop): exactly
             `stop - start` single (unbatched) samples, always in the same order, because another worker may finish a
-            range. A sample is `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where `x` and `y` are dense tensors
-            or nested structures of them, and `sample_weight` is a scalar.
+            range. A sample is `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where each part is a dense tensor or
+            a nested structure of them.
+        shuffle: How many samples are read and shuffled together; 0 keeps the order of `fn` within a range. Default: as
+            many as fit in 64 MB, at most 1024.
+        lengths: Samples of different length are padded with zeros to the shortest of these lengths that holds the
+            batch; those of like length are put into the same batches. Their tensors have the shape (None, …).
+            Default: all samples have the same shape.
+        seed: The seed of the order. Default: that of `Training`.
 
     Raises:
-        UserError: `size` is less than 1.
+        UserError: `size` is less than 1, or an option has the wrong value.
     """
 
     size: int
     fn: Callable[[int, int], tf.data.Dataset]
+    _: dataclasses.KW_ONLY
+    shuffle: int | None = None
+    lengths: Sequence[int] = ()
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise UserError(f"Indexed(size={self.size}): the training data must have at least one sample.")
+        check_shuffle(self.shuffle, "Indexed")
+        object.__setattr__(self, "lengths", checked(self.lengths, "Indexed"))
 
     @staticmethod
-    def from_arrays(x: Any, y: Any = None, sample_weight: Any = None, *, seed: int = 0) -> Arrays:
+    def from_arrays(x: Any, y: Any = None, sample_weight: Any = None, *, seed: int | None = None) -> Arrays:
         """Data that fits into memory.
 
         Single samples are shuffled, in a different seeded order in each epoch.
@@ -89,125 +116,107 @@ class Indexed(Ranges):
                 `keras.config.floatx()`; other dtypes are kept.
             y: The targets, in the same forms; a pandas Series becomes shape (N, 1), as in `keras.Model.fit`.
                 Default: none.
-            sample_weight: One number per sample, shape (N,). Default: none.
-            seed: The seed of the order.
+            sample_weight: One number per sample, shape (N,), or per token, shape (N, T), or a structure of such arrays
+                with one per output. Default: none.
+            seed: The seed of the order. Default: that of `Training`.
 
         Returns:
             `Arrays`, for `Training(data=…)` or `Training(validation=…)`.
 
         Raises:
-            UserError: The arrays are empty, ragged, sparse or of different lengths N, or `sample_weight` is a dict,
-                list or tuple.
+            UserError: The arrays are empty, ragged, sparse or of different lengths N.
         """
+        from shoal_trainer.data.arrays import Arrays
+
         return Arrays(x, y, sample_weight, seed)
 
-    def _batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:  # noqa: ARG002
-        dataset = connected(lambda: self.fn(start, stop), f"samples {start}-{stop}")
+    @staticmethod
+    def from_items(
+        items: Any,
+        parse: Callable[[Any], Any] | None = None,
+        *,
+        lengths: Sequence[int] = (),
+        seed: int | None = None,
+    ) -> Items:
+        """Data with `len(items)` and `items[i]`: a Hugging Face dataset, a Grain source, a PyTorch dataset, a list.
+
+        Single samples are shuffled, in a different seeded order in each epoch.
+
+        Args:
+            items: The data; `items[i]` is always the same. With a method `__getitems__(positions)`, it is used to get
+                many at once.
+            parse: A function that maps an item to a sample: `x`, `(x, y)` or `(x, y, sample_weight)`. Lists in a sample
+                are arrays. Default: an item is a sample.
+            lengths: As in `Indexed`: the arrays that are as long as the first one of each sample vary in length.
+            seed: The seed of the order. Default: that of `Training`.
+
+        Returns:
+            `Items`, for `Training(data=…)` or `Training(validation=…)`.
+
+        Raises:
+            UserError: There are no items, or they do not end.
+        """
+        from shoal_trainer.data.items import Items
+
+        return Items(items, parse, tuple(lengths), seed)
+
+    def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
+        name = f"samples {start}-{stop}"
+        lengths = connected(lambda: self._lengths, name)
+
+        def read(low: int, high: int | None) -> Iterator[Any]:
+            dataset = connected(lambda: self.fn(low, self.size if high is None else high), name)
+            require_dataset(dataset, "Indexed(fn=…)")
+            return reached(batched(dataset, batch_size, lengths), name)
+
+        where = f"The data function, called for the {name},"
+        block = 0 if epoch is None else connected(lambda: self._block, name)
+        if block > 1:
+            blocks = Blocks(block, (self.seed or 0, epoch or 0))
+            rows = shuffled(read, start, stop, blocks, where, self.size, lengths.group if lengths else None)
+            rows = rebatched(rows, batch_size)
+        else:
+            rows = read(start, stop)
+        return rows if lengths is None else lengths.cut(rows)
+
+    @functools.cached_property
+    def _spec(self) -> Any:
+        dataset = self.fn(0, 1)
         require_dataset(dataset, "Indexed(fn=…)")
-        rows = reached(dataset.batch(batch_size, num_parallel_calls=2).prefetch(2), f"samples {start}-{stop}")
-        return batches(rows, batch_size, start, stop, f"The data function, called with ({start}, {stop}),")
+        return dataset.element_spec
+
+    @functools.cached_property
+    def _lengths(self) -> Lengths | None:
+        return Lengths(tuple(self.lengths), varying_by(self._spec)) if self.lengths else None
+
+    @functools.cached_property
+    def _block(self) -> int:
+        return block_of(self._spec, self.lengths) if self.shuffle is None else self.shuffle
 
 
-@dataclass(frozen=True)
-class Arrays(Ranges):
-    """Data in memory, made by `Indexed.from_arrays`: position p of epoch e is sample permutation_e[p].
-
-    Args:
-        x: The inputs, shape (N, …), or a nested structure of such arrays.
-        y: The targets, likewise, or None.
-        sample_weight: One number per sample, shape (N,), or None.
-        seed: The seed of the order.
-
-    Attributes:
-        size: N, the number of samples.
-
-    Raises:
-        UserError: As `Indexed.from_arrays`.
-    """
-
-    x: Any
-    y: Any
-    sample_weight: Any
-    seed: int
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        require_one_weight(self.sample_weight)
-        for name in ("x", "y", "sample_weight"):
-            convert = functools.partial(_array, column=name != "sample_weight")
-            object.__setattr__(self, name, map_leaves(convert, getattr(self, name)))
-        sizes = {len(leaf) for leaf in leaves((self.x, self.y, self.sample_weight))}
-        if len(sizes) != 1:
-            raise UserError(
-                f"The arrays have different numbers of samples: {sorted(sizes)}. Pass one row per sample."
-            )
-        object.__setattr__(self, "size", sizes.pop())
-        if self.size < 1:
-            raise UserError("The training data must have at least one sample; the arrays are empty.")
-
-    def _batches(self, epoch: int, start: int, stop: int, batch_size: int) -> Iterator[Batch]:
-        order = _permutation(self.size, self.seed, epoch)
-        for begin in range(start, stop, batch_size):
-            end = min(begin + batch_size, stop)
-            rows = order[begin:end]
-            element = map_leaves(lambda leaf: _as_floatx(leaf[rows]), (self.x, self.y, self.sample_weight))  # noqa: B023
-            yield fill(_packed(*element), batch_size, end)
+def check_shuffle(shuffle: int | None, where: str) -> None:
+    """Raise `UserError` for a number of samples that cannot be shuffled together."""
+    if shuffle is not None and shuffle < 0:
+        raise UserError(f"{where}(shuffle={shuffle}) must be a number of samples, or 0 to keep their order.")
 
 
-def _array(leaf: Any, *, column: bool) -> Any:
-    """Convert to an array whose rows can be indexed by position in any order; pandas and h5py cannot.
-
-    `column`: a pandas Series becomes shape (N, 1), as in Keras' `fit`.
-    """
-    if type(leaf).__name__ in {"RaggedTensor", "SparseTensor"}:
-        raise UserError(
-            f"Indexed.from_arrays got a {type(leaf).__name__}. Pass a dense array: x.to_tensor() or "
-            "tf.sparse.to_dense(x)."
-        )
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(leaf, pandas.Series) and column:
-        leaf = leaf.to_numpy()[:, None]
-    elif pandas is not None and isinstance(leaf, pandas.DataFrame):
-        leaf = _table(leaf)
-    array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
-    if not array.ndim:
-        raise UserError(
-            f"Indexed.from_arrays got a {type(leaf).__name__} instead of an array with the samples on axis 0. Pass "
-            "NumPy arrays, for example np.asarray(y); a list is a structure of inputs."
-        )
-    return array
+def block_of(spec: Any, lengths: Sequence[int] = ()) -> int:
+    """The number of samples to shuffle together, by the `element_spec` of a data set: the same in each worker."""
+    longest = max(lengths, default=256)
+    size = sum(
+        int(np.prod([longest if axis is None else axis for axis in leaf.shape], dtype=np.int64))
+        * (leaf.dtype.size or 64)
+        for leaf in leaves(spec)
+        if leaf.shape.rank is not None
+    )
+    return max(1, min(MAX_BLOCK, MAX_BLOCK_BYTES // max(1, size)))
 
 
-def _table(frame: Any) -> npt.NDArray[Any]:
-    """The values of a DataFrame; mixed numeric columns (float and bool) become floats, as in Keras' `fit`."""
-    values: npt.NDArray[Any] = frame.to_numpy()
-    if values.dtype == object:
-        with contextlib.suppress(TypeError, ValueError):  # text stays text
-            values = frame.to_numpy(np.float32)
-    return values
-
-
-def _as_floatx(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Cast floats to `keras.config.floatx()`, as Keras' `fit` does."""
-    if rows.dtype.kind != "f":
-        return rows
-    import keras
-
-    return rows.astype(keras.config.floatx(), copy=False)
-
-
-def _packed(x: Any, y: Any, sample_weight: Any) -> Any:
-    """Pack a sample as Keras' `fit(x, y, sample_weight)` passes it to `train_step`."""
-    if sample_weight is not None:
-        return x, y, sample_weight
-    if y is not None:
-        return x, y
-    return (x,) if isinstance(x, tuple | list) else x
-
-
-@functools.lru_cache(maxsize=2)
-def _permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    return np.random.default_rng((seed, epoch)).permutation(size)
+def batched(dataset: Any, batch_size: int, lengths: Lengths | None) -> Any:
+    """A data set of single samples in batches, read ahead; with `lengths`, as `Lengths` needs them."""
+    if lengths is not None:
+        return lengths.dataset(dataset, batch_size).prefetch(2)
+    return dataset.batch(batch_size, num_parallel_calls=2).prefetch(2)
 
 
 def connected(call: Callable[[], T], name: str) -> T:
@@ -237,15 +246,12 @@ def require_dataset(dataset: Any, where: str) -> None:
     """Raise `UserError` for anything that is not a `tf.data.Dataset` of dense samples."""
     if not hasattr(dataset, "element_spec"):
         raise UserError(f"{where} must return a tf.data.Dataset; it returned {type(dataset).__name__}.")
-    sample = dataset.element_spec
-    for spec in leaves(sample):
+    for spec in leaves(dataset.element_spec):
         if type(spec).__name__ in {"RaggedTensorSpec", "SparseTensorSpec"}:
             raise UserError(
                 f"{where} yields a {type(spec).__name__.removesuffix('Spec')}. Yield dense tensors, padded to one "
                 "length: x.to_tensor() or tf.sparse.to_dense(x)."
             )
-    if isinstance(sample, tuple) and len(sample) == 3:
-        require_one_weight(sample[2])
 
 
 def require_end(dataset: Any, where: str) -> None:
@@ -254,13 +260,4 @@ def require_end(dataset: Any, where: str) -> None:
         raise UserError(
             f"{where} returns a data set that never ends. Remove .repeat(): Shoal reads the data in each epoch. If it "
             "does end, add .take(n), where n is at least its number of samples."
-        )
-
-
-def require_one_weight(sample_weight: Any) -> None:
-    """Raise `UserError` for sample weights per output."""
-    if isinstance(sample_weight, dict | list | tuple):
-        raise UserError(
-            f"sample_weight must be an array of one number per sample, not a {type(sample_weight).__name__}. "
-            "Sample weights per output are not supported. Weight the outputs with compile(loss_weights=…)."
         )

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """The samples [start, stop) in the order of an epoch, or of a file (`stop` None: to its end)."""
+    """The positions [start, stop) in the order of an epoch, or of a file (`stop` None: to its end).
+
+    `epoch` None: in the data's own order.
+    """
 
     start: int
     stop: int | None
-    epoch: int = 0
+    epoch: int | None = 0
     file: str | None = None
 
 
@@ -31,13 +34,16 @@ class Extent:
     def parts(self) -> Iterator[Part]:
         """All samples once, in their own order."""
         if self.size is not None:
-            yield Part(0, self.size)
+            yield Part(0, self.size, None)
         for name in self.files:
-            yield Part(0, None, file=name)
+            yield Part(0, None, None, name)
 
 
 class Source(ABC):
     """Training or validation data."""
+
+    remark: str = ""
+    """What a user should know of how these data are read; logged when a worker starts."""
 
     @abstractmethod
     def describe(self) -> Extent:
@@ -60,3 +66,12 @@ class Source(ABC):
     @abstractmethod
     def example(self, batch_size: int) -> Batch:
         """Read one batch to build and trace a model with."""
+
+    def whole(self, batch_size: int) -> Iterator[Batch]:
+        """All data once, in their own order."""
+        for part in self.describe().parts():
+            yield from self.read(part, batch_size)
+
+    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Source:  # noqa: ARG002
+        """These data for one worker (slot, incarnation), in the order of the job's `seed`."""
+        return self

@@ -67,7 +67,8 @@ def as_raised(ended: Sequence[BaseException]) -> Iterator[None]:
 
 def visits(job: Training, batch_size: int) -> Callable[[int], Iterator[Batch]]:
     """Return a function that yields the batches of an epoch in the order of a single worker."""
-    extent = job.data.describe()
+    data = job.data.placed(job.seed)
+    extent = data.describe()
     files = extent.files
     ledger = Ledger(
         size=extent.size, files=len(files), batch_size=batch_size, seed=str(job.seed), epochs=None
@@ -76,21 +77,15 @@ def visits(job: Training, batch_size: int) -> Callable[[int], Iterator[Batch]]:
     def visit(epoch: int) -> Iterator[Batch]:
         for segment in ledger.visiting(epoch):
             file = files[segment.file] if files else None
-            yield from job.data.read(Part(segment.start, segment.stop, epoch, file), batch_size)
+            yield from data.read(Part(segment.start, segment.stop, epoch, file), batch_size)
 
     return visit
-
-
-def whole(data: Source, batch_size: int) -> Iterator[Batch]:
-    """The batches of all data in their own order."""
-    for part in data.describe().parts():
-        yield from data.read(part, batch_size)
 
 
 def validation_batches(source: Any, batch_size: int) -> Iterator[Batch]:
     """The batches of `Training.validation` in any of its forms. Raises `UserError` if it is empty."""
     if isinstance(source, Source):
-        remaining = whole(source, batch_size)
+        remaining = source.whole(batch_size)
     else:
         name = "Training(validation=…)"
         dataset = connected(source, name)

@@ -22,23 +22,31 @@ NAME = "best_weights.npz"
 
 @dataclass(frozen=True)
 class Best:
-    """`parameters`: the flat vector that the servers hold. `value`: of the metric that EarlyStopping monitors."""
+    """`parameters`: the flat vector that the servers hold. `value`: of the metric `monitor` of EarlyStopping."""
 
     parameters: npt.NDArray[np.float32]
     epoch: int
     value: float
+    monitor: str = "monitored metric"
 
 
 def save(folder: Path, best: Best) -> None:
     """Write the file, which replaces that of an earlier epoch."""
-    np.savez(folder / NAME, parameters=best.parameters, epoch=best.epoch, value=best.value)
+    np.savez(
+        folder / NAME,
+        parameters=best.parameters,
+        epoch=best.epoch,
+        value=best.value,
+        monitor=np.asarray(best.monitor),
+    )
 
 
 def load(path: Path) -> Best | None:
     """The inverse of `save`; None if the file is damaged, which is logged."""
     try:
         with path.open("rb") as file, np.load(file) as saved:  # `np.load` would leave a damaged file open
-            return Best(saved["parameters"], int(saved["epoch"]), float(saved["value"]))
+            monitor = str(saved["monitor"]) if "monitor" in saved else Best.monitor
+            return Best(saved["parameters"], int(saved["epoch"]), float(saved["value"]), monitor)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         log.warning("logs/%s cannot be read: %r", NAME, error)
         return None

@@ -10,12 +10,20 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.losses import ALL_OBJECTS_DICT as ALL_LOSSES
-from keras.src.metrics import ALL_OBJECTS_DICT as ALL_METRICS
 
 from shoal_trainer.data.batch import Batch, leaves, map_leaves
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
+from shoal_trainer.worker.keras_internals import (
+    ALL_LOSSES,
+    ALL_METRICS,
+    build_symbolically,
+    compiled_loss,
+    compiled_metrics,
+    layers_of,
+    user_loss,
+    user_metrics,
+)
 from shoal_trainer.worker.optimizers import has_call, has_own_step
 from shoal_trainer.worker.weighing import WeighedLoss, weigh_samples
 
@@ -36,9 +44,9 @@ def build(model: Any, example: Batch) -> None:
         if has_own_step(model) and not has_call(model):
             _build_without_call(model)
         else:
-            model._symbolic_build(data_batch=_data(example))
+            build_symbolically(model, _data(example))
         model.reset_metrics()
-        for layer in model._flatten_layers():
+        for layer in layers_of(model):
             if isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional) and layer.stateful:
                 raise UserError(
                     f"The layer {layer.name!r} is stateful, but consecutive batches of a worker do not continue the "
@@ -48,7 +56,7 @@ def build(model: Any, example: Batch) -> None:
         raise
     except Exception as error:
         if _in_loss(error):
-            loss = keras.tree.map_structure(_name, model._compile_loss._user_loss)
+            loss = keras.tree.map_structure(_name, user_loss(compiled_loss(model)))
             raise UserError(
                 f"compile(loss={loss}) cannot be computed for the first batch, y of the shape {_shapes(example.y)}: "
                 f"{where(error)}"
@@ -75,12 +83,12 @@ def _shapes(structure: Any) -> str:
 
 def _check_compiled(model: Any) -> None:
     """Raise `UserError` for losses and metrics that Keras cannot interpret, which it reports only when it builds."""
-    losses, metrics = model._compile_loss, model._compile_metrics
+    losses, metrics = compiled_loss(model), compiled_metrics(model)
     if losses is not None:
-        _check_objects("loss", losses._user_loss, ALL_LOSSES, ("crossentropy", "ce"))
+        _check_objects("loss", user_loss(losses), ALL_LOSSES, ("crossentropy", "ce"))
     if metrics is not None:
-        _check_objects("metrics", metrics._user_metrics, ALL_METRICS, ("accuracy", "acc"))
-        _check_objects("weighted_metrics", metrics._user_weighted_metrics, ALL_METRICS, ("accuracy", "acc"))
+        for argument, values in zip(("metrics", "weighted_metrics"), user_metrics(metrics), strict=True):
+            _check_objects(argument, values, ALL_METRICS, ("accuracy", "acc"))
 
 
 def _check_objects(argument: str, values: Any, names: Collection[str], short: Collection[str]) -> None:

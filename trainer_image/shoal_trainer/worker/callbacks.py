@@ -1,7 +1,7 @@
-"""The job's callbacks. Keras callbacks that cannot work here are refused before the first step.
+"""The job's callbacks. Keras callbacks that cannot work here are refused before they run.
 
-Changes that a callback makes on its worker only (learning rate, trainable layers) are refused when they happen.
-Callbacks run on one worker after each epoch. Their logs are those of the whole job.
+Callbacks run on one worker after each epoch. Their logs are those of the whole job. A learning rate that they set goes
+to all workers; other changes that a callback makes on its worker only (trainable layers) are refused when they happen.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import keras
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.training import Training
+from shoal_trainer.worker.keras_internals import learning_rate_of, remember_if_better
 from shoal_trainer.worker.layout import variables_of
 from shoal_trainer.worker.optimizers import unwrap
 
-RATE = (
-    "cannot change the learning rate of the job, because it runs on one worker. "
-    "Use a schedule of keras.optimizers.schedules in the optimizer."
+RATES = keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau
+SCHEDULED = (
+    "cannot change the learning rate of the job, because the optimizer has a schedule. Give it a number, or leave the "
+    "callback out."
 )
 REFUSED = {
-    keras.callbacks.LearningRateScheduler | keras.callbacks.ReduceLROnPlateau: RATE,
     keras.callbacks.BackupAndRestore: "is not needed: the parameter servers save snapshots. Leave it out.",
     keras.callbacks.SwapEMAWeights: (
         "has no effect, because on_test_begin is not called. Leave it out: with use_ema, the exported model is the "
@@ -50,11 +51,14 @@ def callbacks_of(
     unwritten: str | None = None,
     evaluated: Collection[str] | None = None,
     trained: Collection[str] = (),
+    *,
+    settable: bool = True,
 ) -> Sequence[Any]:
     """Create and check the job's callbacks. Raises `UserError` for one that cannot work here.
 
     `unwritten`: why Keras cannot serialize the model, if it cannot. `evaluated`: the metrics of an evaluation
     (`val_loss`, …), none without validation data; None if they are not known before it. `trained`: those of training.
+    `settable`: whether the learning rate is a number.
     """
     if job.callbacks is None:
         return ()
@@ -65,6 +69,8 @@ def callbacks_of(
     for callback in callbacks:
         _check(callback, ("loss", *trained))
         _check_evaluated(callback, evaluated)
+        if isinstance(callback, RATES) and not settable:
+            raise UserError(f"{type(callback).__name__} {SCHEDULED}")
         if unwritten and isinstance(callback, keras.callbacks.ModelCheckpoint):
             _check_unwritten(callback, unwritten)
     return callbacks
@@ -72,13 +78,16 @@ def callbacks_of(
 
 @contextlib.contextmanager
 def unchanged(model: Any) -> Iterator[None]:
-    """Raise `UserError` if callbacks change the learning rate, the optimizer or which variables are trained."""
+    """Raise `UserError` if callbacks change the optimizer, its schedule or which variables are trained."""
     optimizer, variables = unwrap(model.optimizer), variables_of(model)
-    schedule, rate = optimizer._learning_rate, _rate(optimizer)
+    schedule = learning_rate_of(optimizer)
     yield
     changed = unwrap(model.optimizer)
-    if changed is not optimizer or changed._learning_rate is not schedule or _rate(changed) != rate:
-        raise UserError(f"A callback {RATE}")
+    if changed is not optimizer or learning_rate_of(changed) is not schedule:
+        raise UserError(
+            "A callback cannot replace the optimizer or its schedule: it runs on one worker. It may set "
+            "optimizer.learning_rate to a number."
+        )
     if _ids(variables_of(model)) != _ids(variables):
         raise UserError(
             "A callback cannot change which variables are trained (layer.trainable): the parameter servers hold those "
@@ -96,16 +105,20 @@ def remember(callback: Any, logs: dict[str, float]) -> None:
     value = logs.get(callback.monitor)
     if value is None:
         return
-    if callback.monitor_op is None:
-        callback._set_monitor_op()
-    if callback._is_improvement(value, callback.best):
-        callback.best = value
+    remember_if_better(callback, value)
 
 
-def _rate(optimizer: Any) -> float | None:
-    """The learning rate; None for a schedule or a function, whose value may change between two calls."""
-    rate = optimizer._learning_rate
+def rate_of(model: Any) -> float | None:
+    """The learning rate that callbacks may set; None for a schedule or a function."""
+    rate = learning_rate_of(unwrap(model.optimizer))
     return float(rate.numpy()) if hasattr(rate, "assign") else None
+
+
+def set_rate(model: Any, rate: float) -> None:
+    """Set the learning rate of an optimizer that has a number."""
+    variable = learning_rate_of(unwrap(model.optimizer))
+    if hasattr(variable, "assign"):
+        variable.assign(rate)
 
 
 def _ids(variables: tuple[list[Any], ...]) -> list[list[int]]:
@@ -124,9 +137,8 @@ def _check(callback: Any, trained: Sequence[str]) -> None:
     if isinstance(path, str) and os.path.normpath(path).startswith(".."):
         raise UserError(f"{kind}({path!r}) writes outside of logs/. Use a path without '..'.")
     best = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
-    if (best or isinstance(callback, keras.callbacks.EarlyStopping)) and not _known(
-        callback.monitor, trained
-    ):
+    monitors = keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau
+    if (best or isinstance(callback, monitors)) and not _known(callback.monitor, trained):
         raise UserError(
             f"{kind}(monitor={callback.monitor!r}) monitors a metric that is not in its logs. {_logs(trained)} Monitor "
             f'"val_{callback.monitor}" or "loss".'
@@ -158,7 +170,7 @@ def _check_evaluated(callback: Any, evaluated: Collection[str] | None) -> None:
     kind, needed = type(callback).__name__, []
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         needed = _fields(callback.filepath) + [callback.monitor] * callback.save_best_only
-    elif isinstance(callback, keras.callbacks.EarlyStopping):
+    elif isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau):
         needed = [callback.monitor]
     for name in needed:
         if evaluated is None or not name.startswith("val_") or name in evaluated:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shoal_trainer.contract import RuntimeConfig
+from shoal_trainer.data.preprocessed import preprocessed
 from shoal_trainer.data.user_code import where, with_location
 from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.client import PSClient
@@ -23,6 +24,7 @@ from shoal_trainer.wire.messages import ModelSpec, WorkerIdentity
 from shoal_trainer.worker.exchange import Exchange
 from shoal_trainer.worker.feed import Feed
 from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.label_check import LabelCheck
 from shoal_trainer.worker.layout import Average, averages_of, rounded
 from shoal_trainer.worker.leases import Leases
 from shoal_trainer.worker.loop import End, Loop, Policy
@@ -69,7 +71,7 @@ def build_flat_model(job: Training, config: RuntimeConfig) -> FlatModel:
     except (Exception, SystemExit) as error:
         raise UserError(f"Training(model=…) failed: {where(error)}") from error
     try:
-        example = job.data.example(config.batch_size)
+        example = preprocessed(job.data, model).example(config.batch_size)
     except (UserError, Unreachable):  # an unreachable store is not an error of the job
         raise
     except (Exception, SystemExit) as error:
@@ -117,12 +119,13 @@ def compose(
         run_task(work, lambda: tasks.do(work, flat, partial(coordinator.fetch, work)), coordinator, drain)
 
     feed = Feed(
-        job.data,
+        preprocessed(job.data.placed(job.seed, (config.index, config.incarnation)), flat_model.model),
         config.batch_size,
         lambda: coordinator.next_work(leases.generation, leases.stopped),
         leases.grant,
         coordinator.set_message,
         holds=lambda work: leases.token(work.token) is not None,
+        check=LabelCheck(flat_model.model).check,
     )
     policy = Policy(
         sequential=config.staleness.max == 0,
@@ -142,6 +145,8 @@ def compose(
 
 def _warn(job: Training, flat_model: FlatModel, placement: Placement, averages: tuple[Average, ...]) -> None:
     """Log where this job differs from Keras in one process."""
+    if job.data.remark:
+        log.warning("Training(data=…): %s.", job.data.remark)
     if placement.reason:
         log.warning(
             "the optimizer runs on the workers: %s. Each worker has its own optimizer state.",

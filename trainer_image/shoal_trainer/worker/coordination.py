@@ -69,6 +69,7 @@ class ControlPlane:
         """Size and modification time (ns) of each uploaded file."""
         self._joined = threading.Event()
         self._finished = False
+        self._learning_rate: float | None = None
         self._stop = threading.Event()
         self._error: TrainerError | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -109,6 +110,10 @@ class ControlPlane:
         """Whether a heartbeat was answered that the job has finished."""
         return self._finished
 
+    def learning_rate(self) -> float | None:
+        """The learning rate in the answer to the last heartbeat."""
+        return self._learning_rate
+
     def set_message(self, message: StatusText, about: About = About.WORK) -> None:
         """Set a message for the heartbeats."""
         self._messages[about] = message
@@ -125,6 +130,7 @@ class ControlPlane:
         *,
         stop: bool,
         message: str,
+        learning_rate: float | None = None,
     ) -> None:
         """Upload the new and changed files, then send the result.
 
@@ -138,7 +144,9 @@ class ControlPlane:
                 self._client.upload(work.token, name, path)
                 sent.append(name)
                 self._uploaded[name] = state
-        self._client.task_done(work.token, metrics, tuple(sent), stop=stop, message=message)
+        self._client.task_done(
+            work.token, metrics, tuple(sent), stop=stop, message=message, learning_rate=learning_rate
+        )
 
     def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
         """Get a file of an earlier task, for an export; False if there is none."""
@@ -171,7 +179,7 @@ class ControlPlane:
     def _beat(self) -> None:
         flops = self._flops
         alive = self._client.heartbeat(self._message_text(), flops)
-        self._finished = alive.finished
+        self._finished, self._learning_rate = alive.finished, alive.learning_rate
         if flops is not None:
             self._flops = None
         if alive.count_flops:  # tracing takes seconds for a large model, in which heartbeats must go on
@@ -241,7 +249,9 @@ def _work(assignment: Assignment, generation: int) -> Work:
         positions = (lease.epoch, lease.start, lease.stop, lease.file, lease.number)
         return DataWork(lease.token, *positions, generation)
     if assignment.kind == "task" and assignment.task is not None:
-        return TaskWork(assignment.token, assignment.task, assignment.epoch, assignment.history)
+        return TaskWork(
+            assignment.token, assignment.task, assignment.epoch, assignment.history, assignment.learning_rate
+        )
     if assignment.kind == "finished":
         return Finished(assignment.message)
     return Idle(assignment.seconds)

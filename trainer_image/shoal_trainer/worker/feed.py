@@ -63,7 +63,8 @@ class Feed:
     """Work for one worker, in order.
 
     `next_work` requests work from the coordinator. `set_message` gets the state of unreachable data, and "" when they
-    are reachable. `holds` returns whether this worker still holds a lease; others are not read further.
+    are reachable. `holds` returns whether this worker still holds a lease; others are not read further. `check` raises
+    `UserError` for a batch that the model cannot learn.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Feed:
         set_message: Callable[[StatusText], None] = lambda _: None,
         *,
         holds: Callable[[DataWork], bool] = lambda _: True,
+        check: Callable[[Batch], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._data = data
@@ -83,6 +85,7 @@ class Feed:
         self._on_lease = on_lease
         self._set_message = set_message
         self._holds = holds
+        self._check = check
         self._clock = clock
         self._next: tuple[DataWork, Prefetch] | None = None
         """The lease after the current one, and its file."""
@@ -211,6 +214,10 @@ class Feed:
             part = Part(work.start, work.stop, work.epoch, work.file)
             for batch in self._data.read(part, self._batch_size, local):
                 self._set_message("")
+                try:
+                    self._check(batch)
+                except UserError as error:
+                    raise UserError(f"{work.source}: {error}") from error
                 yield batch
                 self._set_message(waiting_for(work.source, self._clock))
         self._set_message("")

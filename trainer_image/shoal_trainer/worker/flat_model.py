@@ -6,16 +6,18 @@ The function takes the flat vector apart into the model's variables, so a step c
 eager assignment of each variable would take 48 ms for a ResNet-110). The receive buffer is passed without a copy
 (dlpack); the caller must not receive into a buffer while a step reads it.
 
-An accelerator decodes, encodes and concatenates by itself, so that the flat vectors cross the bus in the wire's format,
-half the bytes in bf16. Without one, TensorFlow's casts and concatenation would take several passes over memory, so
-parameters are passed as fp32, and a kernel encodes gradients in one pass into the update. Only small ones are
-concatenated first: a deep model has hundreds, and each output of the function has a cost of its own in Python.
+An accelerator decodes, encodes and concatenates by itself, in one XLA cluster where Keras uses XLA. So the flat vectors
+cross the bus in the wire's format, half the bytes in bf16, and parameters once per push. Without one, TensorFlow's
+casts and concatenation would take several passes over memory, so parameters are passed as fp32, and a kernel encodes
+gradients in one pass into the update. Only small ones are concatenated first: a deep model has hundreds, and each
+output of the function has a cost of its own in Python.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,20 +31,27 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.features import flops_per_sample
 from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import MetricSum
 from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.gradient_step import gradient_step
 from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
+from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, set_current_rate
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
+from shoal_trainer.worker.xla import INSTEAD, unsupported
 
 log = logging.getLogger(__name__)
 
 Wire = Literal["bf16", "fp32"]
+MAX_SHAPES = 8
+"""Shapes of batches for which the step is traced with its shapes fixed; XLA compiles it for each."""
+MAX_OVERFLOWS = 24
+"""Overflows of mixed_float16 in a row, each of which halves the loss's scale, before they count as a diverged model."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,8 @@ class FlatModel:
     """A built and compiled Keras model as a function of a flat vector.
 
     `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.
-    `on_host`: compute without an accelerator (None: detect). `dtype`: the type of the parameters that a step takes,
-    fp32, or uint16 with bf16 bits.
+    `on_host`: compute without an accelerator (None: detect). `device`: where to compute (None: TensorFlow chooses).
+    `dtype`: the type of the parameters that a step takes, fp32, or uint16 with bf16 bits.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class FlatModel:
         worker: tuple[int, int] = (0, 0),
         *,
         on_host: bool | None = None,
+        device: str | None = None,
     ) -> None:
         self.model = model
         self.wire: Wire = wire
@@ -91,33 +101,24 @@ class FlatModel:
         )
         self._updates = None if self.on_server else _count_for(unwrap(model.optimizer))
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
+        self._device = device
         self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
         self.dtype: npt.DTypeLike = np.float32 if self._on_host else self._wire_dtype
         self._specs = [_spec(leaf) for leaf in leaves(self._arguments(example))]
         self._shapes = [tuple(spec.shape) for spec in self._specs]
         self._function: Any = None
-        self._traced: Any = None
+        """For any shape of a batch, without XLA, which would compile for each."""
+        self._traced: dict[tuple[Any, ...], Any] = {}
+        """By the shapes of a batch."""
+        self._overflows = 0
         self._spare: list[npt.NDArray[Any]] = []
 
     def trace(self) -> None:
         """Trace the step function. Raises `UserError` with the message of Keras or TensorFlow if that fails."""
-        make = gradient_step if self.on_server else local_step
-        metrics = TrainingMetrics(self.model, weighted=self.example.parts == 3)
-        step, structure = make(self.model, self.found, metrics), self._arguments(self.example)
-
-        def flat_body(flat: Any, *arguments: Any) -> Any:
-            rest = iter(arguments)
-            pieces, loss, sums = step(self._decode(flat), map_leaves(lambda _: next(rest), structure))
-            self.found.metrics = tuple(sums)
-            # With `reduction=None`, a loss has one value per sample.
-            return self._encode(pieces, as_vector(tf.reduce_mean(tf.cast(loss, tf.float32)), sums))
-
-        flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
-        self._function = tf.function(flat_body, autograph=False, reduce_retracing=True)
         failed: Exception | None = None
         weights = len(self.model.weights)
         try:
-            self._traced = self._function.get_concrete_function(flat, *self._specs)
+            self._trace(self._specs)
         except Exception as error:
             failed = error
         if layout_of(self.model) != self.layout:
@@ -134,12 +135,62 @@ class FlatModel:
             raise UserError(f"The model's training step cannot be traced: {where(failed)}{hint}") from failed
         self.found.warn(self.model)
 
+    def compile(self) -> None:
+        """Run the traced step once, and undo what it assigns: XLA compiles in the first call, for up to minutes."""
+        (traced,) = self._traced.values()
+        before = [(variable, variable.read_value()) for variable in traced.variables]
+        parameters = aligned(self.layout.size, self.dtype)
+        kernels.encode(self.initial(), parameters)
+        try:
+            self.step(self.on_device(self.alias(parameters)), self.example)
+        finally:
+            for variable, value in before:
+                variable.assign(value)
+            self._overflows = 0
+
+    def _trace(self, specs: list[Any]) -> Any:
+        """Trace the step for these shapes, with XLA if the model uses it."""
+        flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
+        function = tf.function(self._body(xla=bool(self.model.jit_compile)), autograph=False)
+        traced = function.get_concrete_function(flat, *specs)
+        self._traced[tuple(tuple(spec.shape) for spec in specs)] = traced
+        return traced
+
+    def _body(self, *, xla: bool) -> Callable[..., Any]:
+        """(flat, arguments) -> (pieces of the update, numbers). `xla`: what it computes is one XLA cluster."""
+        metrics = TrainingMetrics(self.model, weighted=self.example.parts == 3)
+        structure = self._arguments(self.example)
+        if self.on_server:
+            step = gradient_step(self.model, self.found, metrics)
+        else:
+            step = local_step(self.model, self.found, metrics, xla=xla)
+
+        def compute(flat: Any, *arguments: Any) -> Any:
+            rest = iter(arguments)
+            with tf.device(self._device):
+                pieces, loss, sums = step(self._decode(flat), map_leaves(lambda _: next(rest), structure))
+                self.found.metrics = tuple(sums)
+                # With `reduction=None`, a loss has one value per sample.
+                return self._encode(pieces, as_vector(tf.reduce_mean(tf.cast(loss, tf.float32)), sums))
+
+        if xla and self.on_server:
+            compute = tf.function(compute, autograph=False, jit_compile=True)
+        if self._on_host:
+            return compute
+
+        def fetched(flat: Any, *arguments: Any) -> Any:
+            pieces, numbers = compute(flat, *arguments)
+            with tf.device("/CPU:0"):
+                return [tf.identity(piece) for piece in pieces], tf.identity(numbers)
+
+        return fetched
+
     def step(self, parameters: Any, batch: Batch, updates: int = 0) -> Step:
         """Run one step at `parameters`, a tensor that `alias` made of the receive buffer, after `updates` updates.
 
         Raises `UserError` for a batch with which the model cannot compute.
         """
-        if self._traced is None:
+        if not self._traced:
             self.trace()
         if self._updates is not None:
             self._updates.assign(updates)
@@ -147,6 +198,10 @@ class FlatModel:
         try:
             pieces, numbers = self._call(parameters, arguments)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            if refused := unsupported(error):
+                raise UserError(
+                    f"XLA, which Keras uses on a GPU, cannot compile the training step: {refused}. {INSTEAD}"
+                ) from error
             raise UserError(
                 f"A training step failed: {where(error)}.{self._unlike(batch)} Check the data for labels outside the "
                 "loss's range, indices outside an Embedding's, or text instead of numbers."
@@ -156,21 +211,34 @@ class FlatModel:
                 f"A training step failed: {where(error)}.{self._unlike(batch)} Make all samples alike in structure, "
                 "dtype and shape."
             ) from error
-        (update, finite), (loss, metrics) = self._update(pieces), from_vector(self.found.metrics, numbers)
+        update, finite, numbers = self._update(pieces, np.asarray(numbers))
+        loss, metrics = from_vector(self.found.metrics, numbers)
         skipped = self._may_overflow and not _any(update[: self.layout.trainable])
-        return Step(update, loss, finite and math.isfinite(loss), skipped, metrics)
+        self._overflows = self._overflows + 1 if skipped else 0
+        overflow = skipped and self._overflows <= MAX_OVERFLOWS
+        return Step(update, loss, overflow or (finite and math.isfinite(loss)), skipped, metrics)
 
     def _call(self, parameters: Any, arguments: list[Any]) -> tuple[list[Any], Any]:
         tensors = [
             parameters,
             *(_tensor(leaf, spec) for leaf, spec in zip(arguments, self._specs, strict=True)),
         ]
+        shapes = tuple(np.shape(leaf) for leaf in arguments)
+        traced = self._traced.get(shapes)
+        # The short batch of a custom train_step may have any size, and XLA would compile for each.
+        if traced is None and not self._own_step and len(self._traced) < MAX_SHAPES:
+            traced = self._trace([tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors[1:]])
         pieces: list[Any]
-        if all(np.shape(leaf) == shape for leaf, shape in zip(arguments, self._shapes, strict=True)):
-            # As `ConcreteFunction.__call__`, without binding arguments to names, which takes as long as the call.
-            pieces, numbers = self._traced._call_flat(tensors, self._traced.captured_inputs)
-        else:  # retraces for samples of another shape
-            pieces, numbers = self._function(*tensors)
+        if traced is not None:
+            pieces, numbers = call_traced(traced, tensors)
+            return pieces, numbers
+        if self._function is None:
+            self._function = tf.function(self._body(xla=False), autograph=False, reduce_retracing=True)
+            if not self._own_step:
+                log.warning(
+                    "the batches have more than %d shapes; lengths=… of the data would limit them", MAX_SHAPES
+                )
+        pieces, numbers = self._function(*tensors)
         return pieces, numbers
 
     def _unlike(self, batch: Batch) -> str:
@@ -188,6 +256,13 @@ class FlatModel:
         if buffer.ctypes.data % 64:
             raise ValueError("the buffer is not 64-byte aligned")  # TensorFlow would abort the process
         return tf.experimental.dlpack.from_dlpack(buffer.__dlpack__())
+
+    def on_device(self, parameters: Any) -> Any:
+        """The parameters where the step computes: steps of one push share one copy to an accelerator."""
+        if self._on_host:
+            return parameters
+        with tf.device(self._device):
+            return tf.identity(parameters)
 
     def initial(self) -> npt.NDArray[np.float32]:
         """The model's current parameters, fp32, shape (layout.size,)."""
@@ -228,23 +303,25 @@ class FlatModel:
         if self._on_host:
             return [tf.concat(pieces[run], 0) for run in self.layout.runs], numbers
         flat = tf.concat(pieces, 0)
+        finite = tf.reduce_all(tf.math.is_finite(tf.cast(flat, tf.float32)))
         if self.wire == "bf16":
             flat = tf.bitcast(flat, tf.uint16)
-        with tf.device("/CPU:0"):
-            return [tf.identity(flat)], tf.identity(numbers)
+        return [flat], tf.concat([numbers, [tf.cast(finite, tf.float32)]], 0)
 
-    def _update(self, pieces: list[Any]) -> tuple[npt.NDArray[Any], bool]:
-        """The result of `_encode` in the wire's format, and whether it is finite."""
+    def _update(
+        self, pieces: list[Any], numbers: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], bool, npt.NDArray[Any]]:
+        """The result of `_encode`: the update in the wire's format, whether it is finite, and the other numbers."""
         arrays = [np.asarray(memoryview(piece)) for piece in pieces]
         if not self._on_host:
-            return arrays[0], kernels.finite(arrays[0])
+            return arrays[0], bool(numbers[-1]), numbers[:-1]
         update = self._spare.pop() if self._spare else np.empty(self.layout.size, self._wire_dtype)
         finite, low = True, 0
         for array in arrays:
             high = low + array.size
             finite &= kernels.encode(array, update[low:high])
             low = high
-        return update, finite
+        return update, finite, numbers
 
 
 def _any(values: npt.NDArray[Any]) -> bool:
@@ -275,9 +352,9 @@ def _spec(leaf: Any) -> tf.TensorSpec:
 
 def _count_for(optimizer: Any) -> tf.Variable | None:
     """Make a learning-rate schedule on the worker follow the updates of the job, not those of this worker."""
-    schedule = optimizer._learning_rate
+    schedule = learning_rate_of(optimizer)
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return None
     updates = tf.Variable(0, dtype=tf.int64, trainable=False)
-    optimizer._get_current_learning_rate = lambda: schedule(updates)
+    set_current_rate(optimizer, lambda: schedule(updates))
     return updates

@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.findings import Findings
+from shoal_trainer.worker.keras_internals import clipped, current_value, losses_override, takes_training
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
 from shoal_trainer.worker.training_metrics import TrainingMetrics
@@ -62,14 +62,11 @@ def gradient_step(model: Any, found: Findings, metrics: TrainingMetrics) -> Call
         ]
         return gradients, differences, loss, metrics.sums(y, predicted, weights, samples)
 
-    if model.jit_compile:
-        compute = tf.function(compute, autograph=False, jit_compile=True)
-
     def step(values: list[Any], data: Any) -> Any:
         x, y, weights, samples = data
         gradients, differences, loss, sums = compute(values, x, y, weights, samples, scaler.scale())
-        gradients, loss = scaler.settle(list(gradients), loss)
-        return [*optimizer._clip_gradients(gradients), *differences], loss, sums
+        gradients, differences = scaler.settle(gradients, differences)
+        return [*clipped(optimizer, gradients), *differences], loss, sums
 
     return step
 
@@ -93,22 +90,27 @@ class _Scaler:
             return tf.convert_to_tensor(self._scale)
         return tf.constant(float(self._fixed or 1.0))
 
-    def settle(self, gradients: list[Any], loss: Any) -> tuple[list[Any], Any]:
+    def settle(self, gradients: list[Any], differences: list[Any]) -> tuple[list[Any], list[Any]]:
+        """After an overflow zeros, also for the statistics, which may have overflowed in the forward pass."""
         if not self._dynamic:
-            return gradients, loss
+            return gradients, differences
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
         grow = tf.logical_and(finite, self._good >= self._grow_after - 1)
         factor = tf.where(finite, tf.where(grow, 2.0, 1.0), 0.5)
         self._good.assign(tf.where(tf.logical_and(finite, tf.logical_not(grow)), self._good + 1, 0))
         self._scale.assign(self._scale * factor)
-        return [tf.where(finite, g, tf.zeros_like(g)) for g in gradients], loss
+
+        def kept(values: list[Any]) -> list[Any]:
+            return [tf.where(finite, value, tf.zeros_like(value)) for value in values]
+
+        return kept(gradients), kept(differences)
 
 
 def _forward(
     model: Any, trainable: list[Any], non_trainable: list[Any], x: Any, y: Any, weights: Any
 ) -> tuple[Any, Any, Any]:
     """The outputs, the loss, and new values of the non-trainable variables, computed by Keras without its variables."""
-    kwargs = {"training": True} if model._call_has_training_arg else {}
+    kwargs = {"training": True} if takes_training(model) else {}
     with _watched(model) as assigned:
         predicted, after, losses = model.stateless_call(
             trainable, non_trainable, x, return_losses=True, **kwargs
@@ -120,14 +122,14 @@ def _forward(
             "super().train_step(data)."
         )
     if losses:  # from regularizers and add_loss in this call; compute_loss must use these
-        model._losses_override = losses
+        losses_override(model, losses)
     try:
         loss, (_, new, _) = model.stateless_compute_loss(
             trainable, after, [v.value for v in model.metrics_variables], x=x, y=y, y_pred=predicted,
             sample_weight=weights, training=True,
         )  # fmt: skip
     finally:
-        model._losses_override = []
+        losses_override(model, [])
     return predicted, loss, new
 
 
@@ -138,10 +140,10 @@ def _watched(model: Any) -> Iterator[list[str]]:
     assigned: list[str] = []
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        scope, variables = get_stateless_scope(), model.trainable_variables
-        before = [scope.get_current_value(v) for v in variables]
+        variables = model.trainable_variables
+        before = [current_value(v) for v in variables]
         outputs = call(*args, **kwargs)
-        after = [scope.get_current_value(v) for v in variables]
+        after = [current_value(v) for v in variables]
         assigned.extend(
             v.path for v, old, new in zip(variables, before, after, strict=True) if new is not old
         )

@@ -6,13 +6,16 @@ batch size that the job configures for it.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from shoal_trainer.contract import RuntimeConfig
+from shoal_trainer.contract import ACCELERATORS_ENV, RuntimeConfig
 from shoal_trainer.coordinator.protocol import Equipment
+from shoal_trainer.errors import NoAccelerator
 
 NO_ACCELERATOR = "CPU"
 THREADS_ENV = "TF_NUM_INTRAOP_THREADS"
@@ -91,6 +94,33 @@ def device_name() -> str:
     for device in tf.config.list_physical_devices("GPU"):
         return str(tf.config.experimental.get_device_details(device).get("device_name", "GPU"))
     return NO_ACCELERATOR
+
+
+def require_accelerators(promised: int, loader: Callable[[str], object] = ctypes.CDLL) -> None:
+    """Raise `NoAccelerator` if the pod was promised accelerators and TensorFlow sees fewer.
+
+    A worker without its GPU would train slowly, hold leases, and look healthy. Another node may have one.
+    """
+    import tensorflow as tf
+
+    seen = len(tf.config.list_physical_devices("GPU"))
+    if seen >= promised:
+        return
+    reason = "TensorFlow could not use the driver or a CUDA library; see the log of the worker"
+    try:
+        loader("libcuda.so.1")
+    except OSError as error:
+        reason = f"the driver is missing: {error}"
+    raise NoAccelerator(
+        f"The pod has {promised} GPU{'s' * (promised > 1)} in its limits, but TensorFlow sees {seen or 'none'}: "
+        f"{reason}. "
+        "Use the image worker-gpu, and a driver that its CUDA version supports."
+    )
+
+
+def promised_accelerators() -> int:
+    """The GPUs in the limits of this pod's container, as the operator tells; 0 without the operator."""
+    return int(os.environ.get(ACCELERATORS_ENV) or 0)
 
 
 def fitted(config: RuntimeConfig, device: str) -> RuntimeConfig:

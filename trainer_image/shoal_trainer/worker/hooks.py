@@ -1,5 +1,7 @@
 """Calls the epoch hooks of the job's callbacks, with the arguments of Keras' `fit`.
 
+The callbacks are made on the worker that runs them, when they are first needed: a function that begins a run of a
+tracker is called once, not on each worker.
 The state of callbacks (patience, best values) is not stored: new callbacks get it from the logs of earlier epochs.
 """
 
@@ -22,7 +24,7 @@ from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker import best_weights
 from shoal_trainer.worker.best_weights import Best
-from shoal_trainer.worker.callbacks import path_attribute, remember, unchanged
+from shoal_trainer.worker.callbacks import path_attribute, rate_of, remember, set_rate, unchanged
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class Hooks:
         metrics: Sequence[str] = (),
     ) -> None:
         self._build = build
-        self._callbacks = build()
+        self._made: Sequence[Any] | None = None
         self._model = model
         self._epochs = epochs
         self._expected = ("loss", *metrics)
@@ -54,9 +56,18 @@ class Hooks:
         self._seen: Sequence[dict[str, float]] | None = None
         """The logs of the epochs that the callbacks have seen; None before `on_train_begin`."""
         self._ended = False
+        self._compiled_rate = rate_of(model)
 
-    def run(self, history: Sequence[dict[str, float]]) -> bool:
+    @property
+    def _callbacks(self) -> Sequence[Any]:
+        if self._made is None:
+            self._made = self._build()
+        return self._made
+
+    def run(self, history: Sequence[dict[str, float]], learning_rate: float | None = None) -> bool:
         """Call the hooks for the last epoch of `history`; returns whether training should stop.
+
+        `learning_rate`: that of the job, if callbacks have set it before; afterwards, the optimizer has the new one.
 
         Callbacks that have not seen the earlier epochs get their logs first, without saving models. Callbacks that have
         seen this epoch already (a repeated task) or other logs (a rollback) are replaced by new ones. After the last
@@ -68,7 +79,7 @@ class Hooks:
         try:
             self._delete_checkpoints()
             with unchanged(self._model):
-                self._catch_up(history)
+                self._catch_up(history, learning_rate)
                 if self._model.stop_training or len(history) == self._epochs:
                     self._end()
         except UserError:
@@ -78,11 +89,16 @@ class Hooks:
         return bool(self._model.stop_training)
 
     @property
+    def made(self) -> bool:
+        """Whether this worker has made the callbacks."""
+        return self._made is not None
+
+    @property
     def restoring(self) -> Any:
         """The EarlyStopping that restores the best weights, of several the last, as in Keras; None if there is none."""
         found = [
             callback
-            for callback in self._callbacks
+            for callback in self._made or ()
             if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights
         ]
         return found[-1] if found else None
@@ -92,7 +108,9 @@ class Hooks:
         stopping, ran = self.restoring, len(self._seen or ()) == epoch + 1
         if stopping is not None and ran and stopping.best is not None and stopping.best_epoch == epoch:
             try:
-                best_weights.save(self._folder, Best(parameters, epoch, float(stopping.best)))
+                best_weights.save(
+                    self._folder, Best(parameters, epoch, float(stopping.best), stopping.monitor)
+                )
             except OSError as error:
                 raise UserError(f"The weights of the best epoch cannot be saved: {where(error)}") from error
 
@@ -107,7 +125,7 @@ class Hooks:
         self._end()
         self._temporary.cleanup()
 
-    def _catch_up(self, history: Sequence[dict[str, float]]) -> None:
+    def _catch_up(self, history: Sequence[dict[str, float]], learning_rate: float | None) -> None:
         seen = self._seen
         if seen is None or len(history) <= len(seen) or history[: len(seen)] != seen:
             seen = self._begin()
@@ -115,17 +133,21 @@ class Hooks:
             if self._model.stop_training:  # as in Keras, no epoch follows
                 break
             live = epoch == len(history) - 1
+            if live and learning_rate is not None:
+                set_rate(self._model, learning_rate)
             self._epoch(epoch, self._logs(history[: epoch + 1], live=live), live=live)
             self._seen = history[: epoch + 1]
 
     def _begin(self) -> Sequence[dict[str, float]]:
         if self._seen is not None:
             self._end()  # closes their files
-            self._callbacks = self._build()
+            self._made = self._build()
             shutil.rmtree(self._folder)
             self._folder.mkdir()
         self._seen, self._ended = (), False
         self._model.stop_training = False
+        if self._compiled_rate is not None:
+            set_rate(self._model, self._compiled_rate)  # the callbacks see all epochs again
         for callback in self._callbacks:
             self._redirect(callback)
             callback.set_params({"epochs": self._epochs, "steps": None, "verbose": 0})
@@ -165,13 +187,17 @@ class Hooks:
                     path.unlink(missing_ok=True)
 
     def _epoch(self, epoch: int, logs: dict[str, float], *, live: bool) -> None:
+        schedulers = [c for c in self._callbacks if isinstance(c, keras.callbacks.LearningRateScheduler)]
         for callback in self._callbacks:
-            callback.on_epoch_begin(epoch, {})
+            if callback not in schedulers:  # they have set the rate of this epoch after the one before
+                callback.on_epoch_begin(epoch, {})
         for callback in self._callbacks:
             if not live and isinstance(callback, keras.callbacks.ModelCheckpoint):
                 remember(callback, logs)
             else:
                 callback.on_epoch_end(epoch, logs)
+        for callback in schedulers:
+            callback.on_epoch_begin(epoch + 1, {})
 
     def _end(self) -> None:
         """Call `on_train_end`. An error is logged: the model is trained, and the worker has yet to export or leave."""

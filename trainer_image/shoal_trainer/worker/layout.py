@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.errors import UserError
+from shoal_trainer.worker.keras_internals import layer_variables, layers_of
 
 SMALL = 16_384
 """Variables of at most this many values are copied together with their neighbours where each piece has a cost."""
@@ -100,8 +101,8 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
     """
     seen = {id(v) for v in model.trainable_variables}
     statistics = []
-    for layer in model._flatten_layers():
-        for variable in layer._non_trainable_variables if layer.trainable else ():
+    for layer in layers_of(model):
+        for variable in layer_variables(layer)[1] if layer.trainable else ():
             if id(variable) not in seen and str(variable.dtype) in FLOATS:
                 seen.add(id(variable))
                 statistics.append(variable)
@@ -112,11 +113,7 @@ def outside_layout(model: Any) -> list[Any]:
     """The variables of the model's layers that are not in its layout; seeds and metrics are not among them."""
     trainable, statistics = variables_of(model)
     inside = {id(v) for v in trainable + statistics}
-    own = [
-        v
-        for layer in model._flatten_layers()
-        for v in layer._trainable_variables + layer._non_trainable_variables
-    ]
+    own = [v for layer in layers_of(model) for part in layer_variables(layer) for v in part]
     return list({id(v): v for v in own if id(v) not in inside}.values())
 
 
@@ -147,7 +144,7 @@ def averages_of(model: Any, layout: Layout) -> tuple[Average, ...]:
     trainable, statistics = variables_of(model)
     moved = {
         id(variable): float(layer.momentum)
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         for variable in (layer.moving_mean, layer.moving_variance)
     }

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.worker.findings import Findings
+from shoal_trainer.worker.keras_internals import assigned_handles, loss_tracker
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import has_own_step
 from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics, sums_of_logs
 from shoal_trainer.worker.weighing import filled
 
 
-def local_step(model: Any, found: Findings, metrics: TrainingMetrics) -> Callable[..., Any]:
+def local_step(model: Any, found: Findings, metrics: TrainingMetrics, *, xla: bool) -> Callable[..., Any]:
     """(values, data) -> (new - old of everything, loss, sums of the metrics)."""
     own_step = has_own_step(model)
     trainable, statistics = variables_of(model)
@@ -31,7 +31,7 @@ def local_step(model: Any, found: Findings, metrics: TrainingMetrics) -> Callabl
         for variable, value in zip(exchanged, values, strict=True):
             variable.assign(value)
         model.reset_metrics()  # so that the logged values are those of this step, not means
-        model._loss_tracker.reset_state()  # a model that overrides `metrics` may leave it out
+        loss_tracker(model).reset_state()  # a model that overrides `metrics` may leave it out
         if own_step:
             logs = model.train_step(data)
             loss, sums = _loss_of(logs), sums_of_logs(model, logs, tf.shape(tf.nest.flatten(data)[0])[0])
@@ -40,11 +40,11 @@ def local_step(model: Any, found: Findings, metrics: TrainingMetrics) -> Callabl
         after = [tf.convert_to_tensor(v.value) for v in exchanged]
         return [new - old for old, new in zip(values, after, strict=True)], loss, sums
 
-    traced: Any = tf.function(train, autograph=False, jit_compile=model.jit_compile or None)
+    traced: Any = tf.function(train, autograph=False, jit_compile=xla or None)
 
     def step(values: list[Any], data: Any) -> Any:
         graph = traced.get_concrete_function(values, data).graph
-        handles = _assigned(graph)
+        handles = assigned_handles(graph)
         found.assigned = [v for v in outside_layout(model) if id(v.value.handle) in handles]
         handles -= {id(v.value.handle) for v in exchanged}
         known = [*graph.variables, *(v.value for v in model.optimizer.variables)]
@@ -64,12 +64,6 @@ def local_step(model: Any, found: Findings, metrics: TrainingMetrics) -> Callabl
     return step
 
 
-def _assigned(graph: Any) -> set[int]:
-    """The ids of the variables' handles that a traced function assigns."""
-    read = {id(graph.inputs[index]) for index in get_read_only_resource_input_indices_graph(graph)}
-    return {id(outer) for outer, inner in graph.captures if id(inner) not in read}
-
-
 def _step(
     model: Any, metrics: TrainingMetrics, x: Any, y: Any, weights: Any, samples: Any
 ) -> tuple[Any, Sums]:
@@ -78,7 +72,7 @@ def _step(
 
     def compute_metrics(_x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         sums.update(metrics.sums(y, y_pred, sample_weight, samples))
-        return {"loss": model._loss_tracker.result()}
+        return {"loss": loss_tracker(model).result()}
 
     model.compute_metrics = compute_metrics
     try:

@@ -23,6 +23,7 @@ from shoal_trainer.errors import Unreachable, UserError
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Pulled, Push, Timings
+from shoal_trainer.worker.callbacks import rate_of, set_rate
 from shoal_trainer.worker.exchange import Again, Exchange
 from shoal_trainer.worker.feed import EndOfFile, Failed, Feed, Item, Ready
 from shoal_trainer.worker.flat_model import FlatModel, Step
@@ -94,6 +95,8 @@ class Loop(Upstream):
         """Whether an earlier push was in flight while the pending steps were computed."""
         self._period: float | None = None
         """The usual time between two pushes, in seconds."""
+        self._followed_rate: float | None = None
+        self._compiled_rate: float | None = None
         self.steps = 0
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -223,6 +226,8 @@ class Loop(Upstream):
         assert self._pulled is not None
         base = self._pulled
         started = self._clock()
+        if not self._placement.on_server:
+            self._follow_rate()
         updates = self._placement.config.step_after(base.samples)
         if (step := self._step(self._parameters(base), ready, updates)) is None:
             return
@@ -245,7 +250,7 @@ class Loop(Upstream):
             if self._in_flight is not None:
                 tensor = self._anticipation.include(self._buffers.current, self._in_flight[1], base)
             self._overlapped = self._in_flight is not None
-            self._computed_on = self._buffers.tensor if tensor is None else tensor
+            self._computed_on = self._flat_model.on_device(self._buffers.tensor if tensor is None else tensor)
         return self._computed_on
 
     def _step(self, parameters: Any, ready: Ready, updates: int) -> Step | None:
@@ -274,7 +279,6 @@ class Loop(Upstream):
         marks = [self._leases.mark(ready.work.token, ready.batch.end) for _, ready in self._pending]
         now = self._clock()
         self._seq += 1
-        rate = self._placement.rate
         push = Push(
             seq=self._seq,
             samples=samples,
@@ -288,7 +292,7 @@ class Loop(Upstream):
                 base.push_seconds / steps,
                 self._input_seconds / steps,
             ),
-            learning_rate=None if rate is None else rate(base.samples),
+            learning_rate=self._learning_rate(base),
             steps=steps,
             metrics=added(self._pending),
             ahead=self._anticipation.ahead(in_flight=not self._policy.sequential),
@@ -304,6 +308,23 @@ class Loop(Upstream):
         else:
             future = self._exchange.push_pull(update, self._buffers.spare, push)
         self._in_flight = (future, send)
+
+    def _follow_rate(self) -> None:
+        """Give the optimizer on this worker the learning rate that a callback has set; else that of `compile()`."""
+        rate = self._coordinator.learning_rate()
+        if rate == self._followed_rate:
+            return
+        if self._followed_rate is None:
+            self._compiled_rate = rate_of(self._flat_model.model)
+        self._followed_rate = rate
+        if (new := self._compiled_rate if rate is None else rate) is not None:
+            set_rate(self._flat_model.model, new)
+
+    def _learning_rate(self, base: Pulled) -> float | None:
+        """The learning rate of a push that the servers do not know: set by a callback, or known to the worker only."""
+        if self._placement.on_server and (rate := self._coordinator.learning_rate()) is not None:
+            return rate
+        return None if self._placement.rate is None else self._placement.rate(base.samples)
 
     def _again(self, base: Pulled, period: float, send: Send) -> Again | None:
         """When to pull once more, just before the next step; None: not at all.

@@ -23,6 +23,7 @@ import keras
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.schedules import KNOWN as KNOWN_SCHEDULES
 from shoal_trainer.wire.messages import OptimizerConfig, Schedule
+from shoal_trainer.worker.keras_internals import decays, layers_of, learning_rate_of
 from shoal_trainer.worker.layout import Layout
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...
     if reason:
         return Placement(OptimizerConfig(name="delta", learning_rate=1.0, batch_size=batch_size), reason)
     _warn_of_state(optimizer)
-    rate = optimizer._learning_rate
+    rate = learning_rate_of(optimizer)
     worker_rate: Callable[[int], float] | None = None
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         schedule = rate
@@ -137,7 +138,7 @@ def why_worker(model: Any) -> str:
         return "a variable has a constraint"
     if any(getattr(v, "overwrite_with_gradient", False) for v in model.trainable_variables):
         return "float8 variables are overwritten by their gradients"
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if isinstance(layer, keras.layers.SpectralNormalization):
             return "SpectralNormalization assigns the kernel of its layer"
         if hasattr(layer.call, "get_concrete_function"):
@@ -202,7 +203,7 @@ def _no_decay(
     return tuple(
         (e.offset, e.offset + e.size)
         for index, (v, e) in entries
-        if index in untrained or not optimizer._use_weight_decay(v)
+        if index in untrained or not decays(optimizer, v)
     )
 
 

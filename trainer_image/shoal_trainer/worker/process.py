@@ -30,11 +30,18 @@ from shoal_trainer.contract import (
     RuntimeConfig,
     TerminationMessage,
 )
-from shoal_trainer.errors import Fenced, TrainerError, Unreachable, UserError
+from shoal_trainer.errors import Fenced, NoAccelerator, TrainerError, Unreachable, UserError
 from shoal_trainer.retry import until_reachable
 from shoal_trainer.sigterm import in_thread
 from shoal_trainer.termination import write_termination
-from shoal_trainer.worker.hardware import device_name, equipment, fitted, shared_by
+from shoal_trainer.worker.hardware import (
+    device_name,
+    equipment,
+    fitted,
+    promised_accelerators,
+    require_accelerators,
+    shared_by,
+)
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +98,12 @@ def main() -> int:
     except Fenced as error:
         log.error("fenced: %s", error)
         return EXIT_FENCED
+    except NoAccelerator as error:  # of this node, not of the job: the replacement goes elsewhere
+        log.error("%s", error)
+        write_termination(
+            TerminationMessage(outcome=Outcome.FAILED, reason="NoAccelerator", message=str(error))
+        )
+        return 1
     except Exception as error:
         traceback.print_exc()
         write_termination(
@@ -122,8 +135,10 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         from shoal_trainer.worker.coordination import ControlPlane
         from shoal_trainer.worker.flat_model import FlatModel
         from shoal_trainer.worker.loop import End
+        from shoal_trainer.worker.work import reporting
 
         imported = time.monotonic()
+        require_accelerators(promised_accelerators())
         device = device_name()
         config = fitted(config, device)
         credentials = Credentials.load(config.secret_dir)
@@ -145,9 +160,14 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         coordinator.start()  # send heartbeats while the model is traced
         flat_model.trace()
     traced = time.monotonic()
+    if flat_model.model.jit_compile:
+        with reporting(coordinator, "the compilation of the training step", time.monotonic):
+            flat_model.compile()  # before this worker holds leases
+    compiled = time.monotonic()
     log.info(
-        "ready in %.1f s: import %.2f s, build and trace %.2f s, %d parameters, batches of %d on %s",
-        traced - started, imported - started, traced - imported, flat_model.layout.size, config.batch_size, device,
+        "ready in %.1f s: import %.2f s, build and trace %.2f s, compile %.2f s, %d parameters, batches of %d on %s",
+        compiled - started, imported - started, traced - imported, compiled - traced, flat_model.layout.size,
+        config.batch_size, device,
     )  # fmt: skip
     worker = compose(job, config, flat_model, coordinator, credentials, drain.flag)
     drain.hold()

@@ -11,15 +11,12 @@ import contextlib
 import dataclasses
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-
-from keras.src.trainers.trainer import Trainer, model_supports_jit
 
 from shoal_trainer.contract import JobIdentity, Role, RuntimeConfig, StopAfter
 from shoal_trainer.data.batch import Batch, leaves
@@ -36,13 +33,10 @@ from shoal_trainer.worker.flat_model import FlatModel, Step
 from shoal_trainer.worker.optimizers import place
 from shoal_trainer.worker.target import check_target
 from shoal_trainer.worker.tasks import Tasks, evaluated
+from shoal_trainer.worker.xla import INSTEAD, as_on_gpu, unsupported
 
 State = Literal["ok", "warning", "error", "skipped"]
 PLACES = {True: "parameter servers", False: "workers"}
-_UNSUPPORTED = re.compile(
-    r"Detected unsupported operations[^:]*:\s*(.+?)(?:\n|$)"
-    r"|(.*is not compilable.*)|(No registered .* OpKernel for XLA[^\n]*)"
-)
 
 
 @dataclass
@@ -182,8 +176,8 @@ class Rehearsal:
             self._step(model, lambda _: None)
         except UserError as error:
             raise UserError(
-                f"XLA, which Keras uses on a GPU, cannot run the training step{_reason(error)}. Replace the "
-                "operation, or pass jit_compile=False to compile()."
+                "XLA, which Keras uses on a GPU, cannot run the training step: "
+                f"{unsupported(error) or error}. {INSTEAD}"
             ) from error
         say("the training step compiles with XLA")
 
@@ -259,17 +253,6 @@ class Rehearsal:
             tasks.close()
 
 
-@contextlib.contextmanager
-def as_on_gpu() -> Iterator[None]:
-    """Let `jit_compile="auto"`, Keras' default, decide as on a machine with a GPU; it turns XLA off without one."""
-    before = Trainer._resolve_auto_jit_compile
-    Trainer._resolve_auto_jit_compile = model_supports_jit
-    try:
-        yield
-    finally:
-        Trainer._resolve_auto_jit_compile = before
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -291,16 +274,6 @@ def _warnings() -> Iterator[list[str]]:
     finally:
         logger.propagate = propagate
         logger.removeHandler(handler)
-
-
-def _reason(error: BaseException) -> str:
-    """`: ` and the words of XLA, which are in one of the errors behind this one; else those of the error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if found := _UNSUPPORTED.search(str(cause)):
-            return f": {' '.join(next(filter(None, found.groups())).split())[:300]}"
-        cause = cause.__cause__
-    return f": {error}"
 
 
 def _name(leaf: Any) -> str:

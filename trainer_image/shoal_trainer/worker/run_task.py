@@ -48,7 +48,12 @@ def run_task(
                     _warn_of_non_finite(work, outcome)
                     began = clock()
                 coordinator.task_done(
-                    work, outcome.metrics, outcome.files, stop=outcome.stop, message=outcome.message
+                    work,
+                    outcome.metrics,
+                    outcome.files,
+                    stop=outcome.stop,
+                    message=outcome.message,
+                    learning_rate=outcome.learning_rate,
                 )
                 return
             except Unreachable as error:

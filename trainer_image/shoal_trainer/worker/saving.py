@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import keras
-from keras.src.models import Functional
 
 from shoal_trainer.data.user_code import where
 from shoal_trainer.errors import UserError
+from shoal_trainer.worker.keras_internals import Functional
 from shoal_trainer.worker.optimizers import has_call
 
 log = logging.getLogger(__name__)

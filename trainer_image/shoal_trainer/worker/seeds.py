@@ -8,15 +8,20 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common.global_state import set_global_attribute
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+
+from shoal_trainer.worker.keras_internals import (
+    global_seed_generator,
+    layers_of,
+    replace_global_seed_generator,
+    seed_generators,
+)
 
 
 def vary_seeds(model: Any, worker: tuple[int, int]) -> None:
     """Give each worker (slot, incarnation) its own random numbers; the first keeps the seeds of the model."""
     if worker == (0, 0):
         return
-    generators = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", ())]
+    generators = [g for layer in layers_of(model) for g in seed_generators(layer)]
     for generator in [*generators, global_seed_generator()]:
         path = f"{generator.state.path}/{worker[0]}/{worker[1]}".encode()
         state = np.asarray(generator.state.numpy())
@@ -28,7 +33,7 @@ def keep_drawing() -> None:
     original = global_seed_generator()
     generator = _Drawing(0, name="seed_generator")  # a valid name in a SavedModel
     generator.state.assign(original.state)
-    set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+    replace_global_seed_generator(generator)
 
 
 class _Drawing(keras.random.SeedGenerator):  # type: ignore[misc]

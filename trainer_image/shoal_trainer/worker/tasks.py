@@ -7,6 +7,7 @@ permissions there.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -28,7 +29,7 @@ from shoal_trainer.training import Training
 from shoal_trainer.worker import best_weights, saving
 from shoal_trainer.worker.alone import as_raised, dataset_of, quiet_end, validation_batches
 from shoal_trainer.worker.best_weights import Best
-from shoal_trainer.worker.callbacks import callbacks_of
+from shoal_trainer.worker.callbacks import callbacks_of, rate_of
 from shoal_trainer.worker.flat_model import FlatModel
 from shoal_trainer.worker.hooks import Hooks
 from shoal_trainer.worker.optimizers import has_call, take_average, unwrap
@@ -54,6 +55,8 @@ class Outcome:
     stop: bool = False
     files: dict[str, Path] = field(default_factory=dict)
     message: str = ""
+    learning_rate: float | None = None
+    """Of all workers from now on, if a callback has changed it."""
 
 
 class Tasks:
@@ -84,7 +87,9 @@ class Tasks:
         metrics = evaluated(job, flat_model.model)
         trained = flat_model.found.metrics
         self._hooks = Hooks(
-            lambda: callbacks_of(job, unwritten, metrics, trained),
+            lambda: callbacks_of(
+                job, unwritten, metrics, trained, settable=rate_of(flat_model.model) is not None
+            ),
             flat_model.model,
             epochs,
             (*trained, *(metrics or ())),
@@ -103,7 +108,11 @@ class Tasks:
         """Run a task of any kind with these parameters."""
         if work.kind == "evaluate":
             return self.evaluate(flat)
-        return self.export(flat, fetch) if work.kind == "export" else self.run_callbacks(flat, work.history)
+        return (
+            self.export(flat, fetch)
+            if work.kind == "export"
+            else self.run_callbacks(flat, work.history, work.learning_rate)
+        )
 
     def evaluate(self, flat: npt.NDArray[np.float32]) -> Outcome:
         """Run Keras' `evaluate` on the validation data; metrics have the names of `fit` (`val_loss`, …).
@@ -123,7 +132,7 @@ class Tasks:
             self._rows = itertools.chain([first], rows)
             if self._dataset is None:
                 self._dataset = dataset_of(lambda: self._rows, first, self._ended)
-            with quiet_end(), as_raised(self._ended):
+            with quiet_end(), as_raised(self._ended), _without_xla(model):
                 results = model.evaluate(self._dataset, return_dict=True, verbose=0)
         except TrainerError:
             raise
@@ -155,8 +164,15 @@ class Tasks:
                 f"{ranks[1][0] - 1}. Yield single samples: do not batch."
             )
 
-    def run_callbacks(self, flat: npt.NDArray[np.float32], history: Sequence[dict[str, float]]) -> Outcome:
+    def run_callbacks(
+        self,
+        flat: npt.NDArray[np.float32],
+        history: Sequence[dict[str, float]],
+        learning_rate: float | None = None,
+    ) -> Outcome:
         """Run the callbacks for the last epoch of `history` (the logs of each epoch so far).
+
+        `learning_rate`: that of the job, if callbacks have set it before.
 
         With the parameters of its evaluation if that was this worker's, so that a checkpoint contains the model with
         these metrics; else with `flat`.
@@ -165,9 +181,15 @@ class Tasks:
             flat = self._evaluated[1]
         self._evaluated = None
         self._flat_model.load(flat)
-        stop = self._hooks.run(history)
+        before = rate_of(self._flat_model.model) if learning_rate is None else learning_rate
+        stop = self._hooks.run(history, learning_rate)
+        rate = rate_of(self._flat_model.model)
         self._hooks.save_if_best(len(history) - 1, flat)
-        return Outcome(stop=stop, files={f"logs/{name}": path for name, path in self._hooks.files()})
+        return Outcome(
+            stop=stop,
+            files={f"logs/{name}": path for name, path in self._hooks.files()},
+            learning_rate=None if rate == before else rate,
+        )
 
     def export(self, flat: npt.NDArray[np.float32], fetch: Fetch | None = None) -> Outcome:
         """Save the model: with `EarlyStopping(restore_best_weights=True)` the best one, with `use_ema` the average."""
@@ -176,19 +198,17 @@ class Tasks:
         take_average(model)
         note = "model/ contains the moving average of use_ema, and the metrics are of the last parameters"
         notes = [note] if unwrap(model.optimizer).use_ema else []
-        if (stopping := self._hooks.restoring) is not None:
-            best = self._best(fetch)
-            if best is None:
-                notes.append(
-                    "model/ contains the last parameters, because no epoch of this run had the best "
-                    f"{stopping.monitor}"
-                )
-            else:
-                self._flat_model.load(best.parameters)
-                notes = [
-                    f"model/ contains the parameters of epoch {best.epoch + 1}, which had the best "
-                    f"{stopping.monitor}: {best.value:.4g}; the metrics are of the last parameters"
-                ]
+        best = self._best(fetch)
+        if best is not None:
+            self._flat_model.load(best.parameters)
+            notes = [
+                f"model/ contains the parameters of epoch {best.epoch + 1}, which had the best "
+                f"{best.monitor}: {best.value:.4g}; the metrics are of the last parameters"
+            ]
+        elif (stopping := self._hooks.restoring) is not None:
+            notes.append(
+                f"model/ contains the last parameters, because no epoch of this run had the best {stopping.monitor}"
+            )
         folder = Path(self._folder.name) / "model"
         folder.mkdir(exist_ok=True)
         notes.insert(0, saving.save(model, folder))
@@ -198,6 +218,9 @@ class Tasks:
         )
 
     def _best(self, fetch: Fetch | None) -> Best | None:
+        """What the callbacks kept, on whichever worker they ran."""
+        if self._job.callbacks is None or (self._hooks.made and self._hooks.restoring is None):
+            return None
         path = Path(self._folder.name) / best_weights.NAME
         found = fetch is not None and fetch(f"logs/{best_weights.NAME}", path)
         return best_weights.load(path) if found else None
@@ -206,6 +229,16 @@ class Tasks:
         """End the callbacks, and delete the temporary files."""
         self._hooks.close()
         self._folder.cleanup()
+
+
+@contextlib.contextmanager
+def _without_xla(model: Any) -> Iterator[None]:
+    """XLA would compile the evaluation, and once more for the size of each last batch."""
+    before, model.jit_compile = model.jit_compile, False
+    try:
+        yield
+    finally:
+        model.jit_compile = before
 
 
 def evaluated(job: Training, model: keras.Model) -> Sequence[str] | None:

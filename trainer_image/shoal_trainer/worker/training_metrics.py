@@ -12,11 +12,16 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
-from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
 from shoal_trainer.wire.messages import MAX_METRICS, MetricSum
-from shoal_trainer.worker.weighing import as_rank
+from shoal_trainer.worker.keras_internals import (
+    MeanMetricWrapper,
+    compiled_metrics,
+    keras_mask,
+    mean_of_function,
+    output_shape,
+)
+from shoal_trainer.worker.weighing import with_rank
 
 Sums = Mapping[str, tuple[Any, Any]]
 """By name of the metric: the weighted sum of its values, and the sum of the weights; scalar tensors."""
@@ -26,7 +31,7 @@ class TrainingMetrics:
     """Those metrics of a built model that are means. `weighted`: the data contain sample weights."""
 
     def __init__(self, model: Any, *, weighted: bool) -> None:
-        self._compiled = model._compile_metrics
+        self._compiled = compiled_metrics(model)
         found = []
         groups: tuple[tuple[bool, Any], ...] = ()
         if self._compiled is not None and self._compiled.built:
@@ -42,11 +47,15 @@ class TrainingMetrics:
         if not self._parts:
             return {}
         targets, outputs = self._compiled._flatten_y(y), self._compiled._flatten_y(predicted)
-        size = tf.shape(weights)[0]
+        each = self._compiled._flatten_y(weights)
+        if len(each) < len(targets):  # as Keras: one weight for all outputs
+            each = [each[0]] * len(targets)
+        size = tf.shape(each[0])[0]
         rows = tf.cast(tf.range(size) < samples, tf.float32)
-        given = tf.cast(weights, tf.float32) * tf.cast(samples / size, tf.float32)
+        share = tf.cast(samples / size, tf.float32)
+        given = [tf.cast(one, tf.float32) * share for one in each]
         return {
-            name: _sums(metric, targets[output], outputs[output], given if weighs else rows)
+            name: _sums(metric, targets[output], outputs[output], given[output] if weighs else rows)
             for name, output, weighs, metric in self._parts
             if output < len(targets)  # as Keras: no targets, no metrics
         }
@@ -55,7 +64,7 @@ class TrainingMetrics:
 def sums_of_logs(model: Any, logs: Mapping[str, Any], samples: Any) -> Sums:
     """The sums of the numbers that a custom `train_step` returned for one batch, each counted once per sample."""
     metrics = {metric.name: metric for metric in model.metrics}
-    if (compiled := model._compile_metrics) is not None and compiled.built:
+    if (compiled := compiled_metrics(model)) is not None and compiled.built:
         metrics |= dict(zip(_names(compiled), compiled.metrics, strict=False))
     count = tf.cast(samples, tf.float32)
     values = {
@@ -104,16 +113,17 @@ def _is_number(value: Any) -> bool:
 
 def _sums(metric: Any, target: Any, predicted: Any, weights: Any) -> tuple[Any, Any]:
     def values(true: Any, found: Any) -> Any:
-        return metric._fn(true, found, **metric._fn_kwargs)
+        return function(true, found, **arguments)
 
-    shape = backend.compute_output_spec(values, target, predicted).shape
+    function, arguments = mean_of_function(metric)
+    shape = output_shape(values, target, predicted)
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in metric.variables]
     if len(shape) > 0 and shape[0] == predicted.shape[0]:
-        if (mask := backend.get_keras_mask(predicted)) is not None:
-            weights = as_rank(weights, len(mask.shape))
+        if (mask := keras_mask(predicted)) is not None:
+            weights = with_rank(weights, len(mask.shape))
         total, count = metric.stateless_update_state(zeros, target, predicted, weights)
         return total, count
     # A function that returns one number for the batch, which Keras counts once.
     total, count = metric.stateless_update_state(zeros, target, predicted)
-    size = tf.reduce_sum(weights)
+    size = tf.reduce_sum(tf.reduce_mean(weights, axis=list(range(1, len(weights.shape)))))
     return total * size, count * size

@@ -1,4 +1,4 @@
-"""Makes losses of any rank accept one weight per sample, and ignore the padding of a batch.
+"""Makes losses of any rank accept weights per sample or per token, and ignore the padding of a batch.
 
 Keras 3 multiplies a loss of shape (B, T) or (B, H, W) with weights of shape (B,): it fails, or if T equals B it weights
 the wrong axis. So the losses of `compile()` are wrapped: each gets weights of its own rank. A Keras mask on the weights
@@ -12,25 +12,34 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
+
+from shoal_trainer.data.batch import map_leaves
+from shoal_trainer.errors import UserError
+from shoal_trainer.worker.keras_internals import (
+    compiled_loss,
+    flat_losses,
+    keras_mask,
+    output_shape,
+    set_keras_mask,
+)
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def weigh_samples(model: Any) -> None:
     """Wrap the losses of a compiled model, so that they accept one weight per sample."""
-    compiled = model._compile_loss
+    compiled = compiled_loss(model)
     if compiled is None:
         return
 
     def wrap() -> None:
-        compiled._flat_losses = [
-            each if isinstance(each.loss, WeighedLoss) else each._replace(loss=WeighedLoss(each.loss))
-            for each in compiled._flat_losses
-        ]
-        for each, metric in zip(
-            compiled._flat_losses, compiled.metrics, strict=False
-        ):  # none with one output
+        losses = flat_losses(
+            compiled,
+            lambda each: (
+                each if isinstance(each.loss, WeighedLoss) else each._replace(loss=WeighedLoss(each.loss))
+            ),
+        )
+        for each, metric in zip(losses, compiled.metrics, strict=False):  # none with one output
             _count_samples(metric, each.loss)
 
     def build(y_true: Any, y_pred: Any) -> None:
@@ -44,10 +53,14 @@ def weigh_samples(model: Any) -> None:
 
 
 def filled(weights: Any, samples: Any) -> Any:
-    """Weights with a mask that marks the rows from `samples` on as padding."""
-    weights = tf.identity(weights)
-    backend.set_keras_mask(weights, tf.range(tf.shape(weights)[0]) < samples)
-    return weights
+    """Weights (one tensor, or a structure per output) with a mask that marks the rows from `samples` on as padding."""
+
+    def marked(given: Any) -> Any:
+        given = tf.identity(given)
+        set_keras_mask(given, tf.range(tf.shape(given)[0]) < samples)
+        return given
+
+    return map_leaves(marked, weights)
 
 
 class WeighedLoss:
@@ -57,38 +70,40 @@ class WeighedLoss:
         self._loss = loss
         self.samples: Any = None
         """The number of rows of the last batch, a scalar tensor of the function that is being traced."""
+        self.classes: int | None = None
+        """Of labels that are the numbers of classes, once it was traced."""
+        self.ignored: int | None = getattr(loss, "ignore_class", None)
 
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
-        """Compute the loss as Keras does; `weights` has the shape (batch,)."""
+        """Compute the loss as Keras does; `weights` has the shape (batch, …), of a rank up to the loss's."""
         loss = self._loss
+        if isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and not keras.tree.is_nested(y_pred):
+            self.classes = y_pred.shape[-1]
         self.samples = tf.shape(keras.tree.flatten(y_pred)[0])[0]
-        if (
-            weights is None
-            or type(loss).__call__ is not keras.losses.Loss.__call__
-            or len(weights.shape) != 1
-        ):
+        if weights is None or type(loss).__call__ is not keras.losses.Loss.__call__:
             return loss(y_true, y_pred, weights)
         shape = self._shape(y_true, y_pred)
+        _check_rank(weights, shape)
         if not shape:  # one number per batch: a mask of the prediction would not fit weights of rank 1
             return loss(y_true, y_pred, tf.reduce_mean(weights))
-        true = backend.get_keras_mask(weights)
+        true = keras_mask(weights)
         if true is not None and loss.reduction in MEANS:  # Keras divides by the real rows, not by all
             weights *= tf.reduce_mean(tf.cast(true, weights.dtype))
-        weights = as_rank(weights, len(shape))
+        weights = with_rank(weights, len(shape))
         if loss.reduction == "mean_with_sample_weight":  # it divides by the sum of the weights
             sizes = [tf.shape(y_pred)[axis] if size is None else size for axis, size in enumerate(shape)]
             weights = tf.broadcast_to(weights, sizes)
         if true is None or not tf.is_tensor(y_pred):
             return loss(y_true, y_pred, weights)
-        own_mask = backend.get_keras_mask(y_pred)
-        rows = as_rank(true, len(shape) if own_mask is None else len(own_mask.shape))
+        own_mask = keras_mask(y_pred)
+        rows = with_rank(true, len(shape) if own_mask is None else len(own_mask.shape))
         mask = rows if own_mask is None else tf.logical_and(rows, tf.cast(own_mask, "bool"))
         # Mask the prediction itself, not a copy: Keras finds the logits behind a softmax by the tensor's identity.
-        backend.set_keras_mask(y_pred, mask)
+        set_keras_mask(y_pred, mask)
         try:
             return loss(y_true, y_pred, weights)
         finally:
-            backend.set_keras_mask(y_pred, own_mask)
+            set_keras_mask(y_pred, own_mask)
 
     def _shape(self, y_true: Any, y_pred: Any) -> tuple[int | None, ...]:
         """The shape of the values before Keras reduces them."""
@@ -96,7 +111,7 @@ class WeighedLoss:
         def values(*arguments: Any) -> Any:
             return self._loss.call(*keras.tree.map_structure(self._cast, arguments))
 
-        return tuple(backend.compute_output_spec(values, y_true, y_pred).shape)
+        return output_shape(values, y_true, y_pred)
 
     def _cast(self, value: Any) -> Any:
         return keras.ops.convert_to_tensor(value, dtype=self._loss.dtype)
@@ -112,6 +127,19 @@ def _count_samples(metric: Any, loss: WeighedLoss) -> None:
     metric.update_state = lambda value, sample_weight=None: update(value, sample_weight=loss.samples)  # noqa: ARG005
 
 
-def as_rank(rows: Any, rank: int) -> Any:
-    """One number per row, with more axes of length 1."""
-    return tf.reshape(rows, [-1] + [1] * (rank - 1))
+def _check_rank(weights: Any, shape: tuple[int | None, ...]) -> None:
+    """Raise `UserError` for weights with other axes than the loss, which might be broadcast."""
+    given = tuple(weights.shape)
+    fits = len(given) <= max(1, len(shape)) and all(
+        None in pair or 1 in pair or pair[0] == pair[1] for pair in zip(given[1:], shape[1:], strict=False)
+    )
+    if not fits:
+        raise UserError(
+            f"sample_weight has the shape {given[1:]} per sample, but the loss has values of the shape {shape[1:]} per "
+            "sample. Give one weight per sample, or one for each of these values."
+        )
+
+
+def with_rank(rows: Any, rank: int) -> Any:
+    """A tensor with more axes of length 1 at its end, up to this rank."""
+    return tf.reshape(rows, tf.concat([tf.shape(rows), tf.ones(max(0, rank - len(rows.shape)), tf.int32)], 0))

@@ -38,12 +38,17 @@ class DataWork:
 
 @dataclass(frozen=True)
 class TaskWork:
-    """A leased task. `history`: the logs of each epoch so far, for callbacks."""
+    """A leased task.
+
+    For callbacks: the `history`, which is the logs of each epoch so far, and the learning rate that they have set for
+    the job, if they have.
+    """
 
     token: Token
     kind: Literal["evaluate", "callbacks", "export"]
     epoch: int = 0
     history: tuple[dict[str, float], ...] = ()
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,9 @@ class Coordinator(Protocol):
     def finished(self) -> bool:
         """Whether a heartbeat was answered that the job has finished. Does not block."""
 
+    def learning_rate(self) -> float | None:
+        """The learning rate that a callback has set for all workers; None if none has. Does not block."""
+
     def set_message(self, message: StatusText, about: About = About.WORK) -> None:
         """Set a message for the heartbeats; "" for none."""
 
@@ -141,8 +149,12 @@ class Coordinator(Protocol):
         *,
         stop: bool,
         message: str,
+        learning_rate: float | None = None,
     ) -> None:
-        """Upload the new and changed files, and send the result of a task."""
+        """Upload the new and changed files, and send the result of a task.
+
+        `learning_rate`: the new one of all workers, if a callback has set it.
+        """
 
     def fetch(self, work: TaskWork, name: str, path: Path) -> bool:
         """Write a file that an earlier task of the run uploaded to `path`, for an export; False if there is none."""

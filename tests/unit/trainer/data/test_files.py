@@ -20,10 +20,10 @@ def test_record_file_is_read_from_any_offset(tmp_path):
     write_records(tmp_path / "a.tfrecord", range(50))
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
     (name,) = files.list()
-    batches = list(files.read(Part(20, None, file=name), 16))
+    batches = list(files.read(Part(20, None, None, name), 16))
     assert seen(batches) == list(range(20, 50))
     assert batches[-1].end == 50
-    assert seen(files.read(Part(20, 30, file=name), 16)) == list(range(20, 30))
+    assert seen(files.read(Part(20, 30, None, name), 16)) == list(range(20, 30))
 
 
 def test_parquet_rows_keep_their_order_and_types(tmp_path):
@@ -34,7 +34,7 @@ def test_parquet_rows_keep_their_order_and_types(tmp_path):
     files = Files.parquet(
         str(tmp_path / "a.parquet"), lambda row: (row["v"][0], row["y"]), columns=["v", "y"]
     )
-    batches = list(files.read(Part(0, None, file=files.list()[0]), 512))
+    batches = list(files.read(Part(0, None, None, files.list()[0]), 512))
     assert sum(b.samples for b in batches) == 3000
     assert np.array_equal(
         np.concatenate([np.asarray(b.x)[: b.samples] for b in batches]), np.arange(0, 6000, 2)
@@ -42,7 +42,7 @@ def test_parquet_rows_keep_their_order_and_types(tmp_path):
     with pytest.raises(UserError, match="no column w"):
         list(
             Files.parquet(str(tmp_path / "a.parquet"), dict, columns=["w"]).read(
-                Part(0, None, file=files.list()[0]), 4
+                Part(0, None, None, files.list()[0]), 4
             )
         )
 
@@ -50,14 +50,14 @@ def test_parquet_rows_keep_their_order_and_types(tmp_path):
 def test_csv_file_is_read_from_an_offset(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,0\n2,1\n3,0\n")
     files = Files.csv(f"{tmp_path}/*.csv", lambda x, y: (x, y), [tf.float32, 0])
-    assert seen(files.read(Part(1, None, file=files.list()[0]), 2)) == [2, 3]
+    assert seen(files.read(Part(1, None, None, files.list()[0]), 2)) == [2, 3]
 
 
 def test_empty_file_has_no_batch_and_example_uses_the_next_file(tmp_path):
     write_records(tmp_path / "a.tfrecord", [])
     write_records(tmp_path / "b.tfrecord", [7])
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
-    assert list(files.read(Part(0, None, file=files.list()[0]), 4)) == []
+    assert list(files.read(Part(0, None, None, files.list()[0]), 4)) == []
     assert seen([files.example(4)]) == [7]
 
 
@@ -65,11 +65,11 @@ def test_unreadable_file_is_named(tmp_path):
     (tmp_path / "bad.tfrecord").write_bytes(b"this is no record file at all, but text")
     files = Files.tfrecord(f"{tmp_path}/*.tfrecord", parse)
     with pytest.raises(UserError, match=r"bad\.tfrecord cannot be read"):
-        list(files.read(Part(0, None, file=files.list()[0]), 4))
+        list(files.read(Part(0, None, None, files.list()[0]), 4))
     (tmp_path / "bad.parquet").write_bytes(b"this is no parquet file at all, but text")
     parquet = Files.parquet(f"{tmp_path}/*.parquet", dict)
     with pytest.raises(UserError, match=r"bad\.parquet"):
-        list(parquet.read(Part(0, None, file=parquet.list()[0]), 4))
+        list(parquet.read(Part(0, None, None, parquet.list()[0]), 4))
 
 
 @pytest.mark.parametrize("written", ["", "GZIP", "ZLIB"])
@@ -107,7 +107,7 @@ def test_interleaved_data_set_with_an_end_can_be_taken(tmp_path):
         return tf.data.Dataset.choose_from_datasets([rare.repeat(), rare.repeat()], order).take(1000)
 
     files = Files(f"{tmp_path}/*.tfrecord", fn)
-    assert len(seen(files.read(Part(0, None, file=files.list()[0]), 4))) == 6
+    assert len(seen(files.read(Part(0, None, None, files.list()[0]), 4))) == 6
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_object_store_files_are_fetched(tmp_path):
     store.pipe_file("/bucket/a.tfrecord", (tmp_path / "a.tfrecord").read_bytes())
     files = Files.tfrecord("memory://bucket/*.tfrecord", parse)
     assert files.list() == ("memory:///bucket/a.tfrecord",)
-    assert seen(files.read(Part(3, None, file=files.list()[0]), 4)) == list(range(3, 10))
+    assert seen(files.read(Part(3, None, None, files.list()[0]), 4)) == list(range(3, 10))
     with pytest.raises(UserError, match="does not exist"):
-        list(files.read(Part(0, None, file="memory:///bucket/b.tfrecord"), 4))
+        list(files.read(Part(0, None, None, "memory:///bucket/b.tfrecord"), 4))
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_null_in_a_non_float_column_is_refused(tmp_path, column, kind):
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["age"])
     message = r"a\.parquet cannot be read: column age has nulls.* Fill them in, or .*columns=\[…\]"
     with pytest.raises(UserError, match=message):
-        list(files.read(Part(0, None, file=files.list()[0]), 4))
+        list(files.read(Part(0, None, None, files.list()[0]), 4))
     others = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["y"], columns=["y"])
-    assert seen(others.read(Part(0, None, file=files.list()[0]), 4)) == [1, 2, 3]
+    assert seen(others.read(Part(0, None, None, files.list()[0]), 4)) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_null_in_a_non_float_column_is_refused(tmp_path, column, kind):
 def test_null_in_a_float_column_becomes_nan(tmp_path, column, kind):
     pq.write_table(pa.table({"x": pa.array(column, kind)}), tmp_path / "a.parquet")
     files = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["x"])
-    (batch,) = files.read(Part(0, None, file=files.list()[0]), len(column))
+    (batch,) = files.read(Part(0, None, None, files.list()[0]), len(column))
     assert np.array_equal(batch.x, np.array(column, np.float64), equal_nan=True)
 
 
@@ -205,9 +205,9 @@ def test_unsupported_parquet_column_is_named_with_its_type(tmp_path, kind):
         UserError,
         match=re.escape(f"The Parquet column vx has type {shown}. Of nested types, only fixed-size lists"),
     ):
-        list(files.read(Part(0, None, file=files.list()[0]), 4))
+        list(files.read(Part(0, None, None, files.list()[0]), 4))
     others = Files.parquet(f"{tmp_path}/*.parquet", lambda row: row["y"], columns=["y"])
-    assert seen(others.read(Part(0, None, file=files.list()[0]), 4)) == [1]
+    assert seen(others.read(Part(0, None, None, files.list()[0]), 4)) == [1]
 
 
 def wrong_shape(*_):
@@ -249,4 +249,4 @@ def test_io_error_in_a_parse_function_is_unreachable(tmp_path):
 def test_csv_file_without_rows_has_no_samples(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
     files = Files.csv(f"{tmp_path}/*.csv", lambda x, y: (x, y), [tf.float32, 0])
-    assert list(files.read(Part(0, None, file=files.list()[0]), 2)) == []
+    assert list(files.read(Part(0, None, None, files.list()[0]), 2)) == []

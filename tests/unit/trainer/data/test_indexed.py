@@ -62,7 +62,7 @@ def test_user_weights_are_kept():
 
 
 def test_function_range_is_batched():
-    batches = list(Indexed(100, numbers).read(Part(30, 95), 32))
+    batches = list(Indexed(100, numbers, shuffle=0).read(Part(30, 95), 32))
     assert [b.samples for b in batches] == [32, 32, 1]
     assert [b.end for b in batches] == [62, 94, 95]
     assert seen(batches) == list(range(30, 95))
@@ -122,16 +122,13 @@ def test_list_of_numbers_is_refused(given):
         Indexed.from_arrays(np.ones(3), given)
 
 
-def test_weights_per_output_are_refused():
-    weights = {"a": np.ones(64), "b": np.ones(64)}
-    with pytest.raises(UserError, match="one number per sample"):
-        Indexed.from_arrays(np.ones(64), np.ones(64), weights)
-
-    def fn(start, stop):
-        return numbers(start, stop).map(lambda x, y: (x, y, {"a": x, "b": x}))
-
-    with pytest.raises(UserError, match="one number per sample"):
-        list(Indexed(64, fn).read(Part(0, 64), 16))
+def test_weights_per_output_and_per_token_are_kept():
+    weights = {"a": np.arange(64.0), "b": np.ones((64, 3))}
+    (batch,) = Indexed.from_arrays(np.arange(64), np.ones(64), weights).read(Part(0, 5), 8)
+    assert np.allclose(batch.weights["a"][:5], batch.x[:5] * 8 / 5)
+    assert batch.weights["b"].shape == (8, 3)
+    assert not batch.weights["b"][5:].any()
+    assert np.allclose(batch.as_given()[2]["a"], batch.x[:5])
 
 
 def failing(error):

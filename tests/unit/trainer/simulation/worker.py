@@ -51,6 +51,7 @@ class Worker:
             layout=SimpleNamespace(size=world.model.size, trainable=world.model.size),
             dtype=np.float32,
             alias=lambda array: array,
+            on_device=lambda array: array,
             initial=lambda: aligned(world.model.size),
             step=self.step,
             reuse=lambda update: update.fill(math.nan),  # makes a later read of the update visible
@@ -237,6 +238,9 @@ class Worker:
         over = server is not None and server.coordinator.finished is not None
         return over and self.world.random.random() < 0.1
 
+    def learning_rate(self):
+        """No callback sets it."""
+
     def set_message(self, message, about=None):
         """The messages of heartbeats are not simulated."""
 
@@ -257,7 +261,7 @@ class Worker:
         metrics = {"val_accuracy": 0.5} if work.kind == "evaluate" else {}
         run_task(work, lambda: Outcome(metrics), self, self.drain)
 
-    def task_done(self, work, metrics, files, *, stop, message):
+    def task_done(self, work, metrics, files, *, stop, message, learning_rate=None):
         del files, stop, message
         request = TaskDone(slot=self.slot, incarnation=self.incarnation, token=work.token, metrics=metrics)
 

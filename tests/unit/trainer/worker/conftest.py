@@ -1,7 +1,11 @@
-"""Starts parameter servers and closes them after the test."""
+"""Starts parameter servers and closes them after the test; runs tests with the program that Keras chooses on a GPU."""
+
+import os
 
 import pytest
 
+from shoal_trainer.worker import flat_model
+from shoal_trainer.worker.xla import as_on_gpu
 from tests.unit.trainer.worker.fakes import Servers
 
 
@@ -17,3 +21,30 @@ def start_servers(tmp_path):
     yield make
     for servers in started:
         servers.close()
+
+
+MATRIX = {
+    "test_embedding", "test_gpu_program", "test_keras_equivalence", "test_local_optimizer", "test_logits",
+    "test_losses", "test_losses_per_output", "test_non_finite", "test_overflow", "test_training_metrics",
+    "test_weighing",
+}  # fmt: skip
+"""The modules whose tests run a model: nightly both ways, because XLA compiles each model."""
+
+
+def pytest_generate_tests(metafunc):
+    nightly = os.environ.get("SHOAL_NIGHTLY") and metafunc.module.__name__.rpartition(".")[2] in MATRIX
+    chosen = any("engine" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if nightly and not chosen:
+        metafunc.parametrize("engine", ["host", "gpu"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def engine(request, monkeypatch):
+    """`gpu`: XLA as on a machine with a GPU, and parameters and updates that are not in the host's memory."""
+    kind = getattr(request, "param", "host")
+    if kind == "host":
+        yield kind
+        return
+    monkeypatch.setattr(flat_model, "device_name", lambda: "a GPU")
+    with as_on_gpu():
+        yield kind

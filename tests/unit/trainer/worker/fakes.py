@@ -23,6 +23,7 @@ class FakeCoordinator:
         ]
         self.tasks = [TaskWork((0, 10_000 + n), kind, epochs - 1) for n, kind in enumerate(tasks)]
         self.leased = {}
+        self.rate = None
         self.applied = {}
         self.samples = 0
         self.results = []
@@ -76,6 +77,9 @@ class FakeCoordinator:
     def finished(self):
         return self.job_finished
 
+    def learning_rate(self):
+        return self.rate
+
     def set_message(self, message, about=About.WORK):
         if about is About.STEP:
             self.reported_steps.append(message)
@@ -85,7 +89,7 @@ class FakeCoordinator:
     def file_ended(self, token, length):
         self.results.append(("file", token, length))
 
-    def task_done(self, work, metrics, files, *, stop, message):
+    def task_done(self, work, metrics, files, *, stop, message, learning_rate=None):
         self.results.append(
             (work.kind, dict(metrics), {name: path.read_bytes() for name, path in files.items()}, stop)
         )

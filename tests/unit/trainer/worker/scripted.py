@@ -84,6 +84,9 @@ class Coordinator:
         if about is About.OUTAGE:
             self.outage = message
 
+    def learning_rate(self):
+        return None
+
     def finished(self):
         return False
 
@@ -99,6 +102,7 @@ class Bench:
         self.items, self.loss = [], 0.1
         model = SimpleNamespace(
             layout=SimpleNamespace(size=SIZE, trainable=SIZE), dtype=np.float32, alias=lambda flat: flat,
+            on_device=lambda tensor: tensor,
             step=lambda *_: Step(aligned(SIZE), self.loss, math.isfinite(self.loss)), reuse=lambda _update: None,
         )  # fmt: skip
         feed = SimpleNamespace(

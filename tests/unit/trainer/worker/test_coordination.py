@@ -52,7 +52,7 @@ class Client:
         self.uploads.append(name)
         self._answer()
 
-    def task_done(self, token, metrics, files, *, stop, message):
+    def task_done(self, token, metrics, files, *, stop, message, learning_rate=None):
         del metrics, stop, message
         self.artefacts.check(token, files)
         self._answer()

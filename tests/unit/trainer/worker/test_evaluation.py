@@ -148,11 +148,15 @@ def stops(monitor):
 
 
 def test_monitor_that_no_evaluation_gives_is_refused_with_the_names_it_gives():
+    made, flat = tasks(model(keras.metrics.F1Score()), **stops("val_acuracy"))
     with pytest.raises(
         UserError, match=r"'val_acuracy', which the evaluation does not give.*val_loss, val_f1_score_0"
     ):
-        tasks(model(keras.metrics.F1Score()), **stops("val_acuracy"))
-    tasks(model(keras.metrics.F1Score()), **stops("val_f1_score_2"))[0].close()
+        made.run_callbacks(flat, [])
+    made.close()
+    made, flat = tasks(model(keras.metrics.F1Score()), **stops("val_f1_score_2"))
+    made.run_callbacks(flat, [])
+    made.close()
 
 
 def test_batched_validation_with_a_short_batch_is_refused_with_what_to_change():

@@ -220,10 +220,6 @@ def test_error_in_on_train_end_is_logged(running, caplog):
     assert "Broken.on_train_end failed: KeyError: 'accuracy'" in caplog.text
 
 
-def halve(model):
-    model.optimizer.learning_rate = 0.5 * float(model.optimizer.learning_rate)
-
-
 def schedule(model):
     model.optimizer.learning_rate = keras.optimizers.schedules.CosineDecay(0.1, 100)
 
@@ -240,18 +236,12 @@ def freeze_statistics(model):
     model.get_layer("batch_normalization").trainable = False
 
 
-def assign_rate(model):
-    model.optimizer.learning_rate.assign(0.005)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adamax"])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (halve, "cannot change the learning rate of the job.*Use a schedule of keras"),
-        (schedule, "cannot change the learning rate of the job"),
-        (recompile, "cannot change the learning rate of the job"),
-        (assign_rate, "cannot change the learning rate of the job"),
+        (schedule, "cannot replace the optimizer or its schedule"),
+        (recompile, "cannot replace the optimizer or its schedule"),
         (freeze, "cannot change which variables are trained.*loads the exported model"),
         (freeze_statistics, "cannot change which variables are trained"),
     ],

@@ -208,7 +208,8 @@ def test_xla_compiles_the_step_of_a_local_optimizer():
         functional(keras.optimizers.Adamax(), options={"jit_compile": True}), BATCHES[0], "fp32"
     )
     flat_model.trace()
-    graph = flat_model._traced.graph.as_graph_def()
+    (traced,) = flat_model._traced.values()
+    graph = traced.graph.as_graph_def()
     functions = [
         f for f in graph.library.function if "_XlaMustCompile" in f.attr and f.attr["_XlaMustCompile"].b
     ]

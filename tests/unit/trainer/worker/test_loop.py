@@ -195,7 +195,7 @@ class TaskFirst(FakeCoordinator):
         self.events.append("request")
         return self.tasks.pop(0) if self.tasks else super().next_work(generation)
 
-    def task_done(self, work, metrics, files, *, stop, message):
+    def task_done(self, work, metrics, files, *, stop, message, learning_rate=None):
         super().task_done(work, metrics, files, stop=stop, message=message)
         self.events.append(work.kind)
         if self.events.count("evaluate") == 1:

@@ -154,7 +154,7 @@ def test_push_with_a_lost_answer_is_applied_once(start_servers):
 class Forgetful(FakeCoordinator):
     """Loses the answer to the first result."""
 
-    def task_done(self, work, metrics, files, *, stop, message):
+    def task_done(self, work, metrics, files, *, stop, message, learning_rate=None):
         super().task_done(work, metrics, files, stop=stop, message=message)
         if len(self.results) == 1:
             raise Unreachable("the answer is lost")

@@ -7,7 +7,7 @@ import pytest
 from shoal_trainer import Indexed
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.compose import build_flat_model
-from shoal_trainer.worker.flat_model import FlatModel
+from shoal_trainer.worker.flat_model import MAX_OVERFLOWS, FlatModel
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, X, Y, functional, job
@@ -32,6 +32,18 @@ def test_overflow_has_no_gradient_and_halves_the_scale():
     assert skipped[0]
     assert not skipped[-1]
     assert skipped == sorted(skipped, reverse=True)  # until the scale fits
+
+
+@pytest.mark.usefixtures("mixed")
+def test_overflow_in_the_forward_pass_is_skipped_as_in_keras_unless_it_never_ends():
+    batch = Indexed.from_arrays(np.full_like(X, 1e6), Y).example(16)  # more than float16 can hold
+    flat_model = FlatModel(keras_model(), batch, "bf16")
+    buffer = aligned(flat_model.layout.size)
+    buffer[:] = flat_model.initial()
+    steps = [flat_model.step(flat_model.alias(buffer), batch) for _ in range(MAX_OVERFLOWS + 1)]
+    assert not np.isfinite([step.loss for step in steps]).any()
+    assert all(step.skipped and not step.update.any() for step in steps)
+    assert [step.finite for step in steps] == [True] * MAX_OVERFLOWS + [False]
 
 
 @pytest.mark.usefixtures("mixed")

@@ -26,7 +26,7 @@ class Answers:
     def set_message(self, message):
         self.messages.append(message)
 
-    def task_done(self, work, metrics, files, *, stop, message):
+    def task_done(self, work, metrics, files, *, stop, message, learning_rate=None):
         if self.errors:
             raise self.errors.pop(0)
         self.results.append((work, metrics, stop, message))

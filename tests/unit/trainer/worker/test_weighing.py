@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shoal_trainer import Indexed
+from shoal_trainer import Indexed, Training, UserError
 from shoal_trainer.data.source import Part
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.alone import dataset_of, quiet_end
@@ -148,3 +148,72 @@ def test_sample_weight_applies_to_all_values_of_the_sample(rows, jit):
         )
     whole = plain.evaluate(x, y, sample_weight=spread, return_dict=True, verbose=0)
     assert judged == pytest.approx(whole, rel=1e-5)
+
+
+PER_TOKEN = rng.uniform(0, 2, (8, 5)).astype("float32")
+PER_TOKEN[:, 3:] = 0  # padding
+WEIGHTS = {
+    "per token": (language, (*tokens(5), PER_TOKEN), SPARSE(from_logits=True)),
+    "per token, masked": (lambda: language(mask=True), (*tokens(5), PER_TOKEN), SPARSE(from_logits=True)),
+    "per token, by weights": (
+        language,
+        (*tokens(5), PER_TOKEN),
+        SPARSE(from_logits=True, reduction="mean_with_sample_weight"),
+    ),
+    "per output": (
+        outputs,
+        (IMAGES, LABELS, {"pixels": rng.uniform(0, 2, (8, 6, 6)), "whole": np.arange(8.0)}),
+        LOSSES,
+    ),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("rows", [8, 5])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_of_any_rank_are_those_of_keras(name, rows, jit):
+    build, data, loss = WEIGHTS[name]
+    metrics = None if "output" in name else ["accuracy"]
+    flat_model, result, (x, y, weights) = stepped(make(build, loss, jit_compile=jit), data, rows)
+    model = make(build, loss)
+    as_tensors = keras.tree.map_structure(tf.constant, (y, weights))
+    with tf.GradientTape() as tape:
+        expected = model.compute_loss(x, as_tensors[0], model(x, training=True), as_tensors[1])
+    gradient = flat(tape.gradient(expected, model.trainable_variables))
+    assert result.loss == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_allclose(result.update[: flat_model.layout.trainable], gradient, rtol=1e-4, atol=1e-6)
+    if metrics:
+        judged = make(build, loss).test_on_batch(x, y, weights, return_dict=True)["accuracy"]
+        (accuracy,) = result.metrics
+        assert accuracy.total / accuracy.weight == pytest.approx(float(judged), rel=1e-5)
+
+
+def test_weights_that_do_not_fit_the_loss_are_refused():
+    build, data, loss = CASES["segmentation"]
+    with pytest.raises(UserError, match=r"sample_weight has the shape \(3,\) per sample"):
+        stepped(make(build, loss), (*data, np.ones((8, 3))), 8)
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_class_weight_is_that_of_fit(one_hot):
+    x, labels = rng.normal(size=(32, 4)).astype("float32"), rng.integers(0, 3, 32)
+    y = np.eye(3, dtype="float32")[labels] if one_hot else labels
+
+    def model():
+        keras.utils.set_random_seed(0)
+        network = keras.Sequential([keras.Input((4,)), L.Dense(3, activation="softmax")])
+        network.compile(
+            keras.optimizers.SGD(0.5),
+            "categorical_crossentropy" if one_hot else "sparse_categorical_crossentropy",
+        )
+        return network
+
+    weights = {0: 0.2, 2: 5.0}
+    plain = model()
+    plain.fit(x, y, class_weight=weights, epochs=1, batch_size=32, verbose=0)
+    job = Training(model=model, data=(x, y), class_weight=weights)
+    ours = FlatModel(model(), job.data.example(32), "fp32")
+    buffer = aligned(ours.layout.size)
+    buffer[:] = ours.initial()
+    update = ours.step(ours.alias(buffer), next(job.data.read(Part(0, 32), 32))).update
+    np.testing.assert_allclose(buffer - 0.5 * update, flat(plain.trainable_variables), rtol=1e-4, atol=1e-6)

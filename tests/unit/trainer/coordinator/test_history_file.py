@@ -1,0 +1,63 @@
+"""`logs/history.csv`: complete epochs, also after a rollback and while the storage does not answer."""
+
+import threading
+from types import SimpleNamespace
+
+from shoal_trainer.coordinator.history_file import HistoryFile, as_csv
+from shoal_trainer.coordinator.tasks import Task, Tasks
+from shoal_trainer.errors import Unreachable
+
+
+class Storage:
+    def __init__(self, failures=0):
+        self.failures, self.written, self.wrote = failures, [], threading.Event()
+
+    def write(self, name, chunks, confirm):
+        confirm()
+        if self.failures:
+            self.failures -= 1
+            raise Unreachable("no answer")
+        assert name == "logs/history.csv"
+        self.written.append(b"".join(chunks).decode())
+        self.wrote.set()
+
+    def await_write(self):
+        assert self.wrote.wait(10)
+        self.wrote.clear()
+        return self.written[-1]
+
+
+def coordinator(*epochs, queue=()):
+    return SimpleNamespace(tasks=Tasks(list(queue), [dict(logs) for logs in epochs]))
+
+
+FIRST, SECOND = {"loss": 2.0, "val_loss": 3.0}, {"loss": 1.5}
+
+
+def test_complete_epochs_are_written_and_those_of_a_rollback_taken_back():
+    storage = Storage()
+    file = HistoryFile(storage, lambda: None)
+    file.start()
+    file.update(coordinator(FIRST, SECOND, queue=[Task("evaluate", 1)]))
+    assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
+    file.update(coordinator(FIRST, SECOND))
+    assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n1,1.5,\n"
+    file.update(coordinator(FIRST))
+    assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
+    file.close(10)
+    assert len(storage.written) == 3
+
+
+def test_an_outage_of_the_storage_is_waited_for_and_the_end_writes_the_last_state():
+    storage = Storage(failures=1)
+    file = HistoryFile(storage, lambda: None)
+    file.start()
+    file.update(coordinator(FIRST))
+    assert storage.await_write().endswith("0,2.0,3.0\n")
+    file.update(coordinator(FIRST, SECOND))
+    file.close(10)
+    assert storage.written[-1].endswith("1,1.5,\n")
+
+
+def test_a_run_without_epochs_has_a_header():
+    assert as_csv([]) == "epoch\n"

@@ -1,0 +1,199 @@
+"""`Training(data=…)` takes what users of Keras hold."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed, Stream, Training, UserError
+from shoal_trainer.data.source import Part
+
+X, Y = np.arange(40, dtype=np.float32)[:, None], np.arange(40) % 3
+
+
+class Table:
+    """A Hugging Face dataset as far as it is used: rows are dicts of Python values, got many at once."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return {"value": [float(index)], "label": index % 3}
+
+    def __getitems__(self, rows):
+        return [self[row] for row in rows]
+
+
+class Source:
+    """A Grain source."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+class Sequence(keras.utils.PyDataset):
+    def __init__(self, x=X, y=Y, batch=16, **options):
+        super().__init__(**options)
+        self.x, self.y, self.batch = x, y, batch
+
+    def __len__(self):
+        return (len(self.x) + self.batch - 1) // self.batch
+
+    def __getitem__(self, index):
+        rows = slice(index * self.batch, (index + 1) * self.batch)
+        return self.x[rows], self.y[rows]
+
+
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+    def __getitem__(self, index):
+        return X[:8], Y[:8]
+
+
+def training(data, **options):
+    return Training(model=lambda: None, data=data, **options)
+
+
+FORMS = {
+    "arrays": lambda: (X, Y),
+    "grain": Source,
+    "pydataset": Sequence,
+    "pydataset with threads": lambda: Sequence(workers=3),
+    "hugging face": lambda: Indexed.from_items(Table(), lambda row: (row["value"], row["label"])),
+    "dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(8),
+    "unbatched dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
+    "shuffled dataset": lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=1).batch(8),
+    "function": lambda: Stream(lambda: ((X[n : n + 4], Y[n : n + 4]) for n in range(0, 40, 4)), samples=40),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_sample_is_read_once_in_an_epoch(form):
+    data = training(FORMS[form]()).data
+    assert data.describe().size == 40
+    orders = []
+    for epoch in range(2):
+        seen = []
+        for start, stop in ((0, 17), (17, 40)):
+            for batch in data.read(Part(start, stop, epoch), 7):
+                x, y = batch.as_given()
+                assert np.array_equal(np.ravel(x) % 3, np.ravel(y))
+                seen += np.ravel(x).astype(int).tolist()
+        assert sorted(seen) == list(range(40))
+        orders.append(seen)
+    assert (orders[0] != orders[1]) == (form not in {"dataset", "unbatched dataset", "function"})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_validation_takes_the_same_forms(form):
+    found = training((X, Y), validation=FORMS[form]()).validation
+    seen = [int(n) for batch in found.whole(16) for n in np.ravel(batch.as_given()[0])]
+    assert sorted(seen) == list(range(40))
+
+
+def test_example_has_the_shape_of_a_batch():
+    for form in FORMS.values():
+        batch = training(form()).data.example(16)
+        assert np.shape(batch.x) == (16, 1)
+        assert np.shape(batch.weights) == (16,)
+
+
+def test_a_data_set_of_dicts_is_the_inputs():
+    batch = training(Table()).data.example(4)
+    assert np.shape(batch.x["value"]) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (lambda: tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(8), "because it never ends"),
+        (lambda: tf.data.Dataset.from_generator(lambda: iter(()), output_types=tf.int32), "how many samples"),
+        (lambda: ((X, Y) for _ in range(3)), r"Stream\(data, samples=N\)"),
+        (Endless, "PyDataset that never ends"),
+        (lambda: [1, 2], "cannot be a list"),
+        (lambda: {"train": Table(), "test": Table()}, r"Pass one: data\['train'\]"),
+        (lambda: Indexed.from_items([]), "at least one sample"),
+        (lambda: Stream(Endless(), samples=0), "at least one sample"),
+        (lambda: Indexed(4, tf.data.Dataset.range, shuffle=-1), "must be a number of samples"),
+        (lambda: Indexed(4, tf.data.Dataset.range, lengths=[0]), "positive integers"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_what_to_do(data, words):
+    with pytest.raises(UserError, match=words):
+        training(data())
+
+
+def test_batches_of_a_pydataset_must_be_alike():
+    class Uneven(Sequence):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return (x[:9], y[:9]) if index == 1 else (x, y)
+
+    with pytest.raises(UserError, match="The batch 1 of the PyDataset has"):
+        list(training(Uneven()).data.read(Part(0, 40, 0), 8))
+
+
+def test_items_of_different_shapes_need_lengths():
+    items = [np.arange(n) for n in (1, 2, 3)]
+    with pytest.raises(UserError, match=r"lengths=\["):
+        Indexed.from_items(items).example(3)
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def numbers():
+    return tf.data.Dataset.range(1000).batch(10)
+
+
+def read(stream, start, stop):
+    return [int(n) for batch in stream.read(Part(start, stop), 8) for n in batch.x[: batch.samples]]
+
+
+def test_a_stream_continues_between_leases_and_repeats():
+    stream = Stream(numbers())
+    assert read(stream, 0, 13) + read(stream, 500, 520) == list(range(33))
+    assert read(stream, 0, 980)[-13:] == list(range(13))
+
+
+def test_workers_begin_at_different_places_and_each_gets_everything():
+    places = [read(Stream(numbers()).placed(0, (slot, 0)), 0, 1)[0] for slot in range(8)]
+    gaps = np.diff(sorted([*places, 1000]))
+    assert min(gaps) >= 50
+    assert sorted(read(Stream(numbers()).placed(0, (3, 1)), 0, 1000)) == list(range(1000))
+
+
+def test_a_worker_skips_no_longer_than_it_may(monkeypatch):
+    times = iter(range(0, 1000, 9))
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    stream = Stream(numbers()).placed(0, (1, 0))
+    first = read(stream, 0, 1)[0]
+    monkeypatch.undo()
+    assert 0 < first < 50
+
+
+def test_a_function_with_an_argument_gets_another_number_on_each_worker():
+    def fn(seed):
+        return tf.data.Dataset.range(seed, seed + 100).batch(4)
+
+    firsts = [
+        read(Stream(fn, samples=100).placed(0, (slot, inc)), 0, 1)[0] for slot in range(3) for inc in (0, 1)
+    ]
+    assert len(set(firsts)) == 6
+
+
+def test_generator_that_ends_is_named():
+    once = (np.ones(4) for _ in range(2))
+    stream = Stream(lambda: once, samples=100)
+    with pytest.raises(UserError, match=r"ends at once\. A generator can be read only once"):
+        read(stream, 0, 100)
+
+
+def test_what_is_special_of_a_form_is_said():
+    assert "not each of them exactly once" in training(numbers()).data.remark
+    assert "on_epoch_end() is not called" in training(Sequence()).data.remark
+    assert training((X, Y)).data.remark == ""

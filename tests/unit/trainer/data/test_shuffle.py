@@ -1,0 +1,115 @@
+"""Another order in every epoch, batches of other members, and the same sample at a position for every worker."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_trainer import Files, Indexed, UserError
+from shoal_trainer.data.batch import batches
+from shoal_trainer.data.rows import count, rebatched
+from shoal_trainer.data.shuffle import Blocks, shuffled
+from shoal_trainer.data.source import Part
+
+
+def rows(start, stop):
+    for low in range(start, stop, 7):
+        yield np.arange(low, min(low + 7, stop))
+
+
+def order(size, start, stop, blocks, limit):
+    def read(low, high):
+        return rows(low, size if high is None else min(high, size))
+
+    found = list(shuffled(read, start, stop, blocks, "x", limit))
+    return np.concatenate(found).tolist() if found else []
+
+
+@given(
+    size=st.integers(1, 200),
+    cuts=st.tuples(st.integers(0, 200), st.integers(0, 200)),
+    block=st.integers(2, 60),
+    epoch=st.integers(0, 5),
+    known=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_parts_of_an_epoch_are_the_whole_whoever_reads_them(size, cuts, block, epoch, known):
+    blocks, limit = Blocks(block, (3, epoch)), size if known else None
+    whole = order(size, 0, size, blocks, limit)
+    assert sorted(whole) == list(range(size))
+    a, b = sorted(min(cut, size) for cut in cuts)
+    parts = [order(size, low, high, blocks, limit) for low, high in ((0, a), (a, b), (b, size)) if low < high]
+    assert [n for part in parts for n in part] == whole
+    if a < size and not known:  # a file whose length is unknown
+        assert order(size, a, None, blocks, None) == whole[a:]
+
+
+@given(sizes=st.lists(st.integers(1, 20), max_size=8), size=st.integers(1, 16))
+def test_rebatching_keeps_all_rows_in_order(sizes, size):
+    ends = np.cumsum([0, *sizes])
+    elements = [{"a": np.arange(low, high)} for low, high in pairwise(ends)]
+    found = list(rebatched(elements, size))
+    assert [count(each) for each in found[:-1]] == [size] * (len(found) - 1)
+    assert [int(n) for each in found for n in each["a"]] == list(range(ends[-1]))
+
+
+def members(source, epoch, batch_size=16, **part):
+    stop = source.describe().size
+    found = [
+        frozenset(np.asarray(batch.x)[: batch.samples].tolist())
+        for batch in source.read(Part(0, stop, epoch, **part), batch_size)
+    ]
+    assert sorted(n for each in found for n in each) == list(range(256))
+    return set(found)
+
+
+@pytest.mark.parametrize("form", ["indexed", "files", "arrays", "items"])
+def test_batches_have_other_members_in_each_epoch(form, tmp_path):
+    part = {}
+    if form == "files":
+        (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in range(256)))
+        source = Files(f"{tmp_path}/*", lambda path: tf.data.TextLineDataset(path).map(tf.strings.to_number))
+        part = {"file": f"file://{tmp_path}/a.txt"}
+    elif form == "indexed":
+        source = Indexed(256, tf.data.Dataset.range)
+    elif form == "items":
+        source = Indexed.from_items(range(256))
+    else:
+        source = Indexed.from_arrays(np.arange(256))
+    first, second = members(source, 0, **part), members(source, 1, **part)
+    assert not first & second
+    assert members(source, 0, **part) == first  # a lease that is worked on again
+    assert members(source.placed(1), 0, **part) != first  # the job's seed
+    own_order = next(source.read(Part(0, source.describe().size, None, **part), 16))
+    assert np.array_equal(own_order.x, np.arange(16))
+
+
+def test_shuffle_0_keeps_the_order_of_the_function():
+    source = Indexed(64, tf.data.Dataset.range, shuffle=0)
+    (batch,) = source.read(Part(0, 64, 3), 64)
+    assert np.array_equal(batch.x, np.arange(64))
+
+
+def test_large_samples_are_shuffled_in_small_blocks():
+    calls = []
+
+    def fn(start, stop):
+        calls.append(stop - start)
+        return tf.data.Dataset.range(start, stop).map(lambda _: tf.zeros((1 << 20,)))  # 4 MB
+
+    assert next(Indexed(1000, fn).read(Part(500, 502, 1), 2)).samples == 2
+    assert max(calls) <= 32
+
+
+def test_function_that_yields_too_much_is_refused():
+    source = Indexed(64, lambda start, _stop: tf.data.Dataset.range(start, 10_000))
+    with pytest.raises(UserError, match="more than 64 samples"):
+        list(source.read(Part(0, 64), 16))
+
+
+def test_batch_larger_than_expected_is_refused():
+    with pytest.raises(UserError, match="at most 4"):
+        list(batches(iter([np.arange(8)]), 4, 0, None, "x"))

@@ -1,0 +1,324 @@
+"""What is different on a machine with a GPU: XLA, device memory, compilations, data that only a CPU would refuse."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer import Indexed, UserError
+from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Role, RuntimeConfig, Shard
+from shoal_trainer.data.source import Part
+from shoal_trainer.errors import NoAccelerator
+from shoal_trainer.ps import kernels
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker import process
+from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
+from shoal_trainer.worker.hardware import require_accelerators
+from shoal_trainer.worker.label_check import LabelCheck
+from shoal_trainer.worker.loop import End
+from shoal_trainer.worker.tasks import Tasks
+from tests.unit.trainer.worker.fakes import FakeCoordinator
+from tests.unit.trainer.worker.models import DATA, OwnStep, compiled, functional, job, subclassed
+from tests.unit.trainer.worker.running import Running
+
+L = keras.layers
+as_on_gpu = pytest.mark.parametrize("engine", ["gpu"], indirect=True)
+both = pytest.mark.parametrize("engine", ["host", "gpu"], indirect=True)
+BATCHES = list(DATA.read(Part(0, 48), 16))
+
+
+def parameters(flat_model):
+    buffer = aligned(flat_model.layout.size, flat_model.dtype)
+    kernels.encode(flat_model.initial(), buffer)
+    return flat_model.on_device(flat_model.alias(buffer))
+
+
+def compiles(graph):
+    """Whether a part of this graph is compiled by XLA."""
+    library = graph.as_graph_def().library.function
+    return any(
+        function.attr["_XlaMustCompile"].b for function in library if "_XlaMustCompile" in function.attr
+    )
+
+
+@as_on_gpu
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_step_equals_that_of_a_cpu(wire):
+    on_gpu = FlatModel(functional(norm=True), BATCHES[0], wire)
+    assert on_gpu.model.jit_compile
+    plain = functional(norm=True, options={"jit_compile": False})
+    on_cpu = FlatModel(plain, BATCHES[0], wire, on_host=True)
+    steps = [model.step(parameters(model), BATCHES[0]) for model in (on_gpu, on_cpu)]
+    found = [np.zeros(on_gpu.layout.size, np.float32) for _ in steps]
+    for out, step in zip(found, steps, strict=True):
+        kernels.decode(step.update, out)
+    np.testing.assert_allclose(
+        *found, rtol=2e-2 if wire == "bf16" else 1e-4, atol=1e-2 if wire == "bf16" else 1e-6
+    )
+    assert steps[0].loss == pytest.approx(steps[1].loss, rel=1e-2)
+    assert steps[0].finite
+
+
+@both
+def test_compiling_changes_nothing():
+    def made():
+        flat_model = FlatModel(functional("rmsprop", dropout=0.5, norm=True), BATCHES[0], "fp32")
+        flat_model.trace()
+        return flat_model
+
+    before, after = made(), made()
+    after.compile()
+    steps = [[model.step(parameters(model), batch).loss for batch in BATCHES] for model in (before, after)]
+    assert steps[0] == steps[1]
+
+
+@as_on_gpu
+def test_a_diverged_batch_is_found_on_the_device():
+    flat_model = FlatModel(functional(), BATCHES[0], "bf16")
+    bad = Indexed.from_arrays(np.full((16, 6, 6, 1), np.nan, np.float32), np.zeros(16)).example(16)
+    assert flat_model.step(parameters(flat_model), BATCHES[0]).finite
+    assert not flat_model.step(parameters(flat_model), bad).finite
+
+
+@as_on_gpu
+def test_what_surrounds_the_compiled_cluster_is_small():
+    flat_model = FlatModel(functional(norm=True), BATCHES[0], "bf16")
+    flat_model.trace()
+    (traced,) = flat_model._traced.values()
+    kinds = [op.type for op in traced.graph.get_operations()]
+    assert "Cast" not in kinds
+    outside = [kind for kind in kinds if kind not in {"Placeholder", "Identity", "NoOp"}]
+    assert len(outside) <= 2, outside
+    assert compiles(traced.graph)
+
+
+@as_on_gpu
+def test_short_batches_of_a_custom_step_are_not_compiled():
+    flat_model = FlatModel(subclassed(OwnStep), BATCHES[0], "fp32")
+    given = [DATA.read(Part(0, rows), 16) for rows in (16, 5, 7, 9)]
+    losses = [flat_model.step(parameters(flat_model), next(each)).loss for each in given]
+    assert np.isfinite(losses).all()
+    (traced,) = flat_model._traced.values()
+    assert compiles(traced.graph)
+    concrete = flat_model._function.get_concrete_function(
+        tf.TensorSpec((flat_model.layout.size,)),
+        tf.TensorSpec((None, 6, 6, 1)),
+        tf.TensorSpec((None,), tf.int64),
+    )
+    assert not compiles(concrete.graph)
+    assert flat_model._function.experimental_get_tracing_count() <= 3
+
+
+@as_on_gpu
+def test_evaluation_is_not_compiled_and_training_stays_so(monkeypatch):
+    flat_model = FlatModel(functional(), BATCHES[0], "fp32")
+    tasks = Tasks(job(), flat_model, 16)
+    seen = []
+    evaluate = flat_model.model.evaluate
+    monkeypatch.setattr(
+        flat_model.model,
+        "evaluate",
+        lambda *a, **k: (seen.append(flat_model.model.jit_compile), evaluate(*a, **k))[1],
+    )
+    assert "val_loss" in tasks.evaluate(flat_model.initial()).metrics
+    tasks.close()
+    assert seen == [False]
+    assert flat_model.model.jit_compile
+
+
+@as_on_gpu
+def test_each_length_is_traced_once_and_many_shapes_share_one_function(caplog):
+    def model():
+        inputs = keras.Input((None, 3))
+        return compiled(keras.Model(inputs, L.Dense(4)(L.GlobalAveragePooling1D()(inputs))))
+
+    def batch(length):
+        return Indexed.from_arrays(np.ones((4, length, 3), np.float32), np.zeros(4, np.int64)).example(4)
+
+    flat_model = FlatModel(model(), batch(8), "fp32")
+    flat_model.trace()
+    for length in (8, 16, 8, 16):
+        flat_model.step(parameters(flat_model), batch(length))
+    assert len(flat_model._traced) == 2
+    for length in range(20, 20 + MAX_SHAPES):
+        flat_model.step(parameters(flat_model), batch(length))
+    assert len(flat_model._traced) == MAX_SHAPES
+    assert "lengths=… of the data would limit them" in caplog.text
+
+
+@as_on_gpu
+def test_operation_that_xla_refuses_is_named_with_what_to_do():
+    class Slow(L.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.numpy_function(lambda v: v, [x], tf.float32), x.shape)
+
+    inputs = keras.Input((6, 6, 1))
+    flat_model = FlatModel(
+        compiled(keras.Model(inputs, L.Dense(4)(L.Flatten()(Slow()(inputs))))), BATCHES[0], "fp32"
+    )
+    with pytest.raises(UserError, match=r"XLA.*cannot compile.*PyFunc.*jit_compile=False"):
+        flat_model.trace()
+        flat_model.step(parameters(flat_model), BATCHES[0])
+
+
+# --- data that a GPU would not refuse ---------------------------------------------------------------------------------
+
+
+def checked(model, x, y, samples=8):
+    data = Indexed.from_arrays(x, y)
+    flat_model = FlatModel(model, data.example(8), "fp32")
+    flat_model.trace()
+    return LabelCheck(flat_model.model), data
+
+
+def text_model(**options):
+    words, kind = (
+        keras.Input((3,), dtype="int32", name="words"),
+        keras.Input((1,), dtype="int32", name="kind"),
+    )
+    h = L.Flatten()(L.Embedding(10, 4, name="of_words")(words))
+    h = L.Concatenate()([h, L.Flatten()(L.Embedding(5, 2)(kind))])
+    model = keras.Model({"words": words, "kind": kind}, {"a": L.Dense(3)(h), "b": L.Dense(1)(h)})
+    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+    model.compile("sgd", {"a": sparse, "b": "mse"})
+    return model
+
+
+def text(words=9, kind=4, label=2):
+    x = {"words": np.full((8, 3), words, np.int32), "kind": np.full((8, 1), kind, np.int32)}
+    return x, {"a": np.full(8, label), "b": np.full(8, 77.0)}
+
+
+@both
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        (text(), {}, None),
+        (text(label=3), {}, r"Labels of a are outside the loss's range: 3, but .* 3 classes, 0 to 2"),
+        (text(label=-1), {}, "outside the loss's range: -1"),
+        (text(label=-1), {"ignore_class": -1}, None),
+        (
+            text(words=10),
+            {},
+            "Ids are outside the Embedding 'of_words': 10, but its input_dim is 10, for 0 to 9",
+        ),
+        (text(kind=-2), {}, "Ids are outside the Embedding.*: -2"),
+    ],
+)
+def test_labels_and_ids_are_checked_on_the_host(data, options, words):
+    check, source = checked(text_model(**options), *text())
+    batch = Indexed.from_arrays(*data).example(8)
+    assert source.size == 8
+    if words is None:
+        check.check(batch)
+        return
+    with pytest.raises(UserError, match=words):
+        check.check(batch)
+
+
+def test_models_without_such_limits_are_not_checked():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, L.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    check, data = checked(model, np.ones((8, 2)), np.full(8, 99.0))
+    check.check(data.example(8))
+
+
+@as_on_gpu
+def test_wrong_label_ends_the_worker_with_its_place(start_servers):
+    coordinator = FakeCoordinator(DATA.size, tasks=())
+    labels = DATA.y.copy()
+    labels[100] = 7
+    training = job(wire="fp32")
+    running = Running(
+        type(training)(model=training.model, data=(DATA.x, labels)), start_servers(coordinator), coordinator
+    )
+    end = running.start().join()
+    assert isinstance(end, UserError)
+    assert "outside the loss's range: 7" in str(end)
+
+
+@as_on_gpu
+def test_worker_trains_and_evaluates(start_servers):
+    coordinator = FakeCoordinator(DATA.size, tasks=("evaluate",))
+    running = Running(job(lambda: functional("adam", norm=True)), start_servers(coordinator), coordinator)
+    assert running.start().join() is End.FINISHED
+    assert coordinator.samples == DATA.size
+
+
+# --- the device -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_without_its_gpu_says_why():
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    require_accelerators(0)
+    with pytest.raises(NoAccelerator, match=r"has 2 GPUs.*sees none: the driver is missing: libcuda\.so\.1"):
+        require_accelerators(2, missing)
+    with pytest.raises(NoAccelerator, match=r"has 1 GPU in its limits.*could not use the driver"):
+        require_accelerators(1, lambda _: None)
+
+
+def test_a_worker_without_its_gpu_ends_so_that_another_node_is_tried(monkeypatch, tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import numpy as np\nfrom shoal_trainer import Training\n"
+        "job = Training(model=lambda: None, data=(np.ones(4),))\n"
+    )
+    config = RuntimeConfig(
+        job=JobIdentity(namespace="n", name="j", uid="uid"), role=Role.WORKER, index=0, incarnation=0,
+        parameter_servers=(Shard(host="127.0.0.1", data_port=1),), entrypoint="job:job", storage_uri="file:///nowhere",
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CONFIG_ENV, config.to_json())
+    monkeypatch.setenv(ACCELERATORS_ENV, "1")
+    monkeypatch.setenv("SHOAL_TERMINATION_LOG", str(tmp_path / "message"))
+    monkeypatch.setattr(process, "Drain", lambda: None)
+    assert process.main() == 1
+    message = json.loads((tmp_path / "message").read_text())
+    assert message["reason"] == "NoAccelerator"
+
+
+COPIES = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from tensorflow.python.eager import context
+from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.worker.flat_model import FlatModel
+from tests.unit.trainer.worker.models import DATA, functional
+batch = DATA.example(16)
+model = FlatModel(functional(norm=True), batch, "bf16", on_host=False, device="/CPU:1")
+model.trace()
+buffer = aligned(model.layout.size, model.dtype)
+parameters = model.on_device(model.alias(buffer))
+assert parameters.device.endswith("CPU:1")
+context.context().enable_run_metadata()
+model.step(parameters, batch)
+nodes = [
+    node
+    for function in context.context().export_run_metadata().function_graphs
+    for graph in function.partition_graphs
+    for node in graph.node
+]
+assert all(node.device.endswith("CPU:1") for node in nodes if "CrossEntropy" in node.op)
+sent = [node.attr for node in nodes if node.op == "_Send"]
+ways = [[each[key].s.decode()[-1] for key in ("send_device", "recv_device")] for each in sent]
+print(ways.count(["0", "1"]), ways.count(["1", "0"]))
+"""
+
+
+def test_parameters_go_to_the_device_once_and_the_update_comes_back_once():
+    root = Path(__file__).parents[4]
+    done = subprocess.run(
+        [sys.executable, "-c", COPIES], cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    into, out = map(int, done.stdout.split())
+    assert into <= 5  # x, y, the weights, the number of samples, a constant; the parameters are there already
+    assert out == 2  # the update, and the loss with the metrics

@@ -1,0 +1,170 @@
+"""The contract of what is not public in Keras and TensorFlow. A new release that breaks one of these is found here."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from shoal_trainer.worker import keras_internals as internals
+from tests.unit.trainer.worker.models import functional
+
+ROOT = Path(__file__).parents[4]
+TRAINER = ROOT / "trainer_image" / "shoal_trainer"
+PRIVATE = ("keras.src", "tensorflow.python")
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = functional(norm=True, dropout=0.5)
+    data = tuple(map(tf.constant, (np.zeros((4, 6, 6, 1), np.float32), np.zeros(4, np.int64))))
+    internals.build_symbolically(made, (*data, None))
+    return made
+
+
+def test_only_one_module_imports_what_is_private():
+    found = set()
+    for path in TRAINER.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(name.startswith(PRIVATE) for name in names):
+                found.add(path.name)
+    assert found == {"keras_internals.py"}
+
+
+def test_dependencies_have_an_upper_bound():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in ("trainer", "trainer-gpu"):
+        bounded = [each for each in extras[extra] if each.startswith(("keras", "tensorflow"))]
+        assert len(bounded) >= 2
+        assert all("<" in each for each in bounded), bounded
+
+
+def test_every_name_is_exported_once():
+    assert sorted(internals.__all__) == internals.__all__
+    defined = {
+        node.name
+        for node in ast.parse(Path(internals.__file__).read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert defined <= set(internals.__all__)
+
+
+def test_layers_and_their_variables(model):
+    layers = list(internals.layers_of(model))
+    assert layers[0] is model
+    norm = next(layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization))
+    trainable, others = internals.layer_variables(norm)
+    assert [len(trainable), len(others)] == [2, 2]
+    dropout = next(layer for layer in layers if isinstance(layer, keras.layers.Dropout))
+    assert len(internals.seed_generators(dropout)) == 1
+    assert internals.takes_training(model)
+    assert internals.input_name(model, layers[-1]) is None
+    first = next(layer for layer in layers if isinstance(layer, keras.layers.Conv2D))
+    assert internals.input_name(model, first) == ""
+    assert isinstance(model, internals.Functional)
+
+
+def test_loss_and_metrics_of_compile(model):
+    loss, metrics = internals.compiled_loss(model), internals.compiled_metrics(model)
+    assert loss.built
+    assert metrics.built
+    assert isinstance(internals.user_loss(loss), keras.losses.Loss)
+    assert internals.user_metrics(metrics) == (["accuracy"], None)
+    (each,) = internals.flat_losses(loss)
+    assert each.path == ()
+    (changed,) = internals.flat_losses(loss, lambda one: one._replace(name="other"))
+    assert changed.name == "other"
+    internals.flat_losses(loss, lambda _: each)
+    assert internals.loss_tracker(model).name == "loss"
+    assert "mse" in internals.ALL_LOSSES
+    assert "mse" in internals.ALL_METRICS
+    wrapper = internals.MeanMetricWrapper(lambda true, found, k: k * (true - found), name="m", k=2)
+    function, arguments = internals.mean_of_function(wrapper)
+    assert function(3, 1, **arguments) == 4
+
+
+def test_losses_are_overridden(model):
+    x, y = tf.zeros((4, 6, 6, 1)), tf.zeros(4, tf.int64)
+    predicted = model(x)
+    plain = float(model.compute_loss(x, y, predicted))
+    internals.losses_override(model, [tf.constant(5.0)])
+    assert float(model.compute_loss(x, y, predicted)) == pytest.approx(plain + 5)
+    internals.losses_override(model, [])
+
+
+def test_optimizers():
+    optimizer = keras.optimizers.AdamW(0.25, clipvalue=1.0)
+    variable = keras.Variable(np.zeros(2), name="kernel")
+    optimizer.build([variable])
+    assert float(internals.learning_rate_of(optimizer)) == 0.25
+    assert np.asarray(internals.clipped(optimizer, [tf.constant([3.0, -0.5])])[0]).tolist() == [1.0, -0.5]
+    assert internals.decays(optimizer, variable)
+    optimizer.exclude_from_weight_decay(var_list=[variable])
+    assert not internals.decays(optimizer, variable)
+    scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5))
+    scheduled.build([variable])
+    internals.set_current_rate(scheduled, lambda: tf.constant(4.0))
+    scheduled.apply([tf.constant([1.0, 1.0])])
+    assert variable.numpy().tolist() == [-4.0, -4.0]
+
+
+def test_backend():
+    tensor = tf.zeros((2, 3))
+    assert internals.keras_mask(tensor) is None
+    internals.set_keras_mask(tensor, tf.constant([True, False]))
+    assert np.asarray(internals.keras_mask(tensor)).tolist() == [True, False]
+    internals.set_keras_mask(tensor, None)
+    assert internals.keras_mask(tensor) is None
+    assert internals.output_shape(lambda x: keras.ops.sum(x, -1), keras.KerasTensor((4, 3))) == (4,)
+    checkpoint = keras.callbacks.ModelCheckpoint("a.keras", monitor="val_loss", save_best_only=True)
+    for value, best in ((2.0, 2.0), (3.0, 2.0), (1.0, 1.0)):
+        internals.remember_if_better(checkpoint, value)
+        assert checkpoint.best == best
+
+
+def test_seeds():
+    before = internals.global_seed_generator()
+    other = keras.random.SeedGenerator(3)
+    internals.replace_global_seed_generator(other)
+    assert internals.global_seed_generator() is other
+    internals.replace_global_seed_generator(before)
+
+
+def test_value_in_a_stateless_call(model):
+    seen = []
+    variables = [v.value for v in model.trainable_variables]
+    call = model.call
+    model.call = lambda *a, **k: (
+        seen.append(internals.current_value(model.trainable_variables[0])),
+        call(*a, **k),
+    )[1]
+    model.stateless_call(
+        [variables[0] + 1, *variables[1:]],
+        [v.value for v in model.non_trainable_variables],
+        tf.zeros((1, 6, 6, 1)),
+    )
+    del model.call
+    np.testing.assert_allclose(seen[0], np.asarray(variables[0]) + 1)
+
+
+def test_traced_functions():
+    read, assigned = tf.Variable(1.0), tf.Variable(2.0)
+
+    @tf.function
+    def function(x):
+        assigned.assign(read + x)
+        return 2 * assigned
+
+    concrete = function.get_concrete_function(tf.TensorSpec(()))
+    assert internals.assigned_handles(concrete.graph) == {id(assigned.handle)}
+    assert float(internals.call_traced(concrete, [tf.constant(3.0)])) == 8.0
+
+
+def test_choice_of_xla(model):
+    assert internals.model_supports_jit(model)
+    assert callable(internals.Trainer._resolve_auto_jit_compile)

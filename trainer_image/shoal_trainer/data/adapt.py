@@ -1,0 +1,117 @@
+"""Turns what users hold into a `Source`: arrays, data sets of TensorFlow, Keras, Hugging Face, Grain and PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_trainer.data.arrays import Arrays
+from shoal_trainer.data.batch import Batch, leaves, map_leaves
+from shoal_trainer.data.items import Batches, Items
+from shoal_trainer.data.source import Extent, Part, Source
+from shoal_trainer.data.store import Local
+from shoal_trainer.data.stream import Stream
+from shoal_trainer.errors import UserError
+
+FORMS = (
+    "Use arrays (x, y), Indexed, Files, a tf.data.Dataset, a keras.utils.PyDataset, a data set with len() and "
+    "[index] (Hugging Face, Grain, PyTorch), or Stream(function, samples=N) for a generator"
+)
+
+
+def as_source(data: Any, argument: str) -> Source:
+    """`data` as a `Source`. `argument`: where the user passed it. Raises `UserError` for what cannot be read."""
+    if isinstance(data, Source):
+        return data
+    kind = type(data)
+    if hasattr(data, "element_spec"):
+        return Stream(data)
+    if _is_pydataset(kind):
+        if data.num_batches is None:
+            raise UserError(
+                f"{argument} is a PyDataset that never ends. Say how many samples make an epoch: Stream(data, "
+                "samples=N)."
+            )
+        return Batches(data)
+    if isinstance(data, tuple) and 1 <= len(data) <= 3:
+        return Arrays(*data, *(None,) * (3 - len(data)))
+    if isinstance(data, Mapping) and data and not all(map(_is_array, leaves(dict(data)))):
+        raise UserError(
+            f"{argument} has the parts {', '.join(map(str, data))}. Pass one: data[{next(iter(data))!r}]."
+        )
+    if isinstance(data, dict) or _is_array(data):
+        return Arrays(data, None, None)
+    if hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not isinstance(data, str | bytes | list):
+        return Items(data)
+    if hasattr(kind, "__iter__") and not isinstance(data, str | bytes | list):
+        raise UserError(
+            f"{argument} is a {kind.__name__}, whose samples Shoal cannot count or find by number. Pass "
+            "Stream(data, samples=N) with batches, as Keras' fit takes them; for a generator, its function."
+        )
+    raise UserError(f"{argument} cannot be a {kind.__name__}. {FORMS}.")
+
+
+def _is_array(data: Any) -> bool:
+    return (hasattr(data, "shape") and hasattr(data, "dtype")) or type(data).__module__.startswith("pandas.")
+
+
+def _is_pydataset(kind: type) -> bool:
+    return any(base.__name__ == "PyDataset" and base.__module__.startswith("keras.") for base in kind.__mro__)
+
+
+@dataclass(frozen=True)
+class ClassWeighted(Source):
+    """Data whose samples are weighted by their class, as `class_weight` of Keras' `fit` does."""
+
+    source: Source
+    weights: Mapping[int, float]
+
+    @property
+    def remark(self) -> str:  # type: ignore[override]
+        """See `Source`."""
+        return self.source.remark
+
+    def describe(self) -> Extent:
+        """As the data themselves."""
+        return self.source.describe()
+
+    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Source:
+        """As the data themselves."""
+        return replace(self, source=self.source.placed(seed, worker))
+
+    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:
+        """As the data themselves, with weights."""
+        return map(self._weighted, self.source.read(part, batch_size, local))
+
+    def example(self, batch_size: int) -> Batch:
+        """As the data themselves, with weights."""
+        return self._weighted(self.source.example(batch_size))
+
+    def _weighted(self, batch: Batch) -> Batch:
+        labels = list(leaves(batch.y))
+        if len(labels) != 1 or len(list(leaves(batch.weights))) != 1:
+            raise UserError(
+                "Training(class_weight=…) needs data with one output, as in Keras. Pass weights per output instead: "
+                "(x, y, {name: weights})."
+            )
+        of_row = self._of(np.asarray(labels[0]))
+
+        def times(weights: Any) -> Any:
+            return weights * of_row.reshape(-1, *[1] * (np.ndim(weights) - 1))
+
+        return replace(batch, weights=map_leaves(times, batch.weights), parts=3)
+
+    def _of(self, y: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """The weight of each row, as Keras finds its class."""
+        if y.ndim > 1:
+            y = y[..., 0] if y.shape[-1] == 1 else np.argmax(y, -1)
+        if y.ndim != 1:
+            raise UserError(
+                "Training(class_weight=…) needs one label per sample. Pass weights per token instead."
+            )
+        classes, places = np.unique(np.round(y).astype(np.int64), return_inverse=True)
+        return np.array([self.weights.get(int(each), 1.0) for each in classes], np.float32)[places]

@@ -1,0 +1,202 @@
+"""Data that are got by index: single items (Hugging Face, Grain, PyTorch), or batches (`keras.utils.PyDataset`)."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shoal_trainer.data.arrays import permutation
+from shoal_trainer.data.batch import leaves, map_leaves
+from shoal_trainer.data.indexed import MAX_BLOCK, MAX_BLOCK_BYTES, Ranges, connected
+from shoal_trainer.data.lengths import Lengths, checked, varying_in
+from shoal_trainer.data.rows import alike, count, rebatched, taken
+from shoal_trainer.data.shuffle import Blocks, shuffled
+from shoal_trainer.errors import UserError
+
+LOOKED_AT = 64
+"""The first items, which show the arrays that vary in length."""
+
+
+@dataclass(frozen=True)
+class Items(Ranges):
+    """Single samples by index, made by `Indexed.from_items`: position p of epoch e is item permutation_e[p]."""
+
+    items: Any
+    parse: Callable[[Any], Any] | None = None
+    lengths: tuple[int, ...] = ()
+    seed: int | None = None
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        size = len(self.items)
+        if size < 1:
+            raise UserError("The training data must have at least one sample; the data set is empty.")
+        if size >= sys.maxsize >> 1:  # as Grain tells that a data set repeats
+            raise UserError(
+                "The data set never ends. Leave out repeat(): Shoal reads the data in each epoch."
+            )
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "lengths", checked(self.lengths, "Indexed.from_items"))
+
+    def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
+        order = permutation(self.size, self.seed or 0, epoch)
+
+        def read(low: int, high: int | None) -> Iterator[Any]:
+            end = self.size if high is None else high
+            for begin in range(low, end, batch_size):
+                samples = self._samples(order[begin : min(begin + batch_size, end)].tolist())
+                yield _stacked(samples) if self._lengths is None else self._lengths.stacked(samples)
+
+        if self._lengths is None:
+            return read(start, stop)
+        if epoch is None:
+            return self._lengths.cut(read(start, stop))
+        blocks = Blocks(MAX_BLOCK, (self.seed or 0, epoch))
+        rows = shuffled(read, start, stop, blocks, "The data set", self.size, self._lengths.group)
+        return self._lengths.cut(rebatched(rows, batch_size))
+
+    @functools.cached_property
+    def _lengths(self) -> Lengths | None:
+        if not self.lengths:
+            return None
+        return Lengths(self.lengths, varying_in(self._samples(list(range(min(LOOKED_AT, self.size))))))
+
+    def _samples(self, rows: list[int]) -> list[Any]:
+        items = connected(lambda: self._get(rows), f"samples {rows[0]}, …")
+        return [_as_arrays(item if self.parse is None else self.parse(item)) for item in items]
+
+    def _get(self, rows: list[int]) -> Sequence[Any]:
+        many = getattr(self.items, "__getitems__", None)
+        found: Sequence[Any] = [self.items[row] for row in rows] if many is None else many(rows)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Batches(Ranges):
+    """A finite `keras.utils.PyDataset`: batches by index, all of one size but the last.
+
+    Its `on_epoch_end` is not called, because each process would change its own copy.
+    """
+
+    dataset: Any
+    seed: int | None = None
+    size: int = field(init=False)
+    remark = (
+        "a PyDataset is read by index, and Shoal shuffles: its on_epoch_end() is not called. The batch size is that of "
+        "the job."
+    )
+
+    def __post_init__(self) -> None:
+        batches = int(self.dataset.num_batches)
+        if batches < 1:
+            raise UserError("The training data must have at least one batch; the PyDataset is empty.")
+        size = self._each if batches == 1 else self._each * (batches - 1) + count(self._batch(batches - 1))
+        object.__setattr__(self, "size", size)
+
+    @functools.cached_property
+    def _first(self) -> Any:
+        return _as_batch(connected(lambda: self.dataset[0], "the batch 0"))
+
+    @property
+    def _each(self) -> int:
+        return count(self._first)
+
+    def _batch(self, index: int) -> Any:
+        return _as_batch(connected(lambda: self.dataset[index], f"the batch {index}"))
+
+    def _elements(self, epoch: int | None, start: int, stop: int, batch_size: int) -> Iterator[Any]:
+        each = self._each
+
+        def get(index: int) -> Any:
+            element, wanted = self._batch(index), min(each, self.size - index * each)
+            if count(element) != wanted or not alike(element, self._first):
+                raise UserError(
+                    f"The batch {index} of the PyDataset has {_shapes(element)}, the first one {_shapes(self._first)}. "
+                    "All batches but the last must be alike, because Shoal finds samples by their number. Pad them, or "
+                    "use Indexed.from_items with lengths=… for single samples."
+                )
+            return element
+
+        def read(low: int, high: int | None) -> Iterator[Any]:
+            end = self.size if high is None else high
+            numbers = range(low // each, -(-end // each))
+            for index, element in zip(numbers, _ahead(get, numbers, int(self.dataset.workers)), strict=True):
+                begin = index * each
+                yield taken(element, slice(max(0, low - begin), end - begin))
+
+        if epoch is None:
+            return rebatched(read(start, stop), batch_size)
+        row = sum(np.asarray(leaf).nbytes for leaf in leaves(self._first)) // each
+        block = max(each, min(MAX_BLOCK, MAX_BLOCK_BYTES // max(1, row)))
+        blocks = Blocks(block, (self.seed or 0, epoch))
+        return rebatched(shuffled(read, start, stop, blocks, "The PyDataset", self.size), batch_size)
+
+
+def _ahead(get: Callable[[int], Any], numbers: Iterable[int], workers: int) -> Iterator[Any]:
+    """The results of `get`, in order, computed by so many threads ahead of the reader."""
+    if workers <= 1:
+        yield from map(get, numbers)
+        return
+    waiting: deque[Any] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="data") as pool:
+        try:
+            for number in numbers:
+                waiting.append(pool.submit(get, number))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _as_arrays(structure: Any) -> Any:
+    """A sample with arrays for leaves: lists are arrays, tuples and dicts are structures."""
+    if isinstance(structure, dict):
+        return {key: _as_arrays(part) for key, part in structure.items()}
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*map(_as_arrays, structure))
+    if isinstance(structure, tuple):
+        return tuple(map(_as_arrays, structure))
+    return None if structure is None else _as_floatx(np.asarray(structure))
+
+
+def _as_batch(structure: Any) -> Any:
+    return map_leaves(lambda leaf: _as_floatx(np.asarray(leaf)), structure)
+
+
+def _as_floatx(array: Any) -> Any:
+    """Python floats and float64 as `keras.config.floatx()`, as Keras' `fit` does with arrays."""
+    if array.dtype.kind != "f":
+        return array
+    import keras
+
+    return array.astype(keras.config.floatx(), copy=False)
+
+
+def _stacked(samples: Sequence[Any]) -> Any:
+    """Single samples as one element."""
+    columns = zip(*(leaves(sample) for sample in samples), strict=True)
+
+    def stack(_: Any) -> Any:
+        rows = next(columns)
+        if len({row.shape for row in rows}) > 1:
+            shapes = sorted({row.shape for row in rows})[:4]
+            raise UserError(
+                f"The samples have different shapes: {', '.join(map(str, shapes))}. Pad them, or pass "
+                "Indexed.from_items(…, lengths=[…])."
+            )
+        return np.stack(rows)
+
+    return map_leaves(stack, samples[0])
+
+
+def _shapes(element: Any) -> str:
+    return ", ".join(str(np.shape(leaf)) for leaf in leaves(element))

@@ -1,0 +1,54 @@
+"""Elements of a data set as rows: to cut, join and reorder them, whatever their structure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal_trainer.data.batch import leaves, map_leaves, rows_of
+
+
+def count(element: Any) -> int:
+    """The number of rows of an element, whose arrays have the rows on axis 0."""
+    return rows_of(next(leaves(element)))
+
+
+def taken(element: Any, rows: Any) -> Any:
+    """The rows of an element, by a slice (a view) or an array of positions (a copy)."""
+    return map_leaves(lambda leaf: np.asarray(leaf)[rows], element)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether the rows of two elements have the same shapes, so that they can be joined."""
+    return [np.shape(a)[1:] for a in leaves(one)] == [np.shape(b)[1:] for b in leaves(other)]
+
+
+def joined(elements: Sequence[Any]) -> Any:
+    """All rows of several elements as one."""
+    if len(elements) == 1:
+        return elements[0]
+    columns = zip(*(leaves(element) for element in elements), strict=True)
+    return map_leaves(lambda _: np.concatenate([np.asarray(leaf) for leaf in next(columns)]), elements[0])
+
+
+def rebatched(elements: Iterable[Any], size: int) -> Iterator[Any]:
+    """The rows of the elements, in elements of `size` rows: less at the end, and where the shapes of rows change."""
+    waiting: list[Any] = []
+    missing = size
+    for element in elements:
+        if waiting and not alike(waiting[0], element):
+            yield joined(waiting)
+            waiting, missing = [], size
+        rows, low = count(element), 0
+        while rows - low >= missing:
+            part = element if (low, missing) == (0, rows) else taken(element, slice(low, low + missing))
+            yield joined([*waiting, part])
+            low += missing
+            waiting, missing = [], size
+        if low < rows:
+            waiting.append(taken(element, slice(low, rows)))
+            missing -= rows - low
+    if waiting:
+        yield joined(waiting)

@@ -1,0 +1,259 @@
+"""Data that can only be read from their beginning: a `tf.data.Dataset`, a generator, an endless `PyDataset`.
+
+No range of them can be leased, so each worker reads its own stream again and again, and a lease says only how many
+samples to take from it. An epoch is a number of samples. Workers begin at different places; else they would train the
+same samples at the same time.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal_trainer.data.batch import Batch, batches, fill, leaves, map_leaves, split
+from shoal_trainer.data.indexed import connected, reached, require_dataset
+from shoal_trainer.data.lengths import checked
+from shoal_trainer.data.rows import count, rebatched, taken
+from shoal_trainer.data.source import Extent, Part, Source
+from shoal_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from shoal_trainer.data.store import Local
+
+log = logging.getLogger(__name__)
+
+SKIP_SECONDS = 20.0
+"""How long a worker skips samples at most to reach its own place."""
+GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
+"""Irrational shares, whose multiples spread evenly."""
+
+
+@dataclass(frozen=True)
+class Stream(Source):
+    """Data without a range that could be leased: each worker reads them from a place of its own.
+
+    An epoch is `samples` samples of all workers together. They are not each trained exactly once in it: how often a
+    sample occurs depends on chance, as with `ParameterServerStrategy`. Prefer `Indexed` or `Files` where exact epochs
+    matter.
+
+    Args:
+        data: What yields **batches**, as for Keras' `fit`: a `tf.data.Dataset`, an iterable that can be iterated again,
+            an endless `PyDataset`, or a function that returns one of these or a generator. A function with an
+            argument gets a number that differs between workers, for use as a seed; then no worker skips samples. Data
+            that end are repeated. A `tf.data.Dataset` may also yield single samples.
+        samples: The number of samples in an epoch. Default: those of a `tf.data.Dataset` whose length is known.
+        lengths: Batches are padded with zeros, along the axis after that of the batch, to the shortest of these lengths
+            that holds them. Without it, each new shape of a batch is compiled.
+
+    Raises:
+        UserError: The number of samples is unknown, or an option has the wrong value.
+    """
+
+    data: Any
+    samples: int | None = None
+    lengths: Sequence[int] = ()
+    _size: int = field(init=False, repr=False)
+    _first: Any = field(init=False, repr=False, default=None)
+    """The first batch, if it was read to count the samples."""
+    _rows: _Rows | None = field(init=False, repr=False, default=None)
+    _worker: tuple[int, int] = field(init=False, repr=False, default=(0, 0))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lengths", checked(self.lengths, "Stream"))
+        object.__setattr__(self, "_size", self._counted())
+
+    @property
+    def remark(self) -> str:  # type: ignore[override]
+        """See `Source`."""
+        return (
+            f"{_name(self.data)} cannot be read from any position, so each worker reads it from a place of its own: an "
+            f"epoch is {self._size:,} samples, and not each of them exactly once"
+        )
+
+    def describe(self) -> Extent:
+        """The number of samples in an epoch."""
+        return Extent(self._size)
+
+    def placed(self, seed: int, worker: tuple[int, int] = (0, 0)) -> Stream:  # noqa: ARG002
+        """The stream of one worker."""
+        stream = copy.copy(self)
+        object.__setattr__(stream, "_rows", None)
+        object.__setattr__(stream, "_worker", worker)
+        return stream
+
+    def example(self, batch_size: int) -> Batch:
+        """The first batch of an iteration of its own."""
+        if self._first is not None:
+            return fill(next(self._formed(iter([self._first]), batch_size)), batch_size, batch_size)
+        batch = next(self.whole(batch_size), None)
+        if batch is None:
+            raise UserError("The training data are empty.")
+        return batch
+
+    def read(self, part: Part, batch_size: int, local: Local | None = None) -> Iterator[Batch]:  # noqa: ARG002
+        """Take as many samples as the part has from this worker's stream; see `Source.read`."""
+        if part.stop is None:
+            raise UserError(
+                "The coordinator leases files, but the training data of this worker are a stream. Run the same code on "
+                "every worker."
+            )
+        return batches(
+            self._taken(part.stop - part.start, batch_size), batch_size, part.start, part.stop, "The data"
+        )
+
+    def whole(self, batch_size: int) -> Iterator[Batch]:
+        """One pass over the data from their beginning, at most the samples of an epoch."""
+        end = 0
+        for element in self._elements(batch_size):
+            rows = taken(element, slice(0, self._size - end))
+            end += count(rows)
+            yield fill(rows, batch_size, end)
+            if end >= self._size:
+                return
+
+    def _taken(self, samples: int, batch_size: int) -> Iterator[Any]:
+        if (rows := self._rows) is None:
+            rows = _Rows(self._repeated(batch_size))
+            object.__setattr__(self, "_rows", rows)
+            self._go_to_own_place(rows, batch_size)
+        while samples > 0:
+            element = rows.take(min(samples, batch_size))
+            samples -= count(element)
+            yield element
+
+    def _go_to_own_place(self, rows: _Rows, batch_size: int) -> None:
+        if self._seeded() or self._worker == (0, 0):
+            return
+        slot, incarnation = self._worker
+        missing = int((slot * GOLDEN + incarnation * SILVER) % 1 * self._size)
+        started = time.monotonic()
+        while missing > 0 and time.monotonic() - started < SKIP_SECONDS:
+            missing -= count(rows.take(min(missing, batch_size)))
+
+    def _repeated(self, batch_size: int) -> Iterator[Any]:
+        while True:
+            empty = True
+            for element in self._elements(batch_size):
+                empty = False
+                yield element
+            if empty:
+                raise UserError(f"{_name(self.data)} ends at once. {ONCE}")
+
+    def _elements(self, batch_size: int) -> Iterator[Any]:
+        """One pass over the data, in elements of at most `batch_size` rows."""
+        data = connected(self._made, "the data")
+        if hasattr(data, "element_spec"):
+            data = _batched(data, batch_size)
+            require_dataset(data, "Training(data=…)")
+        elements = reached(data, "the data")
+        return self._formed(elements, batch_size)
+
+    def _formed(self, elements: Iterator[Any], batch_size: int) -> Iterator[Any]:
+        """The batches of the user in elements of at most `batch_size` rows."""
+        arrays = map(_as_arrays, elements)
+        return rebatched(map(self._padded, arrays) if self.lengths else arrays, batch_size)
+
+    def _made(self) -> Any:
+        if hasattr(self.data, "element_spec") or not callable(self.data):
+            return self.data
+        slot, incarnation = self._worker
+        return self.data(slot + 100_003 * incarnation) if self._seeded() else self.data()
+
+    def _seeded(self) -> bool:
+        """Whether the data are a function of a seed."""
+        if hasattr(self.data, "element_spec") or not callable(self.data):
+            return False
+        return bool(inspect.signature(self.data).parameters)
+
+    def _counted(self) -> int:
+        if self.samples is not None:
+            if self.samples < 1:
+                raise UserError(f"Stream(samples={self.samples}): an epoch must have at least one sample.")
+            return self.samples
+        known = int(self.data.cardinality()) if hasattr(self.data, "element_spec") else -2
+        if known == 0:
+            raise UserError("The training data are empty.")
+        if known < 0:
+            raise UserError(
+                f"It is unknown how many samples {_name(self.data)} has"
+                + (", because it never ends" if known == -1 else "")
+                + ". Say how many make an epoch: Training(data=Stream(data, samples=N), …)."
+            )
+        if not _is_batched(self.data.element_spec):
+            return known
+        object.__setattr__(self, "_first", next(iter(self.data.take(1))))
+        return known * count(self._first)
+
+    def _padded(self, element: Any) -> Any:
+        x = split(element)[0]
+        width = next((np.shape(leaf)[1] for leaf in leaves(x) if np.ndim(leaf) > 1), None)
+        if width is None or width in self.lengths:
+            return element
+        fitting = [length for length in self.lengths if length >= width]
+        if not fitting:
+            raise UserError(
+                f"A batch has the length {width}, and the longest of lengths=… is {self.lengths[-1]}. Cut it, or add a "
+                "length."
+            )
+
+        def pad(leaf: Any) -> Any:
+            array = np.asarray(leaf)
+            if array.ndim < 2 or array.shape[1] != width:
+                return leaf
+            return np.pad(array, [(0, 0), (0, fitting[0] - width), *[(0, 0)] * (array.ndim - 2)])
+
+        return map_leaves(pad, element)
+
+
+ONCE = (
+    "A generator can be read only once: pass a function that returns a new one, Stream(function, samples=N)."
+)
+
+
+class _Rows:
+    """The rows of an endless iterator of elements, to be taken a few at a time."""
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements = elements
+        self._rest: Any = None
+
+    def take(self, rows: int) -> Any:
+        """The next rows, at most so many."""
+        element = next(self._elements) if self._rest is None else self._rest
+        self._rest = None
+        if count(element) > rows:
+            self._rest = taken(element, slice(rows, None))
+            element = taken(element, slice(0, rows))
+        return element
+
+
+def _batched(dataset: Any, batch_size: int) -> Any:
+    """A data set of batches, read ahead."""
+    if not _is_batched(dataset.element_spec):
+        dataset = dataset.batch(batch_size, num_parallel_calls=2)
+    return dataset.prefetch(2)
+
+
+def _is_batched(spec: Any) -> bool:
+    """Whether a data set yields batches: all its tensors have the same axis 0, as those of single samples have not."""
+    shapes = [leaf.shape for leaf in leaves(spec)]
+    if any(shape.rank is None for shape in shapes):
+        return True
+    return all(shape.rank > 0 for shape in shapes) and len({shape[0] for shape in shapes}) == 1
+
+
+def _as_arrays(element: Any) -> Any:
+    return map_leaves(np.asarray, element)
+
+
+def _name(data: Any) -> str:
+    kind = type(data).__name__
+    return "a tf.data.Dataset" if hasattr(data, "element_spec") else f"data of the type {kind}"

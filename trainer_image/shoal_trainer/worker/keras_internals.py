@@ -1,0 +1,217 @@
+"""All that Shoal uses of Keras and TensorFlow that is not their public API.
+
+A new release may change any of it, so it is in one place, the dependencies have an upper bound, and
+`tests/unit/trainer/worker/test_keras_internals.py` says what each name must do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras.src import backend
+from keras.src.backend.common.global_state import set_global_attribute
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.losses import ALL_OBJECTS_DICT as ALL_LOSSES
+from keras.src.metrics import ALL_OBJECTS_DICT as ALL_METRICS
+from keras.src.metrics.reduction_metrics import MeanMetricWrapper
+from keras.src.models import Functional
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+from keras.src.trainers.trainer import Trainer, model_supports_jit
+from tensorflow.python.framework.auto_control_deps_utils import get_read_only_resource_input_indices_graph
+
+__all__ = [
+    "ALL_LOSSES",
+    "ALL_METRICS",
+    "Functional",
+    "MeanMetricWrapper",
+    "Trainer",
+    "assigned_handles",
+    "build_symbolically",
+    "call_traced",
+    "clipped",
+    "compiled_loss",
+    "compiled_metrics",
+    "current_value",
+    "decays",
+    "flat_losses",
+    "global_seed_generator",
+    "input_name",
+    "keras_mask",
+    "layer_variables",
+    "layers_of",
+    "learning_rate_of",
+    "loss_tracker",
+    "losses_override",
+    "mean_of_function",
+    "model_supports_jit",
+    "output_shape",
+    "remember_if_better",
+    "replace_global_seed_generator",
+    "seed_generators",
+    "set_current_rate",
+    "set_keras_mask",
+    "takes_training",
+    "user_loss",
+    "user_metrics",
+]
+
+# --- models and layers
+
+
+def layers_of(model: Any) -> Iterator[Any]:
+    """The model and all its layers, also those inside of others."""
+    yield from model._flatten_layers()
+
+
+def layer_variables(layer: Any) -> tuple[list[Any], list[Any]]:
+    """The trainable and the other variables of a layer itself, without seeds and metrics."""
+    return layer._trainable_variables, layer._non_trainable_variables
+
+
+def seed_generators(layer: Any) -> list[Any]:
+    """The seed generators of a layer itself."""
+    return list(getattr(layer, "_seed_generators", ()))
+
+
+def build_symbolically(model: Any, data: Any) -> None:
+    """Create the variables of the model, its loss and metrics from one batch, without computing."""
+    model._symbolic_build(data_batch=data)
+
+
+def input_name(model: Any, layer: Any) -> str | None:
+    """The name of the model's input that this layer reads; "" if it has only one, None if the layer reads none."""
+    inputs = getattr(model, "inputs", None) or ()
+    for node in layer._inbound_nodes:
+        for tensor in inputs:
+            if any(tensor is each for each in node.input_tensors):
+                return "" if len(inputs) == 1 else str(tensor._keras_history.operation.name)
+    return None
+
+
+def takes_training(model: Any) -> bool:
+    """Whether `call()` has the argument `training`."""
+    return bool(model._call_has_training_arg)
+
+
+def losses_override(model: Any, losses: list[Any]) -> None:
+    """Make `compute_loss` add these losses instead of those that layers added; none: no override."""
+    model._losses_override = losses
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric with the mean loss."""
+    return model._loss_tracker
+
+
+# --- compile()
+
+
+def compiled_loss(model: Any) -> Any:
+    """The `CompileLoss` of a model; None without a loss."""
+    return model._compile_loss
+
+
+def compiled_metrics(model: Any) -> Any:
+    """The `CompileMetrics` of a model; None without metrics."""
+    return model._compile_metrics
+
+
+def user_loss(compiled: Any) -> Any:
+    """The argument `loss` of `compile()`."""
+    return compiled._user_loss
+
+
+def user_metrics(compiled: Any) -> tuple[Any, Any]:
+    """The arguments `metrics` and `weighted_metrics` of `compile()`."""
+    return compiled._user_metrics, compiled._user_weighted_metrics
+
+
+def flat_losses(compiled: Any, change: Callable[[Any], Any] | None = None) -> list[Any]:
+    """The losses of the outputs; `change` replaces each: named tuples with `path` and `loss`."""
+    if change is not None:
+        compiled._flat_losses = [change(each) for each in compiled._flat_losses]
+    found: list[Any] = compiled._flat_losses
+    return found
+
+
+def mean_of_function(metric: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function of a `MeanMetricWrapper`, and its arguments."""
+    return metric._fn, metric._fn_kwargs
+
+
+# --- optimizers
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """The learning rate: a variable, a schedule or a function."""
+    return optimizer._learning_rate
+
+
+def set_current_rate(optimizer: Any, rate: Callable[[], Any]) -> None:
+    """Make the optimizer compute its current learning rate with this function."""
+    optimizer._get_current_learning_rate = rate
+
+
+def clipped(optimizer: Any, gradients: list[Any]) -> list[Any]:
+    """The gradients, clipped as the optimizer does before it applies them."""
+    found: list[Any] = optimizer._clip_gradients(gradients)
+    return found
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether the optimizer decays this variable."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+# --- callbacks
+
+
+def remember_if_better(callback: Any, value: float) -> None:
+    """Update the best value of a callback that monitors a metric."""
+    if callback.monitor_op is None:
+        callback._set_monitor_op()
+    if callback._is_improvement(value, callback.best):
+        callback.best = value
+
+
+# --- the backend
+
+
+def keras_mask(tensor: Any) -> Any:
+    """The mask of a tensor, if it has one."""
+    return backend.get_keras_mask(tensor)
+
+
+def set_keras_mask(tensor: Any, mask: Any) -> None:
+    """Set the mask of a tensor; None: none."""
+    backend.set_keras_mask(tensor, mask)
+
+
+def output_shape(function: Callable[..., Any], *arguments: Any) -> tuple[int | None, ...]:
+    """The shape of what a function gives, without computing it."""
+    return tuple(backend.compute_output_spec(function, *arguments).shape)
+
+
+def current_value(variable: Any) -> Any:
+    """The value of a variable in a stateless call, which may have assigned it."""
+    return get_stateless_scope().get_current_value(variable)
+
+
+def replace_global_seed_generator(generator: Any) -> None:
+    """Replace the generator that `keras.random` uses if a layer passes none."""
+    set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+
+
+# --- TensorFlow
+
+
+def assigned_handles(graph: Any) -> set[int]:
+    """The ids of the variables' handles that a traced function assigns."""
+    read = {id(graph.inputs[index]) for index in get_read_only_resource_input_indices_graph(graph)}
+    return {id(outer) for outer, inner in graph.captures if id(inner) not in read}
+
+
+def call_traced(function: Any, tensors: list[Any]) -> Any:
+    """Call a `ConcreteFunction` without binding arguments to names, which takes as long as the call."""
+    return function._call_flat(tensors, function.captured_inputs)
