@@ -67,7 +67,7 @@ def test_step_equals_that_of_a_cpu(wire):
 @both
 def test_compiling_changes_nothing():
     def made():
-        flat_model = FlatModel(functional("rmsprop", dropout=0.5, norm=True), BATCHES[0], "fp32")
+        flat_model = FlatModel(functional("adamax", dropout=0.5, norm=True), BATCHES[0], "fp32")
         flat_model.trace()
         return flat_model
 
