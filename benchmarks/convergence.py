@@ -1,124 +1,208 @@
-"""Accuracy after equal samples for 1 to 16 workers with uneven delays (real data).
+"""Accuracy of many workers on the samples of one, and the time to it, beside synchronous and plain asynchronous runs.
 
-The parameter-server shard is the real one, in virtual time. The networks are small and in NumPy, so that hundreds of
-runs take minutes.
+`python -m benchmarks.convergence [--sets …] [--workers …] [--seeds N] [--record]` prints the tables: virtual time, the
+real parameter-server shard, real data. Medians over seeds, with the least and the most.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import math
+import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks.harness import Measurement, summary
-from benchmarks.virtual_job import SETS, Job, accuracy, accuracy_after_outage
+from benchmarks.harness import Measurement, summary, write
+from benchmarks.tasks import TASKS
+from benchmarks.virtual_job import (
+    AllReduce,
+    Asynchronous,
+    Course,
+    Job,
+    VirtualJob,
+    accuracy_after_outage,
+)
 
-WORKERS = (1, 2, 4, 8, 16)
-RULES: dict[str, dict[str, Any]] = {
-    "anticipated, waits for its answers": {},
-    "anticipated, overlaps (the newest answer comes a step late)": {"overlaps": True},
-    "not anticipated, waits for its answers": {"anticipates": False},
-    "not anticipated, overlaps": {"anticipates": False, "overlaps": True},
-    "one worker lost and replaced every 20 updates": {"churn": 20},
+WORKERS = (1, 2, 4, 8, 16, 32)
+CHEAP = ("digits", "MNIST", "table", "words")
+"""Sets whose networks are in NumPy."""
+CONSTANT_RATES = {"digits": "momentum", "MNIST": "momentum", "words": "Adam"}
+"""Sets for the time to an accuracy: a run may need more samples than a schedule has."""
+SHOAL = "Shoal"
+RULES: dict[str, tuple[type[Course], dict[str, Any]]] = {
+    SHOAL: (VirtualJob, {}),
+    "Shoal, three times the rate": (VirtualJob, {"rate": 3.0}),
+    "Shoal, equal workers": (VirtualJob, {"speeds": "equal"}),
+    "Shoal, a worker lost and replaced every 20 updates": (VirtualJob, {"churn": 20}),
+    "each gradient a step of Keras": (Asynchronous, {}),
+    "all-reduce": (AllReduce, {}),
+    "all-reduce, rate × √W": (AllReduce, {"rate": math.sqrt}),
+    "all-reduce, rate × W": (AllReduce, {"rate": float}),
 }
-RATES: dict[Literal["momentum", "adam"], tuple[float, float]] = {
-    "momentum": (0.05, 0.15),
-    "adam": (0.003, 0.009),
-}
-"""A learning rate that is good for one worker, and three times it."""
-PLOT = Path("build/convergence.png")
+TOLERANCE = 0.005
+"""The accuracy that a run must reach is that of one worker at its end, less this."""
+MOST_SAMPLES = 3.0
+"""A run that has not reached it after so many times the samples is given up."""
 PROCESSES = 2
+PAGE = Path("docs/benchmarks/convergence.md")
+BEGIN, END = "<!-- tables of python -m benchmarks.convergence -->", "<!-- end of the tables -->"
 
-Row = tuple[str, str, str, float, int, Measurement]
+
+def accuracy(case: tuple[str, Job]) -> float:
+    """Test accuracy after all passes, by one of the rules."""
+    run = course(*case)
+    run.train(run.updates)
+    return run.accuracy()
+
+
+def course(rule: str, job: Job) -> Course:
+    """A run by one of the rules."""
+    kind, options = RULES[rule]
+    return kind(_with(job, **{name: _value(value, job.workers) for name, value in options.items()}))
+
+
+def seconds_to(case: tuple[str, Job, float]) -> float:
+    """The virtual time until the test accuracy is at least a value; infinite: not after `MOST_SAMPLES`."""
+    rule, job, target = case
+    run = course(rule, job)
+    turn = max(1, run.updates // (4 * TASKS[job.task].passes))
+    for _ in range(math.ceil(MOST_SAMPLES * run.updates / turn)):
+        run.train(turn)
+        if run.accuracy() >= target:
+            return run.now
+    return math.inf
+
+
+def equal_samples(
+    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: int, rules: Sequence[str]
+) -> Iterator[tuple[str, str, str, int, Measurement]]:
+    """(set, optimizer, rule, workers, accuracy on the samples of one worker)."""
+    for name in sets:
+        for optimizer, rule, number in itertools.product(TASKS[name].optimizers, rules, workers):
+            if number == 1 and rule not in {SHOAL, "Shoal, three times the rate"}:
+                continue
+            jobs = [(rule, Job(name, number, seed, optimizer)) for seed in range(seeds)]
+            label = f"accuracy, {name}, {optimizer}, {number} workers, {rule}"
+            row = summary(label, pool.map(accuracy, jobs), "", f"{seeds} seeds, {TASKS[name].passes} passes")
+            yield name, optimizer, rule, number, row
+
+
+def times(
+    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: int
+) -> Iterator[tuple[str, str, str, int, Measurement]]:
+    """(set, speeds, rule, workers, by how much faster than one worker it reaches its accuracy)."""
+    for name in (each for each in sets if each in CONSTANT_RATES):
+        optimizer = CONSTANT_RATES[name]
+        one = [Job(name, 1, seed, optimizer, speeds="equal") for seed in range(seeds)]
+        target = statistics.median(pool.map(accuracy, [(SHOAL, job) for job in one])) - TOLERANCE
+        alone = list(pool.map(seconds_to, [(SHOAL, job, target) for job in one]))
+        for speeds, number in itertools.product(("equal", "straggler"), workers):
+            for rule in (SHOAL, "each gradient a step of Keras", "all-reduce", "all-reduce, rate × √W"):
+                jobs = [(rule, _with(job, workers=number, speeds=speeds), target) for job in one]
+                faster = [
+                    a / b if math.isfinite(a) else math.nan
+                    for a, b in zip(alone, pool.map(seconds_to, jobs), strict=True)
+                ]
+                known = [ratio for ratio in faster if not math.isnan(ratio)]
+                label = f"time to the accuracy of one worker ({target:.3f}), {name}, {number} workers, {speeds}, {rule}"
+                row = summary(label, known, "x", f"one worker, {len(known)} seeds")
+                yield name, f"{speeds} ({target:.3f})", rule, number, row
+
+
+def outages(
+    pool: ProcessPoolExecutor, sets: Sequence[str], workers: Sequence[int], seeds: int
+) -> Iterator[Measurement]:
+    """Accuracy after an outage of the server in which workers train on their own."""
+    for name, number, steps in itertools.product(sets, workers, (8, 64)):
+        jobs = [Job(name, number, seed) for seed in range(seeds)]
+        found = list(pool.map(accuracy_after_outage, jobs, itertools.repeat(steps)))
+        of = f"{name}, {number} workers, outage of {steps} steps each"
+        yield summary(f"accuracy at once, {of}", [f[0] for f in found], "", "the moment all are back")
+        yield summary(f"accuracy at the end, {of}", [f[1] for f in found], "", "after equal samples")
 
 
 def measure(quick: bool = False) -> Iterator[Measurement]:
-    """Each figure is the median over seeds, with the worst and the best one."""
-    seeds = range(1 if quick else 5)
-    rows: list[Row] = []
-    cases = list(itertools.product(SETS, RATES, RULES.items(), WORKERS, (0, 1)))
-    if quick:
-        cases = [case for case in cases if case[0] == "digits" and case[3] in {1, 8} and not case[4]]
-    with ProcessPoolExecutor(PROCESSES) as pool:
-        for data, optimizer, (label, options), workers, which in cases:
-            if workers == 1 and "churn" in options:
-                continue
-            rate = RATES[optimizer][which]
-            jobs = [
-                Job(data, workers, "InverseSquareRoot", rate, seed, optimizer=optimizer, **options)
-                for seed in seeds
-            ]
-            row = summary(
-                f"accuracy, {data}, {optimizer}, {workers} workers, rate {rate}, {label}",
-                pool.map(accuracy, jobs),
-                "",
-                f"test set after {SETS[data].passes} passes",
-            )
-            rows.append((data, optimizer, label, rate, workers, row))
+    """The tables of the cheap sets, and those of outages."""
+    seeds, sets = (1, ("digits",)) if quick else (5, CHEAP)
+    workers = (1, 8) if quick else WORKERS
+    with _pool() as pool:
+        for *_, row in equal_samples(pool, sets, workers, seeds, list(RULES)):
             yield row
-        for data, workers in itertools.product(
-            (["digits"] if quick else SETS), (4,) if quick else (4, 8, 16)
-        ):
-            rate = RATES["momentum"][0]
-            for steps in (8, 64):
-                jobs = [Job(data, workers, "InverseSquareRoot", rate, seed) for seed in seeds]
-                found = list(pool.map(accuracy_after_outage, jobs, itertools.repeat(steps)))
-                name = f"{data}, {workers} workers, outage of {steps} steps each"
-                yield summary(
-                    f"accuracy at once, {name}", [f[0] for f in found], "", "the moment all are back"
-                )
-                yield summary(
-                    f"accuracy at the end, {name}", [f[1] for f in found], "", "after equal samples"
-                )
-    if not quick:
-        _plot(rows)
+        for *_, row in times(pool, sets, (8,), seeds):
+            yield row
+        yield from outages(pool, sets[:2], (4,) if quick else (4, 8, 16), seeds)
 
 
-def _plot(rows: list[Row]) -> None:
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, grid = plt.subplots(len(SETS), len(RATES), figsize=(11, 4 * len(SETS)), squeeze=False)
-    for (data, of), axes in zip(SETS.items(), grid, strict=True):
-        for axis, (optimizer, rates) in zip(axes, RATES.items(), strict=True):
-            for label, rate in itertools.product(RULES, rates):
-                mine = [row for row in rows if row[:4] == (data, optimizer, label, rate)]
-                style = "-" if rate == rates[0] else ":"
-                values = [row[5].value for row in mine]
-                axis.plot([row[4] for row in mine], values, style, marker="o", label=f"{label}, rate {rate}")
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(WORKERS, [str(w) for w in WORKERS])
-            axis.set_xlabel("workers")
-            axis.set_ylim(0.5, 1)
-            axis.set_title(f"{data}, {optimizer}", fontsize=10)
-            axis.grid(alpha=0.3)
-        axes[0].set_ylabel(f"test accuracy after {of.passes} passes")
-    grid[0][0].legend(fontsize=6)
-    figure.tight_layout()
-    PLOT.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PLOT, dpi=110)
-    plt.close(figure)
+def table(title: str, rows: Sequence[tuple[str, str, str, int, Measurement]]) -> str:
+    """Markdown: a line for each set and rule, a column for each number of workers."""
+    numbers = sorted({row[3] for row in rows})
+    lines = [f"| {title} | {' | '.join(map(str, numbers))} |", "|---" * (len(numbers) + 1) + "|"]
+    for key, group in itertools.groupby(rows, key=lambda row: row[:3]):
+        found = {row[3]: row[4] for row in group}
+        cells = [_cell(found.get(number)) for number in numbers]
+        lines.append(f"| {', '.join(key)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def spread(data: str, seeds: int) -> Iterator[str]:
-    """The default rule with up to 32 workers: for each optimizer and rate, median (least, most) over seeds."""
-    with ProcessPoolExecutor(PROCESSES) as pool:
-        for optimizer, rates in RATES.items():
-            for rate, workers in itertools.product(rates, (*WORKERS, 32)):
-                jobs = [
-                    Job(data, workers, "InverseSquareRoot", rate, seed, optimizer=optimizer)
-                    for seed in range(seeds)
-                ]
-                found = list(pool.map(accuracy, jobs))
-                values = f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
-                yield f"{data}, {optimizer}, rate {rate}, {workers} workers: {values}"
+def main() -> None:
+    """Print the tables, write their figures, and with `--record` the page."""
+    parser = argparse.ArgumentParser(prog="benchmarks.convergence", description=__doc__)
+    parser.add_argument("--sets", nargs="*", choices=list(TASKS), default=list(CHEAP))
+    parser.add_argument("--workers", nargs="*", type=int, default=list(WORKERS))
+    parser.add_argument("--rules", nargs="*", choices=list(RULES), default=list(RULES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--times", nargs="*", type=int, default=[8], metavar="WORKERS", help="of the second table"
+    )
+    parser.add_argument("--output", type=Path, default=Path("build/convergence.json"))
+    parser.add_argument("--record", action="store_true", help=f"replace the tables of {PAGE}")
+    options = parser.parse_args()
+    with _pool() as pool:
+        rows = []
+        for row in equal_samples(pool, options.sets, options.workers, options.seeds, options.rules):
+            print(f"{row[4].name}: {_cell(row[4])}", flush=True)
+            rows.append(row)
+        timed = []
+        for row in times(pool, options.sets, options.times, options.seeds):
+            print(f"{row[4].name}: {_cell(row[4])}", flush=True)
+            timed.append(row)
+    write(options.output, [row[4] for row in (*rows, *timed)])
+    tables = [table("accuracy on the samples of one worker", rows)]
+    if timed:
+        tables.append(table("times as fast as one worker", timed))
+    text = "\n\n".join(tables)
+    print(text)
+    if options.record:
+        page = PAGE.read_text()
+        before, after = page.split(BEGIN)[0], page.split(END)[1]
+        PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def _value(value: Any, workers: int) -> Any:
+    """That of an option, which may depend on the number of workers."""
+    return value(workers) if callable(value) else value
+
+
+def _with(job: Job, **changes: Any) -> Job:
+    return Job(**{**vars(job), **changes})
+
+
+def _cell(row: Measurement | None) -> str:
+    if row is None:
+        return ""
+    digits = 1 if row.unit else 3
+    return f"{row.value:.{digits}f} ({row.low:.{digits}f}-{row.high:.{digits}f})"
+
+
+def _pool() -> ProcessPoolExecutor:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # inherited: each process computes on one core
+        os.environ.setdefault(name, "1")
+    return ProcessPoolExecutor(PROCESSES)
 
 
 if __name__ == "__main__":
-    for line in spread("digits", seeds=7):
-        print(line, flush=True)
+    main()

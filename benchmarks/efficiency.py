@@ -11,21 +11,23 @@ import sys
 
 import numpy as np
 
-from benchmarks.virtual_job import BATCH, SETS, Job, VirtualJob
+from benchmarks.tasks import BATCH
+from benchmarks.virtual_job import Job, VirtualJob
 from shoal.sizing.speed.efficiency import samples_to_target
 from shoal.sizing.speed.measurements import Evaluation
 
 __all__ = ["curve", "samples_to"]
 
+CASES = (("digits", "momentum"), ("MNIST", "momentum"))
 WORKERS = (1, 2, 4, 8, 16)
 SEEDS = 3
 EVERY = 5
 """Updates between two evaluations."""
 
 
-def curve(data: str, workers: int, rate: float, seed: int) -> tuple[list[int], list[float]]:
+def curve(data: str, optimizer: str, workers: int, seed: int) -> tuple[list[int], list[float]]:
     """Samples, and the cross-entropy on the held-out set after so many."""
-    run = VirtualJob(Job(data, workers, "InverseSquareRoot", rate, seed))
+    run = VirtualJob(Job(data, workers, seed, optimizer))
     samples, losses = [], []
     for done in range(EVERY, run.updates + 1, EVERY):
         run.train(EVERY)
@@ -72,8 +74,8 @@ def foreseen(
 if __name__ == "__main__":
     first = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     told: dict[float, list[tuple[float, bool] | None]] = {0.5: [], 0.7: [], 0.85: []}
-    for data in SETS:
-        runs = {n: [curve(data, n, 0.05, seed) for seed in range(first, first + SEEDS)] for n in WORKERS}
+    for data, optimizer in CASES:
+        runs = {n: [curve(data, optimizer, n, seed) for seed in range(first, first + SEEDS)] for n in WORKERS}
         for loss in (0.8, 0.5, 0.4, 0.3):
             needed = {n: [samples_to(loss, *each) for each in found] for n, found in runs.items()}
             reached = {n: [v for v in each if v is not None] for n, each in needed.items()}
@@ -81,7 +83,7 @@ if __name__ == "__main__":
             cells = ", ".join(
                 f"{n}: {known[n] / known[1]:.2f}" if n in known else f"{n}: not reached" for n in WORKERS
             )
-            print(f"{data}, samples to a loss of {loss}, relative to one worker: {cells}")
+            print(f"{data}, {optimizer}, samples to a loss of {loss}, relative to one worker: {cells}")
             for part, each in told.items():
                 each += [foreseen(*one, n, loss, part) for n, found in runs.items() for one in found]
     for part, each in told.items():

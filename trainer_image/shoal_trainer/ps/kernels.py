@@ -226,6 +226,135 @@ def adam(
 
 
 @kernel
+def nadam(
+    n: int,
+    w: Vector,
+    m: Vector,
+    v: Vector,
+    io: Buffer,
+    of_m: np.float32,
+    of_g: np.float32,
+    decay: np.float32,
+    one_less_b1: np.float32,
+    one_less_b2: np.float32,
+    bias: np.float32,
+    epsilon: np.float32,
+    ahead: np.float32,
+) -> bool:
+    """Moments as in `adam`; w -= (of_m m + of_g g) / (√(v / bias) + eps) (Keras Nadam).
+
+    io := w - ahead m / (√(v / bias) + eps).
+    """
+    seen = np.uint32(0)
+    for i in range(n):
+        pushed = widen(io[i])
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
+        first = m[i] + (g - m[i]) * one_less_b1
+        second = v[i] + (g * g - v[i]) * one_less_b2
+        m[i] = first
+        v[i] = second
+        root = np.sqrt(second / bias) + epsilon
+        x = w[i]
+        x = x - x * decay
+        x = x - (of_m * first + of_g * g) / root
+        w[i] = x
+        io[i] = narrow(x - (ahead * first) / root, io[i])
+    return bool(seen != 0)
+
+
+@kernel
+def lion(
+    n: int,
+    w: Vector,
+    m: Vector,
+    io: Buffer,
+    lr: np.float32,
+    decay: np.float32,
+    b1: np.float32,
+    one_less_b1: np.float32,
+    b2: np.float32,
+    one_less_b2: np.float32,
+    ahead: np.float32,
+) -> bool:
+    """W -= lr sign(b1 m + (1 - b1) g); m := b2 m + (1 - b2) g (Keras Lion); io := w - ahead sign(m)."""
+    seen = np.uint32(0)
+    for i in range(n):
+        pushed = widen(io[i])
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
+        x = w[i]
+        x = x - x * decay
+        x = x - lr * np.sign(m[i] * b1 + g * one_less_b1)
+        first = m[i] * b2 + g * one_less_b2
+        m[i] = first
+        w[i] = x
+        io[i] = narrow(x - ahead * np.sign(first), io[i])
+    return bool(seen != 0)
+
+
+@kernel
+def rmsprop(
+    n: int,
+    w: Vector,
+    v: Vector,
+    io: Buffer,
+    lr: np.float32,
+    decay: np.float32,
+    rho: np.float32,
+    one_less_rho: np.float32,
+    epsilon: np.float32,
+) -> bool:
+    """V := rho v + (1 - rho) g²; w -= lr g / √(v + eps) (Keras RMSprop)."""
+    seen = np.uint32(0)
+    for i in range(n):
+        pushed = widen(io[i])
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
+        second = rho * v[i] + one_less_rho * (g * g)
+        v[i] = second
+        x = w[i]
+        x = x - x * decay
+        x = x - (lr * g) / np.sqrt(second + epsilon)
+        w[i] = x
+        io[i] = narrow(x, io[i])
+    return bool(seen != 0)
+
+
+@kernel
+def rmsprop_momentum(
+    n: int,
+    w: Vector,
+    m: Vector,
+    v: Vector,
+    io: Buffer,
+    lr: np.float32,
+    decay: np.float32,
+    mu: np.float32,
+    rho: np.float32,
+    one_less_rho: np.float32,
+    epsilon: np.float32,
+    ahead: np.float32,
+) -> bool:
+    """V as in `rmsprop`; m := mu m - lr g / √(v + eps); w += m (Keras RMSprop, momentum > 0); io := w + ahead m."""
+    seen = np.uint32(0)
+    for i in range(n):
+        pushed = widen(io[i])
+        g = finite_or_zero(pushed)
+        seen = mark_change(seen, pushed, g)
+        second = rho * v[i] + one_less_rho * (g * g)
+        v[i] = second
+        velocity = mu * m[i] - (lr * g) / np.sqrt(second + epsilon)
+        m[i] = velocity
+        x = w[i]
+        x = x - x * decay
+        x = x + velocity
+        w[i] = x
+        io[i] = narrow(x + ahead * velocity, io[i])
+    return bool(seen != 0)
+
+
+@kernel
 def adagrad(
     n: int, w: Vector, a: Vector, io: Buffer, lr: np.float32, decay: np.float32, epsilon: np.float32
 ) -> bool:
@@ -265,6 +394,13 @@ def glide_adam(
 
 
 @kernel
+def glide_lion(n: int, w: ConstVector, m: ConstVector, io: Buffer, ahead: np.float32) -> None:
+    """Io := w - ahead sign(m): the same with Lion."""
+    for i in range(n):
+        io[i] = narrow(w[i] - ahead * np.sign(m[i]), io[i])
+
+
+@kernel
 def include(n: int, w: ConstVector, io: ConstBuffer, out: Vector, scale: np.float32) -> None:
     """Out := w + scale io: parameters with a difference, or a gradient, that is still being sent."""
     for i in range(n):
@@ -289,6 +425,26 @@ def include_adam(
         second = v[i] + (g * g - v[i]) * one_less_b2
         v[i] = second
         out[i] = w[i] - (scale * g) / (np.sqrt(second / bias) + epsilon)
+
+
+@kernel
+def include_rmsprop(
+    n: int,
+    w: ConstVector,
+    v: Vector,
+    io: ConstBuffer,
+    out: Vector,
+    scale: np.float32,
+    rho: np.float32,
+    one_less_rho: np.float32,
+    epsilon: np.float32,
+) -> None:
+    """V := rho v + (1 - rho) g²; out := w - scale g / √(v + eps): the same for a gradient in RMSprop."""
+    for i in range(n):
+        g = finite_or_zero(widen(io[i]))
+        second = rho * v[i] + one_less_rho * (g * g)
+        v[i] = second
+        out[i] = w[i] - (scale * g) / np.sqrt(second + epsilon)
 
 
 @kernel

@@ -1,11 +1,11 @@
 """The optimizer of one shard: its state, and the kernels that update each part of the shard.
 
-The state is that of Keras' optimizers: one vector for momentum, two for Adam. A push's weight (samples, staleness)
-multiplies the learning rate, not the gradient, so momentum and second moments keep their scale.
+The state is that of Keras' optimizers: one vector for momentum or Lion, two for Adam. A push's weight (samples,
+staleness) multiplies the learning rate, not the gradient, so momentum and second moments keep their scale.
 
 A worker's next gradient arrives some updates after its parameters were read. So an answer may have the parameters
 `ahead` updates later, as far as the optimizer's velocity tells (arXiv 1907.11612): the gradient is computed where it
-will be applied. An optimizer without velocity (SGD without momentum, Adagrad) answers with its parameters.
+will be applied. An optimizer without velocity (SGD and RMSprop without momentum, Adagrad) answers with its parameters.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ STATE = {
     "momentum": ("momentum",),
     "adam": ("m", "v"),
     "adamw": ("m", "v"),
+    "nadam": ("m", "v"),
+    "lion": ("m",),
+    "rmsprop": ("v",),
+    "rmsprop with momentum": ("momentum", "v"),
     "adagrad": ("a",),
     "delta": (),
 }
@@ -46,6 +50,11 @@ class Update(NamedTuple):
     next_rate: float = math.nan
     before: float = 1.0
 
+    @property
+    def later(self) -> float:
+        """The learning rate of the update after this one."""
+        return self.rate if math.isnan(self.next_rate) else self.next_rate
+
 
 class Optimizer:
     """The optimizer `config` for `size` trainable values from `offset` of the flat vector.
@@ -58,9 +67,8 @@ class Optimizer:
     ) -> None:
         self.config = config
         self.size = size
-        rule = "momentum" if config.name == "sgd" and config.momentum else config.name
-        self.state: dict[str, Vector] = {name: aligned(size) for name in STATE[rule]}
-        if rule == "adagrad":
+        self.state: dict[str, Vector] = {name: aligned(size) for name in STATE[_rule(config)]}
+        if config.name == "adagrad":
             self.state["a"].fill(config.initial_accumulator_value)
         for name, values in (kept or {}).items():
             if name in self.state:
@@ -88,9 +96,11 @@ class Optimizer:
             if update.ahead and "momentum" in state:
                 ahead = update.ahead * _glide(c, update.pace) * stretch(update.before) / stretch(update.pace)
                 kernels.glide(w[part], state["momentum"], values, f(ahead))
+            elif update.ahead and c.name == "lion":
+                kernels.glide_lion(w[part], state["m"], values, f(update.ahead * update.rate))
             elif update.ahead and "m" in state and update.step > 1:
                 beta = adam_momentum(c, update.pace)
-                ahead = update.ahead * beta * float(_alpha(c, beta, update.rate, update.step))
+                ahead = update.ahead * beta * _glide_adam(c, beta, update.rate, update.step)
                 kernels.glide_adam(w[part], state["m"], state["v"], values, f(ahead), f(c.epsilon))
             else:
                 kernels.encode(w[part], values)
@@ -100,30 +110,71 @@ class Optimizer:
         rate = f(update.rate)
         decay = f(update.rate * c.weight_decay if decays else 0.0)
         state = {name: values[part] for name, values in self.state.items()}
-        if c.name in {"adam", "adamw"}:
-            beta = adam_momentum(c, update.pace)
-            alpha = _alpha(c, beta, update.rate, update.step)
-            low, high = f(1 - beta), f(1 - c.beta_2)
-            ahead: float = update.ahead * beta
-            if ahead and alpha and not math.isnan(update.next_rate):
-                ahead *= float(_alpha(c, beta, update.next_rate, update.step + 1) / alpha)
-            return kernels.adam(
-                w, state["m"], state["v"], io, alpha, decay, low, high, f(c.epsilon), f(ahead)
-            )
+        if "m" in state:
+            return self._moments(w, state, io, update, rate, decay)
+        if "momentum" in state:
+            return self._momentum(w, state, io, update, decay)
+        if c.name == "rmsprop":
+            return kernels.rmsprop(w, state["v"], io, rate, decay, f(c.rho), f(1 - c.rho), f(c.epsilon))
         if c.name == "adagrad":
             return kernels.adagrad(w, state["a"], io, rate, decay, f(c.epsilon))
         if c.name == "delta":  # the step of a worker-side optimizer
             return kernels.add(w, io, rate)
-        if "momentum" not in state:
-            return kernels.sgd(w, io, rate, decay)
-        rule = kernels.nesterov if c.nesterov else kernels.momentum
+        return kernels.sgd(w, io, rate, decay)
+
+    def _momentum(
+        self, w: Vector, state: Mapping[str, Vector], io: Buffer, update: Update, decay: np.float32
+    ) -> bool:
+        c, f = self.config, np.float32
         # Velocity that was made at another pace still has to go as far as it would have gone there.
         slower = stretch(update.pace)
         kept, rate = (
             f(momentum_at(c, update.before) * stretch(update.before) / slower),
             f(update.rate / slower),
         )
-        return rule(w, state["momentum"], io, rate, decay, kept, f(update.ahead * _glide(c, update.pace)))
+        ahead = f(update.ahead * _glide(c, update.pace))
+        if c.name == "rmsprop":
+            second = f(c.rho), f(1 - c.rho), f(c.epsilon)
+            return kernels.rmsprop_momentum(
+                w, state["momentum"], state["v"], io, rate, decay, kept, *second, ahead
+            )
+        rule = kernels.nesterov if c.nesterov else kernels.momentum
+        return rule(w, state["momentum"], io, rate, decay, kept, ahead)
+
+    def _moments(
+        self,
+        w: Vector,
+        state: Mapping[str, Vector],
+        io: Buffer,
+        update: Update,
+        rate: np.float32,
+        decay: np.float32,
+    ) -> bool:
+        """Adam, AdamW, Nadam, Lion."""
+        c, f, step = self.config, np.float32, update.step
+        beta = adam_momentum(c, update.pace)
+        if c.name == "lion":
+            b1, b2 = (f(beta), f(1) - f(beta)), (f(c.beta_2), f(1) - f(c.beta_2))
+            return kernels.lion(w, state["m"], io, rate, decay, *b1, *b2, f(update.ahead * update.later))
+        new = f(1 - beta), f(1 - c.beta_2)
+        if c.name == "nadam":
+            of_m, of_g = nadam_parts(beta, update.rate, step)
+            bias = f(1) - f(c.beta_2) ** f(step)
+            ahead = update.ahead * beta * nadam_parts(beta, update.later, step + 1)[0]
+            ahead *= math.sqrt((1 - c.beta_2 ** (step + 1)) / (1 - c.beta_2**step))
+            return kernels.nadam(
+                w, state["m"], state["v"], io, f(of_m), f(of_g), decay, *new, bias, f(c.epsilon), f(ahead)
+            )
+        alpha = _alpha(c, beta, update.rate, step)
+        ahead = update.ahead * beta
+        if ahead and alpha:
+            ahead *= float(_alpha(c, beta, update.later, step + 1) / alpha)
+        return kernels.adam(w, state["m"], state["v"], io, alpha, decay, *new, f(c.epsilon), f(ahead))
+
+
+def normalizes(config: OptimizerConfig) -> bool:
+    """Whether the optimizer divides gradients by their usual size."""
+    return config.name not in {"sgd", "delta"}
 
 
 def stretch(pace: float) -> float:
@@ -139,6 +190,34 @@ def momentum_at(config: OptimizerConfig, pace: float) -> float:
 def adam_momentum(config: OptimizerConfig, pace: float) -> float:
     """Adam's beta_1 at a normal staleness of `pace`."""
     return config.beta_1 if pace == 1 else 1 - (1 - config.beta_1) / pace**0.75
+
+
+def nadam_parts(beta_1: float, rate: float, step: int) -> tuple[float, float]:
+    """How far step `step` of Nadam moves along the first moment, and along its gradient."""
+    now, later = (beta_1 * (1 - 0.5 * 0.96**at) for at in (step, step + 1))
+    product = _nadam_product(beta_1, step)
+    return rate * later / (1 - product * later), rate * (1 - now) / (1 - product)
+
+
+def _nadam_product(beta_1: float, step: int) -> float:
+    """The product of Nadam's momenta up to `step`; from 1,000 on they are beta_1."""
+    single = min(step, 1000)
+    return float(np.prod(beta_1 * (1 - 0.5 * 0.96 ** np.arange(1.0, single + 1)))) * beta_1 ** (step - single)
+
+
+def _rule(config: OptimizerConfig) -> str:
+    """The key of `STATE`."""
+    if config.momentum and config.name == "sgd":
+        return "momentum"
+    return "rmsprop with momentum" if config.momentum and config.name == "rmsprop" else config.name
+
+
+def _glide_adam(config: OptimizerConfig, beta_1: float, rate: float, step: int) -> float:
+    """How far step `step` of Adam or Nadam moves along m / √v, without its gradient."""
+    if config.name == "nadam":
+        power = 1 - config.beta_2**step
+        return float(nadam_parts(beta_1, rate, step)[0] * math.sqrt(power))
+    return float(_alpha(config, beta_1, rate, step))
 
 
 def _glide(config: OptimizerConfig, pace: float) -> float:

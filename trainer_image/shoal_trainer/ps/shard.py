@@ -23,7 +23,7 @@ from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
-from shoal_trainer.ps.optimizers import Update
+from shoal_trainer.ps.optimizers import Update, normalizes
 from shoal_trainer.ps.pieces import PIECE_VALUES, Payload, nbytes, parts
 from shoal_trainer.ps.recovery import Recovery
 from shoal_trainer.ps.streams import Stream
@@ -296,7 +296,7 @@ class ShardStore(WorkerRegistry):
             tau = abs(self.version - base) + self._walks.under_way(walk)
             if not delta:
                 own = self._last_of.get(slot, -1) > base  # in flight then; see `Damping`
-                self.damping.normalizes = model.optimizer.config.name not in {"sgd", "delta"}
+                self.damping.normalizes = normalizes(model.optimizer.config)
                 damped = self.damping.apply(max(0, tau - own), self._members.live, meta.length)
                 weight = model.optimizer.config.weight(meta.samples) * damped.factor
                 update = model.next_update(meta, weight, self.samples, damped.pace, ahead)
@@ -628,7 +628,7 @@ class ShardStore(WorkerRegistry):
         assert self.model is not None
         if ahead:
             pace = self.damping.pace(self._members.live)
-            self.model.anticipate(io, ahead, pace**-self.damping.exponent, pace, self.samples)
+            self.model.anticipate(io, ahead, self.damping.rate(pace), pace, self.samples)
         else:
             self.model.encode(io)
 

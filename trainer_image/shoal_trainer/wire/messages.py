@@ -56,12 +56,13 @@ class OptimizerConfig(Message):
     in Keras. `no_decay`: half-open ranges of the flat vector without weight decay.
     """
 
-    name: Literal["sgd", "adam", "adamw", "adagrad", "delta"] = "sgd"
+    name: Literal["sgd", "adam", "adamw", "nadam", "lion", "rmsprop", "adagrad", "delta"] = "sgd"
     learning_rate: float | Schedule = 0.01
     momentum: float = 0.0
     nesterov: bool = False
     beta_1: float = 0.9
     beta_2: float = 0.999
+    rho: float = 0.9
     epsilon: float = 1e-7
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.1

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shoal_trainer.ps import kernels, schedules
 from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.ps.damping import Damping
-from shoal_trainer.ps.optimizers import adam_momentum, momentum_at, stretch
+from shoal_trainer.ps.optimizers import adam_momentum, momentum_at, nadam_parts, normalizes, stretch
 from shoal_trainer.wire.messages import OptimizerConfig, Pulled
 from shoal_trainer.worker.send import Send
 
@@ -50,7 +50,7 @@ class Anticipation:
         self._config = config
         self._trainable, self._size = trainable, size
         self._dtype, self._alias = np.dtype(dtype), alias
-        self._damping = Damping(EXPONENT)
+        self._damping = Damping(EXPONENT, normalizes=normalizes(config))
         self._staleness = 0
         self._second: npt.NDArray[np.float32] | None = None
         self._seen = 0
@@ -73,7 +73,7 @@ class Anticipation:
 
     def include(self, current: npt.NDArray[Any], send: Send, pulled: Pulled) -> Any:
         """The parameters `current`, as `pulled`, with the push in flight, as a tensor to compute on."""
-        if send.local or self._config.name == "adagrad":
+        if send.local or self._config.name in {"adagrad", "lion"}:
             return None
         if self._sum is None:
             self._prepare()
@@ -99,23 +99,36 @@ class Anticipation:
         rate = push.learning_rate
         if rate is None:
             rate = schedules.learning_rate(c.learning_rate, c.step_after(pulled.samples))
-        rate *= c.weight(push.samples) * pace**-EXPONENT
+        rate *= c.weight(push.samples) * self._damping.rate(pace)
         steps = self.ahead(in_flight=True)
         if c.name == "delta":
             kernels.include(w, g, out, f(rate))
-        elif c.name in {"adam", "adamw"}:
-            if self._second is None:
-                self._second = aligned(self._trainable)
+        elif c.name in {"adam", "adamw", "nadam"}:
             self._seen += 1
-            beta = adam_momentum(c, pace)
-            rate *= steps * (1 - beta) / (1 - beta ** (pulled.versions[0] + 1))
+            beta, step = adam_momentum(c, pace), pulled.versions[0] + 1
+            if c.name == "nadam":
+                of_m, of_g = nadam_parts(beta, rate, step)
+                rate = of_m * steps * (1 - beta) + of_g
+            else:
+                rate *= steps * (1 - beta) / (1 - beta**step)
             bias = 1 - c.beta_2**self._seen
-            kernels.include_adam(w, self._second, g, out, f(rate), f(1 - c.beta_2), f(bias), f(c.epsilon))
+            second = self._second_moments()
+            kernels.include_adam(w, second, g, out, f(rate), f(1 - c.beta_2), f(bias), f(c.epsilon))
+        elif c.name == "rmsprop":
+            rate *= steps / stretch(pace) if c.momentum else 1.0
+            moments = self._second_moments(), g, out, f(rate)
+            kernels.include_rmsprop(w, *moments, f(c.rho), f(1 - c.rho), f(c.epsilon))
         elif c.momentum:
             more = momentum_at(c, pace) if c.nesterov else 0.0
             kernels.include(w, g, out, f(-rate / stretch(pace) * (steps + more)))
         else:
             kernels.include(w, g, out, f(-rate))
+
+    def _second_moments(self) -> npt.NDArray[np.float32]:
+        """Those of this worker's own gradients."""
+        if self._second is None:
+            self._second = aligned(self._trainable)
+        return self._second
 
     def _prepare(self) -> None:
         self._sum = aligned(self._size)

@@ -1,9 +1,9 @@
 """Decides where the optimizer runs: on the parameter servers, which share and save its state, or on the workers.
 
-The parameter servers implement SGD (with momentum, Nesterov), Adam (without AMSGrad), AdamW and Adagrad exactly as
-Keras, and Keras' learning-rate schedules, as a function of the samples seen. The worker clips before the push, as
-Keras clips before the update. All other optimizers run on the workers with Keras' code, and the push carries the
-difference made by the step.
+The parameter servers implement SGD (with momentum, Nesterov), Adam (without AMSGrad), AdamW, Nadam, Lion, RMSprop (not
+centered) and Adagrad exactly as Keras, and Keras' learning-rate schedules, as a function of the samples seen. The
+worker clips before the push, as Keras clips before the update. All other optimizers run on the workers with Keras'
+code, and the push carries the difference made by the step.
 
 The gradient of an Embedding is summed per row, as in any other layer. Keras 3 on TensorFlow squares and clips what each
 position in the batch contributes to a row one by one, which no other backend of it does. For that alone the optimizer's
@@ -28,10 +28,13 @@ from shoal_trainer.worker.layout import Layout
 
 log = logging.getLogger(__name__)
 
-NAMES: dict[type, Literal["sgd", "adam", "adamw", "adagrad"]] = {
+NAMES: dict[type, Literal["sgd", "adam", "adamw", "nadam", "lion", "rmsprop", "adagrad"]] = {
     keras.optimizers.SGD: "sgd",
     keras.optimizers.Adam: "adam",
     keras.optimizers.AdamW: "adamw",
+    keras.optimizers.Nadam: "nadam",
+    keras.optimizers.Lion: "lion",
+    keras.optimizers.RMSprop: "rmsprop",
     keras.optimizers.Adagrad: "adagrad",
 }
 
@@ -96,6 +99,7 @@ def place(model: Any, layout: Layout, batch_size: int, untrained: tuple[int, ...
         nesterov=bool(getattr(optimizer, "nesterov", False)),
         beta_1=float(getattr(optimizer, "beta_1", 0.9)),
         beta_2=float(getattr(optimizer, "beta_2", 0.999)),
+        rho=float(getattr(optimizer, "rho", 0.9)),
         epsilon=float(getattr(optimizer, "epsilon", 1e-7)),
         weight_decay=float(optimizer.weight_decay or 0.0),
         initial_accumulator_value=float(getattr(optimizer, "initial_accumulator_value", 0.1)),
@@ -126,6 +130,8 @@ def why_worker(model: Any) -> str:
         return f"the parameter servers do not implement {name}"
     if getattr(optimizer, "amsgrad", False):
         return f"{name}(amsgrad=True)"
+    if getattr(optimizer, "centered", False):
+        return f"{name}(centered=True)"
     if optimizer.use_ema:
         return f"{name}(use_ema=True)"
     if any(getattr(v, "constraint", None) is not None for v in model.trainable_variables):

@@ -61,3 +61,11 @@ def test_long_gradient_is_shortened_to_the_usual_length() -> None:
     for _ in range(1000):
         last = damping.apply(3, 4, 8.0).factor
     assert last == pytest.approx(1, rel=1e-3)  # what stays is usual
+
+
+@pytest.mark.parametrize(("normalizes", "expected"), [(False, 0.25), (True, 0.5)])
+def test_optimizers_that_divide_by_the_size_of_gradients_are_damped_less(normalizes, expected) -> None:
+    damping = Damping(0.5, normalizes=normalizes)
+    assert damping.rate(16.0) == expected
+    assert damping.apply(16, 17).factor == expected
+    assert damping.rate(1.0) == 1

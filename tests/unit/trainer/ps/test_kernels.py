@@ -146,6 +146,44 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noq
     kernels.adagrad(new, total, io, lr, decay, eps)
     check(io, new, (w - w * decay) - (lr * gradient) / np.sqrt(v + gradient * gradient + eps))
 
+    second, rho = F(0.9) * v + F(0.1) * (gradient * gradient), (F(0.9), F(0.1), eps)
+    new, kept, io = w.copy(), v.copy(), exchange()
+    kernels.rmsprop(new, kept, io, lr, decay, *rho)
+    step = (lr * gradient) / np.sqrt(second + eps)
+    np.testing.assert_array_equal(kept, second)
+    check(io, new, (w - w * decay) - step)
+    kept, io = v.copy(), exchange()
+    kernels.include_rmsprop(w, kept, io, out, lr, *rho)
+    np.testing.assert_array_equal(kept, second)
+    np.testing.assert_array_equal(out, w - step)
+    new, state, kept, io = w.copy(), m.copy(), v.copy(), exchange()
+    kernels.rmsprop_momentum(new, state, kept, io, lr, decay, mu, *rho, F(2.5))
+    np.testing.assert_array_equal(kept, second)
+    np.testing.assert_array_equal(state, mu * m - step)
+    np.testing.assert_array_equal(new, (w - w * decay) + state)
+    later = new + F(2.5) * state
+    np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
+
+    new, state, io = w.copy(), m.copy(), exchange()
+    kernels.lion(new, state, io, lr, decay, F(0.9), F(0.1), F(0.99), F(0.01), F(2.5))
+    np.testing.assert_array_equal(state, m * F(0.99) + gradient * F(0.01))
+    np.testing.assert_array_equal(new, (w - w * decay) - lr * np.sign(m * F(0.9) + gradient * F(0.1)))
+    later = new - F(2.5) * np.sign(state)
+    np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
+    io, later = exchange(), w - F(2.5) * np.sign(m)
+    kernels.glide_lion(w, m, io, F(2.5))
+    np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
+
+    new, first, kept, io = w.copy(), m.copy(), v.copy(), exchange()
+    of_m, of_g, bias = F(0.02), F(0.03), F(0.5)
+    kernels.nadam(new, first, kept, io, of_m, of_g, decay, F(0.1), F(0.001), bias, eps, F(2.5))
+    np.testing.assert_array_equal(first, m2)
+    np.testing.assert_array_equal(kept, v2)
+    root = np.sqrt(v2 / bias) + eps
+    np.testing.assert_array_equal(new, (w - w * decay) - (of_m * m2 + of_g * gradient) / root)
+    later = new - (F(2.5) * m2) / root
+    np.testing.assert_array_equal(io, bits_of(later) if bf16 else later)
+
     new, io = w.copy(), exchange()
     kernels.add(new, io, F(0.5))
     check(io, new, w + F(0.5) * gradient)
@@ -157,7 +195,21 @@ def test_update_kernels_match_their_formulas(n: int, bf16: bool) -> None:  # noq
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["add", "sgd", "momentum", "nesterov", "adam", "adagrad"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add",
+        "sgd",
+        "momentum",
+        "nesterov",
+        "adam",
+        "nadam",
+        "lion",
+        "rmsprop",
+        "rmsprop_momentum",
+        "adagrad",
+    ],
+)
 @pytest.mark.parametrize("index", [0, 7, 70, 130])
 def test_non_finite_gradient_is_replaced_by_zero_and_reported(
     name: str, bad: float, dtype: Any, index: int
@@ -168,6 +220,16 @@ def test_non_finite_gradient_is_replaced_by_zero_and_reported(
         "momentum": lambda w, a, _b, io: kernels.momentum(w, a, io, F(0.1), F(0), F(0.9), F(1)),
         "nesterov": lambda w, a, _b, io: kernels.nesterov(w, a, io, F(0.1), F(0), F(0.9), F(1)),
         "adam": lambda w, a, b, io: kernels.adam(w, a, b, io, F(0.1), F(0), F(0.1), F(0.01), F(1e-7), F(1)),
+        "nadam": lambda w, a, b, io: kernels.nadam(
+            w, a, b, io, F(0.1), F(0.2), F(0), F(0.1), F(0.01), F(0.5), F(1e-7), F(1)
+        ),
+        "lion": lambda w, a, _b, io: kernels.lion(
+            w, a, io, F(0.1), F(0), F(0.9), F(0.1), F(0.99), F(0.01), F(1)
+        ),
+        "rmsprop": lambda w, a, _b, io: kernels.rmsprop(w, a, io, F(0.1), F(0), F(0.9), F(0.1), F(1e-7)),
+        "rmsprop_momentum": lambda w, a, b, io: kernels.rmsprop_momentum(
+            w, a, b, io, F(0.1), F(0), F(0.9), F(0.9), F(0.1), F(1e-7), F(1)
+        ),
         "adagrad": lambda w, a, _b, io: kernels.adagrad(w, a, io, F(0.1), F(0), F(1e-7)),
     }
 

@@ -26,6 +26,13 @@ CASES: list[tuple[str, dict[str, Any], bool]] = [
     ("Adam", {"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-3}, False),
     ("AdamW", {"learning_rate": 0.01, "weight_decay": 0.05}, False),
     ("Adagrad", {"learning_rate": 0.1}, True),
+    ("Nadam", {"learning_rate": 0.01}, False),
+    ("Nadam", {"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.99, "weight_decay": 0.05}, False),
+    ("Lion", {"learning_rate": 0.001, "beta_2": 0.99}, True),
+    ("Lion", {"learning_rate": 0.001, "beta_1": 0.8, "beta_2": 0.9, "weight_decay": 0.05}, False),
+    ("RMSprop", {"learning_rate": 0.01}, False),
+    ("RMSprop", {"learning_rate": 0.01, "rho": 0.8, "weight_decay": 0.05}, False),
+    ("RMSprop", {"learning_rate": 0.01, "momentum": 0.9}, False),
 ]
 
 
@@ -153,6 +160,9 @@ def test_velocity_goes_as_far_when_the_pace_changes() -> None:
         OptimizerConfig(learning_rate=0.1, momentum=0.9, batch_size=BATCH),
         OptimizerConfig(learning_rate=0.1, momentum=0.9, nesterov=True, batch_size=BATCH),
         OptimizerConfig(name="adam", learning_rate=0.01, batch_size=BATCH),
+        OptimizerConfig(name="nadam", learning_rate=0.02, batch_size=BATCH),
+        OptimizerConfig(name="lion", learning_rate=0.01, batch_size=BATCH),
+        OptimizerConfig(name="rmsprop", learning_rate=0.01, momentum=0.9, batch_size=BATCH),
         OptimizerConfig(
             name="adamw",
             learning_rate=Schedule(
@@ -161,7 +171,7 @@ def test_velocity_goes_as_far_when_the_pace_changes() -> None:
             batch_size=BATCH,
         ),
     ],
-    ids=["momentum", "nesterov", "adam", "adamw with a schedule"],
+    ids=["momentum", "nesterov", "adam", "nadam", "lion", "rmsprop", "adamw with a schedule"],
 )
 def test_answer_one_update_ahead_lacks_only_the_next_gradient(
     numbers: tuple[np.ndarray, np.ndarray], config: OptimizerConfig

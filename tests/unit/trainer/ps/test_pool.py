@@ -89,9 +89,9 @@ def test_messages_of_one_size_reuse_their_pieces(monkeypatch: pytest.MonkeyPatch
     assert made == [64] * 5
 
 
-def test_a_fifth_of_the_model_is_added_to_the_limit() -> None:
+def test_a_tenth_of_the_model_is_added_to_the_limit() -> None:
     pool = PiecePool(limit=27)
-    with pool.lend(128, 1140) as first, pool.lend(128, 1140) as second, pool.lend(128, 1140) as third:
+    with pool.lend(128, 2280) as first, pool.lend(128, 2280) as second, pool.lend(128, 2280) as third:
         assert complete(first)
         assert not complete(second)
         assert len(second.pieces) == 1  # 27 + 228 bytes are three pieces

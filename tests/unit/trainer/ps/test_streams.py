@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.shard import Answer, ShardCopy, ShardStore
 from shoal_trainer.ps.streams import Stream
+from shoal_trainer.ps.walks import Begun, Walks
 from shoal_trainer.wire.messages import AnswerMeta, ModelSpec, OptimizerConfig, Progress, PushMeta
 from tests.unit.trainer.ps.shards import Clock, grad
 
@@ -223,6 +224,44 @@ def test_incarnation_of_a_part_fences_older_ones_after_a_restart() -> None:
         again.hello(0, 2, MODEL)
 
 
+def test_shard_that_adopts_a_copy_knows_the_part_of_a_push_in_it() -> None:
+    shard = started()
+    snapshot = shard.copy()
+    stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    walked(stream, vector(0, 1), 2)
+    answer = shard.delta(1, 0, 1, 0, meta_of(1), io := vector(1, 1))
+    again = adopted(snapshot, answer, io)
+    assert [(push.push, push.pieces) for push in again._walks.begun.values()] == [((0, 0, 1), 2)]
+    again.delta(0, 0, 1, 0, meta_of(1), io := vector(0, 1))
+    assert content(io) == {(0, 1): PIECES, (1, 1): PIECES}
+
+
+def test_shard_that_adopts_a_copy_knows_the_parts_that_were_given_up_before_its_snapshot() -> None:
+    shard = started()
+    stream = shard.pushing(0, 0, 1, 0, meta_of(1), delta=True)
+    walked(stream, vector(0, 1), 2)
+    stream.close()
+    shard.delta(0, 0, 2, 0, meta_of(2), vector(0, 2))
+    snapshot = shard.copy()
+    shard.journal.published(1)
+    answer = shard.delta(1, 0, 1, 1, meta_of(1), io := vector(1, 1))
+    assert answer.meta.begun == ()  # every shard that could adopt it has that snapshot
+    again = adopted(snapshot, answer, io)
+    assert [(push.slot, push.seq, push.pieces, push.closed) for push in again.begun()] == [(0, 1, 2, 0)]
+
+
+def adopted(snapshot: ShardCopy | None, answer: Answer, values: np.ndarray) -> ShardStore:
+    """A shard that was restored from a snapshot and has adopted the copy of worker 1."""
+    assert snapshot is not None
+    shard = large(1)
+    shard.restore(snapshot)
+    assert shard.hello(1, 0, MODEL, answer.version).wants_copy
+    shard.offer(1, 0, answer.version, answer.meta, values.copy())
+    shard.hello(0, 0, MODEL)
+    assert shard.version == answer.version
+    return shard
+
+
 def test_rollback_ends_the_streams_and_their_parts() -> None:
     shard = started()
     copy = shard.copy()
@@ -235,6 +274,18 @@ def test_rollback_ends_the_streams_and_their_parts() -> None:
     stream.close()
     assert shard.begun() == ()
     assert not shard.copy().arrays["parameters"].any()  # type: ignore[union-attr]
+
+
+def test_push_that_begins_while_a_walk_works_on_its_first_piece_is_behind_it() -> None:
+    walks = Walks(2)
+    walks.take(reader := walks.begin())
+    writer = walks.begin(push := Begun((0, 0), 1))
+    assert walks.busy(writer)
+    walks.done(reader)
+    walks.take(writer)
+    walks.done(writer)
+    walks.take(reader)
+    assert reader.missing == {push: 0}
 
 
 def test_slow_answer_is_torn_only_by_a_push_that_has_waited() -> None:
@@ -279,12 +330,14 @@ def test_no_push_overtakes_a_snapshot() -> None:
 
     def push() -> None:
         waiting.set()
-        walked(stream, vector(0, 1), PIECES)
+        walked(stream, vector(0, 1), PIECES - 1)
 
     pusher = threading.Thread(target=push)
 
     def between() -> None:
         if not waiting.is_set():
+            stream.step(vector(0, 1), 0)  # the copy has passed this piece
+            assert stream.blocked
             pusher.start()
             waiting.wait(10)
         seen.append(shard.version)

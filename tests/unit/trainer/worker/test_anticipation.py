@@ -78,10 +78,23 @@ def overlapping(config, *, anticipates):
         (OptimizerConfig(learning_rate=0.08, momentum=0.9, batch_size=1), 1e-4),
         (OptimizerConfig(learning_rate=0.04, momentum=0.9, nesterov=True, batch_size=1), 1e-4),
         (OptimizerConfig(name="delta", learning_rate=1.0, batch_size=1), 1e-4),
+        (OptimizerConfig(name="rmsprop", learning_rate=0.02, batch_size=1), 1e-4),
+        (OptimizerConfig(name="rmsprop", learning_rate=0.01, momentum=0.5, batch_size=1), 1e-4),
+        (OptimizerConfig(name="nadam", learning_rate=0.02, batch_size=1), 0.1),
         (OptimizerConfig(name="adam", learning_rate=0.02, batch_size=1), 0.1),
         (OptimizerConfig(name="adamw", learning_rate=WARM_UP, weight_decay=0.01, batch_size=1), 0.1),
     ],
-    ids=["sgd", "momentum", "nesterov", "worker", "adam", "adamw with warm-up"],
+    ids=[
+        "sgd",
+        "momentum",
+        "nesterov",
+        "worker",
+        "rmsprop",
+        "rmsprop with momentum",
+        "nadam",
+        "adam",
+        "adamw with warm-up",
+    ],
 )
 def test_one_worker_that_overlaps_trains_as_one_that_waits(config, share):
     """The difference is at most this share of what a delay of one step makes."""

@@ -60,9 +60,9 @@ def test_worker_that_runs_out_of_memory_suggests_a_smaller_batch():
     [
         ("sgd", []),
         (
-            "rmsprop",
+            "adamax",
             [
-                "the optimizer runs on the workers: the parameter servers do not implement RMSprop. "
+                "the optimizer runs on the workers: the parameter servers do not implement Adamax. "
                 "Each worker has its own optimizer state."
             ],
         ),

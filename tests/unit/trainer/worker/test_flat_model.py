@@ -198,7 +198,7 @@ def test_non_finite_gradient_with_finite_loss_is_reported(wire, on_host):
 
 def test_worker_side_schedule_follows_the_jobs_updates():
     flat_model = FlatModel(
-        functional(keras.optimizers.RMSprop(schedules.PiecewiseConstantDecay([3], [0.1, 0.0]))),
+        functional(keras.optimizers.Adamax(schedules.PiecewiseConstantDecay([3], [0.1, 0.0]))),
         BATCHES[0], "fp32", (0, 1),
     )  # fmt: skip
     buffer = aligned(flat_model.layout.size)

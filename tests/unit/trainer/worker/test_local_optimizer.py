@@ -24,7 +24,7 @@ class TwoOptimizers(Plain):
 
     def __init__(self):
         super().__init__()
-        self.other = keras.optimizers.RMSprop(0.001)
+        self.other = keras.optimizers.Adamax(0.001)
 
     def train_step(self, data):
         x, y = data
@@ -42,18 +42,18 @@ def two_optimizers(**options):
     model = TwoOptimizers()
     model(BATCHES[0].x)
     model.other.build(model.trainable_variables[1:])
-    return compiled(model, keras.optimizers.RMSprop(0.001), **options)
+    return compiled(model, keras.optimizers.Adamax(0.001), **options)
 
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize(
     "make",
     [
-        lambda **options: functional(keras.optimizers.RMSprop(0.001), options=options),
+        lambda **options: functional(keras.optimizers.Adamax(0.001), options=options),
         lambda **options: functional(SGD(0.1, use_ema=True), options=options),
         two_optimizers,
     ],
-    ids=["rmsprop", "use_ema", "two optimizers"],
+    ids=["adamax", "use_ema", "two optimizers"],
 )
 def test_non_finite_batch_leaves_the_optimizer_state_as_it_was(make, jit):
     server, clean = Server(make(jit_compile=jit)), Server(make(jit_compile=jit))
@@ -68,13 +68,13 @@ def test_non_finite_batch_leaves_the_optimizer_state_as_it_was(make, jit):
     assert all(np.array_equal(own, expected) for own, expected in states)
 
 
-def test_rmsprop_trains_on_after_a_skipped_batch(start_servers):
+def test_adamax_trains_on_after_a_skipped_batch(start_servers):
     coordinator = FakeCoordinator(DATA.size, tasks=())
     servers = start_servers(coordinator)
     x = X.copy()
     x[40] = np.nan
     training = replace(
-        job(lambda: functional(keras.optimizers.RMSprop(0.001)), wire="fp32", on_nan="skip"),
+        job(lambda: functional(keras.optimizers.Adamax(0.001)), wire="fp32", on_nan="skip"),
         data=Indexed.from_arrays(x, Y),
     )
     running = Running(training, servers, coordinator)
@@ -181,7 +181,7 @@ class OwnMetrics(Plain):
 def test_loss_of_each_step_is_reported_if_metrics_are_overridden():
     def make():
         begin()
-        return compiled(OwnMetrics(), keras.optimizers.RMSprop(1e-9))
+        return compiled(OwnMetrics(), keras.optimizers.Adamax(1e-9))
 
     server = Server(make())
     losses = [server.step(replace(BATCHES[0], x=BATCHES[0].x * factor)) for factor in (1, 100, 1)]
@@ -205,7 +205,7 @@ def test_spectral_normalization_trains_as_in_keras():
 
 def test_xla_compiles_the_step_of_a_local_optimizer():
     flat_model = FlatModel(
-        functional(keras.optimizers.RMSprop(), options={"jit_compile": True}), BATCHES[0], "fp32"
+        functional(keras.optimizers.Adamax(), options={"jit_compile": True}), BATCHES[0], "fp32"
     )
     flat_model.trace()
     (traced,) = flat_model._traced.values()

@@ -46,7 +46,7 @@ def made(kind):
     "make",
     [
         lambda: unreduced(SGD(0.01)),
-        lambda: unreduced(keras.optimizers.RMSprop(0.001)),
+        lambda: unreduced(keras.optimizers.Adamax(0.001)),
         lambda: made(ComputesLoss),
     ],
     ids=["reduction=None", "worker-side", "compute_loss"],

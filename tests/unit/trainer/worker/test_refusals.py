@@ -16,7 +16,7 @@ from tests.unit.trainer.worker.trained import BATCHES, SGD
     "optimizer",
     [
         lambda: SGD(0.1, gradient_accumulation_steps=2, clipnorm=1.0),
-        lambda: keras.optimizers.RMSprop(0.1, gradient_accumulation_steps=2),
+        lambda: keras.optimizers.Adamax(0.1, gradient_accumulation_steps=2),
     ],
 )
 def test_worker_side_gradient_accumulation_is_refused(optimizer):

@@ -1,0 +1,42 @@
+"""A slice of the convergence benchmark: what many workers reach on the samples of one, and how soon."""
+
+import math
+import statistics
+
+import pytest
+
+from benchmarks.convergence import SHOAL, accuracy, seconds_to
+from benchmarks.virtual_job import Job
+
+SEEDS = range(3)
+CHURN = "Shoal, a worker lost and replaced every 20 updates"
+
+
+def median(rule, task, workers, optimizer, seeds=SEEDS):
+    return statistics.median(accuracy((rule, Job(task, workers, seed, optimizer))) for seed in seeds)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "Adam"])
+def test_eight_workers_are_about_as_accurate_as_one_on_the_same_samples(optimizer):
+    one = median(SHOAL, "digits", 1, optimizer)
+    assert median(SHOAL, "digits", 8, optimizer) >= one - 0.015
+    assert median(CHURN, "digits", 8, optimizer) >= one - 0.02
+
+
+def test_embeddings_with_adam_learn_with_eight_workers():
+    """The whole damping of SGD left Adam at 0.86 here, and all-reduce at the rate of one worker is at 0.83."""
+    found = median(SHOAL, "words", 8, "Adam", range(1))
+    assert found >= 0.9
+    assert found > median("all-reduce", "words", 8, "Adam", range(1)) + 0.05
+
+
+def test_plain_asynchronous_momentum_diverges_where_shoal_learns():
+    assert median("each gradient a step of Keras", "digits", 8, "momentum", range(1)) < 0.3
+    assert median("Shoal, three times the rate", "digits", 8, "momentum", range(1)) > 0.9
+
+
+def test_a_straggler_costs_all_reduce_half_its_speed_and_shoal_its_own():
+    job = Job("digits", 8, 0, "Adam", speeds="straggler")
+    mine, synchronous = (seconds_to((rule, job, 0.93)) for rule in (SHOAL, "all-reduce, rate × √W"))
+    assert mine < synchronous < math.inf
+    assert seconds_to((SHOAL, Job("digits", 1, 0, "Adam", speeds="equal"), 0.93)) > 2.5 * mine
