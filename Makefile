@@ -71,7 +71,7 @@ nightly: install  ## Run what is slow and rarely fails, the trainer's simulation
 	@$(PYTHON) -m dev setup
 	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests -m nightly --numprocesses 2 --dist loadscope $(ARGS)
 	@SHOAL_SEEDS=10000 $(PYTHON) -m pytest tests/unit/trainer/simulation --numprocesses auto
-	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses auto
+	@SHOAL_NIGHTLY=1 $(PYTHON) -m pytest tests/virtual --numprocesses auto --dist loadscope
 	@SHOAL_HOSTILE_SECONDS=60 $(PYTHON) -m pytest tests/unit/trainer/coordinator/test_hostile_pod.py
 	@$(PYTHON) -m dev.mutants
 

@@ -18,12 +18,13 @@ from tests.virtual.hidden_story import PROMISED, Story, Told
 from tests.virtual.hindsight import best_in_hindsight, uniform_progress
 
 SEEDS = range(50) if os.environ.get("SHOAL_NIGHTLY") else range(5)
+pytestmark = pytest.mark.timeout(60 * len(SEEDS))
 UNLIKELY = 0.01
 """A share of late jobs that would be seen this seldom if promises were kept."""
 WORSE, ABOUT = 1.4, 1.15
 """The most that is paid: in the median, as a multiple of the best in hindsight; in all, of uniform progress.
 
-What the project wants is 1.25 and 1. Over a dozen seeds it was 1.25 and 1.02 when this was written.
+What the project wants is 1.25 and 1. Over the five seeds of `make test` it was 1.17 and 1.03 when this was written.
 """
 
 
@@ -33,7 +34,6 @@ def played(seed: int) -> tuple[Scenario, Told]:
     return scenario, Story(scenario).play()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pools_plans_and_accounts_hold_whatever_happens(seed: int) -> None:
     """No pool beyond its limit, no change of a plan without a reason, no spec written, each thing counted once."""
@@ -43,7 +43,6 @@ def test_pools_plans_and_accounts_hold_whatever_happens(seed: int) -> None:
     assert told.changes
 
 
-@pytest.mark.timeout(300)
 def test_deadlines_are_kept_as_often_as_promised() -> None:
     promised = late = 0
     for seed in SEEDS:
@@ -60,7 +59,6 @@ def test_deadlines_are_kept_as_often_as_promised() -> None:
     assert chance >= UNLIKELY, f"{late} of {promised} jobs were late that were promised to be in time"
 
 
-@pytest.mark.timeout(300)
 def test_cost_is_near_the_best_in_hindsight_and_uniform_progress() -> None:
     """Uniform progress knows the speeds from the first second; the operator has to learn them."""
     ratios, ours, theirs = [], 0.0, 0.0

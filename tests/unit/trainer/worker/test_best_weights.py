@@ -143,7 +143,14 @@ def test_last_of_several_restores_as_in_keras(start):
 
 def test_export_without_restoring_asks_for_no_file(start):
     worker = start(lambda: callbacks.EarlyStopping("val_loss"))
+    worker.run_callbacks(flat_of(worker), HISTORY[:1])
     outcome = worker.export(flat_of(worker), lambda *_: pytest.fail("a file was asked for"))
+    assert not outcome.message
+
+
+def test_worker_that_has_not_made_the_callbacks_exports_what_others_kept(start):
+    worker = start(lambda: pytest.fail("the callbacks were made for an export"))
+    outcome = worker.export(flat_of(worker), lambda *_: False)
     assert not outcome.message
 
 

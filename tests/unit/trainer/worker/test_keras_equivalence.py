@@ -110,7 +110,8 @@ def test_training_equals_keras_within_rounding(name):
 @pytest.mark.parametrize("optimizer", [SGD, keras.optimizers.Adamax])
 def test_step_is_compiled_by_xla_only_with_jit_compile(optimizer, jit):
     flat_model = Server(functional(optimizer(0.001), options={"jit_compile": jit})).flat_model
-    functions = flat_model._traced.graph.as_graph_def().library.function
+    (traced,) = flat_model._traced.values()
+    functions = traced.graph.as_graph_def().library.function
     assert any(function.attr["_XlaMustCompile"].b for function in functions) == jit
 
 
