@@ -1,6 +1,6 @@
 """A small language model of bytes: AdamW with warm-up and cosine, clipping, a weight per token.
 
-The text is Python's own documentation. Weights travel with the labels, since a weight of Shoal is one per sample.
+The text is Python's own documentation. Weights travel with the labels, for a loss and an accuracy of one's own.
 """
 
 from pydoc_data.topics import topics
