@@ -18,7 +18,7 @@ from shoal_trainer.contract import (
     Staleness,
     StopAfter,
 )
-from shoal_trainer.data.indexed import Arrays
+from shoal_trainer.data.arrays import Arrays
 from shoal_trainer.errors import Fenced
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
