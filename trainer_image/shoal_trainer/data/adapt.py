@@ -52,7 +52,7 @@ def as_source(data: Any, argument: str) -> Source:
             f"{argument} is a {kind.__name__}, whose samples Shoal cannot count or find by number. Pass "
             "Stream(data, samples=N) with batches, as Keras' fit takes them; for a generator, its function."
         )
-    raise UserError(f"{argument} cannot be a {kind.__name__}. {FORMS}.")
+    raise UserError(f"{argument} cannot be of the type {kind.__name__}. {FORMS}.")
 
 
 def _is_array(data: Any) -> bool:

@@ -55,11 +55,17 @@ def build(model: Any, example: Batch) -> None:
     except UserError:
         raise
     except Exception as error:
-        if _in_loss(error):
+        if _in(error, WeighedLoss.__call__):
             loss = keras.tree.map_structure(_name, user_loss(compiled_loss(model)))
             raise UserError(
                 f"compile(loss={loss}) cannot be computed for the first batch, y of the shape {_shapes(example.y)}: "
                 f"{where(error)}"
+            ) from error
+        if example.parts == 3 and _in(error, type(model).compute_metrics):
+            shapes = ", ".join(str(tuple(np.shape(leaf))[1:]) for leaf in leaves(example.weights))
+            raise UserError(
+                f"sample_weight has the shape {shapes} per sample, which does not fit the values of a metric of "
+                f"compile(): {where(error)}. Give one weight per sample, or one for each of these values."
             ) from error
         raise UserError(
             f"The model cannot be built from the first batch, x of the shape {_shapes(example.x)} (the data yield "
@@ -67,10 +73,9 @@ def build(model: Any, example: Batch) -> None:
         ) from error
 
 
-def _in_loss(error: BaseException) -> bool:
-    """Whether the error was raised while a loss of `compile()` was computed."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code is WeighedLoss.__call__.__code__ for frame, _ in frames)
+def _in(error: BaseException, function: Any) -> bool:
+    """Whether the error was raised while this function ran, such as a loss of `compile()`."""
+    return any(frame.f_code is function.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _name(loss: Any) -> str:

@@ -114,7 +114,7 @@ def test_a_data_set_of_dicts_is_the_inputs():
         (lambda: tf.data.Dataset.from_generator(lambda: iter(()), output_types=tf.int32), "how many samples"),
         (lambda: ((X, Y) for _ in range(3)), r"Stream\(data, samples=N\)"),
         (Endless, "PyDataset that never ends"),
-        (lambda: [1, 2], "cannot be a list"),
+        (lambda: [1, 2], "cannot be of the type list"),
         (lambda: {"train": Table(), "test": Table()}, r"Pass one: data\['train'\]"),
         (lambda: Indexed.from_items([]), "at least one sample"),
         (lambda: Stream(Endless(), samples=0), "at least one sample"),
