@@ -39,6 +39,8 @@ JOBS: dict[str, tuple[int, Callable[[dict[str, list[float]]], bool]]] = {
     "digits/digits.py": (2, lambda seen: seen["val_accuracy"][-1] > 0.8),
 }
 """File -> (epochs, what was learned, from Keras' history)."""
+SLOW = {"language/lm.py"}
+EACH = [pytest.param(file, marks=[pytest.mark.nightly] * (file in SLOW), id=file) for file in JOBS]
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_every_python_example_is_here() -> None:
     assert files - {"digits/train.py"} == set(JOBS), "digits/train.py is one line: job.fit"
 
 
-@pytest.mark.parametrize("module", JOBS, indirect=True, ids=list(JOBS))
+@pytest.mark.parametrize("module", EACH, indirect=True)
 def test_a_cluster_would_take_it(module: Any) -> None:
     rehearsal = Rehearsal(
         f"{module.__name__}:job", {}, batch_size=16, stop_after=StopAfter(epochs=1), workers=2,
@@ -65,7 +67,7 @@ def test_a_cluster_would_take_it(module: Any) -> None:
     assert [finding for finding in rehearsal.findings if finding.state == "error"] == []
 
 
-@pytest.mark.parametrize("module", JOBS, indirect=True, ids=list(JOBS))
+@pytest.mark.parametrize("module", EACH, indirect=True)
 def test_it_learns(module: Any) -> None:
     file = str(Path(module.__file__).relative_to(EXAMPLES))
     epochs, learned = JOBS[file]

@@ -40,6 +40,7 @@ job = Training(model=build, data=Indexed.from_arrays(x / 16, y))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(2400)
 def test_a_file_is_submitted_and_followed_to_its_end(
     cluster: LocalCluster, backend: Local, namespace: str, tmp_path: Path

@@ -393,6 +393,7 @@ def test_kernels_are_compiled_once_and_read_without_numba(tmp_path: Path) -> Non
     assert stored.stat().st_mtime_ns != written[stored]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_surroundings_do_not_change_the_code(tmp_path: Path) -> None:
     """Neither modules in the current folder, nor variables of Numba that print to stdout or turn off optimization."""
@@ -405,6 +406,7 @@ def test_surroundings_do_not_change_the_code(tmp_path: Path) -> None:
     assert (one.name, one.stat().st_size) == (other.name, other.stat().st_size)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_kernels_run_where_nothing_can_be_kept(tmp_path: Path) -> None:
     file = tmp_path / "file"
