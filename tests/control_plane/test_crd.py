@@ -305,11 +305,7 @@ def test_printer_columns(control_plane: ControlPlane, namespace: str) -> None:
         "DISRUPTIONS",
         "AGE",
     ]
-    wide = (
-        kubectl(control_plane, "get", "-n", namespace, "training", "-o", "wide")
-        .stdout.splitlines()[0]
-        .split()
-    )
+    wide = kubectl(control_plane, "get", "-n", namespace, "etj", "-o", "wide").stdout.splitlines()[0].split()
     assert wide[-6:] == ["ETA(S)", "LAST-STEP", "COST", "PLAN", "FAILURES", "REASON"]
 
 
