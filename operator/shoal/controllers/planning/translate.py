@@ -20,12 +20,11 @@ from shoal.errors import UsageError
 from shoal.policy.model import Proposal
 from shoal.sizing.fleet import FleetJob, FleetPool, JobPlan, Model, Profile, resources
 from shoal.sizing.fleet.resources import decimal, fleet_pool, profile_of
+from shoal.sizing.speed.measurements import MEASURED
 from shoal_trainer.contract import StatusReport
 
 URGENT_CONFIDENCE = 0.95
 """A deadline that is kept with less confidence is at risk."""
-MEASURED = "measured"
-"""In the basis of a plan whose speeds were measured. Before, a risk is ignorance: it can wait for a measurement."""
 END_SECONDS = 10.0
 """Kept free before a deadline: after the last step come the last snapshot and the export of the model."""
 

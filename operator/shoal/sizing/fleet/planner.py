@@ -16,8 +16,8 @@ from shoal.sizing.plan.problem import Problem, StepWork
 from shoal.sizing.plan.switch import SURE, switch_gain
 from shoal.sizing.plan.together import Request, plan_together
 from shoal.sizing.plan.trial import worth_measuring
-from shoal.sizing.speed.measurements import Profile
-from shoal.sizing.speed.model import MEASURED, SpeedModel
+from shoal.sizing.speed.measurements import MEASURED, Profile
+from shoal.sizing.speed.model import SpeedModel
 
 __all__ = ["plan_fleet"]
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 
 from shoal.errors import UsageError
 
-__all__ = ["Evaluation", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
+__all__ = ["MEASURED", "Evaluation", "LogMean", "Model", "Profile", "Row", "ServerLoad"]
+
+MEASURED = "measured"
+"""The basis of a speed that was measured; others are predictions."""
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,11 @@ from functools import cached_property
 
 from shoal.sizing.accelerators import CPU, Catalogue, catalogue
 from shoal.sizing.speed import priors
-from shoal.sizing.speed.measurements import LogMean, Model, Profile, Row
+from shoal.sizing.speed.measurements import MEASURED, LogMean, Model, Profile, Row
 from shoal.sizing.speed.servers import Cluster, Load, ServerModel
 from shoal.sizing.speed.worker import Configuration, Observation, WorkerModel
 
-__all__ = ["MEASURED", "SpeedModel", "WorkerSpeed", "merged"]
-
-MEASURED = "measured"
-"""The basis of a speed that was measured; others are predictions."""
+__all__ = ["SpeedModel", "WorkerSpeed", "merged"]
 
 
 @dataclass(frozen=True)
