@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import yaml
 
 from dev.cluster import ControlPlane
+from dev.cluster.control_plane import free_ports
 from dev.commands import command
 from dev.console import step
 from dev.errors import DevError
@@ -67,7 +67,7 @@ def running(plane: ControlPlane, namespaces: list[str]) -> Iterator[None]:
     source = Path(
         command("go", "list", "-m", "-f", "{{.Dir}}", PACKAGE, cwd=FOLDER, env=go_environment()).strip()
     )
-    webhook, health, metrics = _free_ports(3)
+    webhook, health, metrics = free_ports(3)
     config = plane.folder / "kueue.yaml"
     config.write_text(yaml.safe_dump(_configuration(webhook, health, metrics, namespaces)))
     kinds = str(source / "config/components/crd/bases")
@@ -158,14 +158,3 @@ def _await_ready(plane: ControlPlane, namespace: str) -> None:
         if time.monotonic() > deadline or not plane.processes.running("kueue"):
             raise DevError(f"Kueue is not ready:\n{plane.processes.tail('kueue', 20)}")
         time.sleep(0.2)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -67,7 +67,7 @@ class Network:
             "controller_manager_port",
             "scheduler_port",
         )
-        free = _free_ports(len(names))
+        free = free_ports(len(names))
         values = {n: getattr(self, n) or port for n, port in zip(names, free, strict=True)}
         return Network(self.address, self.netns, **values)
 
@@ -349,7 +349,8 @@ def _kubeconfigs(kubeconfig: str) -> list[str]:
     ]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """So many ports of loopback that nobody uses now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
