@@ -55,7 +55,8 @@ class HistoryFile:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        backoff, written = Backoff(), self._epochs
+        backoff = Backoff()
+        written: Sequence[Mapping[str, float]] = ()  # not what is there by now: an update may be ahead of this thread
         while not self._stop.is_set() or written != self._epochs:
             self._changed.wait()
             self._changed.clear()

@@ -48,6 +48,15 @@ def test_complete_epochs_are_written_and_those_of_a_rollback_taken_back():
     assert len(storage.written) == 3
 
 
+def test_an_update_before_the_thread_runs_is_written():
+    storage = Storage()
+    file = HistoryFile(storage, lambda: None)
+    file.update(coordinator(FIRST))
+    file.start()
+    assert storage.await_write() == "epoch,loss,val_loss\n0,2.0,3.0\n"
+    file.close(10)
+
+
 def test_an_outage_of_the_storage_is_waited_for_and_the_end_writes_the_last_state():
     storage = Storage(failures=1)
     file = HistoryFile(storage, lambda: None)
