@@ -56,7 +56,8 @@ class HistoryFile:
 
     def _run(self) -> None:
         backoff = Backoff()
-        written: Sequence[Mapping[str, float]] = ()  # not what is there by now: an update may be ahead of this thread
+        # None is written yet, whatever an update that was ahead of this thread has left.
+        written: Sequence[Mapping[str, float]] = ()
         while not self._stop.is_set() or written != self._epochs:
             self._changed.wait()
             self._changed.clear()
