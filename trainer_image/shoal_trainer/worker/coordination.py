@@ -51,7 +51,7 @@ class ControlPlane:
         config: RuntimeConfig,
         credentials: Credentials,
         job: Training,
-        equipment: Equipment = UNKNOWN,
+        equipment: Callable[[], Equipment] = lambda: UNKNOWN,
         count_flops: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._config = config
@@ -84,7 +84,7 @@ class ControlPlane:
             self._data,
             self._config.batch_size,
             node=self._config.node_name,
-            equipment=self._equipment,
+            equipment=self._equipment(),
             leases=tuple(_lease(work, token) for token, work in leases.items()),
             generation=max((work.generation for work in leases.values()), default=0),
             wasted_steps=wasted.steps,

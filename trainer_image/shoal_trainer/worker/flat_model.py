@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,14 +35,15 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.wire.messages import MetricSum
 from shoal_trainer.worker.build import BUILD_PARTS, build
 from shoal_trainer.worker.findings import Findings
-from shoal_trainer.worker.gradient_step import gradient_step
-from shoal_trainer.worker.hardware import NO_ACCELERATOR, device_name
+from shoal_trainer.worker.gradient_step import GradientStep
+from shoal_trainer.worker.hardware import NO_ACCELERATOR, accelerators, device_name
 from shoal_trainer.worker.keras_internals import call_traced, learning_rate_of, set_current_rate
 from shoal_trainer.worker.layout import Layout, flatten, layout_of, unflatten
 from shoal_trainer.worker.local_step import local_step
 from shoal_trainer.worker.memory import memory_is_enough
 from shoal_trainer.worker.optimizers import has_own_step, unwrap, why_worker
 from shoal_trainer.worker.seeds import keep_drawing, vary_seeds
+from shoal_trainer.worker.several_devices import NotPure, SeveralDevices, shares
 from shoal_trainer.worker.training_metrics import TrainingMetrics, as_vector, from_vector
 from shoal_trainer.worker.xla import INSTEAD, unsupported
 
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 Wire = Literal["bf16", "fp32"]
 MAX_SHAPES = 8
 """Shapes of batches for which the step is traced with its shapes fixed; XLA compiles it for each."""
+ONE_DEVICE = "the model computes on one of this worker's accelerators"
 MAX_OVERFLOWS = 24
 """Overflows of mixed_float16 in a row, each of which halves the loss's scale, before they count as a diverged model."""
 
@@ -73,7 +75,8 @@ class FlatModel:
     """A built and compiled Keras model as a function of a flat vector.
 
     `worker` (slot, incarnation) makes Dropout differ between workers; the first worker keeps the seeds of the model.
-    `on_host`: compute without an accelerator (None: detect). `device`: where to compute (None: TensorFlow chooses).
+    `on_host`: compute without an accelerator (None: detect). `devices`: where to compute (None: on all accelerators;
+    empty: TensorFlow chooses); several share each batch.
     `dtype`: the type of the parameters that a step takes, fp32, or uint16 with bf16 bits.
     """
 
@@ -85,7 +88,7 @@ class FlatModel:
         worker: tuple[int, int] = (0, 0),
         *,
         on_host: bool | None = None,
-        device: str | None = None,
+        devices: Sequence[str] | None = None,
     ) -> None:
         self.model = model
         self.wire: Wire = wire
@@ -102,11 +105,12 @@ class FlatModel:
         )
         self._updates = None if self.on_server else _count_for(unwrap(model.optimizer))
         self._on_host = device_name() == NO_ACCELERATOR if on_host is None else on_host
-        self._device = device
+        if devices is None:
+            devices = () if self._on_host else _several(accelerators())
+        self.devices = self._usable(devices)
         self._wire_dtype = np.uint16 if wire == "bf16" else np.float32
         self.dtype: npt.DTypeLike = np.float32 if self._on_host else self._wire_dtype
-        self._specs = [_spec(leaf) for leaf in leaves(self._arguments(example))]
-        self._shapes = [tuple(spec.shape) for spec in self._specs]
+        self._specs = self._specs_of(example)
         self._function: Any = None
         """For any shape of a batch, without XLA, which would compile for each."""
         self._traced: dict[tuple[Any, ...], Any] = {}
@@ -119,7 +123,13 @@ class FlatModel:
         failed: Exception | None = None
         weights = len(self.model.weights)
         try:
-            self._trace(self._specs)
+            try:
+                self._trace(self._specs)
+            except NotPure:
+                log.warning("%s: the model uses variables that Keras does not know", ONE_DEVICE)
+                self.devices = self.devices[:1]
+                self._specs = self._specs_of(self.example)
+                self._trace(self._specs)
         except Exception as error:
             failed = error
         if layout_of(self.model) != self.layout:
@@ -154,34 +164,43 @@ class FlatModel:
         """Trace the step for these shapes, with XLA if the model uses it."""
         flat = tf.TensorSpec((self.layout.size,), tf.as_dtype(self.dtype))
         function = tf.function(self._body(xla=bool(self.model.jit_compile)), autograph=False)
-        traced = function.get_concrete_function(flat, *specs)
+        traced = function.get_concrete_function(*[flat] * self.device_count, *specs)
         self._traced[tuple(tuple(spec.shape) for spec in specs)] = traced
         return traced
 
     def _body(self, *, xla: bool) -> Callable[..., Any]:
-        """(flat, arguments) -> (pieces of the update, numbers). `xla`: what it computes is one XLA cluster."""
+        """(parameters, arguments), of each device -> (pieces of the update, numbers).
+
+        `xla`: what a device computes is one XLA cluster.
+        """
         metrics = TrainingMetrics(self.model, weighted=self.example.parts == 3)
-        structure = self._arguments(self.example)
+        structure = next(self._arguments(self.example))
+        step: Any
         if self.on_server:
-            step = gradient_step(self.model, self.found, metrics)
+            step = GradientStep(self.model, self.found, metrics)
         else:
             step = local_step(self.model, self.found, metrics, xla=xla)
 
-        def compute(flat: Any, *arguments: Any) -> Any:
+        def on_one(flat: Any, *arguments: Any) -> Any:
             rest = iter(arguments)
-            with tf.device(self._device):
+            with tf.device(self.devices[0] if self.devices else None):
                 pieces, loss, sums = step(self._decode(flat), map_leaves(lambda _: next(rest), structure))
                 self.found.metrics = tuple(sums)
                 # With `reduction=None`, a loss has one value per sample.
                 return self._encode(pieces, as_vector(tf.reduce_mean(tf.cast(loss, tf.float32)), sums))
 
-        if xla and self.on_server:
-            compute = tf.function(compute, autograph=False, jit_compile=True)
+        compute: Callable[..., Any] = on_one
+        if self.device_count > 1:
+            compute = SeveralDevices(
+                step, self.devices, structure, self._decode, self._encode, self.found, xla=xla
+            )
+        elif xla and self.on_server:
+            compute = tf.function(on_one, autograph=False, jit_compile=True)
         if self._on_host:
             return compute
 
-        def fetched(flat: Any, *arguments: Any) -> Any:
-            pieces, numbers = compute(flat, *arguments)
+        def fetched(*tensors: Any) -> Any:
+            pieces, numbers = compute(*tensors)
             with tf.device("/CPU:0"):
                 return [tf.identity(piece) for piece in pieces], tf.identity(numbers)
 
@@ -196,9 +215,8 @@ class FlatModel:
             self.trace()
         if self._updates is not None:
             self._updates.assign(updates)
-        arguments = list(leaves(self._arguments(batch)))
         try:
-            pieces, numbers = self._call(parameters, arguments)
+            pieces, numbers = self._call(parameters, batch)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if refused := unsupported(error):
                 raise UserError(
@@ -220,16 +238,13 @@ class FlatModel:
         overflow = skipped and self._overflows <= MAX_OVERFLOWS
         return Step(update, loss, overflow or (finite and math.isfinite(loss)), skipped, metrics)
 
-    def _call(self, parameters: Any, arguments: list[Any]) -> tuple[list[Any], Any]:
-        tensors = [
-            parameters,
-            *(_tensor(leaf, spec) for leaf, spec in zip(arguments, self._specs, strict=True)),
-        ]
-        shapes = tuple(np.shape(leaf) for leaf in arguments)
+    def _call(self, parameters: Any, batch: Batch) -> tuple[list[Any], Any]:
+        tensors, shapes = self._inputs(parameters, batch)
         traced = self._traced.get(shapes)
         # The short batch of a custom train_step may have any size, and XLA would compile for each.
         if traced is None and not self._own_step and len(self._traced) < MAX_SHAPES:
-            traced = self._trace([tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors[1:]])
+            given = tensors[self.device_count :]
+            traced = self._trace([tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given])
         pieces: list[Any]
         if traced is not None:
             pieces, numbers = call_traced(traced, tensors)
@@ -242,6 +257,20 @@ class FlatModel:
                 )
         pieces, numbers = self._function(*tensors)
         return pieces, numbers
+
+    def _inputs(self, parameters: Any, batch: Batch) -> tuple[list[Any], tuple[Any, ...]]:
+        """The arguments of a traced function, and the shapes of those that come from the batch."""
+        shares = [list(leaves(arguments)) for arguments in self._arguments(batch)]
+        shapes = tuple(np.shape(leaf) for share in shares for leaf in share)
+        specs = self._specs[: len(self._specs) // len(shares)]
+        if len(shares) == 1:
+            given = zip(shares[0], specs, strict=True)
+            return [parameters, *(_tensor(leaf, spec) for leaf, spec in given)], shapes
+        tensors = list(parameters if isinstance(parameters, list) else self.on_device(parameters))
+        for device, share in zip(self.devices, shares, strict=True):
+            with tf.device(device):
+                tensors += [_tensor(leaf, spec) for leaf, spec in zip(share, specs, strict=True)]
+        return tensors, shapes
 
     def _unlike(self, batch: Batch) -> str:
         """How this batch differs from the first one; empty if it does not."""
@@ -260,11 +289,17 @@ class FlatModel:
         return tf.experimental.dlpack.from_dlpack(buffer.__dlpack__())
 
     def on_device(self, parameters: Any) -> Any:
-        """The parameters where the step computes: steps of one push share one copy to an accelerator."""
+        """The parameters where the step computes: steps of one push share one copy to an accelerator.
+
+        With several devices a list, of copies of the first one's.
+        """
         if self._on_host:
             return parameters
-        with tf.device(self._device):
-            return tf.identity(parameters)
+        copies: list[Any] = []
+        for device in self.devices or (None,):
+            with tf.device(device):
+                copies.append(tf.identity(copies[0] if copies else parameters))
+        return copies[0] if len(copies) == 1 else copies
 
     def initial(self) -> npt.NDArray[np.float32]:
         """The model's current parameters, fp32, shape (layout.size,)."""
@@ -282,11 +317,32 @@ class FlatModel:
         """Set the model's variables, to evaluate or save it."""
         unflatten(self.model, self.layout, flat)
 
-    def _arguments(self, batch: Batch) -> Any:
-        """The arguments of a step. A custom `train_step` gets the real samples as the data function yields them."""
-        return (
-            batch.as_given() if self._own_step else (batch.x, batch.y, batch.weights, np.int32(batch.samples))
-        )
+    @property
+    def device_count(self) -> int:
+        """How many devices share a batch."""
+        return len(self.devices) or 1
+
+    def _usable(self, devices: Sequence[str]) -> tuple[str, ...]:
+        """Those of the devices on which the model can compute, each with at least one row of a batch."""
+        if len(devices) > 1 and not self.on_server:
+            log.warning("%s: its optimizer or its train_step runs on the worker", ONE_DEVICE)
+            return tuple(devices[:1])
+        return tuple(devices[: self.example.size])
+
+    def _specs_of(self, example: Batch) -> list[tf.TensorSpec]:
+        return [_spec(leaf) for arguments in self._arguments(example) for leaf in leaves(arguments)]
+
+    def _arguments(self, batch: Batch) -> Iterator[Any]:
+        """The arguments of a step, for each device.
+
+        A custom `train_step` gets the real samples as the data function yields them.
+        """
+        if self.device_count > 1:
+            yield from shares(batch, self.device_count)
+        elif self._own_step:
+            yield batch.as_given()
+        else:
+            yield batch.x, batch.y, batch.weights, np.int32(batch.samples)
 
     def _decode(self, flat: Any) -> list[Any]:
         if self.dtype == np.uint16:
@@ -360,3 +416,8 @@ def _count_for(optimizer: Any) -> tf.Variable | None:
     updates = tf.Variable(0, dtype=tf.int64, trainable=False)
     set_current_rate(optimizer, lambda: schedule(updates))
     return updates
+
+
+def _several(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Devices that must be named; TensorFlow finds a single one, and uses the CPU for what it cannot do."""
+    return devices if len(devices) > 1 else ()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -14,61 +15,93 @@ from shoal_trainer.worker.findings import Findings
 from shoal_trainer.worker.keras_internals import clipped, current_value, losses_override, takes_training
 from shoal_trainer.worker.layout import outside_layout, variables_of
 from shoal_trainer.worker.optimizers import takes_rows_apart, unwrap
-from shoal_trainer.worker.training_metrics import TrainingMetrics
+from shoal_trainer.worker.training_metrics import Sums, TrainingMetrics
 from shoal_trainer.worker.weighing import filled
 
 
-def gradient_step(model: Any, found: Findings, metrics: TrainingMetrics) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Part:
+    """What one device computed: `gradients` and `differences` of the statistics, the loss, and sums of the metrics.
+
+    `outside`: the new values of the variables outside of the layout; None where the step does not assign them.
+    """
+
+    gradients: list[Any]
+    differences: list[Any]
+    loss: Any
+    sums: Sums
+    outside: list[Any]
+
+
+class GradientStep:
     """(values, (x, y, weights, samples)) -> (update, loss, sums of the metrics).
 
-    The update: gradients of the trainable part, and new - old of the statistics.
+    The update: gradients of the trainable part, and new - old of the statistics. Several devices each compute the
+    `part` of their samples, which reads and assigns no variable; `finish` makes the update of the parts' mean.
     """
-    optimizer = unwrap(model.optimizer)
-    trainable, statistics = variables_of(model)
-    scaler = _Scaler(model.optimizer)
 
-    def compute(values: list[Any], x: Any, y: Any, weights: Any, samples: Any, scale: Any) -> Any:
+    def __init__(self, model: Any, found: Findings, metrics: TrainingMetrics) -> None:
+        self.model, self._found, self._metrics = model, found, metrics
+        self._optimizer = unwrap(model.optimizer)
+        self._trainable, self._statistics = variables_of(model)
+        self.trained = len(self._trainable)
+        self._scaler = _Scaler(model.optimizer)
+        inside = {id(v) for v in self._statistics}
+        self.outside = [v for v in model.non_trainable_variables if id(v) not in inside]
+        """Seeds, counters, frozen weights."""
+
+    def __call__(self, values: list[Any], data: Any) -> Any:
+        """The whole step on one device."""
+        part = self.part(values, data, self.scale(), [v.value for v in self.outside])
+        self.assign(part.outside)
+        return self.finish(part.gradients, part.differences), part.loss, part.sums
+
+    def scale(self) -> Any:
+        """By how much the loss of the next step is multiplied, a scalar tensor."""
+        return self._scaler.scale()
+
+    def part(self, values: list[Any], data: Any, scale: Any, outside: list[Any]) -> Part:
+        """The gradients of a batch, or of a device's share of it, from the values of all variables."""
+        model, found = self.model, self._found
+        x, y, weights, samples = data
         weights = filled(weights, samples)
-        trained, before = values[: len(trainable)], values[len(trainable) :]
-        statistics_before = {id(v): value for v, value in zip(statistics, before, strict=True)}
+        trained, before = values[: self.trained], values[self.trained :]
+        known = [*zip(self._statistics, before, strict=True), *zip(self.outside, outside, strict=True)]
+        values_before = {id(v): value for v, value in known}
         others = model.non_trainable_variables
-        others_before = [statistics_before.get(id(v), v.value) for v in others]
+        others_before = [values_before.get(id(v), v.value) for v in others]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trained)
             predicted, loss, after = _forward(model, trained, others_before, x, y, weights)
             scaled = loss * tf.cast(scale, loss.dtype)
         gradients = tape.gradient(scaled, trained)
-        found.without_gradient = _missing(trainable, gradients)
+        found.without_gradient = _missing(self._trainable, gradients)
         if takes_rows_apart(model):
-            found.rows = [v for v, g in zip(trainable, gradients, strict=True) if _is_rows(g)]
+            found.rows = [v for v, g in zip(self._trainable, gradients, strict=True) if _is_rows(g)]
         gradients = [
             tf.zeros_like(value) if g is None else tf.convert_to_tensor(g) / tf.cast(scale, g.dtype)
             for g, value in zip(gradients, trained, strict=True)
         ]
-        others_after = dict(zip((id(v) for v in others), after, strict=True))
-        assigned = {
-            id(v): (v, new)
-            for v, old, new in zip(others, others_before, after, strict=True)
-            if id(v) not in statistics_before and new is not None and new is not old
-        }
-        for variable, new in assigned.values():
-            variable.assign(new)
-        found.assigned = [v for v in outside_layout(model) if id(v) in assigned]
+        triples = zip(others, others_before, after, strict=True)
+        changed = {id(v): new for v, old, new in triples if new is not None and new is not old}
+        found.assigned = [v for v in outside_layout(model) if id(v) in changed]
         differences = [
-            tf.zeros_like(old)
-            if others_after.get(id(v)) is None
-            else tf.cast(others_after[id(v)], old.dtype) - old
-            for v, old in zip(statistics, before, strict=True)
+            tf.cast(changed[id(v)], old.dtype) - old if id(v) in changed else tf.zeros_like(old)
+            for v, old in zip(self._statistics, before, strict=True)
         ]
-        return gradients, differences, loss, metrics.sums(y, predicted, weights, samples)
+        sums = self._metrics.sums(y, predicted, weights, samples)
+        return Part(gradients, differences, loss, sums, [changed.get(id(v)) for v in self.outside])
 
-    def step(values: list[Any], data: Any) -> Any:
-        x, y, weights, samples = data
-        gradients, differences, loss, sums = compute(values, x, y, weights, samples, scaler.scale())
-        gradients, differences = scaler.settle(gradients, differences)
-        return [*clipped(optimizer, gradients), *differences], loss, sums
+    def assign(self, outside: list[Any]) -> None:
+        """Keep what a part says of the variables outside of the layout."""
+        for variable, new in zip(self.outside, outside, strict=True):
+            if new is not None:
+                variable.assign(new)
 
-    return step
+    def finish(self, gradients: list[Any], differences: list[Any]) -> list[Any]:
+        """The update: what is not finite is discarded, and the gradients are clipped."""
+        gradients, differences = self._scaler.settle(gradients, differences)
+        return [*clipped(self._optimizer, gradients), *differences]
 
 
 class _Scaler:
@@ -125,7 +158,7 @@ def _forward(
         losses_override(model, losses)
     try:
         loss, (_, new, _) = model.stateless_compute_loss(
-            trainable, after, [v.value for v in model.metrics_variables], x=x, y=y, y_pred=predicted,
+            trainable, after, [tf.zeros(v.shape, v.dtype) for v in model.metrics_variables], x=x, y=y, y_pred=predicted,
             sample_weight=weights, training=True,
         )  # fmt: skip
     finally:

@@ -97,12 +97,24 @@ def catalogue_name(device: str) -> str:
     return next(known, own[:63] or "GPU")
 
 
-def equipment(device: str, tensors: int, node: float = 0.0) -> Equipment:
-    """What this worker computes with. `device`: from `device_name`; `tensors`: of its model; `node`: see `cores`."""
+def equipment(device: str, devices: int, tensors: int, node: float = 0.0) -> Equipment:
+    """What this worker computes with.
+
+    Args:
+        device: from `device_name`.
+        devices: how many of them share its batches.
+        tensors: of its model.
+        node: see `cores`.
+
+    """
+    return Equipment(catalogue_name(device), device[:256], min(64, devices), cores(node), tensors)
+
+
+def accelerators() -> tuple[str, ...]:
+    """TensorFlow's names of the accelerators that it sees."""
     import tensorflow as tf
 
-    devices = len(tf.config.list_physical_devices("GPU"))
-    return Equipment(catalogue_name(device), device[:256], min(64, max(1, devices)), cores(node), tensors)
+    return tuple(device.name for device in tf.config.list_logical_devices("GPU"))
 
 
 def device_name() -> str:

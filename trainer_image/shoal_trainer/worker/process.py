@@ -48,6 +48,7 @@ from shoal_trainer.worker.hardware import (
 )
 
 if TYPE_CHECKING:
+    from shoal_trainer.coordinator.protocol import Equipment
     from shoal_trainer.worker.compose import Worker
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,9 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
                 raise
 
         flat_model = until_reachable(built, drain.flag, "the data")
-        facts = equipment(device, flat_model.layout.tensors, config.cores)
+
+        def facts() -> Equipment:
+            return equipment(device, flat_model.device_count, flat_model.layout.tensors, config.cores)
 
         def control() -> ControlPlane:
             return ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample)

@@ -8,6 +8,8 @@ also if the prediction or the labels (`ignore_class`) have another mask.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -63,6 +65,23 @@ def filled(weights: Any, samples: Any) -> Any:
     return map_leaves(marked, weights)
 
 
+@contextlib.contextmanager
+def counted_whole(model: Any, whole: Any) -> Iterator[None]:
+    """Multiply losses that are no means, in this block: the mean of several devices' losses is then that of the batch.
+
+    `whole`: how many times as many rows the batch has as a device's share, a scalar tensor.
+    """
+    compiled = compiled_loss(model)
+    losses = [each.loss for each in flat_losses(compiled)] if compiled is not None else []
+    for loss in losses:
+        loss.whole = whole
+    try:
+        yield
+    finally:
+        for loss in losses:
+            loss.whole = None
+
+
 class WeighedLoss:
     """A wrapped loss of `compile()`."""
 
@@ -73,9 +92,17 @@ class WeighedLoss:
         self.classes: int | None = None
         """Of labels that are the numbers of classes, once it was traced."""
         self.ignored: int | None = getattr(loss, "ignore_class", None)
+        self.whole: Any = None
+        """See `counted_whole`."""
 
     def __call__(self, y_true: Any, y_pred: Any, weights: Any = None) -> Any:
         """Compute the loss as Keras does; `weights` has the shape (batch, …), of a rank up to the loss's."""
+        found = self._computed(y_true, y_pred, weights)
+        if self.whole is None or getattr(self._loss, "reduction", "mean") in MEANS:
+            return found
+        return found * tf.cast(self.whole, found.dtype)
+
+    def _computed(self, y_true: Any, y_pred: Any, weights: Any) -> Any:
         loss = self._loss
         if isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and not keras.tree.is_nested(y_pred):
             self.classes = y_pred.shape[-1]

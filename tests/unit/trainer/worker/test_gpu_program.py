@@ -15,7 +15,6 @@ from shoal_trainer.contract import ACCELERATORS_ENV, CONFIG_ENV, JobIdentity, Ro
 from shoal_trainer.data.source import Part
 from shoal_trainer.errors import NoAccelerator
 from shoal_trainer.ps import kernels
-from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker import process
 from shoal_trainer.worker.flat_model import MAX_SHAPES, FlatModel
 from shoal_trainer.worker.hardware import require_accelerators
@@ -25,17 +24,12 @@ from shoal_trainer.worker.tasks import Tasks
 from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, OwnStep, compiled, functional, job, subclassed
 from tests.unit.trainer.worker.running import Running
+from tests.unit.trainer.worker.trained import parameters
 
 L = keras.layers
 as_on_gpu = pytest.mark.parametrize("engine", ["gpu"], indirect=True)
 both = pytest.mark.parametrize("engine", ["host", "gpu"], indirect=True)
 BATCHES = list(DATA.read(Part(0, 48), 16))
-
-
-def parameters(flat_model):
-    buffer = aligned(flat_model.layout.size, flat_model.dtype)
-    kernels.encode(flat_model.initial(), buffer)
-    return flat_model.on_device(flat_model.alias(buffer))
 
 
 def compiles(graph):
@@ -293,7 +287,7 @@ from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.flat_model import FlatModel
 from tests.unit.trainer.worker.models import DATA, functional
 batch = DATA.example(16)
-model = FlatModel(functional(norm=True), batch, "bf16", on_host=False, device="/CPU:1")
+model = FlatModel(functional(norm=True), batch, "bf16", on_host=False, devices=["/CPU:1"])
 model.trace()
 buffer = aligned(model.layout.size, model.dtype)
 parameters = model.on_device(model.alias(buffer))

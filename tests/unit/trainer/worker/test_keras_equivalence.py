@@ -93,8 +93,12 @@ CLOSE = {
 
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("name", EXACT)
-def test_training_equals_keras_bit_for_bit(name, on_host):
+def test_training_equals_keras_bit_for_bit(name, on_host, engine):
     difference, losses, expected = compare(EXACT[name], on_host=on_host)
+    if engine == "gpu":  # XLA adds in another order
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert difference < 1e-5
+        return
     assert losses == expected
     assert difference == 0
 
@@ -182,7 +186,7 @@ class Rebuilds(keras.Model):
         (Rebuilds, (X,), lambda x, _: x),
     ],
 )
-def test_custom_train_step_gets_the_data_unpadded(kind, given, plain):
+def test_custom_train_step_gets_the_data_unpadded(kind, given, plain, engine):
     data = Indexed.from_arrays(*given)
     (whole,), (short,) = data.read(Part(0, 16), 16), data.read(Part(16, 21), 16)
 
@@ -206,7 +210,7 @@ def test_custom_train_step_gets_the_data_unpadded(kind, given, plain):
         logs = model.train_step(plain(batch.x[:n], None if batch.y is None else batch.y[:n]))
         assert result.loss == pytest.approx(float(logs["loss"]), rel=1e-5)
         buffer += result.update
-        assert np.abs(buffer - flatten(model, flat_model.layout)).max() < 1e-6
+        assert np.abs(buffer - flatten(model, flat_model.layout)).max() < (1e-6 if engine == "host" else 1e-5)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])

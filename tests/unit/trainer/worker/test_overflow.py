@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Indexed
-from shoal_trainer.ps.buffers import aligned
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import MAX_OVERFLOWS, FlatModel
 from shoal_trainer.worker.loop import End
@@ -13,6 +12,7 @@ from tests.unit.trainer.worker.fakes import FakeCoordinator
 from tests.unit.trainer.worker.models import DATA, X, Y, functional, job
 from tests.unit.trainer.worker.running import Running
 from tests.unit.trainer.worker.test_compose import CONFIG
+from tests.unit.trainer.worker.trained import parameters
 
 
 @pytest.fixture
@@ -26,9 +26,8 @@ def mixed():
 def test_overflow_has_no_gradient_and_halves_the_scale():
     batch = Indexed.from_arrays(X * 1000, Y).example(16)
     flat_model = FlatModel(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
-    buffer = aligned(flat_model.layout.size)
-    buffer[:] = flat_model.initial()
-    skipped = [flat_model.step(flat_model.alias(buffer), batch).skipped for _ in range(40)]
+    tensor = parameters(flat_model)
+    skipped = [flat_model.step(tensor, batch).skipped for _ in range(40)]
     assert skipped[0]
     assert not skipped[-1]
     assert skipped == sorted(skipped, reverse=True)  # until the scale fits
@@ -38,9 +37,8 @@ def test_overflow_has_no_gradient_and_halves_the_scale():
 def test_overflow_in_the_forward_pass_is_skipped_as_in_keras_unless_it_never_ends():
     batch = Indexed.from_arrays(np.full_like(X, 1e6), Y).example(16)  # more than float16 can hold
     flat_model = FlatModel(keras_model(), batch, "bf16")
-    buffer = aligned(flat_model.layout.size)
-    buffer[:] = flat_model.initial()
-    steps = [flat_model.step(flat_model.alias(buffer), batch) for _ in range(MAX_OVERFLOWS + 1)]
+    tensor = parameters(flat_model)
+    steps = [flat_model.step(tensor, batch) for _ in range(MAX_OVERFLOWS + 1)]
     assert not np.isfinite([step.loss for step in steps]).any()
     assert all(step.skipped and not step.update.any() for step in steps)
     assert [step.finite for step in steps] == [True] * MAX_OVERFLOWS + [False]
@@ -50,9 +48,8 @@ def test_overflow_in_the_forward_pass_is_skipped_as_in_keras_unless_it_never_end
 def test_step_without_overflow_has_a_gradient():
     batch = DATA.example(16)
     flat_model = FlatModel(functional(keras.optimizers.SGD(0.1)), batch, "bf16")
-    buffer = aligned(flat_model.layout.size)
-    buffer[:] = flat_model.initial()
-    assert not flat_model.step(flat_model.alias(buffer), batch).skipped
+    tensor = parameters(flat_model)
+    assert not flat_model.step(tensor, batch).skipped
 
 
 @pytest.mark.usefixtures("mixed")

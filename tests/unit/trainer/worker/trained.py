@@ -20,6 +20,13 @@ SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
 schedules = keras.optimizers.schedules
 
 
+def parameters(flat_model):
+    """The first parameters of a model, where its step takes them."""
+    buffer = aligned(flat_model.layout.size, flat_model.dtype)
+    kernels.encode(flat_model.initial(), buffer)
+    return flat_model.on_device(flat_model.alias(buffer))
+
+
 class Server:
     """One shard and one worker without staleness, without a network between them."""
 

@@ -1,0 +1,230 @@
+"""Runs steps on one and on several virtual devices, in a process of its own; prints what differs as JSON.
+
+TensorFlow makes virtual devices only before it computes anything.
+"""
+
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+)
+
+from shoal_trainer import Indexed  # noqa: E402
+from shoal_trainer.data.source import Part  # noqa: E402
+from shoal_trainer.ps import kernels  # noqa: E402
+from shoal_trainer.worker import flat_model as flat_models  # noqa: E402
+from shoal_trainer.worker.flat_model import FlatModel  # noqa: E402
+from tests.unit.trainer.worker.models import DATA, Plain, X, Y, begin, body, compiled, functional, job  # noqa: E402
+from tests.unit.trainer.worker.trained import parameters  # noqa: E402
+
+L = keras.layers
+ONE, SEVERAL = ["/CPU:0"], ["/CPU:1", "/CPU:2", "/CPU:3"]
+WEIGHTS = np.linspace(0.1, 2, len(X)).astype(np.float32)
+WEIGHED = Indexed.from_arrays(X, Y, WEIGHTS)
+
+
+def batch(rows=16, source=DATA, size=16):
+    return next(iter(source.read(Part(0, rows), size)))
+
+
+def stepped(build, example, devices, *, wire="fp32", steps=1):
+    """The model after so many steps at its first parameters, and what each gave."""
+    flat_model = FlatModel(build(), example, wire, on_host=False, devices=devices)
+    flat_model.trace()
+    tensors, found = parameters(flat_model), []
+    for _ in range(steps):
+        step = flat_model.step(tensors, example)
+        update = np.zeros(flat_model.layout.size, np.float32)
+        kernels.decode(step.update.copy(), update)
+        found.append((update, step))
+    return flat_model, found
+
+
+def difference(build, example):
+    """The largest difference of the updates, of the losses, and of the metrics' sums."""
+    _, ((one, alone),) = stepped(build, example, ONE)
+    model, ((all_, together),) = stepped(build, example, SEVERAL)
+    assert model.device_count == 3
+    assert alone.finite
+    assert together.finite
+    assert np.abs(one).max() > 1e-4
+    of_metrics = np.subtract([m[1:] for m in alone.metrics], [m[1:] for m in together.metrics])
+    return [
+        float(np.abs(one - all_).max()),
+        abs(alone.loss - together.loss),
+        float(np.abs(of_metrics).max(initial=0)),
+    ]
+
+
+def with_loss(loss, **options):
+    def build():
+        begin()
+        model = Plain()
+        model.compile("sgd", loss, weighted_metrics=["accuracy"], **options)
+        return model
+
+    return build
+
+
+def sparse(**options):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+def clipping():
+    return functional(keras.optimizers.SGD(0.1, global_clipnorm=0.01), regularizer="l2")
+
+
+def frozen():
+    begin()
+    inputs = x = keras.Input((6, 6, 1))
+    base = L.Conv2D(8, 3, trainable=False)
+    for layer in [base, L.BatchNormalization(trainable=False), *body()]:
+        x = layer(x)
+    return compiled(keras.Model(inputs, x))
+
+
+def overflowing():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return functional(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**30)
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+class Hidden(Plain):
+    """It reads a variable that Keras does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self._own = [tf.Variable(2.0)]
+
+    def call(self, x):
+        return super().call(x) * self._own[0]
+
+
+def norm_differs():
+    """Against the mean of the same samples in three batches: (gradients and moving statistics), within rounding."""
+    example = batch(12, size=12)
+    _, ((all_, _),) = stepped(lambda: functional(norm=True), example, SEVERAL)
+    thirds = list(DATA.read(Part(0, 12), 4))
+    each = [stepped(lambda: functional(norm=True), third, ONE)[1][0][0] for third in thirds]
+    return [float(np.abs(np.mean(each, 0) - all_).max()), float(np.abs(each[0] - all_).max())]
+
+
+def mirrored():
+    """What Keras trains in a step under `MirroredStrategy`, against the same update applied: the largest difference."""
+    example, rate = batch(12, size=12), 0.1
+    begin()
+    with tf.distribute.MirroredStrategy(SEVERAL).scope():
+        inputs = x = keras.Input((6, 6, 1))
+        for layer in body(norm=True):
+            x = layer(x)
+        model = compiled(keras.Model(inputs, x), keras.optimizers.SGD(rate))
+    model.fit(example.x, example.y, batch_size=12, epochs=1, verbose=0, shuffle=False)
+    expected = np.concatenate([np.ravel(v.numpy()) for v in model.trainable_variables])
+    ours, ((update, _),) = stepped(lambda: functional(norm=True), example, SEVERAL)
+    found = (ours.initial() - rate * update)[: ours.layout.trainable]
+    return float(np.abs(found - expected).max())
+
+
+def drawn():
+    """Whether devices, and steps, draw different numbers: of a layer with a seed, and of one without."""
+
+    class Noise(L.Layer):
+        def call(self, x):
+            return x + keras.random.normal((keras.ops.shape(x)[0], 4))
+
+    def build():
+        begin()
+        inputs = keras.Input((4,))
+        x = Noise()(L.Dropout(0.5)(inputs))
+        model = keras.Model(inputs, L.Dense(4, kernel_initializer="identity")(x))
+        model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanSquaredError(reduction="sum"))
+        return model
+
+    data = Indexed.from_arrays(np.ones((12, 4), np.float32), np.zeros((12, 4), np.float32))
+    example = next(iter(data.read(Part(0, 12), 12)))
+    _, found = stepped(build, example, SEVERAL, steps=2)
+    _, again = stepped(build, example, SEVERAL, steps=2)
+    _, one = stepped(build, example, ["/CPU:1"])
+    losses = [step.loss for _, step in found]
+    return {
+        "steps differ": losses[0] != losses[1],
+        "repeatable": losses == [step.loss for _, step in again],
+        "devices differ": abs(one[0][1].loss - losses[0]) > 1e-3,
+    }
+
+
+def overflow():
+    _, found = stepped(overflowing, batch(), SEVERAL, steps=24)
+    return [[step.skipped for _, step in found].count(True), found[0][1].skipped, found[-1][1].skipped]
+
+
+def fallback():
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("shoal_trainer").addHandler(handler)
+    on_one, ((_, step),) = stepped(hidden, batch(), SEVERAL)
+    own, ((_, other),) = stepped(lambda: functional("adamax"), batch(), SEVERAL)
+    return [on_one.device_count, own.device_count, step.finite, other.finite, records]
+
+
+def hidden():
+    begin()
+    return compiled(Hidden())
+
+
+def jitted():
+    return functional(options={"jit_compile": True})
+
+
+def whole_worker():
+    """A whole worker, with its loop and real servers: how it ended, the samples, the devices, the steps of a push."""
+    from tests.unit.trainer.worker.fakes import FakeCoordinator, Servers
+    from tests.unit.trainer.worker.running import Running
+
+    flat_models.device_name, flat_models.accelerators = (lambda: "a GPU"), (lambda: tuple(SEVERAL))
+    coordinator = FakeCoordinator(DATA.size, tasks=("evaluate",))
+    with tempfile.TemporaryDirectory() as folder:
+        servers = Servers(Path(folder) / "secret", coordinator)
+        training = job(lambda: functional("adam", norm=True, options={"steps_per_execution": 2}))
+        running = Running(training, servers, coordinator)
+        end = running.start().join()
+        servers.close()
+    return [end.name, coordinator.samples, running.flat_model.device_count, coordinator.steps[0]]
+
+
+CASES = {
+    "whole batch": lambda: difference(functional, batch()),
+    "part of a batch": lambda: difference(functional, batch(5)),
+    "some devices have no samples": lambda: difference(functional, batch(1)),
+    "weights": lambda: difference(with_loss(sparse()), batch(16, WEIGHED)),
+    "weights of a part": lambda: difference(with_loss(sparse()), batch(7, WEIGHED)),
+    "sum": lambda: difference(with_loss(sparse(reduction="sum")), batch(13, WEIGHED)),
+    "none": lambda: difference(with_loss(sparse(reduction=None)), batch(16, WEIGHED)),
+    "clipping": lambda: difference(clipping, batch(11)),
+    "frozen": lambda: difference(frozen, batch(11)),
+    "xla": lambda: difference(jitted, batch(11)),
+    "norm": norm_differs,
+    "mirrored": mirrored,
+    "drawn": drawn,
+    "overflow": overflow,
+    "fallback": fallback,
+    "whole worker": whole_worker,
+}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or CASES:
+        print(json.dumps([name, CASES[name]()]), flush=True)

@@ -1,0 +1,88 @@
+"""Several accelerators of one worker: one step, equal to that of one device with the whole batch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.api.capacity_pool import CapacityPool
+from shoal.sizing.fleet.resources import fleet_pool
+from shoal_trainer.data.source import Part
+from shoal_trainer.worker.hardware import equipment
+from shoal_trainer.worker.several_devices import shares
+from tests.unit.trainer.worker.models import DATA
+
+ROOT = Path(__file__).parents[4]
+
+
+def computed(*names):
+    """The results of these cases of `several`; of all, if none is named."""
+    command = [sys.executable, "-m", "tests.unit.trainer.worker.several", *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.timeout(300)
+def test_devices_that_share_a_short_batch_compute_what_one_does():
+    ((name, found),) = computed("weights of a part").items()
+    assert max(found) < 1e-5, name
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_devices_compute_what_one_does_or_what_mirrored_strategy_does():
+    found = computed()
+    for name in ("drawn", "overflow", "fallback", "norm", "mirrored", "whole worker"):
+        assert name in found
+    differences = {
+        name: value for name, value in found.items() if isinstance(value, list) and len(value) == 3
+    }
+    del differences["overflow"]
+    assert len(differences) == 10
+    for name, value in differences.items():
+        assert max(value) < 1e-5, name
+    of_thirds, of_the_first = found["norm"]
+    assert of_thirds < 1e-6 < of_the_first
+    assert found["mirrored"] < 1e-6
+    assert all(found["drawn"].values()), found["drawn"]
+    skipped, first, last = found["overflow"]
+    assert (first, last) == (True, False)
+    assert 1 < skipped < 24
+    *state, said = found["fallback"]
+    assert state == [1, 1, True, True]
+    assert "variables that Keras does not know" in said[0]
+    assert "its optimizer or its train_step runs on the worker" in said[1]
+    assert found["whole worker"] == ["FINISHED", DATA.size, 3, 2]
+
+
+@pytest.mark.parametrize(("samples", "size", "devices"), [(16, 16, 4), (10, 16, 3), (1, 5, 5), (16, 16, 1)])
+def test_shares_are_the_batch(samples, size, devices):
+    batch = next(iter(DATA.read(Part(0, samples), size)))
+    found = list(shares(batch, devices))
+    np.testing.assert_array_equal(np.concatenate([x for x, *_ in found]), batch.x)
+    assert sum(int(n) for *_, n, _ in found) == samples
+    sizes = [len(x) for x, *_ in found]
+    assert max(sizes) - min(sizes) <= 1
+    for _, _, weights, n, whole in found:  # as `Batch` scales them: by the rows over the real ones
+        np.testing.assert_allclose(weights[:n], len(weights) / n if n else 0)
+        assert not weights[n:].any()
+        assert whole == pytest.approx(size / len(weights))
+
+
+def test_planner_telemetry_and_trainer_mean_the_same_by_a_number_of_devices():
+    """A pool's `accelerator.count` accelerators are one worker, which divides its batch among them."""
+    spec = {
+        "accelerator": {"name": "A100-40GB", "count": 4},
+        "capacityType": "Spot",
+        "zone": "a",
+        "limits": {"nodes": 1},
+    }
+    pool = CapacityPool.model_validate({"metadata": {"name": "pool"}, "spec": spec})
+    planned = fleet_pool(pool).devices
+    batch = next(iter(DATA.read(Part(0, 64), 64)))
+    assert equipment("NVIDIA A100-SXM4-40GB", planned, 1)[::2][:2] == ("A100-40GB", 4)
+    assert {len(x) for x, *_ in shares(batch, planned)} == {64 / planned}
