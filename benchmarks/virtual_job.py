@@ -17,8 +17,8 @@ from benchmarks.networks import Vector
 from benchmarks.tasks import BATCH, TASKS, data_of, network_of, updates_of
 from shoal_trainer.contract import Staleness
 from shoal_trainer.ps import schedules
-from shoal_trainer.ps.optimizers import Optimizer, Update
 from shoal_trainer.ps.shard import ShardCopy, ShardStore
+from shoal_trainer.ps.update_rules import Optimizer, Update
 from shoal_trainer.wire.messages import (
     AnswerMeta,
     ModelSpec,

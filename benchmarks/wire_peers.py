@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from shoal_trainer.contract import Shard
-from shoal_trainer.ps.buffers import aligned, octets
+from shoal_trainer.ps.aligned import aligned, octets
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.server import DataServer

@@ -10,7 +10,7 @@ import pytest
 from shoal_trainer.contract import EXIT_DRAINED, JobIdentity, Role, RuntimeConfig, Shard, StopAfter
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer, stop_on_sigterm
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig

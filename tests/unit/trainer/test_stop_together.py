@@ -19,7 +19,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator.protocol import DataSpec, Join
 from shoal_trainer.errors import Fenced
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.security import create_secret_dir
 from shoal_trainer.serve import ParameterServer
 from shoal_trainer.snapshot.storage import open_storage

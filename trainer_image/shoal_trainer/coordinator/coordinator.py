@@ -21,7 +21,7 @@ from shoal_trainer.contract import (
 )
 from shoal_trainer.coordinator import report
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS
-from shoal_trainer.coordinator.leases import Lease, Segment
+from shoal_trainer.coordinator.lease_index import Lease, Segment
 from shoal_trainer.coordinator.members import Member, Members
 from shoal_trainer.coordinator.model_facts import ModelFacts
 from shoal_trainer.coordinator.protocol import (
@@ -35,8 +35,8 @@ from shoal_trainer.coordinator.protocol import (
 )
 from shoal_trainer.coordinator.protocol import Lease as LeaseMessage
 from shoal_trainer.coordinator.record import Record
-from shoal_trainer.coordinator.target import target_reached
-from shoal_trainer.coordinator.tasks import Task
+from shoal_trainer.coordinator.stop_target import target_reached
+from shoal_trainer.coordinator.task_queue import Task
 from shoal_trainer.errors import Fenced, Unreachable
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.ps.shard import AppliedPush, ShardStore

@@ -16,13 +16,13 @@ from shoal_trainer.contract import SILENCE_SECONDS, JobIdentity, StopAfter
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
 from shoal_trainer.coordinator.epoch_means import EpochMeans
 from shoal_trainer.coordinator.last_pushes import LastPushes
-from shoal_trainer.coordinator.leases import Segment
+from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.pace import Pace
 from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Renamed
 from shoal_trainer.coordinator.speeds import Speeds
-from shoal_trainer.coordinator.tasks import Tasks
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps.recovery import JITTER, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State

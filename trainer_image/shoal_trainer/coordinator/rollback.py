@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
-from shoal_trainer.coordinator.leases import Segment
+from shoal_trainer.coordinator.lease_index import Segment
 from shoal_trainer.coordinator.ledger import Ledger
 from shoal_trainer.coordinator.protocol import DataSpec, Diverged
 from shoal_trainer.coordinator.snapshotter import Snapshotter

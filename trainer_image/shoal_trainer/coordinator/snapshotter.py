@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from shoal_trainer.contract import SnapshotPolicy
-from shoal_trainer.coordinator.client import ShardControl
+from shoal_trainer.coordinator.control_client import ShardControl
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.reconciler import Reconciler

@@ -20,7 +20,7 @@ from typing import Any
 
 from shoal_trainer.contract import Role
 from shoal_trainer.errors import Fenced, ProtocolError, TrainerError, Unauthorized, Unreachable, UserError
-from shoal_trainer.ps.buffers import octets
+from shoal_trainer.ps.aligned import octets
 from shoal_trainer.ps.kernel_loader import load_kernels
 from shoal_trainer.ps.memory import memory_limit
 from shoal_trainer.ps.pieces import Pieces

@@ -16,17 +16,17 @@ from typing import TypeVar
 
 from shoal_trainer.contract import ShardReport, Staleness
 from shoal_trainer.errors import ProtocolError, Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, Worker
 from shoal_trainer.ps.damping import Damping
 from shoal_trainer.ps.journal import PushJournal
 from shoal_trainer.ps.kernels import Vector
 from shoal_trainer.ps.load import Load
 from shoal_trainer.ps.model_state import ModelState
-from shoal_trainer.ps.optimizers import Update, normalizes
 from shoal_trainer.ps.pieces import PIECE_VALUES, Payload, nbytes, parts
 from shoal_trainer.ps.recovery import Recovery
 from shoal_trainer.ps.streams import Stream
+from shoal_trainer.ps.update_rules import Update, normalizes
 from shoal_trainer.ps.values import Answer, AppliedPush, ShardCopy, State, mismatch, record_push, same_shapes
 from shoal_trainer.ps.walks import Begun, Walk, Walks
 from shoal_trainer.ps.workers import WorkerRegistry

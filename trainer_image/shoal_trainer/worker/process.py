@@ -31,9 +31,9 @@ from shoal_trainer.contract import (
     TerminationMessage,
 )
 from shoal_trainer.errors import Fenced, NoAccelerator, TrainerError, Unreachable, UserError
+from shoal_trainer.process.sigterm import in_thread
+from shoal_trainer.process.termination import write_termination
 from shoal_trainer.retry import until_reachable
-from shoal_trainer.sigterm import in_thread
-from shoal_trainer.termination import write_termination
 from shoal_trainer.worker.hardware import (
     device_name,
     equipment,

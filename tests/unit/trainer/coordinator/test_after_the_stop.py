@@ -6,7 +6,7 @@ from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.artefacts import Artefacts
 from shoal_trainer.coordinator.last_pushes import RESEND_SECONDS, LastPushes
 from shoal_trainer.coordinator.protocol import Leave, TaskDone
-from shoal_trainer.coordinator.tasks import Tasks
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Overtaken
 from shoal_trainer.ps.contents import Contents
 from shoal_trainer.snapshot.storage import LocalStorage

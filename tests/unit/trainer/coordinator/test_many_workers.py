@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_trainer.contract import JobIdentity, StopAfter
-from shoal_trainer.coordinator import leases as leases_module
+from shoal_trainer.coordinator import lease_index
 from shoal_trainer.coordinator.coordinator import IDLE_SECONDS, Coordinator
-from shoal_trainer.coordinator.leases import END, Lease, Leases, Segment, overlap
+from shoal_trainer.coordinator.lease_index import END, Lease, Leases, Segment, overlap
 from shoal_trainer.coordinator.members import Members
 from shoal_trainer.coordinator.protocol import DataSpec, Join
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta
 
@@ -35,9 +35,7 @@ def test_push_compares_few_of_many_leases(coordinator, monkeypatch):
     leases = [coordinator.next_work(slot, 0).lease for slot in range(WORKERS)]
     assert len(coordinator.ledger.leases) == WORKERS
     looked = []
-    monkeypatch.setattr(
-        leases_module, "overlap", lambda one, other: looked.append(one) or overlap(one, other)
-    )
+    monkeypatch.setattr(lease_index, "overlap", lambda one, other: looked.append(one) or overlap(one, other))
     for seq, lease in enumerate(leases, 1):
         mark = Progress(lease.epoch, -1, lease.start, lease.start + 2)
         meta = PushMeta(samples=2, progress=(mark,))

@@ -14,7 +14,7 @@ from shoal_trainer.coordinator.partial import Partial
 from shoal_trainer.coordinator.protocol import DataSpec, Join, Leave, Pushes
 from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.errors import Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.contents import KEPT_INCARNATIONS, Contents, arriving, uneven
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import Entry, ModelSpec, OptimizerConfig, Progress, PushMeta

@@ -6,7 +6,7 @@ from shoal_trainer.contract import StopAfter
 from shoal_trainer.coordinator.protocol import Join, TaskDone
 from shoal_trainer.coordinator.report import ranges
 from shoal_trainer.errors import Fenced
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
 from shoal_trainer.wire.messages import AnswerMeta
 from tests.unit.trainer.coordinator.bench import MODEL, Bench

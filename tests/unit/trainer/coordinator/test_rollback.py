@@ -15,7 +15,7 @@ from shoal_trainer.coordinator.reconciler import Reconciler
 from shoal_trainer.coordinator.rollback import MAX_IN_A_ROW, Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.snapshot.manifest import Manifest
 from shoal_trainer.snapshot.storage import LocalStorage

@@ -10,9 +10,9 @@ import pytest
 from shoal_trainer.contract import JobIdentity, SnapshotPolicy
 from shoal_trainer.coordinator import snapshotter as snapshotter_module
 from shoal_trainer.coordinator.snapshotter import Snapshotter
-from shoal_trainer.coordinator.tasks import Tasks
+from shoal_trainer.coordinator.task_queue import Tasks
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import Claim
 from shoal_trainer.snapshot.manifest import Manifest

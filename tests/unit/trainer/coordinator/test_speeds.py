@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal_trainer.contract import MAX_SPEEDS, SILENCE_SECONDS, StopAfter
 from shoal_trainer.coordinator.speeds import SETTLE_SECONDS, SETTLE_STEPS, Speeds
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
 from tests.unit.trainer.coordinator.bench import MODEL, Bench
 

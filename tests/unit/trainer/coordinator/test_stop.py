@@ -5,7 +5,7 @@ import pytest
 from shoal_trainer.contract import JobIdentity, StopAfter
 from shoal_trainer.coordinator.coordinator import Coordinator
 from shoal_trainer.coordinator.protocol import DataSpec, Join, TaskDone
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, Progress, PushMeta, decode_answer, encode_answer
 from shoal_trainer.worker.leases import Leases

@@ -17,7 +17,7 @@ from shoal_trainer.contract import Shard
 from shoal_trainer.errors import Unreachable
 from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps import shard_client
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.pool import Loan
 from shoal_trainer.ps.server import DataServer

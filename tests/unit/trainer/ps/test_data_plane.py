@@ -15,7 +15,7 @@ from shoal_trainer.errors import Fenced, Unreachable, UserError
 from shoal_trainer.ps import pool as pool_module
 from shoal_trainer.ps import server as server_module
 from shoal_trainer.ps import shard_client
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.client import PSClient
 from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.pool import PiecePool

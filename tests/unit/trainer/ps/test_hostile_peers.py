@@ -18,7 +18,7 @@ import pytest
 
 from shoal_trainer.contract import Role, Shard
 from shoal_trainer.errors import Unauthorized, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.server import HANDSHAKE_SECONDS, RefusalLog
 from shoal_trainer.ps.shard_client import ShardClient
 from shoal_trainer.security import Credentials, create_secret_dir

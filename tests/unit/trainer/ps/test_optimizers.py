@@ -11,8 +11,8 @@ import pytest
 
 from shoal_trainer.errors import UserError
 from shoal_trainer.ps import schedules
-from shoal_trainer.ps.optimizers import Optimizer, Update, adam_momentum, momentum_at, stretch
 from shoal_trainer.ps.shard import ShardStore
+from shoal_trainer.ps.update_rules import Optimizer, Update, adam_momentum, momentum_at, stretch
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta, Schedule
 
 N, STEPS, BATCH = 1000, 20, 8

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_trainer.errors import UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.recovery import FIRST_COPY_SECONDS, JITTER, LONGEST_PAUSE, Recovery, longest_pause
 from shoal_trainer.ps.shard import ShardStore, State
 from shoal_trainer.wire.messages import ModelSpec, OptimizerConfig, PushMeta

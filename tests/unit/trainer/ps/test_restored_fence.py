@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer.errors import Fenced
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta
 

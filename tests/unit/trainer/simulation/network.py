@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Pulled, PushMeta, Welcome, decode_answer, encode_answer
 
 

@@ -13,7 +13,7 @@ from shoal_trainer.coordinator.reconciler import Reconciler, pushes_of
 from shoal_trainer.coordinator.rollback import Rollback
 from shoal_trainer.coordinator.snapshotter import Snapshotter, write_part
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import LARGE_VALUES, ShardStore
 from shoal_trainer.snapshot.claims import LOOK_SECONDS, Claim
 from shoal_trainer.snapshot.store import SnapshotStore

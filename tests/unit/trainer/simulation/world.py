@@ -12,9 +12,9 @@ import threading
 
 from shoal_trainer.contract import StopAfter
 from shoal_trainer.errors import Fenced, TrainerError, Unreachable
-from shoal_trainer.ps.buffers import aligned
-from shoal_trainer.ps.layout import bounds
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import State
+from shoal_trainer.ps.shard_bounds import bounds
 from shoal_trainer.worker.loop import End
 from tests.unit.trainer.simulation.faults import Faults
 from tests.unit.trainer.simulation.job import EPOCHS, model

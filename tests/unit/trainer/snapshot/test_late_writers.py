@@ -13,7 +13,7 @@ from shoal_trainer.coordinator.follower import Follower
 from shoal_trainer.coordinator.protocol import SnapshotShard
 from shoal_trainer.coordinator.snapshotter import write_part
 from shoal_trainer.errors import Fenced, Unreachable
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.snapshot.claims import Claim, Watch
 from shoal_trainer.snapshot.manifest import Manifest, ShardFile

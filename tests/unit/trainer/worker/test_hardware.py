@@ -9,7 +9,7 @@ import pytest
 
 from shoal_trainer.contract import AcceleratorBatch, JobIdentity, Role, RuntimeConfig, Shard
 from shoal_trainer.data.source import Part
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.ps.damping import Damped
 from shoal_trainer.ps.shard import ShardStore
 from shoal_trainer.wire.messages import ModelSpec, PushMeta

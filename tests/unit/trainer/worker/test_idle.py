@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import PushMeta
 from shoal_trainer.worker.compose import build_flat_model, compose
 from shoal_trainer.worker.loop import End

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shoal_trainer import Indexed
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.compose import build_flat_model
 from shoal_trainer.worker.flat_model import MAX_OVERFLOWS, FlatModel
 from shoal_trainer.worker.loop import End
