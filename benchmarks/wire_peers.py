@@ -95,7 +95,7 @@ def serve(size: int, secret: str, host: str = "127.0.0.1", tls: bool = False) ->
     server.start()
     _print(port=server.port)
     for _ in sys.stdin:
-        _print(cpu=time.process_time(), version=shard.version)
+        _print(cpu=time.process_time(), version=shard.history.version)
     server.close()
 
 

@@ -133,7 +133,7 @@ class Job:
             turn.wait(0.02)
 
     def samples(self):
-        return self.server.shard.samples
+        return self.server.shard.history.samples
 
     def finish(self):
         self.wait(lambda: self.server.service.coordinator.finished is not None)

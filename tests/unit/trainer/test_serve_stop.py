@@ -37,7 +37,7 @@ def server(tmp_path):
             secret_dir=str(tmp_path / "secret"),
         )
         server = ParameterServer(config)
-        server.shard.connect(0, 0)
+        server.shard.workers.connect(0, 0)
         server.shard.hello(0, 0, MODEL)
         server.shard.initialize(aligned(server.shard.size))
         if index == 0:

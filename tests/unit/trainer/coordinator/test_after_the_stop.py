@@ -65,7 +65,7 @@ def test_evaluation_of_an_epoch_waits_until_its_pushes_are_in_every_shard(arrive
         bench.join(slot)
     assert bench.train(0).kind == "idle"
     assert asked
-    whole = bench.shard.contents.spans()
+    whole = bench.shard.history.contents.spans()
     ((slot, incarnation, first, stop),) = whole
     bench.coordinator.count_partial([Contents(whole), Contents([(slot, incarnation, first, stop - 1)])])
     assert bench.ask(1).kind == "idle"

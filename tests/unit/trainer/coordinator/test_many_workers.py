@@ -26,7 +26,7 @@ def coordinator():
     shard.hello(0, 0, ModelSpec(fingerprint="0" * 64, parameters=4))
     shard.initialize(aligned(4))
     for slot in range(WORKERS):
-        shard.connect(slot, 0)
+        shard.workers.connect(slot, 0)
         found.join(Join(slot=slot, incarnation=0, data=DataSpec(size=2**20), batch_size=2))
     return found
 
@@ -57,7 +57,7 @@ def test_request_for_work_reads_no_other_member(coordinator, monkeypatch):
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, IDLE_SECONDS), (200, IDLE_SECONDS), (1000, 1.0)])
 def test_idle_pause_grows_with_the_number_of_workers(coordinator, workers, seconds):
-    coordinator.shard.set_live_workers(workers)
+    coordinator.shard.workers.set_live(workers)
     generation_to_come = 1
     assert coordinator.next_work(0, 0, generation_to_come).seconds == pytest.approx(seconds)
 

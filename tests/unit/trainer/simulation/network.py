@@ -133,7 +133,7 @@ class Exchange:
     def _hello(self, server, copy):
         index, shard = server.shard.index, server.shard
         self.disconnect(index)
-        shard.connect(*self.identity)
+        shard.workers.connect(*self.identity)
         self.servers[index], self.connected[index], self.boots[index] = server, True, shard.boot
         offered = copy()
         version = None if offered is None else offered.version(index)
@@ -151,7 +151,7 @@ class Exchange:
         generation = 0 if offered is None else offered.generation
 
         def hello(server):
-            server.shard.connect(*self.identity)
+            server.shard.workers.connect(*self.identity)
             self.world.later(server, self._closed)
             server.shard.hello(*self.identity, self.world.model, version, generation)
 

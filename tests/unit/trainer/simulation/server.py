@@ -124,7 +124,9 @@ class Server:
         """Record the steps with which a generation begins; a rollback makes the shard ready again."""
         self.coordinator.ready(version, applied)
         steps = self.shard.model.parameters.reshape(-1, PIECE)[:, STEPS_AT : STEPS_AT + self.world.steps]
-        self.world.kept.setdefault(self.shard.generation, set(np.flatnonzero(steps.any(axis=0)).tolist()))
+        self.world.kept.setdefault(
+            self.shard.history.generation, set(np.flatnonzero(steps.any(axis=0)).tolist())
+        )
 
     def compare_soon(self):
         """Reconcile the shards in the next turn."""

@@ -62,7 +62,7 @@ class StaleListing(LocalStorage):
 def shards(count: int) -> list[ShardStore]:
     stores = [ShardStore(index, count, 0) for index in range(count)]
     for shard in stores:
-        shard.connect(0, 0)
+        shard.workers.connect(0, 0)
         shard.hello(0, 0, MODEL)
         shard.initialize(aligned(shard.size))
     return stores
