@@ -91,9 +91,9 @@ def test_lost_shard_loses_one_push_of_each_worker_and_gets_it_again(start_server
     assert {worker: seq - applied[worker] for worker, seq in shard.history.applied.items()} == dict.fromkeys(
         applied, 1
     )
-    assert successor.samples == 2 * DATA.size
-    assert successor.contents.spans() == tuple(
-        (*worker, 1, seq + 1) for worker, seq in sorted(successor.applied.items())
+    assert successor.history.samples == 2 * DATA.size
+    assert successor.history.contents.spans() == tuple(
+        (*worker, 1, seq + 1) for worker, seq in sorted(successor.history.applied.items())
     )
     assert [coordinator.applied[epoch, -1].total for epoch in range(2)] == [DATA.size] * 2
 
