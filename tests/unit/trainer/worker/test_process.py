@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from base64 import b64encode
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from shoal_trainer.contract import (
     Role,
     RuntimeConfig,
     Shard,
+    TerminationMessage,
     status_token,
 )
 from shoal_trainer.errors import Fenced, ProtocolError, Unreachable, UserError
@@ -144,7 +146,7 @@ def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, 
     layout = SimpleNamespace(size=1, tensors=1)
     keras_model = SimpleNamespace(jit_compile=False)
     model = SimpleNamespace(trace=lambda: None, layout=layout, flops_per_sample=None, model=keras_model)
-    worker = SimpleNamespace(run=lambda: _raise(UserError("the label is 7")), close=lambda: None)
+    worker = SimpleNamespace(run=lambda _on_hang: _raise(UserError("the label is 7")), close=lambda: None)
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
@@ -216,6 +218,47 @@ def test_local_worker_that_exits_early_is_replaced(monkeypatch):
             run.poll()
         assert run.outcome.outcome is Outcome.FAILED
         assert run.outcome.reason == "BackoffLimit"
+
+
+class Full(Ended):
+    """A worker that ran out of memory; the server goes on."""
+
+    def __init__(self, command, *, env, **_):
+        self.code = None if command[-1] == "serve" else 1
+        message = TerminationMessage(outcome=Outcome.FAILED, reason="OutOfMemory", message="a smaller batch")
+        Path(env["SHOAL_TERMINATION_LOG"]).write_text(message.to_json())
+
+
+def test_local_job_that_does_not_fit_into_the_memory_twice_fails(monkeypatch):
+    monkeypatch.setattr("shoal_trainer.run.processes.subprocess.Popen", Full)
+    with LocalRun(LocalJob(entrypoint="a:b", workers=2)) as run:
+        assert run.poll() is None
+        assert [process.name for process in run.processes] == ["ps-0-0", "worker-0-1", "worker-1-1"]
+        assert run.poll().reason == "OutOfMemory"
+
+
+HANGS = """
+import threading
+from types import SimpleNamespace
+from shoal_trainer.worker import process, watchdog
+watchdog.CHECK_SECONDS = watchdog.FIRST_SECONDS = 0.01
+worker = SimpleNamespace(watchdog=watchdog.Watchdog(), leave=lambda: print("left", end="", flush=True))
+worker.watchdog.start(lambda error: process.abandon(worker, error))
+with worker.watchdog.watch("a training step on samples 0-8"):
+    threading.Event().wait()
+"""
+
+
+def test_worker_whose_step_hangs_gives_its_leases_back_and_ends_with_the_reason(tmp_path):
+    message = tmp_path / "message"
+    environment = os.environ | {"SHOAL_TERMINATION_LOG": str(message)}
+    command = [sys.executable, "-c", HANGS]
+    ended = subprocess.run(command, env=environment, capture_output=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stdout) == (1, b"left"), ended.stderr.decode()
+    assert b"most recent call first" in ended.stderr
+    said = TerminationMessage.model_validate_json(message.read_text())
+    assert said.reason == "HungStep"
+    assert "a training step on samples 0-8 has not ended" in said.message
 
 
 class Endless(Ended):
