@@ -504,7 +504,7 @@ class Outcome(StrEnum):
     FAILED = "Failed"
 
 
-FAILURE_REASONS = frozenset({"UserError", "InternalError"})
+FAILURE_REASONS = frozenset({"UserError", "InternalError", "NoAccelerator", "OutOfMemory", "HungStep"})
 """The reasons of failures. A reader treats any other reason as part of the message."""
 
 
