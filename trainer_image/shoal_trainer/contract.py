@@ -106,12 +106,14 @@ FALLS = (
     "kl_divergence", "kullback_leibler_divergence", "kld", "ctc", "circle", "perplexity", "false_(positives|negatives)",
 )  # fmt: skip
 """Patterns of metrics that improve as they decrease: Keras' losses and errors, by all of their names."""
-RISES = (
+AT_MOST_ONE = (
     "((binary|(sparse_)?(top_(k|[0-9]+)_)?categorical|(sparse_)?top_(k|[0-9]+))_)?acc(uracy)?", "((roc|pr)_)?auc",
     "(precision|recall|sensitivity|specificity)(_at_(precision|recall|sensitivity|specificity))?",
     "f1(_?score)?", "f_?beta_score", "(one_hot_)?(mean_|binary_|m)?io_?u", "r2(_score)?", "cosine_similarity",
-    "(concordance|pearson)_correlation", "true_(positives|negatives)",
+    "(concordance|pearson)_correlation",
 )  # fmt: skip
+"""Patterns of metrics that improve as they increase up to 1."""
+RISES = (*AT_MOST_ONE, "true_(positives|negatives)")
 """Patterns of metrics that improve as they increase."""
 
 
