@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from shoal_trainer.ps.buffers import aligned
-
 from shoal_trainer.contract import BesideSums, StopAfter
 from shoal_trainer.coordinator.beside import Beside
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.wire.messages import Progress, PushMeta, Timings
 from tests.unit.trainer.coordinator.bench import Bench
 
