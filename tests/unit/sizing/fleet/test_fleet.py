@@ -112,6 +112,15 @@ def test_jobs_trade_pools_where_all_together_cost_less() -> None:
     assert (kept["urgent"].counts["spot"], kept["other"].counts["spot"]) == (4, 0)
 
 
+def test_nearly_done_job_does_not_go_on_for_long_with_few_workers_to_save_pennies() -> None:
+    """Four workers end it in a minute and a half; one would take six, and save what servers lose to contention."""
+    slow_server = replace(PROFILE, server_load={1: ServerLoad(120.0, 6000)})
+    ending = job(samples_left=5e5, running={"spot": 4}, deadline_seconds=900.0)
+    pools = [replace(SPOT, idle_seconds=0.0), STEADY]
+    assert plan_fleet(pools, [slow_server], [ending]).jobs["a"].counts["spot"] < 4
+    assert plan_fleet(pools, [slow_server], [replace(ending, spent=2.0)]).jobs["a"].counts["spot"] >= 4
+
+
 def test_pool_without_price_is_no_offer_and_is_said_so() -> None:
     found = plan_fleet([replace(SPOT, price_per_hour=None), STEADY], [PROFILE], [job()]).jobs["a"]
     assert found.counts.get("spot", 0) == 0
