@@ -33,11 +33,11 @@ from shoal_trainer.contract import (
     RuntimeConfig,
     TerminationMessage,
 )
-from shoal_trainer.ending import end_soon
 from shoal_trainer.errors import Fenced, HungStep, TrainerError, Unreachable, UserError, WorkerFailed
+from shoal_trainer.process.ending import end_soon
+from shoal_trainer.process.sigterm import in_thread
+from shoal_trainer.process.termination import write_termination
 from shoal_trainer.retry import until_reachable
-from shoal_trainer.sigterm import in_thread
-from shoal_trainer.termination import write_termination
 from shoal_trainer.worker.hardware import (
     device_name,
     equipment,
@@ -174,11 +174,11 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
 
         flat_model = until_reachable(built, drain.flag, "the data")
         facts = equipment(device, flat_model.layout.tensors, config.cores)
-
-        def control() -> ControlPlane:
-            return ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample)
-
-        coordinator = until_reachable(control, drain.flag, "the data")
+        coordinator = until_reachable(
+            lambda: ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample),
+            drain.flag,
+            "the data",
+        )
         coordinator.start()  # send heartbeats while the model is traced
         flat_model.trace()
     traced = time.monotonic()
@@ -192,6 +192,7 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         config.batch_size, device,
     )  # fmt: skip
     worker = compose(job, config, flat_model, coordinator, credentials, drain.flag)
+    coordinator.watch(worker.loop.beside)
     drain.hold()
     try:
         end = worker.run(partial(abandon, worker))

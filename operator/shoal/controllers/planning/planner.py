@@ -31,6 +31,7 @@ from shoal.controllers.trainingjob.claims import holdings
 from shoal.policy.model import Proposal
 from shoal.runtime.work_queue import Priority
 from shoal.sizing.fleet import FleetJob, FleetPlan, FleetPool, Profile, plan_fleet
+from shoal.sizing.fleet.resources import beside_of
 from shoal.telemetry.poller import Poller
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,9 @@ class Planner:
         pods = self._state.pods.indexed("job", key_of(job))
         self._progress.observe(job, report, per_epoch)
         speeds = self._paces.observe(job, report, self._now() - age)
-        return fleet_job(job, model, report, per_epoch, pods, now, speeds)
+        behind = sum(not epoch.complete for epoch in report.epochs) if report is not None else 0
+        beside = beside_of(status, per_epoch, behind)
+        return fleet_job(job, model, report, per_epoch, pods, now, speeds, beside)
 
     def _profiles(self, now: datetime) -> list[Profile]:
         found = []

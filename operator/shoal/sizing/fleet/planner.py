@@ -210,7 +210,7 @@ def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) ->
 
 def _work(job: FleetJob) -> StepWork:
     left = max(job.samples_left or 0.0, 1.0)
-    return StepWork(samples=left, sigma=job.samples_sigma, efficiency=job.efficiency)
+    return StepWork(samples=left, sigma=job.samples_sigma, efficiency=job.efficiency, beside=job.beside)
 
 
 def _late(found: JobPlan, binding: str, words: str) -> JobPlan:
@@ -223,6 +223,8 @@ def _answer(job: FleetJob, one: JobProblem, found: Plan) -> JobPlan:
     used = [(pool.name, n) for pool, n in zip(problem.pools, found.counts, strict=True)]
     hourly = sum(pool.price * n for pool, n in zip(problem.pools, found.counts, strict=True))
     expected = samples_per_second(problem, found.counts)
+    if isinstance(problem.work, StepWork):
+        expected *= problem.work.share_of_steps(max(sum(found.counts), 1))
     return JobPlan(
         counts=dict(used),
         parameter_servers=found.servers,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import UsageError
 from shoal.sizing.availability import Availability, Calm, Markov
+from shoal.sizing.beside import Beside
 from shoal.sizing.speed import priors
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.types import PsModel
@@ -106,13 +107,14 @@ class StepWork:
     """A number of steps (mini-batches of one worker) or of samples; with both, the first to be reached.
 
     `sigma`: standard deviation of the logarithm of the samples. `efficiency`: how the samples depend on the number of
-    workers, where the job ends by a loss or metric; None: they do not.
+    workers, where the job ends by a loss or metric; None: they do not. `beside`: what is to be done beside them.
     """
 
     steps: float | None = None
     samples: float | None = None
     sigma: float = 0.0
     efficiency: Efficiency | None = None
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         amounts = [amount for amount in (self.steps, self.samples) if amount is not None]
@@ -125,13 +127,28 @@ class StepWork:
     def iterations(self, batch: Floats, workers: Floats) -> Floats:
         """(m,) steps for weighted batch sizes (m,) and numbers of workers (m,)."""
         steps = np.full(np.shape(workers), math.inf if self.steps is None else float(self.steps))
+        if self.beside is not None and self.steps is not None:
+            steps = steps + self.beside.samples(steps * batch, workers) / batch
         return steps if self.samples is None else np.minimum(steps, self.samples_of(workers) / batch)
 
     def samples_of(self, workers: Floats | float, z: Floats | float = 0.0) -> Any:
-        """The samples that so many workers need, `z` standard deviations of the efficiency from the median."""
-        if self.samples is None or self.efficiency is None:
-            return self.samples
-        return self.samples * self.efficiency.factor(workers, z)
+        """The samples that so many workers need, `z` standard deviations of the efficiency from the median.
+
+        With those that they could train in the time of what is to be done beside.
+        """
+        if self.samples is None:
+            return None
+        needed = (
+            self.samples if self.efficiency is None else self.samples * self.efficiency.factor(workers, z)
+        )
+        return needed if self.beside is None else needed + self.beside.samples(needed, workers)
+
+    def share_of_steps(self, workers: float) -> float:
+        """The part of the time in which so many workers train."""
+        if self.samples is None or self.beside is None:
+            return 1.0
+        needed = float(self.samples_of(workers))
+        return float(replace(self, beside=None).samples_of(workers)) / needed
 
     def spread(self, workers: Floats) -> Floats:
         """(m,) standard deviation of the logarithm of the work."""
