@@ -29,11 +29,11 @@ GLOBAL_MEAN = (
 # much, and its sheet is 2.6 times slower); and how much better larger kernels fill an accelerator: their time grows as
 # work^0.92, give or take 0.05.
 GLOBAL_SIGMA = (1.2, 0.6, 1.2, 2.0, 0.25, 1.0, 0.05)
-# How accelerators deviate from their sheets in a, b and c (drivers, clocks, hosts), and the loss over d devices: d^0.1
+# How accelerators deviate from their sheets in a, b and c (drivers, clocks, hosts), and the loss over d devices: d^0.14
 # give or take d^0.1, since 8 K80 in one machine lose 25.6 % to PCIe by spotDNN. Between K80 and P100 b is off by 0.17;
 # spotDNN's four kinds are farther apart (docs/benchmarks/predictor.md).
 OWN_SIGMA = (0.25, 0.2, 0.2, 0.1)
-DEVICES_LOSS = 0.1
+DEVICES_LOSS = 0.14
 CPU_FACTOR = 4.0  # processors of one name differ by far more than accelerators
 
 ANY_UNIT = 6.0  # of ln b, in tables without batch sizes: FLOPs of a sample or of a step, forward or all
