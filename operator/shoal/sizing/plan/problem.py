@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -142,13 +142,6 @@ class StepWork:
             self.samples if self.efficiency is None else self.samples * self.efficiency.factor(workers, z)
         )
         return needed if self.beside is None else needed + self.beside.samples(needed, workers)
-
-    def share_of_steps(self, workers: float) -> float:
-        """The part of the time in which so many workers train."""
-        if self.samples is None or self.beside is None:
-            return 1.0
-        needed = float(self.samples_of(workers))
-        return float(replace(self, beside=None).samples_of(workers)) / needed
 
     def spread(self, workers: Floats) -> Floats:
         """(m,) standard deviation of the logarithm of the work."""
