@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shoal.errors import UsageError
 from shoal.sizing.availability import Availability, Calm, Markov
 from shoal.sizing.beside import Beside
+from shoal.sizing.speed import priors
 from shoal.sizing.speed.efficiency import Efficiency
 from shoal.sizing.types import PsModel
 
@@ -38,7 +39,7 @@ ZonePolicy = Literal["Same", "Preferred", "Any"]
 
 CONFIDENCE = 0.95
 """Default probability of meeting the deadline."""
-SCALING_SIGMA = 0.2
+SCALING_SIGMA = priors.SERVER_SIGMA[3]
 """Standard deviation of s in the capacity k^s of k servers, beyond the number measured."""
 
 
