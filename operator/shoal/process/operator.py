@@ -14,6 +14,7 @@ from shoal.api.speed_profile import SpeedProfile
 from shoal.api.training_job import TrainingJob
 from shoal.cluster.cache import Cache
 from shoal.cluster.lease import Lease, LeaseTimes
+from shoal.cluster.own_thread import Runs, here
 from shoal.cluster.reflector import Reflector
 from shoal.cluster.transport import Fenced, Transport
 from shoal.controllers.capacitypool.reconcile import PoolReconciler
@@ -61,7 +62,10 @@ def _nothing(_found: Mapping[str, Any], _why: str) -> None:
 
 
 class Operator:
-    """One replica of the operator. `lease_transport`: the connection of the Lease, by default the same."""
+    """One replica of the operator.
+
+    `lease_transport`, `lease_runs`: connection and event loop of the Lease, by default the same as for the rest.
+    """
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Operator:
         coordinator: Coordinator,
         *,
         lease_transport: Transport | None = None,
+        lease_runs: Runs = here,
         wall: Callable[[], datetime] = _now,
         monotonic: Callable[[], float] = time.monotonic,
         lease_times: LeaseTimes = LEASE_TIMES,
@@ -89,6 +94,8 @@ class Operator:
             identity=settings.identity,
             times=lease_times,
             wall=wall,
+            runs=lease_runs,
+            on_renewed=metrics.renewal_seconds.observe,
         )
         self._fenced = Limited(
             Fenced(Watched(transport, self._outage), self.lease.seconds_left),

@@ -32,6 +32,7 @@ from shoal.runtime.work_queue import Priority
 from shoal.telemetry.coordinator import Endpoint
 from shoal.telemetry.poller import Poller
 from shoal_trainer.contract import StatusReport
+from tests.unit.cluster.servers import json_patched
 
 Json = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -113,10 +114,13 @@ class Cluster:
             return _ok(self.add(path, body))
         return _ok(self.change(where, status=json.loads(json.dumps(body["status"]))))
 
-    def _patch(self, path: str, body: Json) -> Answer:
+    def _patch(self, path: str, body: Any) -> Answer:
         where = path.removesuffix("/status")
         if where not in self.objects:
             return Answer(404, b"{}")
+        if isinstance(body, list):
+            patched = json_patched(self.objects[where], body)
+            return Answer(422, b"{}") if patched is None else _ok(self.add(where, patched))
         return _ok(self.add(where, _merge(self.objects[where], body)))
 
     def _delete(self, path: str, body: Json) -> Answer:

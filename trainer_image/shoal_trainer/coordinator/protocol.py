@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from shoal_trainer.contract import Message
-from shoal_trainer.coordinator.leases import Lease as LedgerLease
+from shoal_trainer.coordinator.lease_index import Lease as LedgerLease
 from shoal_trainer.ps.contents import Span
 from shoal_trainer.wire.messages import MAX_JOURNAL, Entry
 

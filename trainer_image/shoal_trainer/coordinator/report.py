@@ -30,7 +30,7 @@ RECENT_EPOCHS = 16
 
 def status(coordinator: Coordinator, now: float) -> StatusReport:
     """The status report, without shards and storage."""
-    ledger, counters, samples = coordinator.ledger, coordinator.counters, coordinator.shard.samples
+    ledger, counters, samples = coordinator.ledger, coordinator.counters, coordinator.shard.history.samples
     done, leased = ledger.counts() if ledger else (0, 0)
     rate, share = coordinator.pace.samples_per_second(now), progress(coordinator)
     remaining = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shoal_trainer.contract import RuntimeConfig
-from shoal_trainer.coordinator.client import CoordinatorClient
+from shoal_trainer.coordinator.control_client import CoordinatorClient
 from shoal_trainer.coordinator.protocol import (
     MAX_LIST,
     MAX_TEXT,

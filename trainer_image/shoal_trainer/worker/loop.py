@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_trainer.errors import Unreachable, UserError
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.retry import Backoff
 from shoal_trainer.wire.messages import Pulled, Push, Timings
 from shoal_trainer.worker.callbacks import rate_of, set_rate

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from shoal_trainer import Indexed, Training, UserError
 from shoal_trainer.data.source import Part
-from shoal_trainer.ps.buffers import aligned
+from shoal_trainer.ps.aligned import aligned
 from shoal_trainer.worker.alone import dataset_of, quiet_end
 from shoal_trainer.worker.flat_model import FlatModel
 
