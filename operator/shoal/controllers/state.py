@@ -6,6 +6,7 @@ of it: the plan that led to it has said when to plan again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -156,7 +157,8 @@ class ClusterState:
                 del self._deleted_nodes[next(iter(self._deleted_nodes))]
         if old is not None and new is not None and _without_version(old) == _without_version(new):
             return  # only a heartbeat
-        for key in {key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None}:
+        jobs = Counter(key for pod in self.pods.indexed("node", name) if (key := _job_of(pod)) is not None)
+        for key, _ in reversed(jobs.most_common()):  # those with few pods are soon done
             self._wakes.jobs(key, Priority.URGENT)
 
     def _pool_changed(self, old: CapacityPool | None, new: CapacityPool | None, ours: bool) -> None:
