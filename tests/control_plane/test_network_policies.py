@@ -1,8 +1,8 @@
 """Whom the NetworkPolicies of chart and documentation let through, judged by the labels of a job that runs.
 
-Nothing enforces them here: the local cluster's network is the CNI plugin `bridge`, which knows no policies. What a plugin
-that enforces them does follows from labels and ports alone, as Kubernetes defines it: whoever is selected by a policy
-receives only what some policy that selects it admits.
+Nothing enforces them here: the local cluster's network is the CNI plugin `bridge`, which knows no policies. What a
+plugin that enforces them does follows from labels and ports alone, as Kubernetes defines it: whoever is selected by a
+policy receives only what some policy that selects it admits.
 """
 
 from __future__ import annotations
