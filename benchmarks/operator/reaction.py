@@ -67,6 +67,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
                     await _lose(world, "bare-one", f"bare-0-worker-{index}-0")
                     for index in range(losses, 2 * losses)
                 ]
+            await _all_run(world, "bare-one")
             bare_wave = await _wave(world, kubelet, "bare-one")
     late = "" if ramping else " (ended first)"
     for name, found, limit, goals in (
@@ -136,10 +137,12 @@ async def _wave(world: World, kubelet: FakeKubelet, namespace: str) -> list[floa
 
 async def _bare_pods(world: World, namespace: str, workers: int) -> None:
     await world.make_bare(namespace, 1, workers)
+    await _all_run(world, namespace)
 
+
+async def _all_run(world: World, namespace: str) -> None:
     async def run() -> bool:
         listed = await world.kube.get(f"/api/v1/namespaces/{namespace}/pods")
         return all(pod["status"].get("phase") == "Running" for pod in listed["items"])
 
     await until(run)
-    assert any(is_create(each) for each in world.writes(namespace))
