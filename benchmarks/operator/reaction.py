@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 
 from benchmarks.harness import Measurement, summary
-from benchmarks.operator.world import OPERATOR, World, is_create, is_loss, job, milliseconds, until
+from benchmarks.operator.world import OPERATOR, World, is_loss, job, milliseconds, until
 from dev.fake_kubelet import FakeKubelet
 from dev.kube import Json
 
