@@ -18,6 +18,7 @@ from shoal.api.speed_profile import SpeedProfile, SpeedProfileStatus
 from shoal.api.training_job import TrainingJob
 from shoal.errors import UsageError
 from shoal.policy.model import Proposal
+from shoal.sizing.beside import Beside
 from shoal.sizing.fleet import FleetJob, FleetPool, JobPlan, Model, Profile, resources
 from shoal.sizing.fleet.resources import decimal, fleet_pool, profile_of
 from shoal.sizing.speed.measurements import MEASURED
@@ -58,6 +59,7 @@ def fleet_job(
     pods: Iterable[Pod],
     now: datetime,
     speeds_now: Mapping[str, Sequence[float]],
+    beside: Beside | None = None,
 ) -> FleetJob:
     """A job. One whose workers nobody plans (mode Off or Manual) is planned with the number that it has."""
     spec, status = job.spec, job.status
@@ -72,6 +74,7 @@ def fleet_job(
         priority=max((pod.spec.priority for pod in pods), default=0),
         model=model,
         samples_left=left,
+        beside=beside,
         batch_size=spec.training.batch_size,
         batch_sizes={each.accelerator: each.batch_size for each in spec.training.batch_sizes},
         pools=tuple(spec.workers.pools),
