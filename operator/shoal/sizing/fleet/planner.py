@@ -211,7 +211,8 @@ def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) ->
     unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED}
     if not found.feasible or job.min_workers == job.max_workers:
         return answer
-    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured)
+    begun = {*job.asked, *(name for name, n in job.running.items() if n)}
+    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured, begun)
     if trial is None:
         return answer
     price = next(pool.price for pool in one.problem.pools if pool.name == trial.pool)
