@@ -134,12 +134,23 @@ class Coordinator(Record):
             return member.assignment
 
     def heartbeat(
-        self, slot: int, incarnation: int, message: str = "", flops_per_sample: float | None = None
+        self,
+        slot: int,
+        incarnation: int,
+        message: str = "",
+        flops_per_sample: float | None = None,
+        beside: tuple[float, float] = (0.0, 0.0),
     ) -> Alive:
-        """Record a heartbeat; the answer asks the first worker that trains to count the model's FLOPs."""
+        """Record a heartbeat; the answer asks the first worker that trains to count the model's FLOPs.
+
+        `beside`: the worker's seconds in tasks, and without work, so far.
+        """
         with self._lock:
             member, now = self._contact(slot, incarnation), self._clock()
             member.message = message
+            tasks, waits = member.passed_beside(*beside)
+            if self._trains:
+                self.beside.passed(member.rate, tasks, waits)
             if flops_per_sample is not None:
                 self.facts.counted(flops_per_sample)
             count = member.steps > 0 and member.pushes(now) and self.facts.wants_flops(now)
@@ -276,13 +287,20 @@ class Coordinator(Record):
 
     def _measure(self) -> None:
         """Observe who trains: the speeds are sums over a time in which that does not change."""
-        now, over = self._clock(), self.ledger is None or self.gathering or self.tasks.ending or self.stopping
+        now = self._clock()
         if (holder := self.tasks.holder) is not None:
             self.members.get(*holder).last_push = now  # it has a task, and will push again
             self.speeds.task(now)
-        team = [] if over else [member for member in self.members.active() if member.pushes(now)]
+        training = self._trains and not self.tasks.ending
+        team = [member for member in self.members.active() if member.pushes(now)] if training else []
         slowest = max((member.push_seconds or 0.0 for member in team), default=0.0)
         self.speeds.observe(now, frozenset(member.key for member in team), slowest)
+
+    @property
+    def _trains(self) -> bool:
+        """Whether there are epochs to train, after all that is known: not the last tasks, nor a recovery."""
+        ledger = self.ledger
+        return not (ledger is None or ledger.finished or self.gathering or self.stopping)
 
     def _contact(self, slot: int, incarnation: int) -> Member:
         if incarnation < self.members.newest(slot):
@@ -401,6 +419,8 @@ class Coordinator(Record):
     def _end_epoch(self, epoch: int) -> None:
         assert self.data is not None
         logs = self.means.end(epoch, self.pace.loss)
+        if self._trains:
+            self.beside.epoch_ended(len(self.members.active()))
         self.tasks.epoch_ended(epoch, logs, validation=self.data.validation, callbacks=self.data.callbacks)
         self._last_pushes.epoch_ended(self.shard.history.applied, self._clock() + RESEND_SECONDS)
 

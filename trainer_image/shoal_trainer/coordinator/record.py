@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_trainer.contract import SILENCE_SECONDS, JobIdentity, StopAfter
+from shoal_trainer.coordinator.beside import Beside
 from shoal_trainer.coordinator.counters import Counters, wasted_after_rollback
 from shoal_trainer.coordinator.epoch_means import EpochMeans
 from shoal_trainer.coordinator.last_pushes import LastPushes
@@ -60,6 +61,7 @@ class Record:
         self.pace = Pace()
         self.means = EpochMeans()
         self.speeds = Speeds(shard.shards)
+        self.beside = Beside()
         self.shard = shard
         self._stopping = ""
         self._term = shard.boot

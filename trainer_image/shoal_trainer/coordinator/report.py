@@ -70,6 +70,7 @@ def status(coordinator: Coordinator, now: float) -> StatusReport:
         ),
         model=None if model is None else coordinator.facts.report(model.spec),
         speed=coordinator.speeds.report(),
+        beside=coordinator.beside.report(),
         speed_epoch=f"{coordinator.shard.epoch}-{coordinator.shard.first_boot}",
         message=coordinator.stopping,
     )

@@ -199,7 +199,11 @@ class CoordinatorService:
 
     def _heartbeat(self, request: Heartbeat) -> Message:
         return self.coordinator.heartbeat(
-            request.slot, request.incarnation, request.message, request.flops_per_sample
+            request.slot,
+            request.incarnation,
+            request.message,
+            request.flops_per_sample,
+            (request.task_seconds, request.wait_seconds),
         )
 
     def _file_ended(self, request: FileEnded) -> Message:

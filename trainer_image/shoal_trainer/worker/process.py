@@ -174,11 +174,11 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
 
         flat_model = until_reachable(built, drain.flag, "the data")
         facts = equipment(device, flat_model.layout.tensors, config.cores)
-
-        def control() -> ControlPlane:
-            return ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample)
-
-        coordinator = until_reachable(control, drain.flag, "the data")
+        coordinator = until_reachable(
+            lambda: ControlPlane(config, credentials, job, facts, flat_model.flops_per_sample),
+            drain.flag,
+            "the data",
+        )
         coordinator.start()  # send heartbeats while the model is traced
         flat_model.trace()
     traced = time.monotonic()
@@ -192,6 +192,7 @@ def _work(config: RuntimeConfig, drain: Drain, started: float) -> int:
         config.batch_size, device,
     )  # fmt: skip
     worker = compose(job, config, flat_model, coordinator, credentials, drain.flag)
+    coordinator.watch(worker.loop.beside)
     drain.hold()
     try:
         end = worker.run(partial(abandon, worker))

@@ -142,11 +142,20 @@ sys.exit(3)
     ],
 )
 def test_user_error_survives_a_coordinator_that_refuses_it(monkeypatch, caplog, answer, raised):
-    plane = SimpleNamespace(start=lambda: None, close=lambda: None, failed=lambda _error: _raise(answer))
+    plane = SimpleNamespace(
+        start=lambda: None,
+        close=lambda: None,
+        failed=lambda _error: _raise(answer),
+        watch=lambda _beside: None,
+    )
     layout = SimpleNamespace(size=1, tensors=1)
     keras_model = SimpleNamespace(jit_compile=False)
     model = SimpleNamespace(trace=lambda: None, layout=layout, flops_per_sample=None, model=keras_model)
-    worker = SimpleNamespace(run=lambda _on_hang: _raise(UserError("the label is 7")), close=lambda: None)
+    worker = SimpleNamespace(
+        run=lambda _on_hang: _raise(UserError("the label is 7")),
+        close=lambda: None,
+        loop=SimpleNamespace(beside=None),
+    )
     monkeypatch.setattr(process, "fitted", lambda config, _device: config)
     monkeypatch.setattr("shoal_trainer.worker.entrypoint.load", lambda *_: None)
     monkeypatch.setattr("shoal_trainer.security.Credentials.load", lambda _folder: None)
