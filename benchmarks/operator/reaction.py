@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 
 from benchmarks.harness import Measurement, summary
-from benchmarks.operator.world import OPERATOR, World, is_create, is_loss, job, milliseconds, until
+from benchmarks.operator.world import OPERATOR, World, is_loss, job, milliseconds, until
 from dev.fake_kubelet import FakeKubelet
+from dev.kube import Json
 
 NODES = 4
 
@@ -53,7 +54,7 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
             statuses = [each for each in ramp if each.subresource == "status"]
             spread = (statuses[-1].answered - statuses[0].answered).total_seconds()
             await world.run("one", "one", workers)
-            wave = await _wave(world, kubelet, "one", "react-0")
+            wave = await _wave(world, kubelet, "one")
             await world.kube.delete("/apis/shoal.dev/v1alpha1/namespaces/big/trainingjobs/big")
         await world.namespace("bare-one")
         await _bare_pods(world, "bare-one", workers)
@@ -66,7 +67,8 @@ async def measure(world: World, quick: bool) -> AsyncIterator[Measurement]:
                     await _lose(world, "bare-one", f"bare-0-worker-{index}-0")
                     for index in range(losses, 2 * losses)
                 ]
-            bare_wave = await _wave(world, kubelet, "bare-one", "react-1")
+            await _all_run(world, "bare-one")
+            bare_wave = await _wave(world, kubelet, "bare-one")
     late = "" if ramping else " (ended first)"
     for name, found, limit, goals in (
         (f"taken pod to CREATE, {workers} workers", alone, bare, (15.0, 50.0)),
@@ -105,9 +107,19 @@ async def _any_made(world: World, namespace: str, since: int) -> bool:
     return bool(world.creates(namespace, since=since))
 
 
-async def _wave(world: World, kubelet: FakeKubelet, namespace: str, node: str) -> list[float]:
-    """A node announces its end: milliseconds from the answer to the CREATE of each replacement."""
-    leaving = [pod for pod in kubelet.pods_on(node) if pod["metadata"]["namespace"] == namespace]
+async def _wave(world: World, kubelet: FakeKubelet, namespace: str) -> list[float]:
+    """A node announces its end: milliseconds from the answer to the CREATE of each replacement.
+
+    Of the spot nodes, the one with most pods of the namespace.
+    """
+
+    def of_namespace(name: str) -> list[Json]:
+        return [pod for pod in kubelet.pods_on(name) if pod["metadata"]["namespace"] == namespace]
+
+    node = max(
+        (name for name in kubelet.nodes if "-safe" not in name), key=lambda each: len(of_namespace(each))
+    )
+    leaving = of_namespace(node)
     since = len(world.log.read())
     await kubelet.notice(node)
     told: datetime | None = None
@@ -125,10 +137,12 @@ async def _wave(world: World, kubelet: FakeKubelet, namespace: str, node: str) -
 
 async def _bare_pods(world: World, namespace: str, workers: int) -> None:
     await world.make_bare(namespace, 1, workers)
+    await _all_run(world, namespace)
 
+
+async def _all_run(world: World, namespace: str) -> None:
     async def run() -> bool:
         listed = await world.kube.get(f"/api/v1/namespaces/{namespace}/pods")
         return all(pod["status"].get("phase") == "Running" for pod in listed["items"])
 
     await until(run)
-    assert any(is_create(each) for each in world.writes(namespace))
