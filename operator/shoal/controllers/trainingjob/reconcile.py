@@ -78,11 +78,14 @@ class Reconciler:
         self._wake = wake
         self._rest = rest
         self._uids: dict[Key, str] = {}
+        self._large: set[Key] = set()
 
     async def __call__(self, key: Key) -> float | None:
         """Reconcile one job."""
         woken = self._now() - self._waited(key)
         await self._complaints.complain(key)
+        if key in self._large:
+            await asyncio.sleep(0)  # what was decided for others just now is sent first
         self._forget_earlier_runs(key)
         failed: ClusterError | None = None
         changed = False
@@ -98,7 +101,10 @@ class Reconciler:
             outcome = await self._applier.apply(seen.job, to_make)
             failed, changed = outcome.error, outcome.changed
         if (rest := REST_SECONDS_PER_POD * len(seen.pods)) > LEAST_REST_SECONDS:
+            self._large.add(key)
             self._rest(key, rest)
+        else:
+            self._large.discard(key)
         self._listen(key, seen)
         # Only the last plan is reported: an earlier one may have given the same loss another reason.
         reported = await self._reporter.report(seen.job, decided.status, decided.events)
@@ -148,6 +154,7 @@ class Reconciler:
             self._reactions.forget(old)
         if uid is None:
             self._uids.pop(key, None)
+            self._large.discard(key)
         else:
             self._uids[key] = uid
 
