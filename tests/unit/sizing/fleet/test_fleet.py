@@ -107,9 +107,12 @@ def test_jobs_trade_pools_where_all_together_cost_less() -> None:
     found = plan_fleet([small, own, STEADY], [PROFILE], [urgent, other]).jobs
     assert all(plan.feasible for plan in found.values())
     assert (found["urgent"].counts["spot"], found["other"].counts["spot"]) == (0, 4)
-    dear = replace(own, price_per_hour=1.4)  # nothing is won
+    dear = replace(own, price_per_hour=1.4)  # little is won
     kept = plan_fleet([small, dear, STEADY], [PROFILE], [urgent, other]).jobs
     assert (kept["urgent"].counts["spot"], kept["other"].counts["spot"]) == (4, 0)
+    running = [replace(urgent, running=found["urgent"].counts), replace(other, running=found["other"].counts)]
+    stays = plan_fleet([small, dear, STEADY], [PROFILE], running).jobs
+    assert (stays["urgent"].counts["spot"], stays["other"].counts["spot"]) == (0, 4)
 
 
 def test_nearly_done_job_does_not_go_on_for_long_with_few_workers_to_save_pennies() -> None:
