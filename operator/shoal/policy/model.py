@@ -117,6 +117,8 @@ class Observation:
     now: datetime
     """Wall clock, with a time zone."""
     images: Images
+    first_look: bool = False
+    """This process has recorded nothing of the job yet: an earlier leader may have died before it recorded a pod."""
     pods: tuple[Pod, ...] = ()
     """Pods controlled by the job, including terminating and finished ones."""
     services: Mapping[str, Service] = field(default_factory=dict)

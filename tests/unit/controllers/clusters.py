@@ -79,6 +79,7 @@ class Cluster:
         body: Any = None,
         content_type: str = "application/json",
         timeout: float = 30.0,
+        urgent: bool = False,
     ) -> Answer:
         self.requests.append((method, path))
         fault = self.fault(method, path)

@@ -134,8 +134,11 @@ class Applier:
         """Carry out one action; False if it was refused."""
         answers = self._answers.get(job.metadata.uid)
         match action:
-            case CreatePod(name, manifest):
-                return await self._create(job, answers, "/api/v1", "pods", name, manifest, self._saw_pod)
+            case CreatePod(name, manifest, incarnation=incarnation):
+                urgent = incarnation > names.first_incarnation(job)  # a replacement, and not growth
+                return await self._create(
+                    job, answers, "/api/v1", "pods", name, manifest, self._saw_pod, urgent=urgent
+                )
             case CreateService(name, manifest):
                 return await self._create(
                     job, answers, "/api/v1", "services", name, manifest, self._saw_service
@@ -192,6 +195,7 @@ class Applier:
         saw: Callable[[bytes], None] | None,
         *,
         unique: bool = False,
+        urgent: bool = False,
     ) -> bool:
         """Create an object; True if it exists now and belongs to the job.
 
@@ -201,7 +205,11 @@ class Applier:
         if known is None or known.metadata.uid != job.metadata.uid or known.metadata.deletion_timestamp:
             return False  # the job was deleted meanwhile
         answer = await self._transport.request(
-            "POST", _path(group, job, plural), query={"fieldValidation": "Strict"}, body=manifest
+            "POST",
+            _path(group, job, plural),
+            query={"fieldValidation": "Strict"},
+            body=manifest,
+            urgent=urgent,
         )
         exists = answer.status == 409 and answer.reason == "AlreadyExists"
         # A full quota refuses a create even if the object exists already.

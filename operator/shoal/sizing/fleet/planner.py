@@ -29,7 +29,8 @@ SPARE = 0.1
 AS_FAST = 1.05
 """A plan that takes up to this times as long as the fastest one is as fast: speeds are not known any better."""
 WORTH_A_TRADE = 0.1
-"""Jobs trade pools where all of them together then cost less by this part: less is not known any better."""
+"""Jobs trade pools where all of them together then cost less by this part, since less is not known any better; or less
+at all, if that moves fewer workers: what was traded stays so."""
 WORTH_A_SERVER = 0.1
 """One more parameter server is worth a word if it makes the job faster by this part."""
 
@@ -100,15 +101,23 @@ def _traded(
 
     if not all(any(plan.counts) for plan in found):
         return {}
-    then, now = missed([plan.feasible for plan in found]), missed([plans[job.name].feasible for job in able])
-    cheaper = sum(plan.cost for plan in found) < (1 - WORTH_A_TRADE) * sum(
-        plans[job.name].cost or 0.0 for job in able
-    )
-    if then > now or (then == now and not cheaper):
-        return {}
-    return {
+    traded = {
         job.name: _answer(job, one, answer) for job, one, answer in zip(able, problems, found, strict=True)
     }
+    then, now = ([each[job.name].feasible for job in able] for each in (traded, plans))
+    cost, alone = (sum(each[job.name].cost or 0.0 for job in able) for each in (traded, plans))
+    moves, otherwise = (sum(_moved(job, each[job.name]) for job in able) for each in (traded, plans))
+    cheaper = cost < (alone if moves < otherwise else (1 - WORTH_A_TRADE) * alone)
+    if missed(then) > missed(now) or (missed(then) == missed(now) and not cheaper):
+        return {}
+    return traded
+
+
+def _moved(job: FleetJob, plan: JobPlan) -> int:
+    """Workers that a plan starts or ends."""
+    return sum(
+        abs(plan.counts.get(pool, 0) - job.running.get(pool, 0)) for pool in {*plan.counts, *job.running}
+    )
 
 
 def _share(jobs: Sequence[FleetJob]) -> bool:
@@ -211,7 +220,8 @@ def _with_trial(job: FleetJob, one: JobProblem, found: Plan, answer: JobPlan) ->
     unmeasured = {name for name, basis in one.basis.items() if basis != MEASURED}
     if not found.feasible or job.min_workers == job.max_workers:
         return answer
-    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured)
+    begun = {*job.asked, *(name for name, n in job.running.items() if n)}
+    trial = worth_measuring(one.problem, found.counts, found.cost, found.seconds, unmeasured, begun)
     if trial is None:
         return answer
     price = next(pool.price for pool in one.problem.pools if pool.name == trial.pool)

@@ -280,8 +280,9 @@ class Servers:
 class Objective:
     """The limits, and what to minimize. `deadline` in s from now, `budget` in the currency; None: no limit.
 
-    `spare`: what it is worth to end now rather than at the deadline, as a part of the cost, where that is to be least.
-    What is done early leaves time to wait for nodes when they run out, and no plan knows when that is.
+    `spare`: what it is worth to end now rather than at the deadline, as a part of the cost of the whole job, of which
+    `spent` was paid already, where that is to be least. What is done early leaves time to wait for nodes when they run
+    out, and no plan knows when that is.
     """
 
     deadline: float | None = None
@@ -289,9 +290,11 @@ class Objective:
     prefer: Prefer = "MinCost"
     confidence: float = CONFIDENCE
     spare: float = 0.0
+    spent: float = 0.0
 
     def __post_init__(self) -> None:
         _number(self.spare, "the worth of spare time", least=0)
+        _number(self.spent, "what was spent", least=0)
         if self.deadline is not None:
             _number(self.deadline, "the deadline in seconds", above=0)
         if self.budget is not None:
@@ -300,6 +303,12 @@ class Objective:
             raise UsageError(f"the confidence must be at least 0.5 and below 1, not {self.confidence}")
         if self.prefer not in ("MinCost", "MinTime", "BestValue"):
             raise UsageError(f"prefer MinCost, MinTime or BestValue, not {self.prefer}")
+
+    def with_spare_time(self, cost: Any, seconds: Any) -> Any:
+        """The cost, and what it is worth to end in less than these seconds; numbers or arrays."""
+        if self.deadline is None or not self.spare:
+            return cost
+        return cost + self.spare * (cost + self.spent) * seconds / self.deadline
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from shoal.api.training_job import TrainingJob
 from shoal.cluster.transport import Answer
 from shoal.controllers.planning.metrics import PlanMetrics
 from shoal.controllers.planning.planner import Planner
-from shoal.controllers.planning.translate import END_SECONDS, fleet_job, profile_values, running
+from shoal.controllers.planning.translate import END_SECONDS, asked, fleet_job, profile_values, running
 from shoal.controllers.speedprofile.reconcile import (
     ANNOTATION,
     LATE_SECONDS,
@@ -395,6 +395,7 @@ async def test_workers_that_wait_in_an_exhausted_pool_do_not_run_there() -> None
     bound = [{**slot, "node": f"n{slot['index']}"} for slot in slots]
     assert running(TrainingJob.model_validate({**manifest, "status": {"slots": bound}})) == {"spot": 2}
     assert running(job) == {}
+    assert asked(job) == ("spot",)
 
 
 async def test_a_job_begins_with_its_replicas_until_something_is_known() -> None:

@@ -107,9 +107,21 @@ def test_jobs_trade_pools_where_all_together_cost_less() -> None:
     found = plan_fleet([small, own, STEADY], [PROFILE], [urgent, other]).jobs
     assert all(plan.feasible for plan in found.values())
     assert (found["urgent"].counts["spot"], found["other"].counts["spot"]) == (0, 4)
-    dear = replace(own, price_per_hour=1.4)  # nothing is won
+    dear = replace(own, price_per_hour=1.4)  # little is won
     kept = plan_fleet([small, dear, STEADY], [PROFILE], [urgent, other]).jobs
     assert (kept["urgent"].counts["spot"], kept["other"].counts["spot"]) == (4, 0)
+    running = [replace(urgent, running=found["urgent"].counts), replace(other, running=found["other"].counts)]
+    stays = plan_fleet([small, dear, STEADY], [PROFILE], running).jobs
+    assert (stays["urgent"].counts["spot"], stays["other"].counts["spot"]) == (0, 4)
+
+
+def test_nearly_done_job_does_not_go_on_for_long_with_few_workers_to_save_pennies() -> None:
+    """Four workers end it in a minute and a half; one would take six, and save what servers lose to contention."""
+    slow_server = replace(PROFILE, server_load={1: ServerLoad(120.0, 6000)})
+    ending = job(samples_left=5e5, running={"spot": 4}, deadline_seconds=900.0)
+    pools = [replace(SPOT, idle_seconds=0.0), STEADY]
+    assert plan_fleet(pools, [slow_server], [ending]).jobs["a"].counts["spot"] < 4
+    assert plan_fleet(pools, [slow_server], [replace(ending, spent=2.0)]).jobs["a"].counts["spot"] >= 4
 
 
 def test_pool_without_price_is_no_offer_and_is_said_so() -> None:
