@@ -408,7 +408,7 @@ class Storm:
 
     def _story(self) -> str:
         logs = [f"{p.log}:\n" + "\n".join(p.log.read_text().splitlines()[-60:]) for p in self.processes]
-        return "\n".join([*self.told, str(dict(self.weather.met)), *self.witness.judge(), *logs])
+        return "\n".join([*self.told[-60:], str(dict(self.weather.met)), *self.witness.judge(), *logs])
 
 
 def _works(pod: Json) -> bool:
