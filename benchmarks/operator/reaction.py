@@ -20,9 +20,9 @@ NODES = 4
 async def nodes(world: World, prefix: str, count: int = NODES) -> AsyncIterator[FakeKubelet]:
     """Fake nodes with room for all."""
     async with FakeKubelet(world.plane.kubeconfig) as kubelet:
-        await kubelet.add_node(f"{prefix}-safe", capacity={"pods": "2000", "cpu": "2000"})
+        size = {"pods": "2000", "cpu": "2000", "memory": "8000Gi"}
+        await kubelet.add_node(f"{prefix}-safe", capacity=size)
         for number in range(count):
-            size = {"pods": "2000", "cpu": "2000"}
             await kubelet.add_node(f"{prefix}-{number}", spot=True, capacity=size)
         yield kubelet
         for name in list(kubelet.nodes):
